@@ -1,26 +1,45 @@
-//! Gives the shared library its SONAME, and puts the link of that name beside it, so that a program linked against the build
-//! tree finds it there.
+//! Gives the shared library its SONAME and its symbols a version, and puts the link of that name
+//! beside the library, so that a program linked against the build tree finds it there.
 
 use std::path::Path;
 use std::{env, fs, os};
+
+const LIBRARY: &str = "libdevicemesh.so";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let part = |name| env::var(format!("CARGO_PKG_VERSION_{name}")).expect("cargo sets the version's parts");
     // Below 1.0 a minor version may break the ABI, so it is part of the name.
     let soname = match part("MAJOR").as_str() {
-        "0" => format!("libdevicemesh.so.0.{}", part("MINOR")),
-        major => format!("libdevicemesh.so.{major}"),
+        "0" => format!("{LIBRARY}.0.{}", part("MINOR")),
+        major => format!("{LIBRARY}.{major}"),
     };
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{soname}");
+    // The SONAME becomes the version of every exported symbol: dm_init@@libdevicemesh.so.0.2. No
+    // version script of our own can do this, because rustc passes one without a version, and a
+    // linker takes no second one beside it. GNU ld alone has this option, and rustc's default on
+    // x86_64 is rust-lld.
+    println!("cargo::rustc-cdylib-link-arg=-fuse-ld=bfd");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--default-symver");
 
     // OUT_DIR is <profile>/build/<package>/out.
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     if let Some(profile) = Path::new(&out).ancestors().nth(3) {
+        remove_links(profile);
         let link = profile.join(&soname);
-        let _ = fs::remove_file(&link);
-        if let Err(error) = os::unix::fs::symlink("libdevicemesh.so", &link) {
+        if let Err(error) = os::unix::fs::symlink(LIBRARY, &link) {
             println!("cargo::warning=no link {}: {error}", link.display());
+        }
+    }
+}
+
+/// Removes the links that builds of this and of other versions have left beside the library.
+/// Otherwise a program that was linked against an earlier version would load this one.
+fn remove_links(profile: &Path) {
+    for entry in fs::read_dir(profile).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_string_lossy().starts_with(&format!("{LIBRARY}."));
+        if is_ours && fs::read_link(entry.path()).is_ok_and(|target| target == Path::new(LIBRARY)) {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }

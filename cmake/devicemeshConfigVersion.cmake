@@ -1,5 +1,6 @@
-# Below 1.0 a minor version may break the ABI: the same minor is asked for (0.1 suits 0.1.x). From 1.0 on, the same major. The version itself stands in
-# Cargo.toml alone; an installation has it in devicemeshPlaces.cmake.
+# Below 1.0 a minor version may break the ABI, so 0.2 suits 0.2.x alone. From 1.0 on, a version
+# suits its major version. The version itself stands in Cargo.toml alone; an installation has it in
+# devicemeshPlaces.cmake.
 if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/devicemeshPlaces.cmake")
   include("${CMAKE_CURRENT_LIST_DIR}/devicemeshPlaces.cmake")
   set(PACKAGE_VERSION "${_devicemesh_version}")
@@ -37,6 +38,9 @@ else()
     if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
       set(PACKAGE_VERSION_EXACT TRUE)
     endif()
+  elseif(NOT _devicemesh_series STREQUAL _devicemesh_ours)
+    # CMake prints this beside the version that was asked for.
+    string(APPEND PACKAGE_VERSION ", which is not compatible with ${_devicemesh_series}: see \"From 0.1 to 0.2\" in CHANGELOG.md")
   endif()
 endif()
 

@@ -25,23 +25,11 @@ enum Memory {
 }
 
 impl Memory {
-    /// Chooses the device, before the world is joined: the library takes the one that is current.
-    fn new(value: f32) -> Result<Memory, Box<dyn Error>> {
-        // cudarc panics where there is no driver, so it is called only where there is one.
-        if !(ccl::has_device() && ccl::for_device("cuda").is_ok()) {
-            return Ok(Memory::Host(vec![value; COUNT]));
-        }
-        let local_rank: usize = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
-        let device = CudaContext::new(local_rank % CudaContext::device_count()?.max(1) as usize)?;
-        let stream = device.new_stream()?;
+    /// Allocates on the device that the library has chosen for this rank.
+    fn new(world: &World, value: f32) -> Result<Memory, Box<dyn Error>> {
+        let Some(device) = world.device() else { return Ok(Memory::Host(vec![value; COUNT])) };
+        let stream = CudaContext::new(device)?.new_stream()?;
         Ok(Memory::Device(stream.clone_htod(&vec![value; COUNT])?, stream))
-    }
-
-    fn device_type(&self) -> &'static str {
-        match self {
-            Memory::Host(_) => "cpu",
-            Memory::Device(..) => "cuda",
-        }
     }
 
     /// Sums over this rank's group along a dimension, in place.
@@ -66,9 +54,10 @@ impl Memory {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut memory = Memory::new(1.0)?;
-    let device_type = memory.device_type();
+    let has_gpu = ccl::has_device() && ccl::for_device("cuda").is_ok();
+    let device_type = if has_gpu { "cuda" } else { "cpu" };
     let world = Arc::new(World::join(device_type, &WorldOptions::default())?);
+    let mut memory = Memory::new(&world, 1.0)?;
     let (rank, size) = (world.rank(), world.size());
     let replicas = if size % 2 == 0 { 2 } else { 1 };
     let mesh = View::init(&world, &[replicas, size / replicas], &["replicate", "shard"])?;

@@ -12,6 +12,7 @@
 namespace device {
 
 constexpr const char *type = "cpu";
+inline void use(int) {}  // there is one host memory
 inline cudaStream_t stream() { return nullptr; }
 
 inline float *allocate(std::size_t count) { return new float[count](); }

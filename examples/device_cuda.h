@@ -44,8 +44,8 @@ struct Driver {
   cudaStream_t stream = nullptr;
   void *module = nullptr;
 
-  // Takes the device that LOCAL_RANK says, as dm_world_init does; all ranks may share one.
-  Driver()
+  // Takes the device of that index. The library has chosen it for this rank.
+  explicit Driver(int index)
   {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == nullptr) fail(dlerror());
@@ -68,11 +68,10 @@ struct Driver {
 
     int count = 0, device = 0;
     void *context = nullptr;
-    const char *local_rank = std::getenv("LOCAL_RANK");
     check(init(0), "cuInit");
     check(device_count(&count), "cuDeviceGetCount");
     if (count < 1) fail("the CUDA driver sees no device");
-    check(device_get(&device, (local_rank == nullptr ? 0 : std::atoi(local_rank)) % count), "cuDeviceGet");
+    check(device_get(&device, index), "cuDeviceGet");
     check(context_retain(&context, device), "cuDevicePrimaryCtxRetain");
     check(context_set(context), "cuCtxSetCurrent");
     constexpr unsigned not_after_the_default_stream = 1;
@@ -103,9 +102,19 @@ private:
   }
 };
 
+inline int &index()
+{
+  static int ours = 0;
+  return ours;
+}
+
+// Says on which device this process works (dm_world_info.device), before anything else is called.
+// A negative index is that of a library that chooses no device; all ranks then share the first.
+inline void use(int device) { index() = device < 0 ? 0 : device; }
+
 inline const Driver &driver()
 {
-  static const Driver ours;
+  static const Driver ours(index());
   return ours;
 }
 

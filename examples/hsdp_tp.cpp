@@ -309,6 +309,7 @@ try {
 
   // The two lines: make the mesh; every dimension then has its communicator (Dimension, above).
   const dm::Mesh mesh = dm::init(device::type, {{"replicate", shape[0]}, {"shard", shape[1]}, {"tp", shape[2]}});
+  device::use(mesh.world().info().device);
 
   const int rank = mesh.rank();
   if (rank == 0) {

@@ -52,6 +52,13 @@
 #define DM_WORLD_OFFLINE 1
 
 /**
+ * World flag: the options name the device. It counts before the current device of a thread: a
+ * call that makes communicators makes it current on its thread. Beside RCCL the program itself
+ * makes it current. It is an error on cpu, and an offline world does not use it.
+ */
+#define DM_WORLD_DEVICE 2
+
+/**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.
  */
 #define DM_DIM_OWN_COMM 1
@@ -85,6 +92,13 @@
 #define DM_PARTIAL 2
 
 /* ---- types ---- */
+
+/**
+ * Bytes of one or several ranks: the result of dm_all_gather_bytes and its neighbours.
+ *
+ * A handle is a token, not an address, as dm_mesh is. Freed by dm_buffers_free.
+ */
+typedef struct dm_buffers dm_buffers;
 
 /**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
@@ -176,6 +190,11 @@ typedef struct dm_error_info {
 } dm_error_info;
 
 /**
+ * A level of the log. A record is logged when its level is at most the level that is set.
+ */
+typedef int32_t dm_log_level;
+
+/**
  * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
  *
  * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
@@ -240,9 +259,21 @@ typedef struct dm_world_options {
    */
   int32_t rank;
   /**
-   * This process's device index in its host; used when world_size is given.
+   * This process's rank in its host, from which its device follows; used when world_size is
+   * given. Ranks that leave it at 0 get the numbers that no other rank of their host has, the
+   * lowest world rank first. So it may stay 0 on all ranks.
    */
   int32_t local_rank;
+  /**
+   * The index of the device on which communicators are made, among those that this process sees;
+   * used when flags has DM_WORLD_DEVICE. Otherwise it is the current device of the thread that
+   * joins, or where that thread has none, the local rank modulo the number of devices.
+   */
+  int32_t device;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
   /**
    * How long a call of the library may wait, in milliseconds. 0: 600000.
    */
@@ -272,6 +303,63 @@ typedef struct dm_world_options {
    */
   struct dm_world **joining_out;
 } dm_world_options;
+
+/**
+ * What dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
+ */
+typedef struct dm_world_info {
+  /**
+   * sizeof(dm_world_info), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * This process's rank in the world, 0 to size - 1.
+   */
+  int32_t rank;
+  /**
+   * The number of ranks in the world.
+   */
+  int32_t size;
+  /**
+   * This rank's number among the ranks of its host: what the launcher or dm_world_options says.
+   * The ranks for which neither says one get the free numbers, the lowest world rank first.
+   */
+  int32_t local_rank;
+  /**
+   * The number of ranks on this host: what the launcher says where it says the local rank too,
+   * otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
+   * count as ranks of one host.
+   */
+  int32_t local_size;
+  /**
+   * The number of this host, 0 to num_hosts - 1. Hosts are numbered in the order of the lowest
+   * rank on each. Containers of one machine are one host, as for dm_world_locations.
+   */
+  int32_t host;
+  /**
+   * The number of hosts on which the world's ranks run.
+   */
+  int32_t num_hosts;
+  /**
+   * The index of this rank's device, among those that this process sees; -1 on cpu, in an
+   * offline world, and beside RCCL where dm_world_options names none.
+   */
+  int32_t device;
+  /**
+   * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in an
+   * offline world.
+   */
+  int32_t version;
+  /**
+   * "cuda" or "cpu". Static.
+   */
+  const char *device_type;
+  /**
+   * The communicator library: its path or SONAME, or the name of the embedded host engine; "" in
+   * an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
+   */
+  const char *library;
+} dm_world_info;
 
 /**
  * Options of one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
@@ -526,6 +614,12 @@ typedef int32_t dm_op;
  */
 #define DM_STATUS_INTERNAL 15
 
+/**
+ * This process has no more handles (2^24 of a kind), memory, descriptors or threads; the message
+ * names the limit and how to raise it.
+ */
+#define DM_STATUS_EXHAUSTED 16
+
 /* ---- types of elements ---- */
 
 /**
@@ -622,6 +716,33 @@ typedef int32_t dm_op;
  */
 #define DM_AVG 4
 
+/* ---- levels of the log ---- */
+
+/**
+ * Nothing is logged.
+ */
+#define DM_LOG_OFF 0
+
+/**
+ * A failure that no caller is told of.
+ */
+#define DM_LOG_ERROR 1
+
+/**
+ * A rank that is lost, an abort, a communicator that has failed, a deadline that comes near.
+ */
+#define DM_LOG_WARN 2
+
+/**
+ * Joining and leaving a world, and each communicator with its cost.
+ */
+#define DM_LOG_INFO 3
+
+/**
+ * Each step of joining, each agreement of the ranks, each error that a caller gets.
+ */
+#define DM_LOG_DEBUG 4
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -659,9 +780,37 @@ dm_status dm_last_error_info(struct dm_error_info *info_out);
 /**
  * The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
  *
- * Local.
+ * Local. A program that loads the library by dlopen checks it first: another minor version
+ * (below 1.0) or major version has other functions and types. Where the library was loaded by
+ * the file name of such a version (libdevicemesh.so.0.1), dm_world_init, dm_init, dm_from_comms,
+ * dm_deserialize and dm_plan_ranks fail with DM_STATUS_UNSUPPORTED.
  */
 uint32_t dm_version(void);
+
+/* ---- the log ---- */
+
+/**
+ * Sets what the library logs, and where. It replaces what the environment variable DM_LOG (error,
+ * warn, info or debug) has set; without both nothing is logged.
+ *
+ * Local. log NULL: each record is one line on stderr, with time (UTC), level and rank. Otherwise
+ * the library calls log(user_data, level, message) in place of that. message is one line of UTF-8
+ * without a newline, which begins with the rank ("rank 3: ..."); it is valid during the call.
+ *
+ * log is called from threads of the library too, from several threads at once, and never while
+ * the library holds a lock that a local function needs: it may call dm_abort, dm_rank, dm_set_log
+ * and other local functions, but no collective ones. What such calls log on this thread is
+ * dropped. log must return: a C++ exception that leaves it ends the process, and longjmp out of it
+ * is not allowed. After dm_set_log has replaced log, user_data may be freed, unless dm_set_log was
+ * called from inside log. In a forked child of a process with a world nothing is logged.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (level is no DM_LOG_ value), DM_STATUS_TIMEOUT (the new log
+ * is set, but another thread has been inside the earlier one for 5 s), DM_STATUS_UNSUPPORTED (a
+ * Rust program has a logger of its own).
+ */
+dm_status dm_set_log(dm_log_level level,
+                     void (*log)(void *user_data, dm_log_level level, const char *message),
+                     void *user_data);
 
 /* ---- the world ---- */
 
@@ -794,6 +943,50 @@ dm_status dm_default_world_finalize(int64_t timeout_ms);
  * rank 0 when its server has ended.
  */
 void dm_world_free(struct dm_world *world);
+
+/**
+ * Gives the world that the mesh is in, also when dm_init joined it by itself.
+ *
+ * Local; it works for each view of the mesh, and after the mesh has ended too. *world_out is a new
+ * handle, which the caller frees with dm_world_free. The world lives on as long as one of its
+ * handles or meshes does. Errors: DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world),
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (world_out is NULL).
+ */
+dm_status dm_get_world(const struct dm_mesh *mesh, struct dm_world **world_out);
+
+/**
+ * Gives the default world, the one that dm_init joins where its options name no world. Joins it
+ * first where this process is not in it.
+ *
+ * Collective over the world where this process is not in it, local otherwise. device_type is as
+ * for dm_world_init; each device type has a default world of its own. The ranks and their store
+ * come from the launcher's environment. timeout_ms bounds the joining; 0: 600000. *world_out is a
+ * new handle, which the caller frees with dm_world_free; this process stays in the default world.
+ * After dm_default_world_abort, dm_default_world_finalize, or a dm_world_abort or
+ * dm_world_finalize of this world, the next call joins anew, with all ranks. Errors: those of
+ * dm_world_init.
+ */
+dm_status dm_default_world(const char *device_type, int64_t timeout_ms, struct dm_world **world_out);
+
+/**
+ * Tells who this process is in the world, where it runs, and what makes its communicators.
+ *
+ * Local; it answers after the world has ended too. `info_out->struct_size` is set by the caller
+ * (DM_WORLD_INFO_INIT). A program needs no environment variable to choose its device: the
+ * library has chosen `device` for this rank, and works on it also on threads that have no current
+ * device. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (info_out is NULL, or its
+ * struct_size is wrong).
+ *
+ * ```c
+ * dm_world *world;
+ * dm_world_info info = DM_WORLD_INFO_INIT;
+ * dm_get_world(mesh, &world);
+ * dm_world_get_info(world, &info);
+ * cudaSetDevice(info.device);
+ * dm_world_free(world);
+ * ```
+ */
+dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *info_out);
 
 /* ---- making meshes ---- */
 
@@ -1601,9 +1794,9 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  *
  * No operation of a group may write to a buffer that another one of the same group reads or
  * writes: their order is not defined. A group that is not ended does nothing: while operations are
- * queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
- * refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
- * these operations fail for all their ranks.
+ * queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
+ * same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+ * communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
  * all meshes of the same library, also those on raw communicators. Calls that make communicators
@@ -1721,6 +1914,118 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
                              dm_op op,
                              void *stream);
 
+/* ---- the control plane: barriers and bytes ---- */
+
+/**
+ * Returns when every rank of this rank's group along dim has called it.
+ *
+ * Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the
+ * mesh's timeout. The call goes through the store and uses no communicator, so it works on every
+ * device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It says
+ * nothing about work on devices. Like the calls that make something, the calls of one world happen
+ * one after another, in the same order on every rank.
+ *
+ * Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
+ * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout, or
+ * operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an
+ * offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+ */
+dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeout_ms);
+
+/**
+ * Gathers len bytes of every rank of dim on every rank: element i of the result is what the rank i
+ * along dim gave.
+ *
+ * Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
+ * is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB. dim
+ * NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through the
+ * store, as dm_barrier does: seeds, IPC handles, names of files, configuration. The caller frees
+ * the result with dm_buffers_free.
+ *
+ * ```c
+ * dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);
+ * dm_buffers_get(handles, peer, &bytes, &len);
+ * ```
+ *
+ * Errors: those of dm_barrier, and DM_STATUS_INVALID_ARGUMENT (too many bytes; when one rank gives
+ * too many, all ranks get the error).
+ */
+dm_status dm_all_gather_bytes(const struct dm_mesh *mesh,
+                              const char *dim,
+                              const void *data,
+                              size_t len,
+                              int64_t timeout_ms,
+                              struct dm_buffers **buffers_out);
+
+/**
+ * Gives every rank of dim the len bytes of its rank root: the result has one element.
+ *
+ * Collective over this rank's group along dim. data and len are used on the root only; len is at
+ * most 8 MiB and may be 0. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The
+ * bytes travel through the store, as dm_barrier does. The caller frees the result with
+ * dm_buffers_free. Errors: those of dm_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
+ * different roots.
+ */
+dm_status dm_broadcast_bytes(const struct dm_mesh *mesh,
+                             const char *dim,
+                             const void *data,
+                             size_t len,
+                             int32_t root,
+                             int64_t timeout_ms,
+                             struct dm_buffers **buffers_out);
+
+/**
+ * Gathers len bytes of every rank of the world on every rank, as dm_all_gather_bytes does along a
+ * dimension: element i of the result is what world rank i gave.
+ *
+ * Collective over the world. timeout_ms 0: the world's timeout. Errors: those of dm_world_barrier,
+ * DM_STATUS_INVALID_ARGUMENT (more than 8 MiB of this rank, or 64 MiB of all ranks) and
+ * DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_world_all_gather_bytes(const struct dm_world *world,
+                                    const void *data,
+                                    size_t len,
+                                    int64_t timeout_ms,
+                                    struct dm_buffers **buffers_out);
+
+/**
+ * Gives every rank of the world the len bytes of the world rank root, as dm_broadcast_bytes does
+ * along a dimension: the result has one element.
+ *
+ * Collective over the world. data and len are used on the root only. timeout_ms 0: the world's
+ * timeout. Errors: those of dm_world_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
+ * different roots.
+ */
+dm_status dm_world_broadcast_bytes(const struct dm_world *world,
+                                   const void *data,
+                                   size_t len,
+                                   int32_t root,
+                                   int64_t timeout_ms,
+                                   struct dm_buffers **buffers_out);
+
+/**
+ * The number of elements: the number of ranks for an all-gather, 1 for a broadcast; 0 for an
+ * invalid handle (dm_last_error then says so).
+ *
+ * Local.
+ */
+size_t dm_buffers_count(const struct dm_buffers *buffers);
+
+/**
+ * One element: its bytes and their number.
+ *
+ * Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL, and
+ * a NUL follows the bytes that len does not count, so text that was sent without one is a string.
+ * Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (no such element).
+ */
+dm_status dm_buffers_get(const struct dm_buffers *buffers, size_t index, const void **data_out, size_t *len_out);
+
+/**
+ * Frees the result of a call. Local; NULL is a no-op, and so is a handle that was freed before.
+ */
+void dm_buffers_free(struct dm_buffers *buffers);
+
 /* ---- life and death of a mesh ---- */
 
 /**
@@ -1748,8 +2053,9 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
  * and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
  * returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
- * one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
- * is told by dm_world_abort only; otherwise it waits until its deadline.
+ * one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
+ * in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
+ * dm_world_abort only; otherwise it waits until its deadline.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -1789,31 +2095,41 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * died. Whole replicas go, with all their ranks.
  *
  * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
- * a handle that answers DM_STATUS_NOT_MEMBER. mesh has all ranks of its root (a view of some of
- * them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every
- * rank; dim NULL is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost
- * and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+ * a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has
+ * all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D mesh. On
+ * a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0,
+ * 1, 2, 3, 6, 7.
+ *
+ * With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
+ * leave out the same ranks, whatever each of them knew. The call waits until every rank has made it
+ * or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks get
+ * DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+ * DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
+ * deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
+ *
+ * Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
+ * that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
+ * DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
+ * one. Two sets of ranks that name each other as lost go on apart.
  *
  * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
  * that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
  * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
- * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
- * died meanwhile, ranks named different lost ones), call it again on the same handle. The result
- * is a root mesh of its own; its dimensions have the names of this one's, and share no
- * communicator with meshes made before. options NULL: the defaults and the mesh's timeout; its
- * dim_options has one element for each dimension of the mesh. The caller frees the handle with
- * dm_free.
+ * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
+ * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT, it may be called again on the same
+ * handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
+ * share no communicator with meshes made before. The caller frees the handle with dm_free.
  *
- * A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
- * lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
- * other as lost go on apart.
+ * The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
+ * dimensions. options->dim_options has one element for each dimension of the mesh, and replaces
+ * the inherited ones; options->timeout_ms bounds this call. options NULL: as inherited.
  *
  * ncclCommShrink makes the new communicators from those of the mesh. Errors:
  * DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
  * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
  * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
- * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does),
- * DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
+ * then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,
@@ -1861,7 +2177,11 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_world_options in which everything is the default.
  */
-#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
+#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
+/**
+ * A dm_world_info to pass to dm_world_get_info.
+ */
+#define DM_WORLD_INFO_INIT { sizeof(dm_world_info), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */

@@ -24,6 +24,7 @@
 
 #include "devicemesh.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +77,7 @@ enum class Status : dm_status {
   aborted = DM_STATUS_ABORTED,
   peer_lost = DM_STATUS_PEER_LOST,
   internal = DM_STATUS_INTERNAL,
+  exhausted = DM_STATUS_EXHAUSTED,
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
@@ -98,6 +100,36 @@ enum class Dtype : dm_dtype {
   float8e4m3 = DM_FLOAT8E4M3,
   float8e5m2 = DM_FLOAT8E5M2,
 };
+
+/// A level of the log: DM_LOG_OFF and so on. A record is logged when its level is at most the level that is set.
+enum class LogLevel : dm_log_level { off = DM_LOG_OFF, error = DM_LOG_ERROR, warn = DM_LOG_WARN, info = DM_LOG_INFO, debug = DM_LOG_DEBUG };
+
+/// A function that gets the records of the log: the level, and one line that begins with the rank. An exception that leaves it ends the program.
+using LogCallback = std::function<void(LogLevel level, std::string_view message)>;
+
+namespace detail {
+
+/* A LogCallback behind dm_set_log. It stays for the whole program, because another thread may still be in it. The list keeps it reachable for tools
+ * that look for leaks. */
+struct LogBridge {
+  LogCallback log;
+  LogBridge *earlier;
+
+  static void call(void *user_data, dm_log_level level, const char *message) noexcept
+  {
+    static_cast<LogBridge *>(user_data)->log(static_cast<LogLevel>(level), message);
+  }
+
+  static LogBridge *make(LogCallback &&log)
+  {
+    static std::atomic<LogBridge *> last{nullptr};
+    LogBridge *made = new LogBridge{std::move(log), last.load()};
+    while (!last.compare_exchange_weak(made->earlier, made)) {}
+    return made;
+  }
+};
+
+}  // namespace detail
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT". Static; see dm_status_name.
 [[nodiscard]] inline const char *status_name(Status status) noexcept { return dm_status_name(static_cast<dm_status>(status)); }
@@ -367,6 +399,39 @@ template <class Style> struct Calls {
     const dm_status status = fill(value, 256, query);
     if (!value.empty()) value.pop_back();  // the NUL
     return give(status, std::move(value));
+  }
+
+  // The bytes that a call of the control plane gives, for each rank or for the root alone.
+  template <class Call> static dm_status buffers(std::vector<std::string> &values, Call call)
+  {
+    dm_buffers *given = nullptr;
+    const dm_status status = call(&given);
+    if (status != DM_STATUS_OK) return status;
+    const std::unique_ptr<dm_buffers, void (*)(dm_buffers *)> held(given, dm_buffers_free);
+    values.resize(dm_buffers_count(given));
+    for (std::size_t at = 0; at < values.size(); ++at) {
+      const void *data = nullptr;
+      std::size_t length = 0;
+      if (const dm_status got = dm_buffers_get(given, at, &data, &length); got != DM_STATUS_OK) return got;
+      values[at].assign(static_cast<const char *>(data), length);
+    }
+    return DM_STATUS_OK;
+  }
+
+  // All values of a call that gives the bytes of each rank.
+  template <class Call> static Returns<std::vector<std::string>> bytes_of_all(Call call)
+  {
+    std::vector<std::string> values;
+    const dm_status status = buffers(values, call);
+    return give(status, std::move(values));
+  }
+
+  // The one value of a call that gives the bytes of the root.
+  template <class Call> static Returns<std::string> bytes_of_root(Call call)
+  {
+    std::vector<std::string> values;
+    const dm_status status = buffers(values, call);
+    return give(status, values.empty() ? std::string() : std::move(values.front()));
   }
 };
 
@@ -662,8 +727,10 @@ struct WorldOptions {
   std::int32_t world_size = 0;
   /// This process's rank, used when world_size is given.
   std::int32_t rank = 0;
-  /// This process's device index in its host, used when world_size is given.
+  /// This process's rank in its host, used when world_size is given. It may stay 0 on all ranks: the library then finds it out.
   std::int32_t local_rank = 0;
+  /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the thread's current device, or that of the local rank.
+  std::int32_t device = -1;
   /// Every wait of the library ends by then. 0: ten minutes.
   std::chrono::milliseconds timeout{0};
   /// "env://" (also when empty), "tcp://host:port" or "file:///path".
@@ -674,6 +741,30 @@ struct WorldOptions {
   std::shared_ptr<Store> store = nullptr;
   /// nullptr, or where the token is written by which dm_world_abort of another thread ends the joining (see dm_world_options).
   dm_world **joining_out = nullptr;
+};
+
+/// Who a process is in a world, where it runs, and what makes its communicators. See dm_world_info.
+struct WorldInfo {
+  /// This process's rank in the world.
+  std::int32_t rank = 0;
+  /// The number of ranks in the world.
+  std::int32_t size = 0;
+  /// This rank's number among the ranks of its host.
+  std::int32_t local_rank = 0;
+  /// The number of ranks on this host.
+  std::int32_t local_size = 0;
+  /// The number of this host, in the order of the lowest rank on each.
+  std::int32_t host = 0;
+  /// The number of hosts.
+  std::int32_t num_hosts = 0;
+  /// The index of this rank's device; -1 where the library has chosen none (cpu, offline, RCCL).
+  std::int32_t device = -1;
+  /// The version of the communicator library, as ncclGetVersion gives it; 0 in an offline world.
+  std::int32_t version = 0;
+  /// "cuda" or "cpu".
+  std::string device_type = {};
+  /// The communicator library by path, SONAME or name; empty in an offline world.
+  std::string library = {};
 };
 
 template <class Style> class BasicWorld;
@@ -782,10 +873,11 @@ public:
     std::unique_ptr<std::shared_ptr<Store>> store;
     dm_store_callbacks callbacks;
     dm_world_options join = DM_WORLD_OPTIONS_INIT;
-    join.flags = options.offline ? DM_WORLD_OFFLINE : 0;
+    join.flags = (options.offline ? DM_WORLD_OFFLINE : 0u) | (options.device >= 0 ? DM_WORLD_DEVICE : 0u);
     join.world_size = options.world_size;
     join.rank = options.rank;
     join.local_rank = options.local_rank;
+    join.device = options.device >= 0 ? options.device : 0;
     join.timeout_ms = options.timeout.count();
     join.init_method = options.init_method.empty() ? nullptr : init_method.c_str();
     join.ccl_library = options.ccl_library.empty() ? nullptr : ccl_library.c_str();
@@ -799,6 +891,27 @@ public:
     const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
     if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone
     return Calls::give(status, BasicWorld(world));
+  }
+
+  /// The default world, which init() of a mesh joins by itself. Joins it first where this process is not in it: then collective over the
+  /// world. timeout bounds the joining; 0: ten minutes. See dm_default_world.
+  [[nodiscard]] static Returns<BasicWorld> default_world(const Text &device_type = {}, std::chrono::milliseconds timeout = {})
+  {
+    dm_world *world = nullptr;
+    const dm_status status = dm_default_world(device_type.c_str(), timeout.count(), &world);
+    return Calls::give(status, BasicWorld(world));
+  }
+
+  /// Who this process is in the world, where it runs, and its device. Local. See dm_world_get_info.
+  [[nodiscard]] Returns<WorldInfo> info() const
+  {
+    dm_world_info raw = DM_WORLD_INFO_INIT;
+    WorldInfo info;
+    const dm_status status = dm_world_get_info(capi(), &raw);
+    if (status == DM_STATUS_OK) {
+      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.version, raw.device_type, raw.library};
+    }
+    return Calls::give(status, std::move(info));
   }
 
   /// This process's rank, 0 to size() - 1. Local. See dm_world_rank.
@@ -819,6 +932,21 @@ public:
 
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
   Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
+
+  /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB of all. Collective over the world. 0: the world's timeout.
+  /// See dm_world_all_gather_bytes.
+  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(std::string_view data, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_all(
+        [&](dm_buffers **out) { return dm_world_all_gather_bytes(capi(), data.data(), data.size(), timeout.count(), out); });
+  }
+
+  /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective over the world. See dm_world_broadcast_bytes.
+  [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, std::int32_t root, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_root(
+        [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root, timeout.count(), out); });
+  }
 
   /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
   /// nullptr: the name of its host. See dm_world_locations.
@@ -853,6 +981,15 @@ public:
   static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
   {
     return Calls::done(dm_set_ccl_resolver(resolve, user_data));
+  }
+
+  /// Sets what the library logs, and where: an empty log stands for lines on stderr. Local, for the whole process. Each log stays until the program ends.
+  /// See dm_set_log.
+  static Returns<void> set_log(LogLevel level, LogCallback log = {})
+  {
+    const dm_log_level number = static_cast<dm_log_level>(level);
+    if (!log) return Calls::done(dm_set_log(number, nullptr, nullptr));
+    return Calls::done(dm_set_log(number, &detail::LogBridge::call, detail::LogBridge::make(std::move(log))));
   }
 
   /// The C handle, borrowed; NULL of an empty one.
@@ -1460,6 +1597,14 @@ public:
     return Calls::give(status, hash);
   }
 
+  /// The world that the mesh is in, also one that init() joined by itself. Local. See dm_get_world.
+  [[nodiscard]] Returns<BasicWorld<Style>> world() const
+  {
+    dm_world *world = nullptr;
+    const dm_status status = dm_get_world(capi(), &world);
+    return Calls::give(status, BasicWorld<Style>(world));
+  }
+
   /// DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). Local. See dm_describe.
   [[nodiscard]] Returns<std::string> describe() const
   {
@@ -1542,6 +1687,30 @@ public:
   /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
+  /// Returns when every rank of this rank's group along dim has called it; says nothing about work on devices. Collective over the group. 0: the mesh's
+  /// timeout. See dm_barrier.
+  Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::done(dm_barrier(capi(), dim.c_str(), timeout.count()));
+  }
+
+  /// The bytes that each rank of this rank's group along dim gives, in rank order: 8 MiB at most of each, and 64 MiB of all. They travel through the store.
+  /// Collective over the group. 0: the mesh's timeout. See dm_all_gather_bytes.
+  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_all(
+        [&](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), timeout.count(), out); });
+  }
+
+  /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only. Collective over this rank's group along dim. See
+  /// dm_broadcast_bytes.
+  [[nodiscard]] Returns<std::string> broadcast_bytes(const Text &dim, std::string_view data, std::int32_t root,
+                                                     std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_root(
+        [&](dm_buffers **out) { return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root, timeout.count(), out); });
+  }
+
   /// Ends the root mesh on this rank, at once, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
   Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
 
@@ -1560,13 +1729,21 @@ public:
         [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
-  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
-  /// ranks that are not lost; ends the root mesh, whatever comes of it. See dm_shrink.
+  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died. The ranks that are left agree on who is
+  /// lost. Collective over them; ends the root mesh, whatever comes of it. The new mesh inherits the options of this one. See dm_shrink.
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
+
+  /// Shrinks within that time: mesh.shrink("dp", 30s).
+  template <class Rep, class Period> [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, std::chrono::duration<Rep, Period> timeout) const
+  {
+    return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
+  }
+
+  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left, and not empty.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
-    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), &wishes, mesh); });
+    const std::int32_t none = -1;
+    return shrink(dim, lost_ranks.empty() ? &none : lost_ranks.data(), lost_ranks.size(), timeout);
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.
@@ -1878,6 +2055,13 @@ public:
   }
 
 private:
+  Returns<BasicMesh> shrink(const Text &dim, const std::int32_t *lost_ranks, std::size_t num_lost, std::chrono::milliseconds timeout) const
+  {
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks, num_lost, &wishes, mesh); });
+  }
+
   template <class Function> static Function function(void *address)
   {
     static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");

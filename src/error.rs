@@ -51,11 +51,13 @@ pub enum Status {
     PeerLost = 14,
     /// A bug in this library.
     Internal = 15,
+    /// Handles, memory, descriptors or threads ran out.
+    Exhausted = 16,
 }
 
 impl Status {
     /// All statuses, in the order of their numbers.
-    pub const ALL: [Status; 16] = [
+    pub const ALL: [Status; 17] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::InvalidHandle,
@@ -72,6 +74,7 @@ impl Status {
         Status::Aborted,
         Status::PeerLost,
         Status::Internal,
+        Status::Exhausted,
     ];
 
     /// The status with that number, if there is one.
@@ -107,6 +110,7 @@ impl Status {
             Status::Aborted => c"DM_STATUS_ABORTED",
             Status::PeerLost => c"DM_STATUS_PEER_LOST",
             Status::Internal => c"DM_STATUS_INTERNAL",
+            Status::Exhausted => c"DM_STATUS_EXHAUSTED",
         }
     }
 }
@@ -181,31 +185,33 @@ impl Error {
         Error::new(Status::Store, message)
     }
 
-    /// `DM_STATUS_STORE` caused by the operating system. `action` says what failed. The message
-    /// also gets the cause and what to do about it, and the error gets the `errno`.
+    /// `DM_STATUS_STORE` caused by the operating system, or `DM_STATUS_EXHAUSTED` where this process
+    /// ran out of descriptors or memory. `action` says what failed. The message also gets the cause
+    /// and what to do about it, and the error gets the `errno`.
     pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
-        Error::store(format!("{action}: {}", machine::explained(cause)))
+        let status = if is_exhaustion(cause) { Status::Exhausted } else { Status::Store };
+        Error::new(status, format!("{action}: {}", machine::explained(cause)))
             .with_os_error(cause.raw_os_error().unwrap_or(0))
     }
 
-    /// `DM_STATUS_UNSUPPORTED`: a thread could not be started.
+    /// `DM_STATUS_EXHAUSTED`: a thread could not be started.
     pub fn no_thread(cause: &std::io::Error) -> Error {
-        Error::unsupported(machine::no_thread(cause)).with_os_error(cause.raw_os_error().unwrap_or(0))
+        Error::new(Status::Exhausted, machine::no_thread(cause)).with_os_error(cause.raw_os_error().unwrap_or(0))
     }
 
-    /// `DM_STATUS_DEVICE`: this process gets no more memory of the host. The message says how much
+    /// `DM_STATUS_EXHAUSTED`: this process gets no more memory of the host. The message says how much
     /// was asked for, which limit refused it, and what to do.
     ///
     /// ```
     /// use devicemesh::error::{Error, Status};
     /// let error = Error::no_memory(1 << 60);
-    /// assert_eq!(error.status(), Status::Device);
+    /// assert_eq!(error.status(), Status::Exhausted);
     /// assert!(error.message().starts_with("no memory for 1152921504606846976 bytes: "));
     /// ```
     pub fn no_memory(bytes: usize) -> Error {
         let cause = std::io::Error::from_raw_os_error(libc::ENOMEM);
         let message = format!("no memory for {bytes} bytes: {}", machine::explained_memory(bytes, &cause));
-        Error::new(Status::Device, message).with_os_error(libc::ENOMEM)
+        Error::new(Status::Exhausted, message).with_os_error(libc::ENOMEM)
     }
 
     /// `DM_STATUS_UNSUPPORTED` in a forked child of a process that holds worlds or communicators.
@@ -280,6 +286,11 @@ impl Error {
     pub fn os_error(&self) -> i32 {
         self.os_error
     }
+}
+
+/// Whether the operating system says that this process or machine has no more descriptors or memory.
+fn is_exhaustion(cause: &std::io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }
 
 fn one_line(message: &str) -> String {

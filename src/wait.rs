@@ -1,7 +1,7 @@
 //! Deadlines and cancellation, which every wait of the library carries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -102,6 +102,34 @@ impl Cancel {
             Some(above) if !above.is_raised() => Err(Error::aborted("the mesh was aborted by dm_abort")),
             _ => Err(Error::aborted("the world was aborted on this rank by dm_world_abort")),
         }
+    }
+}
+
+/// Waits of at most this time are too short to be told of before they end.
+const SHORT_WAIT: Duration = Duration::from_secs(5);
+
+/// Finds the moments at which a wait has used half and 90 % of its time, for the log.
+#[derive(Debug, Default)]
+pub(crate) struct Nearing {
+    /// The percentage that was found last: 0, 50 or 90.
+    found: AtomicU8,
+}
+
+impl Nearing {
+    /// Returns 50 or 90, once each, when so many per cent of the deadline's time have passed.
+    /// Returns `None` for short waits, and where nobody reads warnings.
+    pub(crate) fn due(&self, deadline: &Deadline) -> Option<u8> {
+        let timeout = deadline.timeout();
+        if timeout <= SHORT_WAIT || !log::log_enabled!(log::Level::Warn) {
+            return None;
+        }
+        let used = timeout.saturating_sub(deadline.left());
+        let percent = match used {
+            used if used >= timeout / 10 * 9 => 90,
+            used if used >= timeout / 2 => 50,
+            _ => return None,
+        };
+        (self.found.fetch_max(percent, Ordering::SeqCst) < percent).then_some(percent)
     }
 }
 

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them; each file's functions stand under a heading of their own.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("types", "types"),
     ("errors", "errors and versions"),
+    ("logging", "the log"),
     ("world", "the world"),
+    ("world_info", "the world"),
     ("make", "making meshes"),
     ("text", "meshes as text"),
     ("views", "views of a mesh"),
@@ -17,6 +19,7 @@ const SOURCES: [(&str, &str); 15] = [
     ("communicators", "raw communicators"),
     ("collectives", "collectives"),
     ("ragged", "collectives with a count for each rank"),
+    ("control", "the control plane: barriers and bytes"),
     ("life", "life and death of a mesh"),
     ("registry", "meshes by name"),
 ];
@@ -76,6 +79,7 @@ fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
         Some(name) if ["DM_INT", "DM_UINT", "DM_FLOAT", "DM_BFLOAT"].iter().any(|dtype| name.starts_with(dtype)) => {
             "types of elements"
         }
+        Some(name) if name.starts_with("DM_LOG_") => "levels of the log",
         Some(name) if name.contains("_INIT ") => "initialisers",
         Some(_) => "flags and placements",
         None if item.starts_with("typedef ") => "types",

@@ -390,6 +390,33 @@ fn options_are_made_step_by_step() {
 }
 
 #[test]
+fn bytes_travel_along_a_dimension_and_over_the_world() {
+    on_ranks(4, |mesh, rank| {
+        let text = |rank: usize| "x".repeat(rank).into_bytes();
+        mesh.barrier("shard", None).unwrap();
+        let all = mesh.all_gather_bytes("replicate", &text(rank), None).unwrap();
+        assert_eq!(all, [text(rank % 2), text(rank % 2 + 2)]);
+        let of_root = mesh.broadcast_bytes("shard", &text(rank), 1, None).unwrap();
+        assert_eq!(of_root, text(rank / 2 * 2 + 1));
+        let error = mesh.broadcast_bytes("shard", &[], 2, None).unwrap_err();
+        assert_eq!((error.status(), error.dimension()), (Status::InvalidArgument, Some("shard")));
+        assert_eq!(mesh.barrier("nowhere", None).unwrap_err().status(), Status::NotFound);
+        assert_eq!(mesh.slice(&["shard"]).unwrap().all_gather_bytes("shard", b"", None).unwrap(), [b""; 2]);
+    });
+    in_worlds(3, |world, rank| {
+        let all = world.all_gather_bytes(&vec![rank as u8; 2_000_000 * rank], None).unwrap();
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [0, 2_000_000, 4_000_000]);
+        assert!(all[2].iter().all(|byte| *byte == 2));
+        assert_eq!(world.broadcast_bytes(b"seed", 2, None).unwrap(), b"seed");
+        assert_eq!(world.broadcast_bytes(b"", 3, None).unwrap_err().status(), Status::InvalidArgument);
+        // A rank that comes to another call, and then again to the same.
+        let made = if rank == 1 { world.barrier(None) } else { world.broadcast_bytes(b"", 0, None).map(drop) };
+        assert_eq!(made.unwrap_err().status(), Status::Mismatch);
+        assert_eq!(world.locations(Some("here")).unwrap(), ["here"; 3]);
+    });
+}
+
+#[test]
 fn an_index_that_no_dimension_has_is_an_error_wherever_one_can_be_given() {
     let mesh = Mesh::new(&MeshSpec::new("cpu", &[2, 4], 8, 6)).unwrap();
     let outside = Mesh::new(&MeshSpec::new("cpu", &[2], 8, 6)).unwrap();

@@ -1,10 +1,13 @@
 """Compares the C ABI with its records (tests/compatibility/records, which `make abi-record`
 writes): layouts, exported names, and abidiff. Each comparison refuses headers that break programs,
-and accepts headers that only add to the ABI. Programs compiled against an earlier header, and
-against one of the future, run on this library."""
+and accepts headers that only add to the ABI. Programs compiled against an earlier header of this
+SONAME, and against one of the future, run on this library. Programs of another SONAME are refused,
+and two releases in one process do not mix (tests/compatibility/two_releases.c)."""
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -18,6 +21,8 @@ import record  # noqa: E402
 SONAME = f"libdevicemesh.so.{record.series()}"
 HEADER = (ROOT / "include/devicemesh.h").read_text()
 RECORD = record.RECORDS / record.series()
+# dm_version as text.
+VERSION = "{:d}".format(sum(scale * int(part) for scale, part in zip((10_000, 100, 1), record.version())))
 needs_abidiff = pytest.mark.skipif(not shutil.which("abidiff"), reason="no abidiff here (Debian: apt-get install abigail-tools), so functions' types are not compared")
 METHODS = ["layout", pytest.param("abidiff", marks=needs_abidiff)]
 released = pytest.mark.skipif(not RECORD.exists(), reason=f"{SONAME} has not been released: nothing to hold it to")
@@ -34,10 +39,11 @@ class Baseline:
         """The reason why the header breaks programs that were compiled against this one, or
         None."""
         try:
+            layout, may_grow = c_abi.layout(header, self.folder), c_abi.sized(header)
             if how == "layout":
-                c_abi.compare_layouts(self.layout, c_abi.layout(header, self.folder), c_abi.sized(header))
+                c_abi.compare_layouts(self.layout, layout, may_grow)
             else:
-                c_abi.abidiff(self.abi, c_abi.stub(header, self.folder, SONAME), c_abi.sized(header))
+                c_abi.abidiff(self.abi, c_abi.stub(header, self.folder, SONAME), c_abi.additions(self.layout, layout, may_grow))
         except c_abi.Refused as refused:
             return str(refused)
         return None
@@ -82,8 +88,10 @@ MUTATIONS = [
     ("one more parameter", "dm_status dm_group_ranks(const struct dm_mesh *mesh,", "dm_status dm_group_ranks(const struct dm_mesh *mesh, int32_t more,", ("abidiff",)),
     ("a parameter of another size", "dm_reduce_scatter(const struct dm_mesh *mesh,", "dm_reduce_scatter(int32_t mesh,", ("abidiff",)),
     ("a field in the middle", "  const char *comm_name;", "  int64_t early;\n  const char *comm_name;", ("layout", "abidiff")),
-    ("a field in what was padding", "  const void *nccl_config;", "  uint32_t early;\n  const void *nccl_config;", ("layout", "abidiff")),
-    ("a field of another type", "  int64_t timeout_ms;\n} dm_init_options;", "  uint64_t timeout_ms;\n} dm_init_options;", ("layout",)),
+    ("a reserved field that is used", "  uint32_t reserved;\n  const void *nccl_config;", "  uint32_t early;\n  const void *nccl_config;", ()),
+    ("a reserved field that is used in part", "  uint32_t reserved[5];", "  uint32_t early;\n  uint32_t reserved[4];", ()),
+    ("a reserved field that is too small", "  uint32_t reserved;\n  const void *nccl_config;", "  uint64_t early;\n  const void *nccl_config;", ("layout", "abidiff")),
+    ("a field of another type", "  int64_t timeout_ms;\n} dm_init_options;", "  uint64_t timeout_ms;\n} dm_init_options;", ("layout", "abidiff")),
     ("a struct without a size that grows", "} dm_placement;", "  int32_t more;\n} dm_placement;", ("layout", "abidiff")),
     ("another number", "#define DM_STATUS_TIMEOUT 7", "#define DM_STATUS_TIMEOUT 17", ("layout",)),
 ]
@@ -100,6 +108,12 @@ def test_changed_header(today, name, old, new, refusing, how):
     assert (refused is not None) == (how in refusing), f"{how} {f'refuses it: {refused}' if refused else 'lets it pass'}"
 
 
+def test_structs_have_no_hidden_padding(today):
+    assert c_abi.hidden_padding(today.layout) is None, "name the padding `reserved`, so that a later release can use it"
+    text = c_abi.bare(HEADER).replace("  uint32_t reserved;\n", "", 1)
+    assert "before" in c_abi.hidden_padding(c_abi.layout(text, today.folder)), "a struct with padding passes"
+
+
 def compile_and_run(folder, source, header, *flags, ranks=0):
     """Compiles a program of tests/compatibility against a header, runs it, and gives its output."""
     (folder / "devicemesh.h").write_text(header)
@@ -108,10 +122,12 @@ def compile_and_run(folder, source, header, *flags, ranks=0):
     return c_abi.run(*([LIBRARY / "devicemesh", "run", "-n", ranks, "--"] if ranks else []), folder / "program")
 
 
-@pytest.mark.skipif(not (RECORD / "least_sizes.txt").exists(), reason=f"{SONAME} has not been released")
-def test_least_sizes_of_structs(tmp_path):
-    """The least struct sizes that were recorded are the library's."""
-    sizes = {what.split()[1]: size[0] for what, size in c_abi.parse((RECORD / "least_sizes.txt").read_text()).items()}
+def test_least_sizes_of_structs(tmp_path, today):
+    """The least struct sizes that were recorded are the library's (FIRST_SIZE in
+    src/ffi/arguments.rs). Before the first release of a SONAME they are today's sizes."""
+    recorded = RECORD / "least_sizes.txt"
+    layout = c_abi.parse(recorded.read_text() if recorded.exists() else today.layout)
+    sizes = {name: layout[f"struct {name}"][0] for name in c_abi.sized(HEADER) if f"struct {name}" in layout}
     text = (ROOT / "tests/compatibility/least_sizes.c").read_text()
     missing = [name for name in sizes if f"LEAST_{name}" not in text]
     assert not missing, f"tests/compatibility/least_sizes.c does not try {missing}"
@@ -125,14 +141,102 @@ def future():
     return grown
 
 
-EARLIER = sorted((ROOT / "tests/compatibility/headers").glob("*/devicemesh.h")) + sorted(record.RECORDS.glob("*/devicemesh.h"))
-HEADERS = {**{f"{path.parent.parent.name}-{path.parent.name}": path.read_text for path in EARLIER}, "today": lambda: HEADER, "future": future}
+HEADERS = {"recorded": lambda: (RECORD / "devicemesh.h").read_text(), "today": lambda: HEADER, "future": future}
 
 
-@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("name", [pytest.param("recorded", marks=released), "today", "future"])
 def test_program_of_another_header(tmp_path, name):
-    """A program of two ranks, compiled against an earlier header, today's, and one of the
+    """A program of two ranks, compiled against the last release's header, today's, and one of the
     future, on this library."""
-    assert EARLIER, "there is no earlier header"
     output = compile_and_run(tmp_path, "earlier.c", HEADERS[name](), *(["-DFUTURE"] if name == "future" else []), ranks=2)
     assert output.count("sum 1") == 2, output
+
+
+def program_of_0_1(folder):
+    """A program that was compiled against 0.1's header and linked against 0.1. It looks for its
+    library in folder/lib, where nothing lies yet."""
+    c_abi.stub((record.RECORDS / "0.1/devicemesh.h").read_text(), folder / "0.1", "libdevicemesh.so.0.1")
+    (folder / "lib").mkdir()
+    c_abi.run(c_abi.CC, "-std=c11", "-Wall", "-I", folder / "0.1", ROOT / "tests/compatibility/of_0_1.c", "-L", folder / "0.1", "-ldevicemesh",
+              f"-Wl,-rpath,{folder}/lib", "-o", folder / "program")
+    return folder / "program"
+
+
+def outcome(*command, **variables):
+    """A program's exit code, output and errors."""
+    done = subprocess.run([str(part) for part in command], env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_program_of_0_1_does_not_start(tmp_path):
+    """The dynamic linker refuses it before main, beside a library of today."""
+    program = program_of_0_1(tmp_path)
+    (tmp_path / "lib" / SONAME).symlink_to(LIBRARY / "libdevicemesh.so")
+    code, output, errors = outcome(program)
+    assert code == 127 and not output, f"exit code {code}: {output}"
+    assert "libdevicemesh.so.0.1: cannot open shared object file" in errors, errors
+
+
+FIRST_CALLS = ["dm_world_init", "dm_init", "dm_from_comms", "dm_deserialize", "dm_plan_ranks"]
+
+
+def test_library_under_the_name_of_0_1(tmp_path):
+    """Where somebody gives today's library 0.1's name, each call that can be a program's first
+    says so, and does nothing."""
+    program, place = program_of_0_1(tmp_path), tmp_path / "lib/libdevicemesh.so.0.1"
+    place.symlink_to(LIBRARY / "libdevicemesh.so")
+    code, output, errors = outcome(program)
+    began, *lines = output.splitlines()
+    assert code == 0 and began == f"main: version {VERSION}" and len(lines) == len(FIRST_CALLS), f"exit code {code}: {output}{errors}"
+    for call, line in zip(FIRST_CALLS, lines):
+        assert line.startswith(f"{call}: DM_STATUS_UNSUPPORTED: this program asks for libdevicemesh 0.1, but {place} is libdevicemesh "), line
+
+
+LOADS = """
+import ctypes, sys
+library, mesh = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
+library.dm_last_error.restype = ctypes.c_char_p
+status = library.dm_init(b"cpu", (ctypes.c_int32 * 1)(1), ctypes.c_size_t(1), None, None, ctypes.byref(mesh))
+print(library.dm_version(), status, library.dm_last_error().decode())
+"""
+
+
+@pytest.mark.parametrize("file, said", [("libdevicemesh.so.0.1.0", "12 this program asks for libdevicemesh 0.1.0, but "), ("libdevicemesh.so", "0 "), (SONAME, "0 ")])
+def test_library_that_is_opened_by_name(tmp_path, file, said):
+    """dlopen and dlsym need no version of the symbols. The file's name counts as in the test above."""
+    place = tmp_path / file
+    place.symlink_to(LIBRARY / "libdevicemesh.so")
+    code, output, errors = outcome(sys.executable, "-c", LOADS, place, WORLD_SIZE="1", RANK="0")
+    assert code == 0 and output.startswith(f"{VERSION} {said}"), f"exit code {code}: {output}{errors}"
+
+
+def releases_in_one_process(folder, version_script):
+    """Two libraries of a program: one was linked against today's libdevicemesh, the other against
+    a release that does not exist, 0.99. Gives what dm_version says to each, by the order in which
+    the program names the two."""
+    today, other = folder / "libtoday.so", folder / "libother.so"
+    (folder / "other").mkdir()
+    (folder / "other/stub.c").write_text("unsigned dm_version(void) { return 9900; }\n")
+    (folder / "other/stub.map").write_text("libdevicemesh.so.0.99 { global: dm_*; local: *; };\n")
+    script = [f"-Wl,--version-script={folder}/other/stub.map"] if version_script else []
+    shared = [c_abi.CC, "-shared", "-fPIC"]
+    c_abi.run(*shared, "-Wl,-soname,libdevicemesh.so.0.99", *script, folder / "other/stub.c", "-o", folder / "other/libdevicemesh.so.0.99")
+    source = ROOT / "tests/compatibility/two_releases.c"
+    c_abi.run(*shared, "-DNAME=today", source, LIBRARY / SONAME, f"-Wl,-rpath,{LIBRARY}", "-o", today)
+    c_abi.run(*shared, "-DNAME=other", source, folder / "other/libdevicemesh.so.0.99", f"-Wl,-rpath,{folder}/other", "-o", other)
+    found = []
+    for libraries in ([today, other], [other, today]):
+        c_abi.run(c_abi.CC, "-DMAIN", source, *libraries, f"-Wl,-rpath,{folder}", "-o", folder / "program")
+        found.append(c_abi.run(folder / "program").split())
+    return found
+
+
+def test_two_releases_in_one_process(tmp_path):
+    """Each library of a program calls the release that it was linked against."""
+    assert releases_in_one_process(tmp_path, version_script=True) == [[VERSION, "9900"]] * 2
+
+
+def test_release_without_versions_in_one_process(tmp_path):
+    """Releases before 0.2 have no versions, so the first library serves both. docs/install.md
+    says so."""
+    assert releases_in_one_process(tmp_path, version_script=False) == [[VERSION, VERSION], ["9900", "9900"]]

@@ -226,6 +226,12 @@ message(STATUS "[{version}] ${{devicemesh_FOUND}}")
         check(found == (version in suits), f"version {version!r} is {'found' if found else 'not found'} in {VERSION}:\n{output}")
 
 
+def test_another_minor_version(asks):
+    """CMake's error says which version is there, and where to read on."""
+    output = flat(asks("find_package(devicemesh 0.1 REQUIRED)\n", code=1))
+    check('compatible with requested version "0.1"' in output and f"version: {VERSION}, which is not compatible with 0.1: see" in output, output)
+
+
 def test_a_component_that_is_not_there(asks):
     output = asks("find_package(devicemesh REQUIRED COMPONENTS shared shiny)\n", code=1)
     check("there is no component shiny" in output, output)

@@ -11,6 +11,7 @@ import pytest
 
 from support import processes
 from support.paths import CC, LIBRARY, LINK, ROOT, TOOL
+from support.pinned import Unavailable
 
 HERE = ROOT / "tests/nccl"
 
@@ -42,9 +43,9 @@ class Job:
     def driver(self, *flags):
         return self.library("cuda.c", "libcuda.so.1", *flags)
 
-    def __call__(self, what, ranks=8, library=None, cuda=None, code=0, timeout=90, **variables):
+    def __call__(self, what, ranks=8, library=None, cuda=None, code=0, timeout=90, wrapper=(), **variables):
         """The output of the ranks, and each rank's record. False as `library` or `cuda` leaves
-        it out."""
+        it out. `wrapper` is a command that runs each rank."""
         logs = self.folder / "log"
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir()
@@ -53,7 +54,7 @@ class Job:
         if library is not False:
             variables["RECORDER"] = library or self.recorder()
         env = processes.environment(without=["NCCL_", "CUDA_", "DM_CCL"], **variables)
-        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--grace-period", 10, "--", self.ranks, what, env=env, code=code, timeout=timeout, merged=True).stdout
+        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--grace-period", 10, "--", *wrapper, self.ranks, what, env=env, code=code, timeout=timeout, merged=True).stdout
         records = {int(path.name): path.read_text().splitlines() for path in logs.iterdir()}
         for rank, lines in records.items():
             wrong = [line for line in lines if re.search("STALE|BUSY|NULL in|bad config|NONBLOCKING|is id", line)]
@@ -195,8 +196,8 @@ def test_many_ranks_meet_by_several_ids(run):
 def refused(run):
     """Runs ranks of which none may join. Each must say this status and this text; gives what
     they said."""
-    def job(status, text, ranks=2, **how):
-        output, _ = run("chosen", ranks=ranks, **how)
+    def job(status, text, ranks=2, what="chosen", **how):
+        output, _ = run(what, ranks=ranks, **how)
         said = re.findall(r"joined (\S+) device_error=(\d+): (.*)", output)
         check(len(said) == ranks, f"{len(said)} of {ranks} ranks say that they did not join:\n{output}")
         for got, _, message in said:
@@ -282,9 +283,54 @@ def devices(records):
 
 # Each rank takes the device of its local rank. A context that is current is kept; a thread of the
 # program that has none takes the local rank's, too.
-@pytest.mark.parametrize("what, expected", [("chosen", [*range(8)]), ("current", [*range(7, -1, -1)]), ("thread", [*range(8)])])
+# A device that the options name counts before both. A local rank of 0 in the options is one that
+# nobody set, unless the other ranks of the host have all other numbers.
+@pytest.mark.parametrize("what, expected", [
+    ("chosen", [*range(8)]), ("current", [*range(7, -1, -1)]), ("thread", [*range(8)]), ("named", [3, 4, 5, 6, 7, 0, 1, 2]),
+    ("named alone", [3, 4, 5, 6, 7, 0, 1, 2]), ("options", [*range(8)]), ("options reversed", [*range(7, -1, -1)])])
 def test_which_device(run, what, expected):
-    assert devices(run(what)[1]) == expected
+    output, records = run(what)
+    assert devices(records) == expected
+    assert [int(device) for device in told(output, r"host=0/1 device=(\d+)", 8)] == expected
+
+
+def told(output, pattern, ranks):
+    """What each rank said of its world (dm_world_get_info), in rank order."""
+    found = [re.search(rf"info rank={rank} .*{pattern}", output) for rank in range(ranks)]
+    assert all(found), output
+    return [match.group(1) for match in found]
+
+
+# srun sets no LOCAL_RANK, and a start by hand need not.
+@pytest.mark.parametrize("unset", [("LOCAL_RANK",), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")], ids="-".join)
+def test_each_rank_has_a_device_of_its_own_without_a_local_rank(run, unset):
+    output, records = run("chosen", wrapper=("env", *[f"--unset={name}" for name in unset]))
+    assert devices(records) == [*range(8)]
+    assert told(output, r"(local=.*)", 8) == [f"local={rank}/8 host=0/1 device={rank}" for rank in range(8)]
+
+
+# Runs a rank on a host of its own making: the boot id is what tells hosts apart.
+HOST = """echo "boot-$((RANK % HOSTS))" > "$BOOT.$RANK"
+exec unshare --map-root-user --mount sh -c 'mount --bind "$BOOT.$RANK" /proc/sys/kernel/random/boot_id && exec "$@"' sh "$@"
+"""
+
+
+def test_ranks_that_are_dealt_out_to_several_hosts(run, tmp_path):
+    """Ranks 0, 3, 6 are on one host, 1, 4, 7 on the next, and 2, 5 on the last. Each host has four
+    devices."""
+    probe = processes.run("unshare", "--map-root-user", "--mount", "mount", "--bind", "/dev/null", "/proc/sys/kernel/random/boot_id", code=None)
+    if probe.returncode != 0:
+        raise Unavailable("this machine makes no mount namespaces")
+    wrapper = ("env", "--unset=LOCAL_RANK", "--unset=LOCAL_WORLD_SIZE", "sh", "-c", HOST, "sh")
+    output, records = run("chosen", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3, BOOT=tmp_path / "boot")
+    assert devices(records) == [0, 0, 0, 1, 1, 1, 2, 2]
+    sizes = (3, 3, 2)
+    assert told(output, r"(local=.*)", 8) == [f"local={rank // 3}/{sizes[rank % 3]} host={rank % 3}/3 device={rank // 3}" for rank in range(8)]
+
+
+def test_a_device_that_does_not_exist(refused):
+    """One rank names it; all ranks are told."""
+    refused("DM_STATUS_DEVICE", "device 8 does not exist: the CUDA driver sees 8 devices", ranks=3, what="beyond")
 
 
 def test_two_ranks_on_one_device(refused):
@@ -499,3 +545,17 @@ def test_going_on_without_a_lost_rank(run):
         check(len(splits) == 2 and all(line.startswith(f"split {child} ") and "blocking=1" in line for line in splits), f"rank {rank}: {lines}")
         check(f"abort {parent}" in lines[at[0]:], f"rank {rank}: {lines}")
     run("lose without", library=run.recorder("SHRINK"))
+
+
+def test_what_is_left_inherits_the_options(run):
+    """A name and a configuration arrive at the communicators of the smaller mesh, which stays lazy.
+    Options of the call replace them."""
+    for rank, lines in run("inherit")[1].items():
+        if rank > 5:
+            continue
+        names = [line for line in between(lines, "inherited", "replaced") if line.startswith(("split", "net"))]
+        check(len(names) == 3 and "name=replicas" in names[0] and names[1] == "net mynet" and "name=shards" in names[2], f"rank {rank}: {names}")
+        early = [line for line in between(lines, "replaced", "made") if line.startswith(("split", "init"))]
+        check(not early, f"rank {rank}: a lazy mesh made {early}")
+        later = [line for line in lines[lines.index("# made"):] if "name=" in line]
+        check(later and all("name=shards" not in line and "name=replicas" not in line for line in later) and any("name=others" in line for line in later), f"rank {rank}: {later}")

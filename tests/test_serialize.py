@@ -2,12 +2,13 @@
 results are compared with dm_ranks and dm_equal."""
 
 import ctypes
+import importlib.util
 import itertools
 import json
 
 import pytest
 
-from support.paths import LIBRARY
+from support.paths import LIBRARY, ROOT
 
 OFFLINE = 1
 
@@ -15,15 +16,16 @@ lib = ctypes.CDLL(str(LIBRARY / "libdevicemesh.so"))
 lib.dm_last_error.restype = ctypes.c_char_p
 
 
-class WorldOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("flags", ctypes.c_uint32), ("world_size", ctypes.c_int32), ("rank", ctypes.c_int32),
-                ("local_rank", ctypes.c_int32), ("timeout_ms", ctypes.c_int64), ("init_method", ctypes.c_char_p),
-                ("ccl_library", ctypes.c_char_p), ("store", ctypes.c_void_p)]
+def declarations():
+    """The package's declarations of the C structs, without the package, which would load a library
+    of its own."""
+    spec = importlib.util.spec_from_file_location("declarations", ROOT / "bindings/python/devicemesh/_declarations.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-class InitOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("flags", ctypes.c_uint32), ("world", ctypes.c_void_p),
-                ("ranks", ctypes.POINTER(ctypes.c_int32)), ("dim_options", ctypes.c_void_p), ("timeout_ms", ctypes.c_int64)]
+WorldOptions, InitOptions = declarations().WorldOptions, declarations().InitOptions
 
 
 def check(status):
@@ -35,16 +37,16 @@ def names_of(names):
 
 
 def world_options(size, rank):
-    options = WorldOptions(ctypes.sizeof(WorldOptions), OFFLINE, size, rank)
+    options = WorldOptions(struct_size=ctypes.sizeof(WorldOptions), flags=OFFLINE, world_size=size, rank=rank)
     world = ctypes.c_void_p()
     check(lib.dm_world_init(b"cuda", ctypes.byref(options), ctypes.byref(world)))
-    return InitOptions(ctypes.sizeof(InitOptions), 0, world)
+    return InitOptions(struct_size=ctypes.sizeof(InitOptions), world=world)
 
 
 def mesh_of(options, shape, names, ranks=None):
-    options = InitOptions(options.struct_size, 0, options.world, (ctypes.c_int32 * len(ranks))(*ranks) if ranks else None)
+    options = InitOptions(struct_size=options.struct_size, world=options.world, ranks=(ctypes.c_int32 * len(ranks))(*ranks) if ranks else None)
     mesh = ctypes.c_void_p()
-    check(lib.dm_init(None, (ctypes.c_size_t * len(shape))(*shape), ctypes.c_size_t(len(shape)), names_of(names), ctypes.byref(options),
+    check(lib.dm_init(None, (ctypes.c_int32 * len(shape))(*shape), ctypes.c_size_t(len(shape)), names_of(names), ctypes.byref(options),
                       ctypes.byref(mesh)))
     return mesh
 
@@ -102,8 +104,8 @@ VIEWS = {
     "mesh": lambda mesh: mesh,
     "turned": lambda mesh: sliced(mesh, "tp", "dp"),
     "flat": lambda mesh: view(lib.dm_flatten, sliced(mesh, "tp", "dp"), b"flat", None),
-    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_size_t * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None),
-    "copy": lambda mesh: view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_size_t(5)),
+    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_int32 * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None),
+    "copy": lambda mesh: view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_int32(5)),
     "one dimension": lambda mesh: sliced(mesh, "cp"),
     "no dimension": lambda mesh: sliced(mesh),
 }

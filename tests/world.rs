@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::rendezvous::store::{FileStore, MemoryStore, Server, Store};
-use devicemesh::rendezvous::{JoinOptions, World};
+use devicemesh::rendezvous::{JoinOptions, LocalPlace, World};
 use devicemesh::wait::Wait;
 
 fn free_port() -> u16 {
@@ -413,12 +413,43 @@ fn why_a_rank_cannot_take_part_is_told_also_to_ranks_that_come_after_it_has_give
         let timeout = Duration::from_millis(if rank == 1 { 500 } else { 20_000 });
         std::thread::sleep(Duration::from_millis(if rank == 2 { 1200 } else { 0 }));
         let options = options(rank, 3).init_method(method.clone()).timeout(timeout);
-        let prepare =
-            |_, _| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(((), None)) };
-        World::join_with("cpu", &options, prepare).map(drop).unwrap_err()
+        let prepare = |_| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(()) };
+        World::join_with("cpu", &options, prepare, |(), _| Ok(None)).map(drop).unwrap_err()
     });
     for error in &errors[..2] {
         assert_eq!(error.status(), Status::Library, "{error}");
         assert!(error.message().contains("no such library"), "{error}");
     }
+}
+
+#[test]
+fn a_rank_that_cannot_be_equipped_on_its_place_tells_the_others() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let errors = join_all(&[0, 1, 2], |rank| {
+        let options = options(rank, 3).init_method(method.clone());
+        let equip = |local: &mut usize, place: LocalPlace| {
+            *local = place.local_rank;
+            assert_eq!((place.local_size, place.host, place.num_hosts), (3, 0, 1));
+            if rank == 2 { Err(Error::new(Status::Device, "no such device")) } else { Ok(None) }
+        };
+        World::join_with("cuda", &options, |_| Ok(0), equip).map(drop).unwrap_err()
+    });
+    for error in &errors {
+        assert_eq!(error.status(), Status::Device, "{error}");
+        assert!(error.message().contains("no such device"), "{error}");
+    }
+}
+
+#[test]
+fn local_ranks_are_those_that_were_told_and_free_numbers() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let places = join_all(&[0, 1, 2, 3], |rank| {
+        let mut options = options(rank, 4).init_method(method.clone());
+        if rank == 2 {
+            options = options.local_rank(0);
+        }
+        World::join("cuda", &options).unwrap().local_place()
+    });
+    let seen: Vec<_> = places.iter().map(|place| (place.local_rank, place.local_size, place.host)).collect();
+    assert_eq!(seen, [(1, 4, 0), (2, 4, 0), (0, 4, 0), (3, 4, 0)]);
 }

@@ -130,6 +130,8 @@ fn no_options() -> dm_world_options {
         world_size: 0,
         rank: 0,
         local_rank: 0,
+        device: 0,
+        reserved: 0,
         timeout_ms: 0,
         init_method: ptr::null(),
         ccl_library: ptr::null(),

@@ -16,6 +16,8 @@ use crate::timeout;
 const SLICE: Duration = Duration::from_millis(100);
 /// The longest sleep while a communicator is made, because `ncclCommAbort` cannot wake that sleep.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
+/// Waits of at most this time are too short to be told of before they end.
+const SHORT_WAIT: Duration = Duration::from_secs(5);
 
 /// A call that is blocked, and what it waits for.
 pub(crate) struct BlockedCall<'a> {
@@ -59,6 +61,8 @@ pub(crate) struct Wait {
     /// The communicators' own timeout as it was when the wait began, because a call keeps the
     /// timeout with which it started. The outer `None` means that it was not read yet.
     comm_timeout: Option<Option<Duration>>,
+    /// How many per cent of the time were used up when the log last said so: 0, 50 or 90.
+    told: u8,
 }
 
 impl Wait {
@@ -76,7 +80,7 @@ impl Wait {
     fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         let changed = || calls.iter().any(BlockedCall::may_continue);
         if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
-            self.since = None;
+            (self.since, self.told) = (None, 0);
             return Ok(());
         }
         let ended = || calls.iter().filter(|call| call.ends_with_comm());
@@ -100,16 +104,46 @@ impl Wait {
         }
         sleep(calls, slice);
         if changed() {
-            self.since = None;
+            (self.since, self.told) = (None, 0);
             return Ok(());
         }
         for call in ended() {
             let checked = call.comm.check_peers(Some((call.blocker, call.seen)), call.call);
             checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
+        if let Some(timeout) = timeout {
+            self.warn_if_near(timed(), since.elapsed(), timeout);
+        }
         match timeout {
             Some(timeout) if since.elapsed() >= timeout && !changed() => Err(time_out(timed(), timeout)),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Wait {
+    /// Warns in the log when half and 90 % of the time of these calls have passed, with the ranks
+    /// for which the first of them waits.
+    fn warn_if_near<'a>(
+        &mut self,
+        mut calls: impl Iterator<Item = &'a BlockedCall<'a>>,
+        waited: Duration,
+        timeout: Duration,
+    ) {
+        let percent = match waited {
+            waited if waited >= timeout / 10 * 9 => 90,
+            waited if waited >= timeout / 2 => 50,
+            _ => 0,
+        };
+        if timeout <= SHORT_WAIT || percent <= self.told || !log::log_enabled!(log::Level::Warn) {
+            return;
+        }
+        self.told = percent;
+        if let Some(call) = calls.next() {
+            let (comm, missing) = (call.comm, call.comm.missing(call.blocker));
+            let who = if missing.is_empty() { "other ranks".to_owned() } else { comm.labels.ranks(&missing) };
+            let (me, millis) = (comm.label(comm.rank), timeout.as_millis());
+            log::warn!("{me}: {} waits for {who}: {percent} % of its {millis} ms have passed", (call.call)());
         }
     }
 }

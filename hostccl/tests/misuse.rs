@@ -263,7 +263,7 @@ fn arguments_out_of_range_are_named() {
         };
         // SAFETY: the calls are refused before they touch anything.
         unsafe {
-            refused(ncclAllReduce(buffer, buffer, 4, 10, SUM, comm, null_mut()), "datatype 10");
+            refused(ncclAllReduce(buffer, buffer, 4, 12, SUM, comm, null_mut()), "datatype 12");
             refused(ncclAllReduce(buffer, buffer, 4, F32, 9, comm, null_mut()), "op 9");
             refused(ncclAllReduce(buffer, null_mut(), 4, F32, SUM, comm, null_mut()), "recvbuff is NULL");
             refused(ncclAllReduce(buffer, buffer, usize::MAX / 2, F32, SUM, comm, null_mut()), "beyond any memory");

@@ -10,7 +10,7 @@ use crate::error::{Error, Result, Status};
 /// The device that a thread's communicators are made on.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Its number in this process, for messages.
+    /// Its number among the devices of this process.
     pub(crate) number: usize,
     /// How many devices this process sees.
     pub(crate) count: usize,
@@ -19,29 +19,48 @@ pub(crate) struct Device {
     pub(crate) uuid: Option<String>,
     /// The context that makes the device current on a thread.
     context: Context,
+    /// Whether the program named the device, which then counts before a thread's current device.
+    is_named: bool,
+}
+
+/// Which device a world's communicators are made on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DeviceChoice {
+    /// The device of this number, which the program has named.
+    Named(usize),
+    /// The calling thread's current device, or else the one that belongs to this rank in the host.
+    LocalRank(usize),
 }
 
 impl Device {
     /// Makes the device current on the calling thread, unless the thread has a current device. A
-    /// thread that has chosen none would make communicators on device 0.
-    pub(crate) fn select_unless_chosen(&self) -> Result<()> {
+    /// thread that has chosen none would make communicators on device 0. A device that the program
+    /// has named counts before the thread's own choice.
+    pub(crate) fn select(&self) -> Result<()> {
         let driver = Driver::get()?;
-        if driver.current()?.is_none() { driver.set_current(self.context) } else { Ok(()) }
+        match driver.current()? {
+            Some(_) if !self.is_named => Ok(()),
+            Some(_) if driver.current_device()? == driver.device(self.number)? => Ok(()),
+            _ => driver.set_current(self.context),
+        }
     }
 }
 
-/// Makes a device current on this thread, unless the thread has one. The device's number is the
-/// local rank modulo the number of devices, as in PyTorch.
+/// Checks that the ranks of a world can have devices of this host, before anybody waits for this
+/// rank. The program has `named` a device, or the ranks of each host take theirs in order.
 ///
 /// Like PyTorch's DeviceMesh, refuses a number of ranks that is larger than this host's number of
 /// devices and no multiple of it. Then the hosts differ, or some devices are left out, and the
-/// inner dimensions of a mesh would not stay inside a host.
-pub(crate) fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
-    let driver = Driver::get()?;
-    let count = driver.count()?;
+/// inner dimensions of a mesh would not stay inside a host. A program that names devices may leave
+/// some out.
+pub(crate) fn check_devices(named: Option<usize>, world_size: usize) -> Result<()> {
+    let count = Driver::get()?.count()?;
     if count == 0 {
         let message = "the CUDA driver sees 0 devices; is CUDA_VISIBLE_DEVICES empty?";
         return Err(Error::new(Status::Device, message));
+    }
+    if let Some(named) = named {
+        return if named < count { Ok(()) } else { Err(beyond(named, count)) };
     }
     if world_size > count && world_size % count != 0 {
         return Err(Error::new(
@@ -51,16 +70,45 @@ pub(crate) fn select_device(local_rank: usize, world_size: usize) -> Result<Devi
             ),
         ));
     }
-    let (device, context) = match driver.current()? {
-        Some(context) => (driver.current_device()?, context),
+    Ok(())
+}
+
+/// Makes a device current on this thread and returns it. For a local rank, the device that the
+/// thread has already comes first. Otherwise the device's number is the local rank modulo the
+/// number of devices, as in PyTorch.
+pub(crate) fn select_device(choice: DeviceChoice) -> Result<Device> {
+    let driver = Driver::get()?;
+    let count = driver.count()?;
+    let current = match driver.current()? {
+        Some(context) => Some((driver.current_device()?, context)),
+        None => None,
+    };
+    let (wanted, is_named) = match choice {
+        DeviceChoice::Named(number) if number >= count => return Err(beyond(number, count)),
+        DeviceChoice::Named(number) => (driver.device(number)?, true),
+        DeviceChoice::LocalRank(local_rank) => match current {
+            Some((device, _)) => (device, false),
+            None => (driver.device(local_rank % count.max(1))?, false),
+        },
+    };
+    let context = match current.filter(|(device, _)| *device == wanted) {
+        Some((_, context)) => context,
         None => {
-            let device = driver.device(local_rank % count)?;
-            let context = driver.primary_context(device)?;
+            let context = driver.primary_context(wanted)?;
             driver.set_current(context)?;
-            (device, context)
+            context
         }
     };
-    Ok(Device { number: usize::try_from(device).unwrap_or(0), count, uuid: driver.uuid(device), context })
+    let number = usize::try_from(wanted).unwrap_or(0);
+    Ok(Device { number, count, uuid: driver.uuid(wanted), context, is_named })
+}
+
+/// Returns the error that the program has named a device that is not there.
+fn beyond(number: usize, count: usize) -> Error {
+    Error::new(
+        Status::Device,
+        format!("device {number} does not exist: the CUDA driver sees {count} devices, numbered from 0"),
+    )
 }
 
 /// The device that is current on a thread, to make it current on another one.

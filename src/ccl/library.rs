@@ -1,7 +1,7 @@
 //! One communicator library: its name, its version and its functions. A result code becomes an
 //! error that carries the code.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
@@ -17,6 +17,8 @@ use crate::error::{Error, Result, Status};
 pub struct Library {
     /// Its name in messages: a path, a SONAME, or the embedded engine.
     name: String,
+    /// The same name for C programs, which may read it for as long as a world has this library.
+    c_name: CString,
     /// The number that `ncclGetVersion` gave.
     version: i32,
     /// The addresses of its functions.
@@ -66,7 +68,8 @@ impl Library {
             return Err(Error::new(Status::Library, format!("{name} is NCCL {this}, older than {oldest}")));
         }
         let functions = Functions::from_lookup(&lookup, |symbol| missing(symbol, version))?;
-        Ok(Library { name: name.to_owned(), version, functions, source: Source::Embedded })
+        let c_name = CString::new(name).unwrap_or_default();
+        Ok(Library { name: name.to_owned(), c_name, version, functions, source: Source::Embedded })
     }
 
     /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
@@ -84,6 +87,23 @@ impl Library {
     /// The library's name in messages: a path, a SONAME, or the embedded engine.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The library's name for C programs.
+    pub(crate) fn c_name(&self) -> &CStr {
+        &self.c_name
+    }
+
+    /// The file from which the library's code comes, as the dynamic loader names it.
+    pub(crate) fn path(&self) -> String {
+        let address = self.functions.group_start as *const c_void;
+        // SAFETY: all fields of the struct are pointers, which may be NULL.
+        let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: the address is only looked up, and `found` is writable.
+        let is_known = unsafe { libc::dladdr(address, &raw mut found) } != 0;
+        // SAFETY: the loader's string lives as long as the library, which is never unloaded.
+        let path = if is_known { unsafe { text(found.dli_fname) } } else { String::new() };
+        if path.is_empty() { "an unknown path".to_owned() } else { path }
     }
 
     /// The number that `ncclGetVersion` gave: 22707 is 2.27.7.

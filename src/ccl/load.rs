@@ -19,6 +19,7 @@ use super::library::Library;
 use super::resolver::Resolver;
 use super::wheel;
 use crate::error::{Error, Result, Status};
+use crate::logging::Me;
 
 /// The environment variable that names a library with NCCL's C API.
 pub const LIBRARY_VARIABLE: &str = "DM_CCL_LIBRARY";
@@ -122,7 +123,7 @@ pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {
             Some((device_type, _)) => Error::invalid(format!(
-                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
+                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank, or by dm_world_options.device"
             )),
             None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
         }),
@@ -138,6 +139,11 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
     // variable.
     let open = |path: &str| unsafe { open(path) };
     let variable = std::env::var(LIBRARY_VARIABLE).ok().filter(|value| !value.is_empty());
+    log::debug!(
+        "{Me}: looks for a library of device type {device_type}: the options name {}, {LIBRARY_VARIABLE} is {}",
+        named.unwrap_or("none"),
+        variable.as_deref().unwrap_or("not set")
+    );
     match (named, variable, device_type) {
         (Some(path), _, "cpu") => open(path).and_then(|library| match library.is_host_engine() {
             true => Ok(library),
@@ -184,11 +190,18 @@ impl Search {
     fn loaded(&mut self, name: &str) -> Option<Library> {
         let handle = open_handle(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()?;
         let used = fill(name, handle);
+        if let Ok(library) = &used {
+            log::debug!("{Me}: takes {} from {}, which is in this process", library.label(), library.path());
+        }
         used.map_err(|why| self.tried.push(format!("{name}, which is in this process ({why})"))).ok()
     }
 
     fn load(&mut self, name: &str) -> Option<Library> {
         let used = open_handle(name, libc::RTLD_NOW | libc::RTLD_LOCAL).and_then(|handle| fill(name, handle));
+        match &used {
+            Ok(library) => log::debug!("{Me}: loaded {} from {}", library.label(), library.path()),
+            Err(why) => log::debug!("{Me}: cannot use {name}: {why}"),
+        }
         used.map_err(|why| self.tried.push(format!("{name} ({why})"))).ok()
     }
 

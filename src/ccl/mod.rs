@@ -26,7 +26,7 @@ mod wheel;
 pub(crate) use call_name::CallName;
 pub use config::{CommConfig, NotAConfig};
 pub(crate) use config::{config_digest, copied_config, lasting};
-pub(crate) use driver::{Device, select_device};
+pub(crate) use driver::{Device, DeviceChoice, check_devices, select_device};
 pub use driver::{devices, has_device};
 pub use functions::RawComm;
 pub use library::Library;

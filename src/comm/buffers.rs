@@ -13,7 +13,7 @@ use super::groups::in_group;
 use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
-use crate::ccl::{self, Stream, element_size};
+use crate::ccl::{Stream, element_size};
 use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
@@ -141,11 +141,10 @@ impl Memory {
     /// The memory of that world's device type. On a device this makes a stream on the device of the
     /// calling thread, or on the one that belongs to the local rank where the thread has none.
     pub fn of(world: &World) -> Result<Memory> {
-        let (world, device_type) = (world.rendezvous(), world.rendezvous().device_type());
-        let place = match device_type {
+        let place = match world.device_type() {
             "cpu" => Place::Host,
-            _ => {
-                ccl::select_device(world.local_rank(), world.size())?;
+            device_type => {
+                world.select_device()?;
                 Place::Device { device_type: device_type.to_owned(), stream: Stream::new()? }
             }
         };

@@ -30,8 +30,9 @@
 //! The caller of this file hands in what differs between calls: the scope (the ranks that take
 //! part), the text on which all ranks must agree, and the work.
 //!
-//! Some collective calls do not come here. dm_world_init, dm_world_barrier and dm_world_locations
-//! make no communicators, so they only agree (world.rs). An operation such as dm_all_reduce is
+//! A call of the control plane (control.rs) is such a call too, but makes nothing: its work
+//! exchanges bytes through the store. Some collective calls do not come here. dm_world_init,
+//! dm_world_barrier and dm_world_locations only agree (world.rs). An operation such as dm_all_reduce is
 //! collective over the ranks of one dimension, and the communicator library matches the ranks'
 //! calls (operations.rs). A communicator that holds this rank alone needs no other rank
 //! (`run_alone`).
@@ -42,6 +43,7 @@ use std::time::Duration;
 
 use super::communicator::Communicator;
 use super::groups::outside_groups;
+use super::options::DimOptions;
 use super::polling::millis;
 use super::root::RootComms;
 use super::world::{Turn, World};
@@ -49,7 +51,7 @@ use crate::ccl::RawComm;
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
-use crate::rendezvous::{Round, Scope};
+use crate::rendezvous::{AgreedLosses, Round, Scope};
 use crate::wait::Wait;
 
 /// A collective call that has its turn. Its ranks have not agreed on it yet.
@@ -92,6 +94,13 @@ impl<'a> Call<'a> {
     pub(super) fn agree(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
         let round = self.wait.outcome(scope.agree(text, &self.wait))?;
         Ok(AgreedCall { call: self, round })
+    }
+
+    /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
+    /// the call `text` itself is agreed. `known` are the lost ranks that this rank knows of by its
+    /// communicators.
+    pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: &[i32]) -> Result<AgreedLosses> {
+        self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }
 
     /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh. Meshes
@@ -163,6 +172,13 @@ impl<'a> AgreedCall<'a> {
         }
     }
 
+    /// Runs work that exchanges values with the other ranks and makes nothing, and ends the call. The
+    /// work enters no communicator library.
+    pub(super) fn exchange<T>(self, work: impl FnOnce(&Round, &Wait) -> Result<T>) -> Result<T> {
+        let done = catch_unwind(AssertUnwindSafe(|| work(&self.round, &self.call.wait)));
+        self.end(done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic))), Log::default())
+    }
+
     fn peers(&self) -> Peers<'_> {
         Peers { round: Some(&self.round), wait: &self.call.wait }
     }
@@ -207,7 +223,9 @@ fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
         (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
-            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            (Status::Aborted, _)
+            | (_, Status::Aborted | Status::Store | Status::Exhausted)
+            | (Status::Timeout, Status::Timeout) => mine,
             _ => verdict,
         }),
         (Err(mine), Ok(())) => Err(mine),
@@ -317,8 +335,15 @@ impl Log {
     }
 
     /// Gives a dimension of `root` its communicator, made or still to be made.
-    pub(super) fn add_dim(&mut self, root: &Arc<RootComms>, name: &str, dim: &Dim, communicator: &Arc<Communicator>) {
-        root.add_dim(name, dim, communicator);
+    pub(super) fn add_dim(
+        &mut self,
+        root: &Arc<RootComms>,
+        name: &str,
+        dim: &Dim,
+        communicator: &Arc<Communicator>,
+        options: &DimOptions,
+    ) {
+        root.add_dim(name, dim, communicator, options);
         self.changes.push(Change::Dim { root: Arc::clone(root), communicator: Arc::clone(communicator) });
     }
 

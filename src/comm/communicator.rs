@@ -470,16 +470,26 @@ impl Communicator {
         if self.timeout_millis.swap(millis, Ordering::Relaxed) == millis {
             return Ok(());
         }
-        let _asking = self.asking();
-        let raw = self.ready()?;
-        self.library.set_timeout(raw, millis).map_err(|error| self.explain_as(error, self.library.poll(raw).is_err()))
+        let (outcome, has_failed) = {
+            let _asking = self.asking();
+            let raw = self.ready()?;
+            let outcome = self.library.set_timeout(raw, millis);
+            let has_failed = outcome.is_err() && self.library.poll(raw).is_err();
+            (outcome, has_failed)
+        };
+        // A failure is logged, so the lock is given back before.
+        outcome.map_err(|error| self.explain_as(error, has_failed))
     }
 
     /// Whether nothing is in progress on it. Fails when it has failed. Does not wait.
     pub(super) fn poll(&self) -> Result<bool> {
-        let _asking = self.asking();
-        let raw = self.ready()?;
-        self.library.poll(raw).map_err(|error| self.explain_as(error, true))
+        let polled = {
+            let _asking = self.asking();
+            let raw = self.ready()?;
+            self.library.poll(raw)
+        };
+        // A failure is logged, so the lock is given back before.
+        polled.map_err(|error| self.explain_as(error, true))
     }
 
     /// Ends it where another rank waits in a collective on it. This rank does not make that
@@ -508,7 +518,9 @@ impl Communicator {
 
     /// Keeps how it failed. The first failure stands.
     pub(super) fn note_failure(&self, error: &Error) {
-        self.failure.note(error);
+        if self.failure.note(error) {
+            log::warn!("rank {}: the communicator of {} has failed: {error}", self.group.rank(), self.label());
+        }
     }
 
     /// The error of a call on it, with what the library knows about the reason. When the whole

@@ -7,7 +7,7 @@ use super::call::Call;
 use super::communicator::Communicator;
 use super::dims::{SharedComms, WantedDims, make_dims};
 use super::names::ranks_text;
-use super::options::MeshOptions;
+use super::options::{DimOptions, MeshOptions};
 use super::root::{RootComms, RootSpec};
 use super::world::{EndsWithWorld, World};
 use crate::ccl::{Library, RawComm};
@@ -118,7 +118,8 @@ impl RootComms {
             if !root.id().is_empty() {
                 communicator.set_agreed_name(format!("{}/{index}", root.id()));
             }
-            root.add_dim(root.mesh().dim_name(index), root.mesh().dim_layout(index), communicator);
+            let (name, dim) = (root.mesh().dim_name(index), root.mesh().dim_layout(index));
+            root.add_dim(name, dim, communicator, &DimOptions::default());
         }
         if let Some(world) = root.world() {
             world.register(as_weak(&root));

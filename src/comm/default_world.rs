@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::world::{World, WorldOptions};
 use crate::error::{Error, Result};
+use crate::logging;
 use crate::rendezvous::{DEFAULT_TIMEOUT, JoinOptions};
 use crate::wait::{Cancel, Deadline};
 
@@ -15,6 +16,7 @@ static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
 /// `deadline` bounds; the call is then **collective over the world**. With `None` the default
 /// timeout bounds the join.
 pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<World>> {
+    logging::init_from_environment();
     of_type(device_type).get_or_join(deadline)
 }
 
@@ -107,7 +109,7 @@ impl DefaultWorld {
         drop(earlier);
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
-        let world = Arc::new(World::join(self.device_type, &WorldOptions { join, library: None })?);
+        let world = Arc::new(World::join(self.device_type, &WorldOptions::new(join))?);
         // Because of the lock, an abort either finds the world joined or has raised the flag
         // before.
         let mut state = self.lock();

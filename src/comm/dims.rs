@@ -184,12 +184,20 @@ impl DimMaker<'_, '_> {
             return Ok(());
         }
         let communicator = match shared {
-            Some(known) => Arc::clone(known),
+            Some(known) => {
+                log::info!(
+                    "rank {}: dimension {name} of {} shares the communicator of {}",
+                    view.rank(),
+                    view.describe(),
+                    known.label()
+                );
+                Arc::clone(known)
+            }
             None => self.plan(view, index, options)?,
         };
         // The dimension is noted before its communicator is made, so that an abort meanwhile finds
         // the communicator.
-        self.work.log.add_dim(self.holder, name, dim, &communicator);
+        self.work.log.add_dim(self.holder, name, dim, &communicator, options);
         let is_wanted_now = !self.root.is_lazy() && dim.size() > 1;
         if is_wanted_now && communicator.state() == State::Unmade {
             let raw = self.make_raw(&communicator, view, index, options)?;

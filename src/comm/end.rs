@@ -23,8 +23,12 @@ impl RootComms {
     pub fn abort(&self) -> Result<()> {
         // Shrinking has ended everything but the communicator from which the next one is being
         // made. If that communicator ended here too, this rank would be lost for the others.
-        if !self.end(Life::Aborted) && self.life() == Life::Shrunk {
+        let was_alive = self.end(Life::Aborted);
+        if !was_alive && self.life() == Life::Shrunk {
             return Ok(());
+        }
+        if was_alive {
+            log::warn!("rank {}: dm_abort ends {} here", self.mesh().rank(), self.mesh().describe());
         }
         self.cancel().raise();
         let aborted = self.abort_communicators(|_| true);
@@ -52,6 +56,7 @@ impl RootComms {
         Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(
             |work| {
                 self.end(Life::Finalized);
+                log::info!("rank {}: dm_finalize ends {}", self.mesh().rank(), self.mesh().describe());
                 self.destroy(work.peers)
             },
         )

@@ -28,14 +28,14 @@ impl FirstFailure {
         self.0.get().is_some()
     }
 
-    /// Keeps `error`, unless an earlier failure is known.
-    pub(super) fn note(&self, error: &Error) {
+    /// Keeps `error`, unless an earlier failure is known. Returns whether `error` is the first one.
+    pub(super) fn note(&self, error: &Error) -> bool {
         let how = match error.message().split_once(FAILED_EARLIER) {
             // The engine's own message says already that the failure came before.
             Some((_, how)) => how.to_owned(),
             None => format!(": {}", error.message()),
         };
-        let _ = self.0.set(Failure { error: error.clone(), how });
+        self.0.set(Failure { error: error.clone(), how }).is_ok()
     }
 
     /// The error of a call that comes after the failure. It says which call failed, and what to do.

@@ -163,7 +163,11 @@ pub(super) fn holds_gate(communicator: &Arc<Communicator>) -> bool {
 /// would then wait, or end, without these operations.
 pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
     let waiting = library.and_then(|library| {
-        with_group(library, |group| group.used.first().map(|(_, first)| (group.queued, first.clone()))).flatten()
+        with_group(library, |group| {
+            let first = group.used.first().filter(|_| group.queued > 0);
+            first.map(|(_, first)| (group.queued, first.clone()))
+        })
+        .flatten()
     });
     let Some((queued, first)) = waiting else { return Ok(()) };
     let operations = if queued == 1 { "1 operation is".to_owned() } else { format!("{queued} operations are") };

@@ -1,5 +1,6 @@
 //! The lost ranks of a mesh, as far as this rank knows them.
 
+use super::root::RootComms;
 use super::view::View;
 use crate::error::Result;
 
@@ -13,15 +14,19 @@ impl View {
             Some(world) => world.rendezvous().lost_ranks()?,
             None => Vec::new(),
         };
-        for communicator in root.communicators() {
-            // The host engine notices the end of a peer's process when it is asked.
-            if communicator.has_failed() {
-                lost.extend(communicator.earlier_failure().iter().flat_map(|error| error.lost().to_vec()));
-            }
-        }
+        lost.extend(root.lost_in_communicators());
         lost.retain(|rank| self.mesh().coordinate_of(*rank).is_ok());
         lost.sort_unstable();
         lost.dedup();
         Ok(lost)
+    }
+}
+
+impl RootComms {
+    /// The lost ranks that the communicators of this root have met.
+    pub(super) fn lost_in_communicators(&self) -> Vec<i32> {
+        // The host engine notices the end of a peer's process when it is asked.
+        let failed = self.communicators().into_iter().filter(|communicator| communicator.has_failed());
+        failed.flat_map(|one| one.earlier_failure().map_or_else(Vec::new, |error| error.lost().to_vec())).collect()
     }
 }

@@ -20,7 +20,9 @@ use super::names::world_ranks;
 use super::polling::{millis, poll_until_done};
 use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
+use crate::logging::Me;
 use crate::mesh::Mesh;
+use crate::wait::Nearing;
 
 /// How often, while a library works in the background, this rank looks in the store for failures of
 /// the other ranks.
@@ -67,7 +69,12 @@ impl Maker<'_> {
 
     /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under
     /// `key`.
-    pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
+    pub(super) fn meet(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
+        let began = Instant::now();
+        self.connect(key, group, config).inspect(|_| log_made("made by id", group, began))
+    }
+
+    fn connect(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
         let ids = self.ids(key, group, rank)?;
         let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
@@ -156,6 +163,7 @@ impl Maker<'_> {
         place: Option<(i32, i32)>,
         mut config: CommConfig,
     ) -> Result<Option<RawComm>> {
+        let began = Instant::now();
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
         let (child, outcome) = self.child(parent, what, |raw, child| {
@@ -187,6 +195,7 @@ impl Maker<'_> {
             let _ = self.library.abort(child);
             return Err(error);
         }
+        log_made("split off", group, began);
         Ok(Some(child))
     }
 
@@ -200,6 +209,7 @@ impl Maker<'_> {
         excluded: &[i32],
         mut config: CommConfig,
     ) -> Result<RawComm> {
+        let began = Instant::now();
         let mut excluded = excluded.to_vec();
         let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
         let (child, outcome) = self.child(parent, what, |raw, child| {
@@ -216,7 +226,9 @@ impl Maker<'_> {
                     // parent does not write to it any more.
                     drop(unsafe { Box::from_raw(child) });
                 }
-                self.poll_new(made, what, |error| blame(group, error)).map(|()| made)
+                self.poll_new(made, what, |error| blame(group, error))?;
+                log_made("shrunk", group, began);
+                Ok(made)
             }
             Ok(()) => {
                 Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
@@ -299,9 +311,16 @@ impl Maker<'_> {
         let extra = if self.library.is_host_engine() { LAST_WORD } else { Duration::ZERO };
         let own = self.peers.wait();
         let wait = own.with_deadline(own.deadline.extended(extra));
-        poll_until_done(&wait, what, rest, || {
+        let nearing = Nearing::default();
+        poll_until_done(&wait, &what, rest, || {
             if is_done()? {
                 return Ok(true);
+            }
+            // The host engine warns by itself, and knows which ranks are missing.
+            let percent = if self.library.has_streams() { nearing.due(&own.deadline) } else { None };
+            if let Some(percent) = percent {
+                let millis = own.deadline.timeout().as_millis();
+                log::warn!("{Me}: {} goes on: {percent} % of its {millis} ms have passed", what());
             }
             let is_due = looked.elapsed() > LOOK_AROUND && !own.deadline.passed();
             if is_due && self.peers.round().is_some() {
@@ -316,4 +335,16 @@ impl Maker<'_> {
     fn millis_left(&self) -> u64 {
         millis(self.peers.wait().deadline.left())
     }
+}
+
+/// Tells the log that a communicator over the ranks of `group` was made, and how.
+fn log_made(how: &str, group: &Mesh, began: Instant) {
+    log::info!(
+        "rank {}: the communicator of {} ({} ranks: {}) was {how} in {:.1} ms",
+        group.rank(),
+        group.describe(),
+        group.size(),
+        world_ranks(group),
+        began.elapsed().as_secs_f64() * 1e3
+    );
 }

@@ -9,6 +9,7 @@
 //!   here.
 //! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
 //!   handle names.
+//! - The control plane (control.rs): barriers, and bytes that travel through the store.
 //! - [`Element`] and [`Operator`]: the element types and reductions of its typed collectives.
 //! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when
 //!   the program runs, on the host and on devices.
@@ -16,7 +17,7 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  ragged  lost  view_groups  slices  buffers  on_stream  default_world
+//! 7  what a program calls     operations  control  ragged  lost  view_groups  slices  buffers  on_stream  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
@@ -30,6 +31,7 @@ mod background;
 mod buffers;
 mod call;
 mod communicator;
+mod control;
 mod create;
 mod default_world;
 mod dims;

@@ -58,8 +58,8 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 /// use devicemesh::comm::{World, WorldOptions, Operator, View};
 /// use devicemesh::cudarc::driver::CudaContext;
 ///
-/// let device = CudaContext::new(0)?; // of this process: LOCAL_RANK, or 0 where the launcher shows each rank one device
 /// let world = Arc::new(World::join("cuda", &WorldOptions::default())?);
+/// let device = CudaContext::new(world.device().unwrap_or(0))?; // the one that the library has chosen for this rank
 /// let mesh = View::init(&world, &[world.size()], &["dp"])?;
 ///
 /// let stream = device.new_stream()?;

@@ -1,15 +1,18 @@
 //! A root mesh with its communicators: what it owns, and whether it is alive.
 
 mod communicators;
+mod control;
 mod ranges;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use self::control::ControlScopes;
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
+use super::options::DimOptions;
 use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
@@ -53,6 +56,8 @@ pub(super) struct DimComm {
     communicator: Held,
     /// The name under which calls along the dimension are issued, equal on all its ranks.
     call: CallName,
+    /// The caller's options of the dimension. A mesh that dm_shrink makes inherits them.
+    options: DimOptions,
 }
 
 /// The parts of a new root mesh.
@@ -106,6 +111,11 @@ pub struct RootComms {
     /// How often this rank has called dm_shrink on the root. Each attempt has an agreement scope
     /// of its own.
     pub(super) shrink_attempts: AtomicU64,
+    /// The scopes in which groups along dimensions make calls of the control plane.
+    control: ControlScopes,
+    /// The scope in which the ranks of the root agree on who is lost. It is made when dm_shrink
+    /// first needs it.
+    survivors: Mutex<Option<Arc<Scope>>>,
 }
 
 impl RootComms {
@@ -130,6 +140,8 @@ impl RootComms {
             outer: outer.map_or_else(Weak::new, Arc::downgrade),
             ranges: Mutex::default(),
             shrink_attempts: AtomicU64::new(0),
+            control: ControlScopes::default(),
+            survivors: Mutex::default(),
         }))
     }
 
@@ -155,8 +167,26 @@ impl RootComms {
         self.scope.as_ref()
     }
 
+    /// The scope in which the ranks of the root agree on who is lost.
+    pub(super) fn survivors_scope(&self, world: &World) -> Result<Arc<Scope>> {
+        let mut scope = self.survivors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scope) = &*scope {
+            return Ok(Arc::clone(scope));
+        }
+        let position = self.mesh.root_position().unwrap_or(0);
+        let ranks = self.mesh.root_ranks().into();
+        let made = Arc::new(world.rendezvous().subscope(&format!("{}/survivors", self.id), ranks, position)?);
+        *scope = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The scopes in which groups along the root's dimensions make calls of the control plane.
+    pub(super) fn control_scopes(&self) -> &ControlScopes {
+        &self.control
     }
 
     /// The words that tell this mesh from others with the same dimension names, for messages.
@@ -261,8 +291,9 @@ impl Drop for RootComms {
         let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(world) = self.world.take() else { return };
-        // The scope uses the store of the world, so it is dropped first.
-        drop((dims, parent, self.scope.take()));
+        // The scopes use the store of the world, so they are dropped first.
+        let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors));
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

@@ -115,9 +115,16 @@ impl CommTable {
     /// The communicator that holds this rank alone. When there is none, or it has failed, `unmade`
     /// gives a new one. No other rank has a part in it, so this rank decides that by itself.
     pub(super) fn single(&self, unmade: impl FnOnce() -> Communicator) -> Arc<Communicator> {
-        let mut single = lock(&self.single);
-        if let Some(known) = single.as_ref().filter(|known| known.is_sound()) {
+        // The communicator is asked without the lock, because a failure that is found is logged.
+        let known = lock(&self.single).clone();
+        if let Some(known) = known.as_ref().filter(|known| known.is_sound()) {
             return Arc::clone(known);
+        }
+        let mut single = lock(&self.single);
+        let failed = |other: &Arc<Communicator>| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, other));
+        if let Some(other) = single.as_ref().filter(|other| !failed(other)) {
+            // Another thread was first.
+            return Arc::clone(other);
         }
         let fresh = Arc::new(unmade());
         // The world counts as a user too, and it is the last user to leave.

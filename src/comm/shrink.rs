@@ -1,4 +1,9 @@
 //! Shrinking: a root mesh of the ranks that are left of another one, which ends.
+//!
+//! The callers either name the lost ranks, or agree on them first. Named lists meet in a scope of
+//! the ranks that the list leaves, so ranks with different lists may go on apart. Ranks without a
+//! list meet in one scope of all ranks of the mesh, and get one list of lost ranks. What follows is
+//! equal: the ranks that are left agree on the call, and make the communicators of the new mesh.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,40 +14,59 @@ use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
 use super::names::{named_config, ranks_text};
-use super::options::CallOptions;
+use super::options::{CallOptions, DimOptions, MeshOptions};
+use super::refusal::tell_if_refused;
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
+use crate::rendezvous::Scope;
 
-/// One attempt of this rank to shrink a mesh.
+/// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
-    /// The number of the attempt on this root, from 0 on.
-    number: u64,
-    /// The text on which the remaining ranks must agree.
+    /// The part that the attempt has in the names of its scope and of the new root mesh. It is equal
+    /// on all ranks that are left, and used once.
+    place: String,
+    /// The scope of the ranks that are left.
+    scope: Scope,
+    /// The text on which the ranks that are left must agree.
     text: String,
-    /// The mesh of the ranks that are left.
-    remaining: Mesh,
-    /// The lost ranks, in ascending order.
-    lost: Vec<i32>,
+    /// The options of the new mesh's dimensions.
+    dims: Vec<DimOptions>,
 }
 
 impl View {
     /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
     /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
-    /// call may be repeated, with the ranks that are lost by then. `options` has the options of the
-    /// new mesh's dimensions, and how long the call may take.
-    pub fn shrink(&self, dim: Option<&str>, lost: &[i32], options: &CallOptions) -> Result<View> {
-        let (space, mesh) = (self.space(), self.mesh());
-        let index = mesh.dim_index_or_only(dim)?;
-        let Some(world) = space.world() else {
+    /// call may be repeated, with the ranks that are lost by then. `lost` has the lost ranks, the
+    /// same ones on every rank. With `None` the ranks that are left agree on who is lost; they all
+    /// get [`Status::InvalidArgument`] when nobody is. The new mesh has the timeout and the options
+    /// of this one, and is lazy where this one is. `options` may have other options for its
+    /// dimensions, and says how long the call may take.
+    pub fn shrink(&self, dim: Option<&str>, lost: Option<&[i32]>, options: &CallOptions) -> Result<View> {
+        let Some(world) = self.space().world() else {
             return Err(Error::unsupported(format!(
                 "dm_shrink is collective, but {} was made over existing communicators without a world; pass dm_init_options.world",
-                mesh.describe()
+                self.mesh().describe()
             )));
         };
+        match lost {
+            None if !world.rendezvous().is_offline() => self.shrink_by_agreement(world, dim, options),
+            lost => self.shrink_by_list(world, dim, lost.unwrap_or_default(), options),
+        }
+    }
+
+    fn shrink_by_list(
+        &self,
+        world: &Arc<World>,
+        dim: Option<&str>,
+        lost: &[i32],
+        options: &CallOptions,
+    ) -> Result<View> {
+        let (space, mesh) = (self.space(), self.mesh());
+        let index = mesh.dim_index_or_only(dim)?;
         let mut lost = lost.to_vec();
         lost.sort_unstable();
         lost.dedup();
@@ -50,31 +74,136 @@ impl View {
         if world.rendezvous().is_offline() {
             return Ok(View::of_root(RootComms::create(world, remaining, &Default::default())?));
         }
-        if !space.mesh().is_member() {
-            return Err(Error::not_member(format!("dm_shrink: rank {} is not in {}", mesh.rank(), mesh.describe())));
+        self.check_member()?;
+        self.check_can_shrink(world)?;
+        let (number, parent) = self.end_to_shrink(world);
+        // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
+        // one must not read the keys of the other. So the scope has the first survivor in its
+        // name: only ranks with the same first survivor meet, and they compare their calls with
+        // that rank.
+        let made = self.attempt(world, &number.to_string(), index, &lost, options).and_then(|attempt| {
+            let call = Call::begin(world, None, world.wait(options.timeout.unwrap_or(space.timeout())))?;
+            space.make_shrunk(world, call, &attempt, remaining, parent.as_ref())
+        });
+        end_parent(world, parent);
+        made.map(View::of_root)
+    }
+
+    fn shrink_by_agreement(&self, world: &Arc<World>, dim: Option<&str>, options: &CallOptions) -> Result<View> {
+        self.check_member()?;
+        let survivors = self.space().survivors_scope(world)?;
+        tell_if_refused(Some(&survivors), world.cancel(), "dm_shrink", || {
+            let index = self.mesh().dim_index_or_only(dim)?;
+            self.mesh().check_whole()?;
+            self.check_can_shrink(world)?;
+            let known = self.space().lost_in_communicators();
+            let (_, mut parent) = self.end_to_shrink(world);
+            let made = self.shrink_until_agreed(world, &survivors, index, &known, &mut parent, options);
+            end_parent(world, parent);
+            made.map(View::of_root)
+        })
+    }
+
+    /// Agrees with the ranks that are left on who is lost, and makes their mesh. Begins anew when
+    /// further ranks are lost while the mesh is made: all ranks learn of that by the same verdict.
+    fn shrink_until_agreed(
+        &self,
+        world: &Arc<World>,
+        survivors: &Scope,
+        index: usize,
+        known: &[i32],
+        parent: &mut Option<Arc<Communicator>>,
+        options: &CallOptions,
+    ) -> Result<Arc<RootComms>> {
+        let (space, mesh) = (self.space(), self.mesh());
+        let wait = world.wait(options.timeout.unwrap_or(space.timeout()));
+        let text = self.shrink_text(index, "without a list");
+        let mut failed: Option<(Vec<i32>, Error)> = None;
+        loop {
+            let call = Call::begin(world, None, wait.clone())?;
+            let agreed = call.agree_on_lost(survivors, &text, known)?;
+            // When nobody else was lost, another attempt would fail in the same way.
+            if let Some((_, error)) = failed.filter(|(before, _)| *before == agreed.lost) {
+                return Err(error);
+            }
+            let attempt = self.attempt(world, &format!("-agreed{}", agreed.number), index, &agreed.lost, options)?;
+            let remaining = mesh.without(index, &agreed.lost, world.size());
+            // Ranks that named another dimension wait for this rank.
+            let remaining = remaining.inspect_err(|error| attempt.scope.tell_refusal("dm_shrink", error, &wait))?;
+            match space.make_shrunk(world, call, &attempt, remaining, parent.as_ref()) {
+                Err(error) if error.status() == Status::PeerLost && !error.lost().is_empty() => {
+                    end_parent(world, parent.take());
+                    failed = Some((agreed.lost, error));
+                }
+                made => return made.inspect(|_| survivors.forget_keys(&wait)),
+            }
         }
-        space.library().map_or(Ok(()), |library| library.check_can_shrink())?;
+    }
+
+    fn check_member(&self) -> Result<()> {
+        match self.space().mesh().is_member() {
+            true => Ok(()),
+            false => Err(Error::not_member(format!(
+                "dm_shrink: rank {} is not in {}",
+                self.mesh().rank(),
+                self.mesh().describe()
+            ))),
+        }
+    }
+
+    fn check_can_shrink(&self, world: &World) -> Result<()> {
+        self.space().library().map_or(Ok(()), |library| library.check_can_shrink())?;
         if self.root_comms().life() == Life::Finalized {
             self.root_comms().alive()?;
         }
-        world.alive()?;
+        world.alive()
+    }
 
-        let number = space.shrink_attempts.fetch_add(1, Ordering::SeqCst);
-        let parent = space.parent_to_shrink(world).filter(|_| number == 0);
-        let parent = self.root_comms().end_except(parent);
-        let text = format!(
-            "dm_shrink(dims=({}), dim={}, lost={})",
-            mesh.dim_names().join(", "),
-            mesh.dim_name(index),
-            ranks_text(&lost)
-        );
-        let made = space.make_shrunk(world, Attempt { number, text, remaining, lost }, parent.as_ref(), options);
-        // The child, if it was made, does not need its parent.
-        if let Some(parent) = parent {
-            let _ = parent.abort();
-            world.comms().forget(&parent);
-        }
-        made.map(View::of_root)
+    /// Ends this rank's calls and communicators of the root. Returns the number of this attempt on
+    /// the root, and the communicator over all its ranks, which stays, where there is one.
+    fn end_to_shrink(&self, world: &World) -> (u64, Option<Arc<Communicator>>) {
+        let number = self.space().shrink_attempts.fetch_add(1, Ordering::SeqCst);
+        let parent = self.space().parent_to_shrink(world).filter(|_| number == 0);
+        (number, self.root_comms().end_except(parent))
+    }
+
+    fn shrink_text(&self, index: usize, what: &str) -> String {
+        format!("dm_shrink(dims=({}), dim={}, {what})", self.mesh().dim_names().join(", "), self.mesh().dim_name(index))
+    }
+
+    /// The attempt of that number to go on without the ranks `lost`.
+    fn attempt(
+        &self,
+        world: &World,
+        number: &str,
+        index: usize,
+        lost: &[i32],
+        options: &CallOptions,
+    ) -> Result<Attempt> {
+        let (space, mesh) = (self.space(), self.mesh());
+        let mut survivors = space.mesh().root_ranks();
+        survivors.retain(|rank| lost.binary_search(rank).is_err());
+        let position = survivors.iter().position(|rank| *rank == mesh.rank()).unwrap_or(0);
+        let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
+        let scope =
+            world.rendezvous().subscope(&format!("{}/shrink{place}", space.id()), survivors.into(), position)?;
+        let inherited = |index: usize| space.dim_options(mesh.dim_name(index), mesh.dim_layout(index));
+        let dims = match options.dims.is_empty() {
+            true => (0..mesh.ndim()).map(inherited).collect(),
+            false => options.dims.clone(),
+        };
+        let agreed = MeshOptions::default().dims(dims.clone()).agreed();
+        let text = self.shrink_text(index, &format!("lost={}{agreed}", ranks_text(lost)));
+        Ok(Attempt { place, scope, text, dims })
+    }
+}
+
+/// Ends the communicator from which the new one was made, if there is one. The new one does not
+/// need it.
+fn end_parent(world: &World, parent: Option<Arc<Communicator>>) {
+    if let Some(parent) = parent {
+        let _ = parent.abort();
+        world.comms().forget(&parent);
     }
 }
 
@@ -100,36 +229,29 @@ impl RootComms {
         spared
     }
 
-    /// Makes the mesh of the ranks that are left, from `parent` where all of them still have it.
+    /// Makes the mesh of the `remaining` ranks in that call, from `parent` where all of the ranks that
+    /// are left still have it.
     fn make_shrunk(
         &self,
         world: &Arc<World>,
-        attempt: Attempt,
+        call: Call<'_>,
+        attempt: &Attempt,
+        remaining: Mesh,
         parent: Option<&Arc<Communicator>>,
-        options: &CallOptions,
     ) -> Result<Arc<RootComms>> {
-        let Attempt { number, text, remaining, lost } = attempt;
-        let ranks = self.mesh().root_ranks();
-        let survivors: Vec<i32> = ranks.iter().copied().filter(|rank| lost.binary_search(rank).is_err()).collect();
-        let position = survivors.iter().position(|rank| *rank == self.mesh().rank()).unwrap_or(0);
-        // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
-        // one must not read the keys of the other. So the scope has the first survivor in its
-        // name: only ranks with the same first survivor meet, and they compare their calls with
-        // that rank.
-        let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
-        let scope = world.rendezvous().subscope(&format!("{}/shrink{place}", self.id()), survivors.into(), position)?;
-
-        let call = Call::begin(world, None, world.wait(options.timeout.unwrap_or(self.timeout())))?;
+        let Attempt { place, scope, text, dims } = attempt;
         // The call that had the turn before may have ended the parent: that call was aborted in
         // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
-        let call = call.agree(&scope, &text)?;
+        let call = call.agree(scope, text)?;
+        log::warn!("rank {}: goes on with {} ranks: {text}", self.mesh().rank(), remaining.size());
         // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
         // without it.
         let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };
-        let parent = if call.all_say(&scope, &text, detail)? { parent } else { None };
+        let parent = if call.all_say(scope, text, detail)? { parent } else { None };
 
-        let wanted = WantedDims::all_of(&remaining, |index| options.dim(index));
+        let wanted = WantedDims::all_of(&remaining, |index| dims.get(index).cloned().unwrap_or_default());
+        let ranks = self.mesh().root_ranks();
         let is_excluded = |rank: i32| remaining.coordinate_of(rank).is_err();
         let excluded: Vec<i32> = (0..ranks.len()).filter(|at| is_excluded(ranks[*at])).map(|at| at as i32).collect();
         let root = RootComms::new(RootSpec {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
 use super::root::{LifeFlag, RootComms};
+use super::world::World;
 use crate::ccl::{CallName, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
@@ -87,6 +88,17 @@ impl View {
     /// The layout and the ranks of the view.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
+    }
+
+    /// The world of the mesh. Fails with `DM_STATUS_UNSUPPORTED` for a mesh over existing
+    /// communicators that was made without a world.
+    pub fn world(&self) -> Result<&Arc<World>> {
+        self.root.world().ok_or_else(|| {
+            Error::unsupported(format!(
+                "{} was made over existing communicators without a world; pass dm_init_options.world",
+                self.root.mesh().describe()
+            ))
+        })
     }
 
     /// The communicators of the root mesh, with those of its ranges.

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
@@ -13,10 +13,11 @@ use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
-use crate::ccl::{self, Device, Library};
+use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
-use crate::rendezvous::{self, Equipment, JoinOptions};
+use crate::logging::Me;
+use crate::rendezvous::{self, Equipment, JoinOptions, LocalPlace};
 use crate::wait::{Cancel, Wait};
 
 /// How long a join waits for the end of an earlier world whose last handle was freed.
@@ -31,12 +32,23 @@ pub struct WorldOptions {
     /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
     /// vouched for the library.
     pub(crate) library: Option<String>,
+    /// The device on which the communicators are made. `None`: the current device of the thread
+    /// that joins, or else the one of the rank's number in its host.
+    pub device: Option<usize>,
 }
 
 impl WorldOptions {
     /// Options that say where the ranks meet. The rest is the default.
     pub fn new(join: JoinOptions) -> WorldOptions {
-        WorldOptions { join, library: None }
+        WorldOptions { join, library: None, device: None }
+    }
+
+    /// Sets the device on which the communicators are made, by its number among the devices that
+    /// this process sees.
+    #[must_use]
+    pub fn device(mut self, device: usize) -> WorldOptions {
+        self.device = Some(device);
+        self
     }
 
     /// Sets a library that has NCCL's C API, by path or SONAME, instead of the default for the
@@ -80,8 +92,11 @@ pub struct World {
     rendezvous: rendezvous::World,
     /// The library that makes the communicators; `None` in an offline world.
     library: Option<Arc<Library>>,
-    /// The device on which communicators are made when the calling thread has chosen none.
+    /// The device on which communicators are made when the calling thread has chosen none; `None`
+    /// where this library selects no device.
     device: Option<Device>,
+    /// The device's number for those who ask. Beside RCCL it is the number that the program gave.
+    device_number: Option<usize>,
     /// Whether a thread is inside a collective call of this world.
     is_in_call: Mutex<bool>,
     /// Wakes the threads that wait for their turn.
@@ -109,28 +124,46 @@ pub(super) struct Turn<'a>(&'a World);
 impl World {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
     ///
-    /// The library is found, and for cuda a device is chosen, before anybody is waited for. A rank
-    /// that fails in that tells the others.
+    /// The library and the driver are found before anybody is waited for. The device is chosen when
+    /// the ranks have told each other their hosts. A rank that fails in either tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
+        let began = Instant::now();
         // An earlier world may be about to end, and with it a server at the same address.
         wait_for_handed_over(FREEING);
-        let prepare = |local_rank, world_size| {
+        let prepare = |world_size| {
             if options.join.offline {
-                return Ok(((None, None), None));
+                return Ok((None, None));
+            }
+            if let Some(device) = options.device.filter(|_| device_type == "cpu") {
+                return Err(Error::invalid(format!("the options name device {device}, but device type cpu has none")));
             }
             // SAFETY: whoever named the library vouches for it.
             let library = unsafe { ccl::named_or_usual(device_type, options.library.as_deref()) }?;
-            if library.is_host_engine() {
-                return Ok(((Some(library), None), None));
+            if takes_device(&library) {
+                ccl::check_devices(options.device, world_size)?;
             }
-            let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
-            let equipment =
-                Equipment { library: library.release(), device: device.as_ref().and_then(exclusive_device) };
-            Ok(((Some(library), device), Some(equipment)))
+            Ok((Some(library), None))
         };
-        let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare)?;
+        let equip = |prepared: &mut (Option<Arc<Library>>, Option<Device>), local: LocalPlace| {
+            let Some(library) = prepared.0.as_ref().filter(|library| !library.is_host_engine()) else {
+                return Ok(None);
+            };
+            if takes_device(library) {
+                let choice = options.device.map_or(DeviceChoice::LocalRank(local.local_rank), DeviceChoice::Named);
+                let device = ccl::select_device(choice)?;
+                log::debug!("{Me}: takes device {} of {} on this host", device.number, device.count);
+                prepared.1 = Some(device);
+            }
+            let device = prepared.1.as_ref().and_then(exclusive_device);
+            Ok(Some(Equipment { library: library.release(), device }))
+        };
+        let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare, equip)?;
+        let is_rccl = library.as_ref().is_some_and(|library| library.is_rccl());
+        let device_number = device.as_ref().map(|device| device.number).or(options.device.filter(|_| is_rccl));
+        log_join(&rendezvous, library.as_deref(), device_number, began);
         Ok(World {
+            device_number,
             comms: CommTable::default(),
             rendezvous,
             library,
@@ -155,6 +188,22 @@ impl World {
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.rendezvous.size()
+    }
+
+    /// The number of this rank's device among the devices that this process sees. `None` on cpu,
+    /// in an offline world, and where the program has chosen the device itself (RCCL).
+    pub fn device(&self) -> Option<usize> {
+        self.device_number
+    }
+
+    /// Where this rank is among the ranks of its host, and its host among the hosts.
+    pub fn local_place(&self) -> LocalPlace {
+        self.rendezvous.local_place()
+    }
+
+    /// The device type, "cuda" or "cpu".
+    pub fn device_type(&self) -> &str {
+        self.rendezvous.device_type()
     }
 
     /// This process's place in the job, without communicators.
@@ -212,6 +261,9 @@ impl World {
     /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
     /// other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
+        if !self.cancel.is_raised() {
+            log::warn!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
+        }
         self.cancel.raise();
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
         let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
@@ -267,6 +319,9 @@ impl World {
     /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
     /// refuses the call, the other ranks are told.
     pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.rendezvous.is_offline() {
+            return call();
+        }
         let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
         tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
     }
@@ -279,13 +334,17 @@ impl World {
     /// Notes a root mesh, so that aborting the world ends the root mesh too.
     pub(super) fn register(&self, root: Weak<dyn EndsWithWorld>) {
         let mut roots = lock(&self.roots);
-        roots.retain(|known| known.strong_count() > 0);
+        // The list is cleaned before it would grow, so a mesh costs the same however many there are.
+        if roots.len() == roots.capacity() {
+            roots.retain(|known| known.strong_count() > 0);
+        }
         roots.push(root);
     }
 
-    /// Makes this world's device the calling thread's device, where that thread has none.
+    /// Makes this world's device the calling thread's device, where that thread has none or the
+    /// program has named the world's device.
     pub(super) fn select_device(&self) -> Result<()> {
-        self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
+        self.device.as_ref().map_or(Ok(()), Device::select)
     }
 
     /// Waits for the calling thread's turn to make a collective call, because the calls of one
@@ -330,6 +389,33 @@ impl Drop for Turn<'_> {
         *lock(&self.0.is_in_call) = false;
         self.0.turn_over.notify_one();
     }
+}
+
+/// Whether this library chooses the device on which that library makes communicators.
+fn takes_device(library: &Library) -> bool {
+    !library.is_host_engine() && !library.is_rccl()
+}
+
+/// Tells the log what this process has joined.
+fn log_join(world: &rendezvous::World, library: Option<&Library>, device: Option<usize>, began: Instant) {
+    if !log::log_enabled!(log::Level::Info) {
+        return;
+    }
+    let device = device.map_or_else(String::new, |device| format!(", device {device}"));
+    let library = library.map_or_else(
+        || "offline".to_owned(),
+        |library| format!("{} at {}, met in {}", library.label(), library.path(), world.store_name()),
+    );
+    log::info!(
+        "rank {}: joined a world of {} ranks in {:.1} ms: launcher {}, local rank {}, device type {}{device}, {library}, libdevicemesh {}",
+        world.rank(),
+        world.size(),
+        began.elapsed().as_secs_f64() * 1e3,
+        world.launcher(),
+        world.local_rank(),
+        world.device_type(),
+        env!("CARGO_PKG_VERSION")
+    );
 }
 
 /// The device that no other rank may have, by its identity, with its name for messages; `None`

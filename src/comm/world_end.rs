@@ -27,6 +27,7 @@ impl World {
         refuse_inside("dm_world_finalize", self.library().ok())?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
         let call = Call::begin(self, None, wait)?.agree(self.rendezvous().scope()?, CALL)?;
+        log::info!("rank {}: dm_world_finalize ends the world of {} ranks", self.rank(), self.size());
         let ended = call.run(|work| self.finalize_all(work.peers));
         self.comms().share_nothing();
         ended

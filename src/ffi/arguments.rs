@@ -125,8 +125,9 @@ macro_rules! growing {
 }
 
 growing!(
-    dm_error_info = 32,
-    dm_world_options = 64,
+    dm_error_info = 88,
+    dm_world_options = 72,
+    dm_world_info = 56,
     dm_store_callbacks = 56,
     dm_call_options = 32,
     dm_dim_options = 32,
@@ -188,6 +189,10 @@ fn check_size(what: &str, size: usize, least: usize) -> Result<()> {
     // The structs begin with a size_t, so every sizeof is a multiple of it; any other size would
     // cut a pointer in two.
     let wrong = match size {
+        // A header of an earlier release may have had a shorter struct.
+        size if (size_of::<usize>()..least).contains(&size) => {
+            format!("but the struct has at least {least} bytes in version {}", env!("CARGO_PKG_VERSION"))
+        }
         size if !(least..=MAX_STRUCT_SIZE).contains(&size) => format!("but the struct has at least {least} bytes"),
         size if size % size_of::<usize>() != 0 => format!("which is no multiple of {}", size_of::<usize>()),
         _ => return Ok(()),

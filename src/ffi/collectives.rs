@@ -340,9 +340,9 @@ pub unsafe extern "C" fn dm_recv(
 ///
 /// No operation of a group may write to a buffer that another one of the same group reads or
 /// writes: their order is not defined. A group that is not ended does nothing: while operations are
-/// queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
-/// refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
-/// these operations fail for all their ranks.
+/// queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
+/// same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+/// communicators of these operations fail for all their ranks.
 ///
 /// Local. Groups nest: only the outermost end runs the operations. A group has the operations on
 /// all meshes of the same library, also those on raw communicators. Calls that make communicators

@@ -12,6 +12,7 @@ use super::types::{dm_mesh, dm_status, ncclComm_t};
 use crate::ccl::{self, Resolver};
 use crate::comm::View;
 use crate::error::Result;
+use crate::logging;
 
 /// The raw communicator of this rank's group along a dimension; rank order in it is the coordinate
 /// along the dimension.
@@ -104,6 +105,7 @@ pub unsafe extern "C" fn dm_get_device_proc(
         let proc_out = out("proc_out", proc_out)?;
         // SAFETY: the caller's contract.
         let (device_type, symbol) = unsafe { (optional_text("device_type", device_type)?, text("symbol", symbol)?) };
+        logging::init_from_environment();
         let address = ccl::for_device(ccl::device_type(device_type)?)?.required_symbol(symbol)?;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { proc_out.write(address.cast_mut()) };

@@ -81,7 +81,10 @@ fn borrowed(ranks: &[i32]) -> (*const i32, usize) {
 
 /// The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
 ///
-/// Local.
+/// Local. A program that loads the library by dlopen checks it first: another minor version
+/// (below 1.0) or major version has other functions and types. Where the library was loaded by
+/// the file name of such a version (libdevicemesh.so.0.1), dm_world_init, dm_init, dm_from_comms,
+/// dm_deserialize and dm_plan_ranks fail with DM_STATUS_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_version() -> u32 {
     const VERSION: u32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))

@@ -11,6 +11,7 @@ use hostccl::fork;
 
 use super::types::{DM_STATUS_OK, dm_status};
 use crate::error::{Error, Result};
+use crate::logging::{self, Me};
 
 /// A thread's last failure, with its message as C reads it.
 pub(super) struct LastError {
@@ -95,6 +96,9 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn remember(error: Error) -> dm_status {
     let status = error.status() as dm_status;
+    // A callback may make calls that fail, and so change the last error. So this comes first.
+    logging::init_from_environment();
+    log::debug!("{Me}: a call fails with {}: {}", error.status().name(), error.message());
     let text = |text: &str| CString::new(text.replace('\0', "\\0")).unwrap_or_default();
     let (message, dimension) = (text(error.message()), error.dimension().map(text));
     // A thread that is exiting has no place for the error. The status still says what happened.

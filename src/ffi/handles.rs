@@ -90,7 +90,11 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
                 free.used += 1;
                 (free.used - 1, 0)
             }
-            None => return Err(Error::internal(format!("{} handles of kind {} are alive", MASK + 1, self.noun))),
+            None => {
+                let message =
+                    format!("{} handles of type {} are alive, which is the limit: free some", MASK + 1, self.noun);
+                return Err(Error::new(Status::Exhausted, message));
+            }
         };
         let token = self.kind << KIND_SHIFT | generation << SLOT_BITS | slot;
         let entry = Entry { token, fast, value: Arc::downgrade(&value), owner: Mutex::new(Some(value)) };

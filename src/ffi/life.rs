@@ -44,8 +44,9 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
 /// and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
 /// returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
-/// one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
-/// is told by dm_world_abort only; otherwise it waits until its deadline.
+/// one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
+/// in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
+/// dm_world_abort only; otherwise it waits until its deadline.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -107,31 +108,41 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// died. Whole replicas go, with all their ranks.
 ///
 /// Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
-/// a handle that answers DM_STATUS_NOT_MEMBER. mesh has all ranks of its root (a view of some of
-/// them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every
-/// rank; dim NULL is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost
-/// and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+/// a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has
+/// all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D mesh. On
+/// a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0,
+/// 1, 2, 3, 6, 7.
+///
+/// With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
+/// leave out the same ranks, whatever each of them knew. The call waits until every rank has made it
+/// or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks get
+/// DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+/// DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
+/// deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
+///
+/// Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
+/// that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
+/// DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
+/// one. Two sets of ranks that name each other as lost go on apart.
 ///
 /// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
 /// that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
 /// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
-/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
-/// died meanwhile, ranks named different lost ones), call it again on the same handle. The result
-/// is a root mesh of its own; its dimensions have the names of this one's, and share no
-/// communicator with meshes made before. options NULL: the defaults and the mesh's timeout; its
-/// dim_options has one element for each dimension of the mesh. The caller frees the handle with
-/// dm_free.
+/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT, it may be called again on the same
+/// handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
+/// share no communicator with meshes made before. The caller frees the handle with dm_free.
 ///
-/// A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
-/// lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
-/// other as lost go on apart.
+/// The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
+/// dimensions. options->dim_options has one element for each dimension of the mesh, and replaces
+/// the inherited ones; options->timeout_ms bounds this call. options NULL: as inherited.
 ///
 /// ncclCommShrink makes the new communicators from those of the mesh. Errors:
 /// DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
 /// DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
-/// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does),
-/// DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
+/// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or
@@ -156,6 +167,7 @@ pub unsafe extern "C" fn dm_shrink(
         let (dim, lost) = unsafe { (dim_text(dim)?, list("lost_ranks", lost_ranks, num_lost)?) };
         // SAFETY: the caller's contract.
         let options = unsafe { read_call_options(options, view.mesh().ndim())? };
+        let lost = (!lost_ranks.is_null()).then_some(lost);
         give(view.shrink(dim, lost, &options)?, mesh_out)
     })
 }

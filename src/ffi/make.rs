@@ -9,6 +9,7 @@ use super::guard::guard;
 use super::handles::Table;
 use super::options::{InitOptions, read_init_options};
 use super::pointers::{null, out};
+use super::release;
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
@@ -16,6 +17,7 @@ use crate::comm::{
     DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world,
 };
 use crate::error::{Error, Result};
+use crate::logging;
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
 
@@ -71,6 +73,7 @@ pub unsafe extern "C" fn dm_init(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
+        release::check()?;
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, true)? };
@@ -105,6 +108,7 @@ pub unsafe extern "C" fn dm_from_comms(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
+        release::check()?;
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (request, comms) = unsafe {
@@ -171,6 +175,7 @@ impl<'a> MeshRequest<'a> {
         options: *const dm_init_options,
         is_collective: bool,
     ) -> Result<MeshRequest<'a>> {
+        logging::init_from_environment();
         // SAFETY: the caller's contract.
         let options = unsafe { read_init_options(options, ndim)? };
         let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::types::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options,
-    dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_DEVICE, DM_WORLD_OFFLINE, dm_call_options,
+    dm_dim_options, dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
@@ -61,7 +61,16 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     }
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
-    check_flags("options", options.flags, DM_WORLD_OFFLINE)?;
+    check_flags("options", options.flags, DM_WORLD_OFFLINE | DM_WORLD_DEVICE)?;
+    check_reserved("options", &[options.reserved])?;
+    let names_device = options.flags & DM_WORLD_DEVICE != 0;
+    if !names_device && options.device != 0 {
+        return Err(Error::invalid(format!(
+            "options.device is {}, but options.flags does not have DM_WORLD_DEVICE, which says that it counts",
+            options.device
+        )));
+    }
+    let device = natural("options.device", options.device)?;
     let size = natural("options.world_size", options.world_size)?;
     let rank = natural("options.rank", options.rank)?;
     if size > 0 && rank >= size {
@@ -87,13 +96,15 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
             offline: options.flags & DM_WORLD_OFFLINE != 0,
             world_size: (size > 0).then_some(size),
             rank,
-            local_rank: natural("options.local_rank", options.local_rank)?,
+            // A 0 may be a local rank that nobody set.
+            local_rank: Some(natural("options.local_rank", options.local_rank)?).filter(|rank| *rank > 0),
             timeout: timeout("options.timeout_ms", options.timeout_ms)?,
             init_method: init_method.map(str::to_owned),
             store: callbacks.clone().map(|store| store as Arc<dyn Store>),
             ..JoinOptions::default()
         },
         library: library.map(str::to_owned),
+        device: names_device.then_some(device),
     };
     Ok(WorldOptions { world, callbacks, joining_out: options.joining_out })
 }

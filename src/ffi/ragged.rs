@@ -158,6 +158,8 @@ impl Operation {
         counts: *const usize,
         displs: *const usize,
     ) -> Result<Counts<'a>> {
+        // An offline mesh may have more ranks than any list. Its calls are refused in any case.
+        self.view.library()?;
         let size = self.view.mesh().dim_size(index);
         // SAFETY: this function's contract.
         let list = |at: *const usize| (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, size) });

@@ -7,6 +7,7 @@ use super::guard::{ask, guard};
 use super::make::{MeshRequest, find};
 use super::options::read_init_options;
 use super::pointers::out;
+use super::release;
 use super::types::{dm_init_options, dm_mesh, dm_status};
 use crate::mesh::MeshText;
 
@@ -86,6 +87,7 @@ pub unsafe extern "C" fn dm_deserialize(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
+        release::check()?;
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let text = MeshText::parse(unsafe { arguments::text("text", text)? })?;

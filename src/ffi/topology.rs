@@ -5,6 +5,7 @@ use std::ffi::c_char;
 use super::arguments::{check_flags, give_text, list, optional_text, read_struct, short_list, sizes};
 use super::guard::ask;
 use super::pointers::{null, out};
+use super::release;
 use super::types::{dm_plan_options, dm_status};
 use crate::error::{Error, Result};
 use crate::layout::row_major;
@@ -67,6 +68,7 @@ pub unsafe extern "C" fn dm_plan_ranks(
     len_out: *mut usize,
 ) -> dm_status {
     ask(|| {
+        release::check()?;
         let ranks_out = out("ranks_out", ranks_out)?;
         if options.is_null() {
             return Err(null("options"));

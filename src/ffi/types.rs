@@ -33,6 +33,13 @@ pub struct dm_mesh {
     _private: [u8; 0],
 }
 
+/// Bytes of one or several ranks: the result of dm_all_gather_bytes and its neighbours.
+///
+/// A handle is a token, not an address, as dm_mesh is. Freed by dm_buffers_free.
+pub struct dm_buffers {
+    _private: [u8; 0],
+}
+
 /// The outcome of a call: one of the DM_STATUS_ values.
 pub type dm_status = i32;
 /// Success.
@@ -69,6 +76,9 @@ pub const DM_STATUS_ABORTED: dm_status = 13;
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
+/// This process has no more handles (2^24 of a kind), memory, descriptors or threads; the message
+/// names the limit and how to raise it.
+pub const DM_STATUS_EXHAUSTED: dm_status = 16;
 
 /// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
 /// to NCCL, which refuses those that it does not know; of a number that is not listed here, the
@@ -165,6 +175,11 @@ pub struct dm_error_info {
 /// rank is not in, which is DM_STATUS_NOT_MEMBER in a world with other ranks.
 pub const DM_WORLD_OFFLINE: u32 = 1;
 
+/// World flag: the options name the device. It counts before the current device of a thread: a
+/// call that makes communicators makes it current on its thread. Beside RCCL the program itself
+/// makes it current. It is an error on cpu, and an offline world does not use it.
+pub const DM_WORLD_DEVICE: u32 = 2;
+
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -177,8 +192,16 @@ pub struct dm_world_options {
     pub world_size: i32,
     /// This process's rank, 0 to world_size - 1; used when world_size is given.
     pub rank: i32,
-    /// This process's device index in its host; used when world_size is given.
+    /// This process's rank in its host, from which its device follows; used when world_size is
+    /// given. Ranks that leave it at 0 get the numbers that no other rank of their host has, the
+    /// lowest world rank first. So it may stay 0 on all ranks.
     pub local_rank: i32,
+    /// The index of the device on which communicators are made, among those that this process sees;
+    /// used when flags has DM_WORLD_DEVICE. Otherwise it is the current device of the thread that
+    /// joins, or where that thread has none, the local rank modulo the number of devices.
+    pub device: i32,
+    /// 0.
+    pub reserved: u32,
     /// How long a call of the library may wait, in milliseconds. 0: 600000.
     pub timeout_ms: i64,
     /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or
@@ -197,6 +220,41 @@ pub struct dm_world_options {
     /// dm_world_init has returned. The write is atomic, so the other thread may read the token at
     /// any time if it does so atomically.
     pub joining_out: *mut *mut dm_world,
+}
+
+/// What dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_world_info {
+    /// sizeof(dm_world_info), set by the caller.
+    pub struct_size: usize,
+    /// This process's rank in the world, 0 to size - 1.
+    pub rank: i32,
+    /// The number of ranks in the world.
+    pub size: i32,
+    /// This rank's number among the ranks of its host: what the launcher or dm_world_options says.
+    /// The ranks for which neither says one get the free numbers, the lowest world rank first.
+    pub local_rank: i32,
+    /// The number of ranks on this host: what the launcher says where it says the local rank too,
+    /// otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
+    /// count as ranks of one host.
+    pub local_size: i32,
+    /// The number of this host, 0 to num_hosts - 1. Hosts are numbered in the order of the lowest
+    /// rank on each. Containers of one machine are one host, as for dm_world_locations.
+    pub host: i32,
+    /// The number of hosts on which the world's ranks run.
+    pub num_hosts: i32,
+    /// The index of this rank's device, among those that this process sees; -1 on cpu, in an
+    /// offline world, and beside RCCL where dm_world_options names none.
+    pub device: i32,
+    /// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in an
+    /// offline world.
+    pub version: i32,
+    /// "cuda" or "cpu". Static.
+    pub device_type: *const c_char,
+    /// The communicator library: its path or SONAME, or the name of the embedded host engine; "" in
+    /// an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
+    pub library: *const c_char,
 }
 
 /// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.

@@ -1,6 +1,7 @@
 //! The world: joining it and asking it.
 
 use std::ffi::{CString, c_char};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -9,10 +10,12 @@ use super::guard::{ask, free, guard};
 use super::handles::Table;
 use super::options::read_world_options;
 use super::pointers::out;
+use super::release;
 use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
 use crate::comm::{self, World};
 use crate::error::Result;
+use crate::logging;
 use crate::wait::Cancel;
 
 static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
@@ -52,6 +55,8 @@ pub unsafe extern "C" fn dm_world_init(
     world_out: *mut *mut dm_world,
 ) -> dm_status {
     guard(|| {
+        logging::init_from_environment();
+        release::check()?;
         let world_out = out("world_out", world_out)?;
         // SAFETY: the caller's contract.
         let device_type = unsafe { optional_text("device_type", device_type)? };
@@ -65,14 +70,20 @@ pub unsafe extern "C" fn dm_world_init(
         // world.
         let world = joined.and_then(|world| options.world.join.cancel.check().map(|()| world));
         let world = world.inspect_err(|_| options.let_callbacks_go())?;
-        let token = WORLDS.insert((), Arc::new(world))?;
+        give(Arc::new(world), world_out)?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();
         }
-        // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { world_out.write(token as *mut dm_world) };
         Ok(())
     })
+}
+
+/// Gives a new handle of a world to the caller.
+pub(super) fn give(world: Arc<World>, world_out: NonNull<*mut dm_world>) -> Result<()> {
+    let token = WORLDS.insert((), world)?;
+    // SAFETY: not NULL, and writable by the caller's word.
+    unsafe { world_out.write(token as *mut dm_world) };
+    Ok(())
 }
 
 /// A token in `JOINING`, for as long as this lives.

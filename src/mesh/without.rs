@@ -30,15 +30,7 @@ impl Mesh {
                 self.describe()
             )));
         }
-        if self.size() != self.root_size() {
-            return Err(Error::invalid(format!(
-                "{} has {} of the {} ranks of {}: leave out replicas of a view that has them all",
-                self.describe(),
-                self.size(),
-                self.root_size(),
-                self.space().describe()
-            )));
-        }
+        self.check_whole()?;
         if lost.contains(&self.rank()) && self.is_member() {
             return Err(Error::invalid(format!("rank {} is this one, which is not lost", self.rank())));
         }
@@ -74,5 +66,19 @@ impl Mesh {
             world_size,
             rank: self.rank() as usize,
         })
+    }
+
+    /// Fails unless this view has all ranks of its root, so that replicas of it can be left out.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        if self.size() == self.root_size() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{} has {} of the {} ranks of {}: leave out replicas of a view that has them all",
+            self.describe(),
+            self.size(),
+            self.root_size(),
+            self.space().describe()
+        )))
     }
 }

@@ -17,9 +17,12 @@
 //! A rank may come to a call that the others have given up, or refuse its own call. late.rs and
 //! [`Scope::tell_refusal`] put the ranks level again, so that the next call of all ranks meets.
 //!
+//! After ranks were lost, the others agree on who is lost (survivors.rs).
+//!
 //! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
 //! store stays small.
 
+mod bytes;
 mod cleanup;
 mod comparing;
 mod deadlock;
@@ -32,14 +35,17 @@ mod readers;
 mod round;
 mod scope;
 mod sharing;
+mod survivors;
 #[cfg(test)]
 mod tests;
 mod verdict;
 mod waiting;
 
+pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
 pub(super) use members::Members;
 pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
+pub use survivors::AgreedLosses;
 pub(crate) use verdict::ranges;

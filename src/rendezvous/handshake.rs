@@ -66,7 +66,7 @@ impl NonceServer {
     }
 
     /// Hands out the nonce to all ranks that ask for it while `work` lasts.
-    pub(super) fn while_others_come(&self, wait: &Wait, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn while_others_come<T>(&self, wait: &Wait, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let done = AtomicBool::new(false);
         std::thread::scope(|threads| {
             let hand_out = || self.hand_out(&done, wait);

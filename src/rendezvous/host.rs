@@ -28,6 +28,12 @@ impl HostIdentity {
         Ok(HostIdentity { name: host_name(), boot: format!("{} {namespace}", boot.trim()) })
     }
 
+    /// Returns what names the running kernel: its boot id, or the host's name where this machine
+    /// does not show the boot id. It is equal for all containers of one machine.
+    pub fn kernel(&self) -> &str {
+        self.boot.split(' ').next().filter(|boot| !boot.is_empty()).unwrap_or(&self.name)
+    }
+
     /// Returns the identity as one line, for comparing and publishing.
     pub fn line(&self) -> String {
         format!("{} {}", self.name, self.boot)

@@ -12,6 +12,7 @@ use super::handshake::{self, NonceServer};
 use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
 use super::launcher::{Place, detect, given};
+use super::local_place::LocalPlace;
 use super::losses::Losses;
 use super::one_host;
 use super::options::{DEFAULT_TIMEOUT, JoinOptions};
@@ -19,6 +20,7 @@ use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
 use crate::error::{Error, Result, Status};
+use crate::logging::{Me, set_rank};
 use crate::wait::{Deadline, Wait};
 
 /// How long a rank that cannot take part tries to tell the others.
@@ -28,29 +30,38 @@ impl World {
     /// Finds out which rank this process is, reaches the store, and agrees with the other ranks on
     /// world size, device type and library version. **Collective over the world** unless offline.
     pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
-        World::join_with(device_type, options, |_, _| Ok(((), None))).map(|(world, ())| world)
+        World::join_with(device_type, options, |_| Ok(()), |(), _| Ok(None)).map(|(world, ())| world)
     }
 
     /// Does what [`World::join`] does. `prepare` makes what this process needs for the world,
-    /// before any other rank is waited for. It gets the rank in the host and the size of the world,
-    /// and returns also what the other ranks must know of it. When it fails, the other ranks are
-    /// told, so they do not wait for this one.
+    /// before any other rank is waited for. It gets the size of the world. `equip` completes it
+    /// once the rank's place on its host is known, and returns what the other ranks must know of
+    /// it. When one of them fails, the other ranks are told, so they do not wait for this one. In
+    /// an offline world `equip` is not called.
     #[doc(hidden)]
     pub fn join_with<T>(
         device_type: &str,
         options: &JoinOptions,
-        prepare: impl FnOnce(usize, usize) -> Result<(T, Option<Equipment>)>,
+        prepare: impl FnOnce(usize) -> Result<T>,
+        equip: impl FnOnce(&mut T, LocalPlace) -> Result<Option<Equipment>>,
     ) -> Result<(World, T)> {
         Error::check_fork()?;
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
-        let mut world =
-            World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
-        let (prepared, equipment) = match prepare(world.place.local_rank, world.place.size) {
-            Ok((prepared, equipment)) => (Ok(prepared), equipment),
-            Err(error) => (Err(error), None),
-        };
+        set_rank(place.rank);
+        log::debug!(
+            "{Me}: rank {} of {} and {} come from {}; it joins within {} ms",
+            place.rank,
+            place.size,
+            place.local_rank.map_or_else(|| "no local rank".to_owned(), |local| format!("local rank {local}")),
+            place.launcher,
+            timeout.as_millis()
+        );
+        let local = LocalPlace::on_one_host(&place);
+        let (device_type, offline) = (device_type.to_owned(), options.offline);
+        let mut world = World { device_type, place, local, timeout, offline, session: None };
+        let mut prepared = prepare(world.place.size);
         if options.offline {
             return Ok((world, prepared?));
         }
@@ -63,13 +74,18 @@ impl World {
         let mut server = None;
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
             server = session.server.clone();
+            let serves = if server.is_some() { " and serves it" } else { "" };
+            log::debug!("{Me}: has met rank 0 in {}{serves}", session.store.name());
             world.session = Some(Own::new(session));
-            let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
+            let equip = |local| prepared.as_mut().map_or(Ok(None), |prepared| equip(prepared, local));
+            let agree = || world.agree_on_join(failure.as_ref(), equip, &wait);
             let agreed = match host {
                 Some(host) => host.while_others_come(&wait, agree),
                 None => agree(),
             };
-            agreed.map(|()| join.keep())
+            world.local = agreed?;
+            join.keep();
+            Ok(())
         });
         let joined = joined.map_err(|error| explain(server.as_ref(), error));
         match (prepared, joined) {
@@ -203,12 +219,20 @@ impl World {
     }
 
     /// Agrees with the other ranks on the world. `failure` says why this rank cannot take part, if
-    /// it cannot.
-    fn agree_on_join(&self, failure: Option<&Error>, equipment: Option<&Equipment>, wait: &Wait) -> Result<()> {
+    /// it cannot. `equip` makes what the ranks compare, once the rank's place on its host is known.
+    /// Returns that place.
+    fn agree_on_join(
+        &self,
+        failure: Option<&Error>,
+        equip: impl FnOnce(LocalPlace) -> Result<Option<Equipment>>,
+        wait: &Wait,
+    ) -> Result<LocalPlace> {
         let session = self.session()?;
         let Place { rank, size, .. } = self.place;
         if size == 1 {
-            return session.scope.agree("dm_world_init()", wait).map(drop);
+            let local = LocalPlace::on_one_host(&self.place);
+            session.scope.agree("dm_world_init()", wait)?;
+            return equip(local).map(|_| local);
         }
         if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
             let name = session.store.name();
@@ -236,24 +260,30 @@ impl World {
             None => session.scope.agree(&call, wait)?,
         };
         let store = &*session.store;
-        let outcome = match (failure, equipment) {
-            (Some(failure), _) => Err(failure.clone()),
-            (None, Some(mine)) => {
-                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait)
+        let settle = || {
+            if let Some(failure) = failure {
+                return Err(failure.clone());
             }
-            (None, None) if self.device_type == "cpu" => {
-                one_host::share_one(&round, store, &session.prefix, (rank, size), wait)
+            if self.device_type == "cpu" {
+                one_host::share_one(&round, store, &session.prefix, (rank, size), wait)?;
+                let local = LocalPlace::on_one_host(&self.place);
+                return equip(local).map(|_| local);
             }
-            (None, None) => Ok(()),
+            let local = LocalPlace::find(&round, &self.place, wait)?;
+            if let Some(mine) = equip(local)? {
+                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, &mine, wait)?;
+            }
+            Ok(local)
         };
+        let outcome = settle();
         if let Err(error) = &outcome {
             round.fail(error, wait);
         }
         let finished = round.finish(wait);
-        outcome.and(finished)?;
+        let local = outcome.and_then(|local| finished.map(|()| local))?;
         // The join has succeeded even if this fails, and the next join tries it again.
         let _ = join_attempt::clean_up(store, rank, wait);
-        Ok(())
+        Ok(local)
     }
 }
 

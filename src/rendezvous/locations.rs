@@ -1,21 +1,19 @@
-//! Collects where the ranks of a world are. Each rank says where it is, rank 0 puts this together,
-//! and all ranks read it.
+//! Collects where the ranks of a world are. Each rank says where it is, and reads what all say.
 
 use std::collections::HashMap;
 
-use super::agreement::Round;
 use super::host::HostIdentity;
 use super::world::World;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// The longest location that a rank may give, in bytes. All locations travel in one value of the
-/// store.
+/// The longest location that a rank may give, in bytes. Those of 16,000 ranks are within what an
+/// all-gather takes.
 const LONGEST: usize = 4096;
 
 impl World {
     /// Returns the location of every rank: what it gave, or its host. **Collective over the
-    /// world**. Each rank needs two store operations, and rank 0 needs one more for each rank.
+    /// world**.
     pub fn locations(&self, mine: Option<&str>, wait: &Wait) -> Result<Vec<String>> {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
             return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
@@ -26,33 +24,10 @@ impl World {
             None => Stated::Nothing(here()?).encode(),
         };
         let round = self.scope()?.agree("dm_world_locations()", wait)?;
-        let all = self.exchange(&round, said, wait).inspect_err(|error| _ = round.fail(error, wait))?;
+        let all = round.all_gather(said.as_bytes(), wait).inspect_err(|error| _ = round.fail(error, wait))?;
         round.finish(wait)?;
-        let locations: Vec<String> = all.split('\0').map(str::to_owned).collect();
-        match locations.len() == self.size() {
-            true => Ok(locations),
-            false => {
-                Err(Error::store(format!("rank 0 published {} locations for {} ranks", locations.len(), self.size())))
-            }
-        }
-    }
-
-    fn exchange(&self, round: &Round, said: String, wait: &Wait) -> Result<String> {
-        let (rank, size) = (self.rank(), self.size());
-        let key = |rank: usize| format!("location/{rank}");
-        if rank > 0 {
-            round.publish(&key(rank), said.as_bytes(), wait)?;
-            return Ok(String::from_utf8_lossy(&round.fetch("locations", 0, wait)?).into_owned());
-        }
-        let others = (1..size).map(|rank| round.fetch(&key(rank), rank as i32, wait));
-        let others: Vec<Vec<u8>> = others.collect::<Result<_>>()?;
-        let others = others.iter().map(|said| String::from_utf8_lossy(said).into_owned());
-        let all: Vec<String> = std::iter::once(said).chain(others).collect();
-        let text = resolve(&all).join("\0");
-        if size > 1 {
-            round.publish("locations", text.as_bytes(), wait)?;
-        }
-        Ok(text)
+        let said: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
+        Ok(resolve(&said))
     }
 }
 

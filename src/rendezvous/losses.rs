@@ -6,7 +6,7 @@
 //! rank leaves its process number under the name of its host, and a rank that waits for long looks
 //! whether the processes of its own host live.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ pub(super) struct Losses {
     store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     prefix: String,
+    /// This process's rank.
+    me: i32,
     /// The losses that were read so far.
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
@@ -56,6 +58,10 @@ struct Known {
     /// How many of the notes in the store were read. This number may differ from the number of
     /// ranks, because this rank learns of some losses without a note.
     read: usize,
+    /// How this rank has noticed that a rank is lost, where it was not by a note in the store.
+    noticed: HashMap<i32, &'static str>,
+    /// The ranks of whose loss the log has told.
+    logged: HashSet<i32>,
     /// When this rank learned of the last loss.
     last: Option<Instant>,
 }
@@ -84,6 +90,7 @@ impl Losses {
         Ok(Losses {
             store,
             prefix: prefix.to_owned(),
+            me: rank as i32,
             known: Mutex::default(),
             local_ranks,
             told_deadlocks: Mutex::default(),
@@ -96,6 +103,7 @@ impl Losses {
         Losses {
             store,
             prefix: prefix.to_owned(),
+            me: 0,
             known: Mutex::default(),
             local_ranks: None,
             told_deadlocks: Mutex::default(),
@@ -126,6 +134,26 @@ impl Losses {
         if known.read + 1 == number {
             known.read = number;
             known.add(rank);
+        }
+    }
+
+    /// Keeps, for the log, how this rank has noticed a loss. The first way stands.
+    pub(super) fn noticed(&self, rank: i32, how: &'static str) {
+        self.known().noticed.entry(rank).or_insert(how);
+    }
+
+    /// Warns in the log, once for each rank, that these ranks are lost. A rank that ends in order is
+    /// among the losses, too, so only those are logged that a call of this rank has missed.
+    pub(super) fn warn_of(&self, lost: &[i32]) {
+        for rank in lost.iter().filter(|rank| **rank != self.me) {
+            let mut known = self.known();
+            let (is_new, how) = (known.logged.insert(*rank), known.noticed.get(rank).copied());
+            // The lock is given back first, because a callback may ask for the lost ranks.
+            drop(known);
+            if is_new {
+                let how = how.unwrap_or("the store says so: its connections have ended, or it has left");
+                log::warn!("rank {}: rank {rank} is lost ({how})", self.me);
+            }
         }
     }
 
@@ -189,6 +217,7 @@ impl Losses {
     pub(super) fn look(&self, of_caller: &Wait) {
         let Some(local_ranks) = &self.local_ranks else { return };
         for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
+            self.noticed(rank, "its process on this host has ended");
             self.announce(rank);
         }
     }

@@ -15,6 +15,7 @@ mod join_attempt;
 mod joining;
 pub mod launcher;
 mod listeners;
+mod local_place;
 mod locations;
 mod losses;
 mod one_host;
@@ -23,11 +24,12 @@ mod serve;
 pub mod store;
 mod world;
 
-pub(crate) use agreement::ranges;
 #[doc(hidden)]
-pub use agreement::{Round, Scope};
+pub use agreement::{AgreedLosses, Round, Scope};
+pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};
+pub use local_place::LocalPlace;
 pub use options::{DEFAULT_TIMEOUT, JoinOptions};
 pub use world::World;

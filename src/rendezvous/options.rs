@@ -20,8 +20,9 @@ pub struct JoinOptions {
     pub world_size: Option<usize>,
     /// The rank of this process. It is used only when `world_size` is given.
     pub rank: usize,
-    /// The device index of this process in its host. It is used only when `world_size` is given.
-    pub local_rank: usize,
+    /// The rank of this process in its host. It is used only when `world_size` is given. `None`:
+    /// the library finds it from the hosts of the ranks.
+    pub local_rank: Option<usize>,
     /// How long each wait lasts; `None` means [`DEFAULT_TIMEOUT`].
     pub timeout: Option<Duration>,
     /// The moment by which the joining itself must be done; `None` means `timeout` from now.
@@ -35,16 +36,15 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
-    /// Makes the options of rank `rank` of `size`, on the device of that number. The launcher's
-    /// environment does not count.
+    /// Makes the options of rank `rank` of `size`. The launcher's environment does not count.
     pub fn ranked(rank: usize, size: usize) -> JoinOptions {
-        JoinOptions { world_size: Some(size), rank, local_rank: rank, ..JoinOptions::default() }
+        JoinOptions { world_size: Some(size), rank, ..JoinOptions::default() }
     }
 
-    /// Sets the device index of this process in its host.
+    /// Sets the rank of this process in its host.
     #[must_use]
     pub fn local_rank(mut self, local_rank: usize) -> JoinOptions {
-        self.local_rank = local_rank;
+        self.local_rank = Some(local_rank);
         self
     }
 

@@ -7,6 +7,7 @@ use hostccl::fork::Own;
 
 use super::agreement::{Members, Membership, Scope, ScopeKeys, WorldKeys};
 use super::launcher::Place;
+use super::local_place::LocalPlace;
 use super::losses::Losses;
 use super::store::{Server, Store};
 use crate::error::{Error, Result, Status};
@@ -18,6 +19,9 @@ pub struct World {
     pub(super) device_type: String,
     /// Which rank this process is, and where the ranks meet.
     pub(super) place: Place,
+    /// Where this rank is among the ranks of its host. In an offline world, and until the rank has
+    /// joined, it is what this rank knows by itself.
+    pub(super) local: LocalPlace,
     /// How long each wait lasts.
     pub(super) timeout: Duration,
     /// Whether there is no rendezvous by choice.
@@ -61,7 +65,13 @@ impl World {
 
     /// Returns the rank in this host.
     pub fn local_rank(&self) -> usize {
-        self.place.local_rank
+        self.local.local_rank
+    }
+
+    /// Returns where this rank is among the ranks of its host, and its host among the hosts. An
+    /// offline world counts all ranks as ranks of one host.
+    pub fn local_place(&self) -> LocalPlace {
+        self.local
     }
 
     /// Returns how long each wait lasts.
@@ -82,6 +92,11 @@ impl World {
     /// Returns the name of what started this process, for messages.
     pub fn launcher(&self) -> &'static str {
         self.place.launcher
+    }
+
+    /// Returns where the ranks meet, for messages.
+    pub fn store_name(&self) -> &str {
+        self.session.as_ref().map_or("no store", |session| session.store.name())
     }
 
     /// Returns all ranks as a set that makes collective calls.

@@ -10,6 +10,8 @@
 mod asking;
 mod carrying;
 mod collectives;
+mod control;
+mod ending;
 mod making;
 mod memory;
 mod views;
@@ -77,6 +79,8 @@ pub struct Session<'a> {
     /// What operations of a group still work on.
     kept: Vec<Room<u8>>,
     stores: Vec<*mut worlds::Counted>,
+    /// The handles of results of the control plane, and whether each of them is live.
+    results: Vec<(usize, bool)>,
 }
 
 /// Makes the calls that these bytes say; panics where one does not keep the contract.
@@ -89,9 +93,18 @@ pub fn check_any_calls(bytes: &[u8]) {
         groups: 0,
         kept: Vec::new(),
         stores: Vec::new(),
+        results: Vec::new(),
     };
-    let calls: Vec<Call> =
-        [worlds::CALLS, making::CALLS, views::CALLS, asking::CALLS, collectives::CALLS, carrying::CALLS].concat();
+    let calls: Vec<Call> = [
+        worlds::CALLS,
+        making::CALLS,
+        views::CALLS,
+        asking::CALLS,
+        collectives::CALLS,
+        carrying::CALLS,
+        control::CALLS,
+    ]
+    .concat();
     // Something to work on, so that short inputs get far.
     worlds::offline_world(&mut session);
     making::plain_mesh(&mut session);
@@ -265,6 +278,7 @@ impl Session<'_> {
     /// Ends everything: what is left would be a leak.
     fn finish(mut self) {
         collectives::end_groups(&mut self);
+        control::free_results(&mut self);
         for keeper in std::mem::take(&mut self.keepers) {
             let mesh = keeper as *mut dm_mesh;
             // Either ends its communicators; one may have done so before.

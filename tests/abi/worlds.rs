@@ -9,7 +9,8 @@ use devicemesh::ffi::*;
 use super::memory::{Room, Text};
 use super::{Call, Given, Known, Session, last_error};
 
-pub const CALLS: &[Call] = &[offline_world, real_world, any_world, ask, barrier, abort, free, errors];
+pub const CALLS: &[Call] =
+    &[offline_world, real_world, any_world, default_world, world_of_mesh, ask, info, barrier, abort, free, errors, log];
 
 /// A good offline world, of any size.
 pub fn offline_world(session: &mut Session<'_>) {
@@ -54,6 +55,8 @@ fn any_world(session: &mut Session<'_>) {
         world_size: session.number() as i32,
         rank: session.number() as i32,
         local_rank: session.number() as i32,
+        device: if session.rarely(8) { session.number() as i32 } else { 0 },
+        reserved: if session.rarely(16) { session.number() as u32 } else { 0 },
         timeout_ms: if session.rarely(4) { session.number() as i64 } else { 0 },
         init_method: if session.rarely(3) { method.as_ptr() } else { std::ptr::null() },
         ccl_library: if session.rarely(3) { library.as_ptr() } else { std::ptr::null() },
@@ -61,7 +64,7 @@ fn any_world(session: &mut Session<'_>) {
     };
     let size = session.struct_size(size_of::<dm_world_options>());
     let place = sized(size, options);
-    let wrong = !device.is_utf8() || !(64..=4096).contains(&size);
+    let wrong = !device.is_utf8() || !(72..=4096).contains(&size);
     join(session, "any world", &device, &place, Given { dead: false, wrong, ..Given::default() });
 }
 
@@ -75,6 +78,51 @@ fn join(session: &mut Session<'_>, what: &str, device: &Text, options: &Room<dm_
         // Without the flag it was made by `real_world`.
         let real = options.get(0).flags & DM_WORLD_OFFLINE == 0;
         session.worlds.push(Known { token, alive: true, real });
+    }
+}
+
+/// The default world of cpu, which this process alone is: it has no launcher.
+fn default_world(session: &mut Session<'_>) {
+    let device = if session.rarely(4) { session.text() } else { Text::new(b"cpu") };
+    if device.is_null() || device.is_utf8() && device.bytes() == b"cuda" {
+        return; // What this means depends on the machine.
+    }
+    let timeout = if session.rarely(4) { session.number() as i64 } else { 0 };
+    let out = session.out::<*mut dm_world>();
+    let given = Given { wrong: timeout < 0 || out.is_null() || !device.is_utf8(), ..Given::default() };
+    // SAFETY: the string ends with NUL, `out` is writable or NULL.
+    let status = unsafe { dm_default_world(device.as_ptr(), timeout, out.as_ptr()) };
+    if session.ended("dm_default_world", status, given, &[out.untouched()]) {
+        session.worlds.push(Known { token: out.get(0) as usize, alive: true, real: true });
+    }
+}
+
+fn world_of_mesh(session: &mut Session<'_>) {
+    let (mesh, out) = (session.mesh(), session.out::<*mut dm_world>());
+    // A mesh over existing communicators may have no world.
+    let given = Given { dead: !mesh.alive, wrong: out.is_null(), unsure: false };
+    // SAFETY: `out` is writable or NULL.
+    let status = unsafe { dm_get_world(mesh.mesh(), out.as_ptr()) };
+    if session.ended("dm_get_world", status, given, &[out.untouched()]) {
+        session.worlds.push(Known { token: out.get(0) as usize, alive: true, real: mesh.real });
+    }
+}
+
+fn info(session: &mut Session<'_>) {
+    let world = session.world();
+    let size = session.struct_size(size_of::<dm_world_info>());
+    let place = Room::<dm_world_info>::of_bytes(size.clamp(8, 8 + 4096));
+    place.put(0, size);
+    let given = Given { dead: !world.alive, wrong: !(56..=4096).contains(&size), ..Given::default() };
+    // SAFETY: as many bytes as it says, or a size that is refused.
+    let status = unsafe { dm_world_get_info(world.world(), place.as_ptr()) };
+    if session.ended("dm_world_get_info", status, given, &[]) {
+        let info = place.get(0);
+        assert!((0..info.size).contains(&info.rank) && (0..info.num_hosts).contains(&info.host));
+        assert!(info.local_rank >= 0 && info.local_size >= 1 && info.device >= -1);
+        // SAFETY: the world's own strings, and the world lives.
+        let texts = unsafe { (CStr::from_ptr(info.device_type), CStr::from_ptr(info.library)) };
+        assert!([c"cpu", c"cuda"].contains(&texts.0) && (texts.1.is_empty() == (info.version == 0)));
     }
 }
 
@@ -127,11 +175,27 @@ fn free(session: &mut Session<'_>) {
     }
 }
 
+/// A level, often none, and a callback that asks the library.
+fn log(session: &mut Session<'_>) {
+    unsafe extern "C-unwind" fn on_record(_user_data: *mut c_void, level: dm_log_level, message: *const c_char) {
+        assert!((DM_LOG_ERROR..=DM_LOG_DEBUG).contains(&level));
+        // SAFETY: the library's line lives through the call.
+        let message = unsafe { CStr::from_ptr(message) }.to_str().unwrap();
+        assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+        assert!(dm_version() >= 100, "a callback may ask the library");
+    }
+    let level = if session.rarely(4) { session.number() as i32 } else { session.below(5) as i32 };
+    // SAFETY: the callback may be called from any thread.
+    let status = unsafe { dm_set_log(level, Some(on_record), std::ptr::null_mut()) };
+    let wrong = !(DM_LOG_OFF..=DM_LOG_DEBUG).contains(&level);
+    session.ended("dm_set_log", status, Given { wrong, ..Given::default() }, &[]);
+}
+
 fn errors(session: &mut Session<'_>) {
     let status = session.number() as i32;
     // SAFETY: a static string.
     let name = unsafe { CStr::from_ptr(dm_status_name(status)) }.to_str().unwrap();
-    assert_eq!(name == "DM_STATUS_UNKNOWN", !(DM_STATUS_OK..=DM_STATUS_INTERNAL).contains(&status), "{status}");
+    assert_eq!(name == "DM_STATUS_UNKNOWN", !(DM_STATUS_OK..=DM_STATUS_EXHAUSTED).contains(&status), "{status}");
     assert!(dm_version() >= 100);
     let size = session.struct_size(size_of::<dm_error_info>());
     let place = Room::<dm_error_info>::of_bytes(size.clamp(8, 8 + 4096));
@@ -174,6 +238,8 @@ fn none() -> dm_world_options {
         world_size: 0,
         rank: 0,
         local_rank: 0,
+        device: 0,
+        reserved: 0,
         timeout_ms: 0,
         init_method: std::ptr::null(),
         ccl_library: std::ptr::null(),

@@ -9,20 +9,22 @@ int main(void)
   const int32_t statuses[] = {DM_STATUS_OK, DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_FOUND,
                               DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
                               DM_STATUS_STORE, DM_STATUS_CCL, DM_STATUS_DEVICE, DM_STATUS_LIBRARY, DM_STATUS_UNSUPPORTED,
-                              DM_STATUS_ABORTED, DM_STATUS_PEER_LOST, DM_STATUS_INTERNAL};
-  for (int32_t number = 0; number < 16; ++number) {
+                              DM_STATUS_ABORTED, DM_STATUS_PEER_LOST, DM_STATUS_INTERNAL, DM_STATUS_EXHAUSTED};
+  for (int32_t number = 0; number < 17; ++number) {
     CHECK(statuses[number] == number);
     CHECK(strncmp(dm_status_name(number), "DM_STATUS_", 10) == 0);
     for (int32_t other = 0; other < number; ++other) CHECK(strcmp(dm_status_name(number), dm_status_name(other)) != 0);
   }
   CHECK(strcmp(dm_status_name(DM_STATUS_TIMEOUT), "DM_STATUS_TIMEOUT") == 0);
-  CHECK(dm_status_name(16) != NULL && dm_status_name(-1) != NULL);
+  CHECK(dm_status_name(17) != NULL && dm_status_name(-1) != NULL);
 
   const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16, DM_FLOAT8E4M3, DM_FLOAT8E5M2};
   const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
   for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
+  CHECK(DM_LOG_OFF == 0 && DM_LOG_ERROR == 1 && DM_LOG_WARN == 2 && DM_LOG_INFO == 3 && DM_LOG_DEBUG == 4);
   CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);
+  CHECK(DM_WORLD_DEVICE == 2u);
 
   CHECK(sizeof(dm_error_info) == 88);
   AT(dm_error_info, status, 8); AT(dm_error_info, ccl_result, 12); AT(dm_error_info, device_error, 16);
@@ -30,11 +32,16 @@ int main(void)
   AT(dm_error_info, ranks, 32); AT(dm_error_info, num_ranks, 40); AT(dm_error_info, lost_ranks, 48);
   AT(dm_error_info, num_lost, 56); AT(dm_error_info, dim, 64); AT(dm_error_info, waited_seconds, 72);
   AT(dm_error_info, call, 80);
-  CHECK(sizeof(dm_world_options) == 64);
+  CHECK(sizeof(dm_world_options) == 72);
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
-  AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);
-  AT(dm_world_options, ccl_library, 40); AT(dm_world_options, store, 48);
-  AT(dm_world_options, joining_out, 56);
+  AT(dm_world_options, local_rank, 20); AT(dm_world_options, device, 24); AT(dm_world_options, reserved, 28);
+  AT(dm_world_options, timeout_ms, 32); AT(dm_world_options, init_method, 40);
+  AT(dm_world_options, ccl_library, 48); AT(dm_world_options, store, 56);
+  AT(dm_world_options, joining_out, 64);
+  CHECK(sizeof(dm_world_info) == 56);
+  AT(dm_world_info, rank, 8); AT(dm_world_info, size, 12); AT(dm_world_info, local_rank, 16); AT(dm_world_info, local_size, 20);
+  AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, version, 36);
+  AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48);
   CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
@@ -59,7 +66,11 @@ int main(void)
         error.os_error == 0 && error.message == NULL);
   dm_world_options world = DM_WORLD_OPTIONS_INIT;
   CHECK(world.struct_size == sizeof world && world.flags == 0 && world.world_size == 0 && world.rank == 0 && world.local_rank == 0 &&
-        world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL);
+        world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL && world.device == 0 &&
+        world.reserved == 0 && world.joining_out == NULL);
+  dm_world_info about = DM_WORLD_INFO_INIT;
+  CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 && about.local_size == 0 &&
+        about.host == 0 && about.num_hosts == 0 && about.device == 0 && about.version == 0 && about.device_type == NULL && about.library == NULL);
   dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
   CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;

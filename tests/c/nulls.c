@@ -19,12 +19,48 @@ static void worlds(void)
   NO_HANDLE(dm_world_rank(NULL, &number));
   NO_HANDLE(dm_world_size(NULL, &number));
   NO_HANDLE(dm_world_barrier(NULL, 0));
+  dm_buffers *bytes = NULL;
+  NO_HANDLE(dm_world_all_gather_bytes(NULL, "x", 1, 0, &bytes));
+  NO_HANDLE(dm_world_broadcast_bytes(NULL, "x", 1, 0, 0, &bytes));
+  NO("data", dm_world_all_gather_bytes(world, NULL, 1, 0, &bytes));
+  NO("buffers_out", dm_world_all_gather_bytes(world, "x", 1, 0, NULL));
+  NO("data", dm_world_broadcast_bytes(world, NULL, 1, 0, 0, &bytes));
+  NO("buffers_out", dm_world_broadcast_bytes(world, "x", 1, 0, 0, NULL));
+  CHECK(bytes == NULL);
   /* dm_world_abort takes NULL for the default worlds: tests/c/world_abort.c. */
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
+  dm_world_info info = DM_WORLD_INFO_INIT;
+  NO_HANDLE(dm_world_get_info(NULL, &info));
+  NO("info_out", dm_world_get_info(world, NULL));
+  CHECK(info.size == 0 && info.device_type == NULL);
+  NO("world_out", dm_default_world("cpu", 0, NULL));
   CHECK(number == 77);
+  OK(dm_set_log(DM_LOG_OFF, NULL, NULL)); /* NULL stands for stderr */
   dm_world_free(NULL);
   dm_world_free(world);
+}
+
+static void control(const dm_mesh *mesh)
+{
+  const void *data = NULL;
+  size_t length = 77;
+  dm_buffers *bytes = NULL;
+  NO_HANDLE(dm_barrier(NULL, "tp", 0));
+  NO_HANDLE(dm_all_gather_bytes(NULL, "tp", "x", 1, 0, &bytes));
+  NO_HANDLE(dm_broadcast_bytes(NULL, "tp", "x", 1, 0, 0, &bytes));
+  NO("data", dm_all_gather_bytes(mesh, "tp", NULL, 1, 0, &bytes));
+  NO("buffers_out", dm_all_gather_bytes(mesh, "tp", "x", 1, 0, NULL));
+  NO("data", dm_broadcast_bytes(mesh, "tp", NULL, 1, 0, 0, &bytes));
+  NO("buffers_out", dm_broadcast_bytes(mesh, "tp", "x", 1, 0, 0, NULL));
+  CHECK(bytes == NULL);
+  REQUIRE(dm_all_gather_bytes(mesh, "tp", "x", 1, 0, &bytes));
+  NO_HANDLE(dm_buffers_get(NULL, 0, &data, &length));
+  NO("data_out", dm_buffers_get(bytes, 0, NULL, &length));
+  NO("len_out", dm_buffers_get(bytes, 0, &data, NULL));
+  CHECK(data == NULL && length == 77 && dm_buffers_count(NULL) == 0);
+  dm_buffers_free(NULL);
+  dm_buffers_free(bytes);
 }
 
 static void making(const dm_mesh *mesh, ncclComm_t comm)
@@ -70,6 +106,10 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
   NO_HANDLE(dm_submesh(NULL, names, 1, 0, &made));
   NO("dim_names", dm_submesh(mesh, NULL, 1, 0, &made));
   NO("mesh_out", dm_submesh(mesh, names, 1, 0, NULL));
+  dm_world *world = NULL;
+  NO_HANDLE(dm_get_world(NULL, &world));
+  NO("world_out", dm_get_world(mesh, NULL));
+  CHECK(world == NULL);
   NO_HANDLE(dm_clone(NULL, &made));
   NO("mesh_out", dm_clone(mesh, NULL));
   dm_free(NULL);
@@ -212,6 +252,7 @@ int main(void)
   REQUIRE(dm_init("cpu", ones, 2, names, NULL, &mesh));
   REQUIRE(dm_get_comm(mesh, "dp", &comm));
   making(mesh, comm);
+  control(mesh);
   asking(mesh);
   communicating(mesh);
   OK(dm_finalize(mesh, NULL));

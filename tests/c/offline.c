@@ -62,6 +62,10 @@ static void at_a_million(void)
   ncclComm_t comm = NULL;
   FAILS(DM_STATUS_UNSUPPORTED, "DM_WORLD_OFFLINE", dm_get_comm(mesh, "tp", &comm));
   GIVES(DM_STATUS_UNSUPPORTED, dm_check(mesh, "tp"));
+  dm_buffers *bytes = NULL;
+  FAILS(DM_STATUS_UNSUPPORTED, "DM_WORLD_OFFLINE", dm_barrier(mesh, "tp", 0));
+  FAILS(DM_STATUS_UNSUPPORTED, "DM_WORLD_OFFLINE", dm_all_gather_bytes(mesh, "tp", "x", 1, 0, &bytes));
+  FAILS(DM_STATUS_UNSUPPORTED, "DM_WORLD_OFFLINE", dm_world_broadcast_bytes(world, "x", 1, 0, 0, &bytes));
   OK(dm_finalize(mesh, NULL));
   GIVES(DM_STATUS_ABORTED, dm_slice(mesh, tp, 1, &pair));
   dm_free(mesh);

@@ -15,13 +15,17 @@ import subprocess
 from pathlib import Path
 
 CC = os.environ.get("CC", "cc")
-# A struct that begins with its size may grow at its end, and no other way; new functions are
-# welcome.
+# What abidiff lets pass beside new functions: a struct that has grown at its end.
 GROWTH = """[suppress_type]
 name = {name}
 type_kind = struct
 has_data_member_inserted_at = end
 has_size_change = yes
+"""
+# abidiff also lets a struct pass in which only reserved bytes have become fields.
+USE = """[suppress_type]
+name = {name}
+type_kind = struct
 """
 
 
@@ -38,7 +42,7 @@ def structs(header):
     found = {}
     for body, name in re.findall(r"typedef struct \w+ \{(.*?)\} (\w+);", bare(header), re.S):
         fields = [" ".join(field.split()) for field in body.split(";") if field.strip()]
-        found[name] = {(re.search(r"\(\*(\w+)\)", field) or re.search(r"(\w+)$", field)).group(1): field for field in fields}
+        found[name] = {(re.search(r"\(\*(\w+)\)", field) or re.search(r"(\w+)(?:\[\w+\])?$", field)).group(1): field for field in fields}
     return found
 
 
@@ -86,10 +90,34 @@ def parse(text):
     return {f"{kind} {name}": rest.split(" ", 2 if kind == "field" else 0) for kind, name, rest in lines}
 
 
+def is_reserved(what):
+    return what.startswith("field ") and what.endswith(".reserved")
+
+
+def hidden_padding(text):
+    """Where a layout has bytes that no field covers, in words, or None. Callers leave anything
+    there, so a later release could not use them."""
+    layout = parse(text)
+    for what, size in layout.items():
+        if not what.startswith("struct "):
+            continue
+        name, at = what.split()[1], 0
+        for field, (offset, width, _) in ((field, value) for field, value in layout.items() if field.startswith(f"field {name}.")):
+            if int(offset) != at:
+                return f"bytes {at} to {offset} of {name}, before {field.split('.')[1]}"
+            at += int(width)
+        if at != int(size[0]):
+            return f"bytes {at} to {size[0]} at the end of {name}"
+    return None
+
+
 def compare_layouts(old, new, may_grow):
-    """Refuses a layout in which programs of the old one would read or write elsewhere."""
+    """Refuses a layout in which programs of the old one would read or write elsewhere. The bytes
+    of a field `reserved` may become other fields, because old programs have zeros there."""
     old, new = parse(old), parse(new)
     for what, was in old.items():
+        if is_reserved(what):
+            continue
         if what not in new:
             raise Refused(f"{what} is gone")
         kind, name = what.split()
@@ -102,8 +130,11 @@ def compare_layouts(old, new, may_grow):
     for what, now in new.items():
         kind, name = what.split()
         owner = "struct " + name.split(".")[0]
-        # Also in what was padding: old callers leave anything there.
-        if kind == "field" and what not in old and owner in old and int(now[0]) < int(old[owner][0]):
+        if kind != "field" or owner not in old or (what in old and not is_reserved(what)):
+            continue
+        begin, end = int(now[0]), int(now[0]) + int(now[1])
+        free = [int(value) for value in old.get(f"field {name.split('.')[0]}.reserved", ("0", "0"))[:2]]
+        if begin < int(old[owner][0]) and not free[0] <= begin < end <= free[0] + free[1]:
             raise Refused(f"{what} begins at byte {now[0]} of the {old[owner][0]} that {owner} had: a struct grows only at its end")
 
 
@@ -123,11 +154,29 @@ def abidw(library):
     return run("abidw", "--no-corpus-path", "--no-comp-dir-path", "--no-architecture", library.name, cwd=library.parent)
 
 
-def abidiff(recorded, library, may_grow):
-    """Refuses what abidiff calls a change, but for new functions and for structs of may_grow
-    that are longer."""
-    suppressions = library.parent / "growth.suppr"
-    suppressions.write_text("\n".join(GROWTH.format(name=name) for name in may_grow))
+def additions(old, new, may_grow):
+    """What abidiff is told to let pass. A rule stands only for a struct that has grown, or whose
+    reserved bytes are used, because a rule also hides changes of the structs that its struct
+    points to."""
+    old, new = parse(old), parse(new)
+    rules = []
+    for what, size in old.items():
+        if not what.startswith("struct ") or what not in new:
+            continue
+        name = what.split()[1]
+        fields = [field for field in old if field.startswith(f"field {name}.")]
+        changed = [field for field in fields if new.get(field) != old[field]]
+        if new[what] != size and name in may_grow:
+            rules.append(GROWTH.format(name=name))
+        elif new[what] == size and changed and all(map(is_reserved, changed)):
+            rules.append(USE.format(name=name))
+    return "\n".join(rules)
+
+
+def abidiff(recorded, library, rules):
+    """Refuses what abidiff calls a change, but for new functions and what the rules let pass."""
+    suppressions = library.parent / "additions.suppr"
+    suppressions.write_text(rules)
     done = subprocess.run(["abidiff", "--no-architecture", "--no-added-syms", "--suppressions", suppressions, recorded, library],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     # Bits: 1 and 2 are errors of the tool or its use, 4 a change, 8 one that breaks programs.

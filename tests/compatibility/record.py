@@ -18,9 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = Path(__file__).resolve().parent / "records"
 
 
+def version():
+    """The version's three numbers, as text."""
+    return re.search(r'^version = "(\d+)\.(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M).groups()
+
+
 def series():
     """The version in the SONAME: within it the ABI stays."""
-    major, minor = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M).groups()
+    major, minor, _ = version()
     return f"0.{minor}" if major == "0" else major
 
 

@@ -250,7 +250,10 @@ static void shrunk(const dm::World &world)
   dm::InitOptions options;
   options.world = world;
   const dm::Mesh mesh = dm::init({{"dp", 4}, {"tp", 2}}, options);
+  const dm::Mesh whole = dm::init({{"dp", 4}, {"tp", 2}}, options);
   THROWS(dm::Status::invalid_argument, "nothing to leave out", mesh.shrink("dp", {}));
+  THROWS(dm::Status::invalid_argument, "no rank is lost", whole.shrink("dp"));
+  THROWS(dm::Status::invalid_argument, "no rank is lost", whole.shrink("dp", std::chrono::minutes(1)));
   if (world.rank() != 5) {
     const dm::Mesh rest = mesh.shrink("dp", {5});
     CHECK((rest.ranks() == Ranks{0, 1, 2, 3, 6, 7}));

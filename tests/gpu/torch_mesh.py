@@ -36,7 +36,7 @@ class Library:
 
     def mesh(self, shape, names, comms=None):
         mesh = ctypes.c_void_p()
-        sizes = (ctypes.c_size_t * len(shape))(*shape)
+        sizes = (ctypes.c_int32 * len(shape))(*shape)
         texts = (ctypes.c_char_p * len(names))(*(name.encode() for name in names))
         device, count = DEVICE.encode(), ctypes.c_size_t(len(shape))
         if comms is None:

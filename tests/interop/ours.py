@@ -21,7 +21,7 @@ def say(text):
 class Mesh:
     def __init__(self, dp, tp):
         self.handle = ctypes.c_void_p()
-        shape, names = (ctypes.c_size_t * 2)(dp, tp), (ctypes.c_char_p * 2)(b"dp", b"tp")
+        shape, names = (ctypes.c_int32 * 2)(dp, tp), (ctypes.c_char_p * 2)(b"dp", b"tp")
         check(LIBRARY.dm_init(b"cpu", shape, ctypes.c_size_t(2), names, None, ctypes.byref(self.handle)))
 
     def all_reduce(self, name, pointer, count):
@@ -34,5 +34,5 @@ class Mesh:
         return cell[0]
 
     def finalize(self):
-        check(LIBRARY.dm_finalize(self.handle))
+        check(LIBRARY.dm_finalize(self.handle, None))
         LIBRARY.dm_free(self.handle)

@@ -375,6 +375,48 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
+/* What is left of a mesh inherits its options, unless the call has others. */
+static void inherit(void)
+{
+  const int32_t shape[] = {4, 2};
+  const char *names[] = {"dp", "tp"};
+  char net_name[] = "mynet";
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.netName = net_name;
+  dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT}, others[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  dims[0].comm_name = "replicas";
+  dims[1].comm_name = "shards";
+  dims[1].nccl_config = &config;
+  options.dim_options = dims;
+  dm_mesh *mesh = made(shape, 2, names), *left = NULL, *lazily = NULL;
+  options.flags = DM_INIT_LAZY;
+  dm_mesh *lazy = made(shape, 2, names);
+  options.flags = 0;
+  options.dim_options = NULL;
+  memset(net_name, 'X', sizeof net_name);
+  OK(dm_world_barrier(world, 0));
+  if (rank == 7) _exit(0);
+  note("inherited");
+  REQUIRE(dm_shrink(mesh, "dp", NULL, 0, NULL, &left));
+  note("replaced");
+  dm_call_options call = DM_CALL_OPTIONS_INIT;
+  others[0].comm_name = "others";
+  call.dim_options = others;
+  REQUIRE(dm_shrink(lazy, "dp", NULL, 0, &call, &lazily));
+  note("made");
+  if (rank < 6) {
+    CHECK(sum_along(left, "dp") == 3 && sum_along(left, "tp") == 2);
+    CHECK(sum_along(lazily, "dp") == 3);
+    OK(dm_finalize(left, NULL));
+    OK(dm_finalize(lazily, NULL));
+    CHECK(living() == 0);
+  }
+  dm_free(left);
+  dm_free(lazily);
+  dm_free(mesh);
+  dm_free(lazy);
+}
+
 /* Checks the threads that the library has started. With "path" it also checks that every thread
  * that it starts beside NCCL was among them. */
 static int ended(int is_whole)
@@ -573,13 +615,36 @@ static void finalize_world(void)
   dm_free(lazy);
 }
 
+/* Prints what the world says of this rank. */
+static void tell(void)
+{
+  dm_world_info info = DM_WORLD_INFO_INIT;
+  OK(dm_world_get_info(world, &info));
+  CHECK(info.rank == rank && info.size == size && strcmp(info.device_type, "cuda") == 0 && info.library[0] != '\0' && info.version >= 21400);
+  printf("info rank=%d local=%d/%d host=%d/%d device=%d\n", info.rank, info.local_rank, info.local_size, info.host, info.num_hosts, info.device);
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   join.timeout_ms = 30000;
   join.ccl_library = getenv("RECORDER");
-  if (strcmp(what, "current") == 0) choose_device(7 - atoi(getenv("RANK")));
+  if (strcmp(what, "current") == 0 || strcmp(what, "named") == 0) choose_device(7 - atoi(getenv("RANK")));
+  if (strcmp(what, "named") == 0 || strcmp(what, "named alone") == 0) {
+    join.flags = DM_WORLD_DEVICE;
+    join.device = (atoi(getenv("RANK")) + 3) % 8;
+  }
+  if (strcmp(what, "beyond") == 0) {
+    join.flags = DM_WORLD_DEVICE;
+    join.device = atoi(getenv("RANK")) == 1 ? 8 : 0;
+  }
+  if (strncmp(what, "options", 7) == 0) {
+    join.world_size = atoi(getenv("WORLD_SIZE"));
+    join.rank = atoi(getenv("RANK"));
+    /* One rank of "options reversed" says 0, which is what the other case says on all ranks. */
+    join.local_rank = strcmp(what, "options reversed") == 0 ? 7 - join.rank : 0;
+  }
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);
   if (joined != DM_STATUS_OK) {
@@ -593,6 +658,7 @@ int main(int count, char **arguments)
   REQUIRE(dm_world_size(world, &size));
   options.world = world;
   options.timeout_ms = 30000;
+  tell();
   if (strcmp(what, "path") == 0) path();
   if (strcmp(what, "left group") == 0) left_group();
   if (strcmp(what, "gate") == 0) gate();
@@ -611,8 +677,11 @@ int main(int count, char **arguments)
   if (strcmp(what, "together") == 0) together();
   if (strcmp(what, "anew") == 0) anew();
   if (strcmp(what, "lose") == 0) lose(DM_STATUS_OK);
+  if (strcmp(what, "inherit") == 0) inherit();
   if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
-  if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
+  const char *const plain[] = {"chosen", "current", "named", "named alone", "options", "options reversed"};
+  for (size_t at = 0; at < sizeof plain / sizeof *plain; ++at)
+    if (strcmp(what, plain[at]) == 0) chosen();
   dm_world_free(world);
   return ended(strcmp(what, "path") == 0);
 }

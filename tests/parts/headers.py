@@ -19,14 +19,16 @@ def header_functions():
 
 
 def exports():
-    output = run(["nm", "-D", "--defined-only", LIBRARY / "libdevicemesh.so"])
+    """Exactly the header's functions are exported. Each has the SONAME as its default version,
+    and the linker adds the version's own name."""
+    version = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M)
+    soname = f"libdevicemesh.so.{version.group(1)}.{version.group(2)}"
+    output = run(["nm", "-D", "--defined-only", "--with-symbol-versions", LIBRARY / "libdevicemesh.so"])
     exported = {line.split()[-1] for line in output.splitlines() if line.strip()}
-    declared = header_functions()
+    declared = {f"{name}@@{soname}" for name in header_functions()} | {soname}
     if exported != declared:
         raise Failure(f"only exported: {sorted(exported - declared)}; only declared: {sorted(declared - exported)}")
     dynamic = run(["readelf", "-d", LIBRARY / "libdevicemesh.so"])
-    version = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M)
-    soname = f"libdevicemesh.so.{version.group(1)}.{version.group(2)}"
     if f"[{soname}]" not in dynamic:
         raise Failure(f"the SONAME is not {soname}:\n{dynamic}")
     if not (LIBRARY / soname).exists():

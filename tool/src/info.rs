@@ -77,10 +77,12 @@ struct Report {
     devices: Answer,
     /// Who started this process, and as which rank.
     launcher: Answer,
-    /// This process's rank. This and the next two are `None` where the launcher's variables do not
-    /// fit together.
+    /// This process's rank. This and the world size are `None` where the launcher's variables do
+    /// not fit together.
     rank: Option<usize>,
     world_size: Option<usize>,
+    /// The rank in the host; also `None` where the launcher does not say it. The ranks then find it
+    /// out when they join the world.
     local_rank: Option<usize>,
     /// The variables that were read and are set, with their values. A secret has no value here.
     variables: Vec<(String, String)>,
@@ -112,13 +114,14 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
         },
         rank: place_ok.map(|place| place.rank),
         world_size: place_ok.map(|place| place.size),
-        local_rank: place_ok.map(|place| place.local_rank),
+        local_rank: place_ok.and_then(|place| place.local_rank),
         store: store(options, place_ok),
         launcher: match &place {
             Ok(Place { launcher, rank, size, local_rank, address, .. }) => {
                 let address =
                     address.as_ref().map_or(String::new(), |(host, port)| format!(", meeting at {host}:{port}"));
-                Answer::Found(format!("{launcher}: rank {rank} of {size}, local rank {local_rank}{address}"))
+                let local_rank = local_rank.map_or(String::new(), |local| format!(", local rank {local}"));
+                Answer::Found(format!("{launcher}: rank {rank} of {size}{local_rank}{address}"))
             }
             Err(error) => Answer::Missing(error.message().to_owned()),
         },

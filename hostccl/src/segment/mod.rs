@@ -440,7 +440,8 @@ mod tests {
                 let mut ranks = Vec::new();
                 for (rank, nranks) in numbers.into_iter().enumerate() {
                     let fd = &fd;
-                    ranks.push(scope.spawn(move || Segment::map(fd, nranks, rank as u32, &Labels::default()).map(drop)));
+                    ranks
+                        .push(scope.spawn(move || Segment::map(fd, nranks, rank as u32, &Labels::default()).map(drop)));
                     // The rank that comes first decides on the number.
                     let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES).unwrap();
                     while first.header().came.get().len() + first.header().differ.get().len() <= rank {

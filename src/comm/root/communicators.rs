@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::communicator::{Communicator, Held, State};
 use super::super::ending::abort_all;
+use super::super::options::DimOptions;
 use super::super::world::EndsWithWorld;
 use super::{DimComm, Life, RootComms};
 use crate::ccl::CallName;
@@ -42,14 +43,34 @@ impl RootComms {
         own.map(|known| Arc::clone(&known.communicator))
     }
 
-    /// Gives a dimension its communicator.
-    pub(in crate::comm) fn add_dim(&self, name: &str, dim: &Dim, communicator: &Arc<Communicator>) {
+    /// The options with which a dimension got its communicator. Where this root is a range and has
+    /// no such dimension itself, the outer root may have it.
+    pub(in crate::comm) fn dim_options(&self, name: &str, dim: &Dim) -> DimOptions {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let of_name = |known: &&DimComm| known.dim.pairs() == dim.pairs() && known.name == name;
+        let found = dims.iter().rev().find(of_name).map(|known| known.options.clone());
+        let outer = || {
+            let (_, dim) = self.mesh.outer_dim(dim)?;
+            Some(self.outer.upgrade()?.dim_options(name, &dim))
+        };
+        found.or_else(outer).unwrap_or_default()
+    }
+
+    /// Gives a dimension its communicator. `options` are the caller's.
+    pub(in crate::comm) fn add_dim(
+        &self,
+        name: &str,
+        dim: &Dim,
+        communicator: &Arc<Communicator>,
+        options: &DimOptions,
+    ) {
         communicator.add_user();
         self.dims.write().unwrap_or_else(PoisonError::into_inner).push(DimComm {
             name: name.to_owned(),
             dim: dim.clone(),
             communicator: Held::new(Arc::clone(communicator)),
             call: CallName::new(&self.id, name, dim.pairs()),
+            options: options.clone(),
         });
     }
 

@@ -72,6 +72,11 @@ impl ScopeKeys {
         keys.into_iter().for_each(|key| self.leftovers.note(key));
     }
 
+    /// Takes the keys of this scope that begin with `prefix`.
+    pub(super) fn take_under(&self, prefix: &str) -> Vec<String> {
+        lock(&self.keys).extract_if(.., |key| key.starts_with(prefix)).collect()
+    }
+
     /// Takes the keys that may be removed once the call that this rank is about to make is agreed.
     pub(super) fn take(&self) -> Vec<String> {
         let mut keys = std::mem::take(&mut *lock(&self.keys));

@@ -159,7 +159,8 @@ impl DeadlockSearch {
         Ok(complete)
     }
 
-    /// Returns the ranks that have come to a call, and the ranks that have not.
+    /// Returns the ranks that have come to a call, and the ranks that have not. A lost rank waits
+    /// nowhere, whatever its note says, so it is left out.
     fn attendance(&self, call: &Call, wait: &Wait) -> Result<(Vec<i32>, Vec<i32>)> {
         if call.members.len() > LARGEST {
             return Ok((Vec::new(), Vec::new()));
@@ -168,7 +169,8 @@ impl DeadlockSearch {
         let present = self.0.membership.store.present(&keys, wait)?;
         let (came, missing): (Vec<_>, Vec<_>) = present.into_iter().enumerate().partition(|(_, here)| *here);
         let ranks = |positions: Vec<(usize, bool)>| {
-            positions.into_iter().map(|(position, _)| call.members.rank(position)).collect::<Vec<i32>>()
+            let ranks = positions.into_iter().map(|(position, _)| call.members.rank(position));
+            ranks.filter(|rank| self.0.membership.losses.first(|lost| lost == *rank).is_none()).collect::<Vec<i32>>()
         };
         Ok((ranks(came), ranks(missing)))
     }

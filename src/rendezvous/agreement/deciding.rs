@@ -18,6 +18,15 @@ fn grace(wait: &Wait) -> Duration {
     Duration::from_millis(200).max(wait.deadline.timeout() / 20)
 }
 
+/// What a rank does to take part in a phase of a call.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    /// It counts itself in. If there is a text, it must be equal on all ranks.
+    Equal(Option<&'a str>),
+    /// It finds out with the other ranks which ranks are lost. It knows these lost ranks itself.
+    Survivors(&'a [i32]),
+}
+
 /// How a phase of a call has ended on this rank, when it has not failed.
 pub(super) enum Settled {
     /// All ranks have agreed.
@@ -29,27 +38,49 @@ pub(super) enum Settled {
 }
 
 impl Round {
-    /// Reaches the verdict under `<prefix><phase>/`. If there is a `text`, it must be equal on all
-    /// ranks.
-    pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
+    /// Reaches the verdict under `<prefix><phase>/`.
+    pub(super) fn reach_verdict(&self, phase: &str, part: Part<'_>, wait: &Wait) -> Result<Settled> {
         let began = Instant::now();
-        self.seek_verdict(phase, text, wait).map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
+        let settled = self.seek_verdict(phase, part, wait);
+        if log::log_enabled!(log::Level::Debug) {
+            let outcome = match (&settled, phase) {
+                (Ok(Settled::Agreed), "/end") => "is done on all ranks",
+                (Ok(Settled::Agreed), _) => "is agreed",
+                (Ok(Settled::PassedOver), _) => "is no call of this rank",
+                (Err(_), _) => "has failed",
+            };
+            let millis = began.elapsed().as_secs_f64() * 1e3;
+            log::debug!("rank {}: call {} {outcome} after {millis:.1} ms: {}", self.my_rank(), self.number, self.call);
+        }
+        if let Err(error) = &settled {
+            self.membership.losses.warn_of(error.lost());
+        }
+        settled.map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
     }
 
-    fn seek_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
+    fn seek_verdict(&self, phase: &str, part: Part<'_>, wait: &Wait) -> Result<Settled> {
         // Thousands of ranks may pass their deadlines at the same moment. Only the first ranks look
         // for the missing ones then, and the others wait a little longer for the verdict.
         let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
         // The rank that serves the store may end its process when this function returns, so it
         // stays until the others have read the final verdict.
         let with_server = self.membership.served && self.membership.members.position(0).is_some();
-        let arrived = self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience)));
+        let patient = wait.with_deadline(wait.deadline.extended(patience));
+        let arrived = match part {
+            Part::Equal(text) => self.arrive(phase, text, &patient),
+            Part::Survivors(known) => self.await_survivors(phase, known, &patient),
+        };
+        let seeks_survivors = matches!(part, Part::Survivors(_));
         let verdict = match arrived {
             Ok(verdict) => verdict,
             // A timeout before this deadline comes from a watch, which has another deadline. It is
             // handled below.
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
                 self.after_deadline(phase, wait, error).map_err(|error| self.membership.explain(error))?
+            }
+            // The others take this rank for lost, or learn that it is lost, and go on without it.
+            Err(error) if seeks_survivors && matches!(error.status(), Status::Aborted | Status::NotMember) => {
+                return Err(error);
             }
             Err(error) => {
                 // The others learn now that this rank has left, and why, and need not wait for
@@ -72,10 +103,10 @@ impl Round {
         if phase.is_empty() && (verdict.is_of_another(function_of(&self.call)) || self.was_told_before(&verdict)) {
             return Ok(Settled::PassedOver);
         }
-        if verdict.status == Status::Ok && self.offers.is_some() && phase.is_empty() {
+        if verdict.status == Status::Ok && phase.is_empty() {
             let _ = self.shared.set(verdict.note().to_owned());
         }
-        if with_server && (phase == "/end" || verdict.status != Status::Ok) {
+        if with_server && (phase == "/end" || verdict.status != Status::Ok || seeks_survivors) {
             self.acknowledge(phase, &verdict, wait);
         }
         self.told(phase, verdict, wait).into_result().map(|()| Settled::Agreed)

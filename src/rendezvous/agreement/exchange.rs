@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::deciding::Part;
 use super::round::Round;
 use super::verdict::Verdict;
 use super::waiting::Found;
@@ -84,8 +85,17 @@ impl Round {
     }
 
     /// Returns when every rank of the call got through its work. Otherwise every rank gets the
-    /// first failure, or the ranks that did not get through.
+    /// first failure, or the ranks that did not get through. After a success nobody reads the values
+    /// of the call any more, so this rank removes those that it has published.
     pub fn finish(self, wait: &Wait) -> Result<()> {
-        if self.membership.members.len() > 1 { self.reach_verdict("/end", None, wait).map(drop) } else { Ok(()) }
+        if self.membership.members.len() < 2 {
+            return Ok(());
+        }
+        self.reach_verdict("/end", Part::Equal(None), wait)?;
+        let published = self.membership.left.take_under(&self.key("/data", ""));
+        if !published.is_empty() {
+            self.membership.store.forget(published, wait);
+        }
+        Ok(())
     }
 }

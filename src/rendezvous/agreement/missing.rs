@@ -24,14 +24,17 @@ const AT_MOST: usize = 1 << 20;
 
 const NEVER_CALLED: &str = "never called";
 
+/// How long the store may take to say who is missing, for a line in the log.
+const SHORT: Duration = Duration::from_millis(500);
+
 /// The result of a search for ranks that have left no key.
-struct Absent {
+pub(super) struct Absent {
     /// The positions of the missing ranks, in ascending order.
     positions: Vec<usize>,
-    /// The missing ranks, as ranks of the world.
-    ranks: Vec<i32>,
+    /// The missing ranks, as ranks of the world. Ranks that are known to be lost are not among them.
+    pub(super) ranks: Vec<i32>,
     /// How many members were looked at, counted from position 0.
-    looked_at: usize,
+    pub(super) looked_at: usize,
 }
 
 impl Round {
@@ -82,9 +85,29 @@ impl Round {
         Ok(Verdict::of_missing(&absent.ranks, message, self.my_rank(), timeout))
     }
 
-    /// Returns the ranks that have not left their key. When there is no time for all ranks, it
-    /// looks at the first ones only.
-    fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
+    /// Warns in the log when half and 90 % of the call's time have passed, with the ranks that are
+    /// not here.
+    pub(super) fn warn_if_near(&self, phase: &str, of_caller: &Wait) {
+        let Some(percent) = self.search.nearing.due(&of_caller.deadline) else { return };
+        let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
+        let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
+        let who = match self.absent(|position| self.here(phase, position), soon, &wait) {
+            Ok(absent) if !absent.ranks.is_empty() => ranges(&absent.ranks),
+            Ok(_) => "ranks that are here, but have got no further,".to_owned(),
+            Err(_) => "other ranks (the store does not say which)".to_owned(),
+        };
+        log::warn!(
+            "rank {}: {} as call {} waits for {who}: {percent} % of its {} ms have passed",
+            self.my_rank(),
+            self.call,
+            self.number,
+            of_caller.deadline.timeout().as_millis()
+        );
+    }
+
+    /// Returns the ranks that have not left their key and are not known to be lost. When there is no
+    /// time for all ranks, it looks at the first ones only.
+    pub(super) fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut positions, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
@@ -98,6 +121,8 @@ impl Round {
             positions.extend(missing.map(|(_, position)| position));
             at = end;
         }
+        let lost = self.membership.losses.all(|_| true);
+        positions.retain(|position| !lost.contains(&members.rank(*position)));
         let ranks = positions.iter().map(|position| members.rank(*position)).collect();
         Ok(Absent { positions, ranks, looked_at: at })
     }

@@ -10,7 +10,7 @@ use super::verdict::{Verdict, ranges};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
-use crate::wait::Wait;
+use crate::wait::{Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
@@ -41,6 +41,7 @@ impl Membership {
         if error.status() != Status::Store || full || !self.served || self.serving {
             return error;
         }
+        self.losses.noticed(0, "the store that it serves does not answer");
         Error::new(
             Status::PeerLost,
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
@@ -66,7 +67,8 @@ pub struct Round {
     pub(super) failure: Option<Error>,
     /// The things that this rank could share, in one line; `None` when the call shares nothing.
     pub(super) offers: Option<String>,
-    /// The places of the offers that all ranks share, once the ranks have agreed.
+    /// What the ranks have agreed on beside the text, once they have: the places of the offers that
+    /// all ranks share, or the ranks that are lost.
     pub(super) shared: OnceLock<String>,
     /// Whether this rank may be behind the others in its scope. The scope shares it with its
     /// rounds ([`Scope::is_behind`](super::scope::Scope)).
@@ -85,6 +87,8 @@ pub(super) struct SearchState {
     pub(super) seen: AtomicI64,
     /// Whether the store has a note that says where this rank waits.
     pub(super) has_note: AtomicBool,
+    /// How much of the call's time was used up when the log last said so.
+    pub(super) nearing: Nearing,
 }
 
 impl Round {

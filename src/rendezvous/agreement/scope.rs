@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::deadlock::take_back_note;
-use super::deciding::Settled;
+use super::deciding::{self, Settled};
 use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
@@ -111,7 +111,7 @@ impl Scope {
                 continue;
             }
             let removable = self.membership.left.take();
-            let settled = round.reach_verdict("", Some(&text), wait);
+            let settled = round.reach_verdict("", deciding::Part::Equal(Some(&text)), wait);
             // This comes before the rank begins another call, because other ranks rely on the note
             // while it stands.
             take_back_note(&round, wait);
@@ -186,7 +186,7 @@ impl Scope {
         self.enter(call, "", Part { offers: None, failure: Some(failure) }, wait)
     }
 
-    fn next_round(&self, call: &str) -> Round {
+    pub(super) fn next_round(&self, call: &str) -> Round {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let prefix = format!("{}/{number}", self.prefix);
         let (membership, call) = (Arc::clone(&self.membership), call.to_owned());

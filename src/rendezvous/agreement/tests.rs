@@ -1,5 +1,6 @@
 //! Ranks as threads over a store in memory.
 
+mod bytes;
 mod level;
 mod serving;
 

@@ -27,18 +27,7 @@ impl Round {
     /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost and
     /// neither is there, the loss becomes the verdict.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
-        let losses = Arc::clone(&self.membership.losses);
-        let of_caller = wait.watch.clone();
-        let (order, looking) =
-            (phase.is_empty().then(|| DeadlockSearch::of(self)), Wait { watch: None, ..wait.clone() });
-        let watch: Watch = Arc::new(move || {
-            losses.look(&looking);
-            if let Some(order) = &order {
-                order.look(&looking);
-            }
-            of_caller.as_ref().map_or(Ok(()), |watch| watch())
-        });
-        let wait = &Wait { watch: Some(watch), ..wait.clone() };
+        let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
             if self.has_lost() {
@@ -71,6 +60,27 @@ impl Round {
                 _ => return Ok(Found::Value(value)),
             }
         }
+    }
+
+    /// Returns this wait with a watch that looks for lost ranks of this host and, in the first phase,
+    /// for deadlocks.
+    pub(super) fn watching(&self, phase: &str, wait: &Wait) -> Wait {
+        let losses = Arc::clone(&self.membership.losses);
+        let of_caller = wait.watch.clone();
+        let (order, looking) =
+            (phase.is_empty().then(|| DeadlockSearch::of(self)), Wait { watch: None, ..wait.clone() });
+        let warning = log::log_enabled!(log::Level::Warn).then(|| (self.copy(), phase.to_owned()));
+        let watch: Watch = Arc::new(move || {
+            losses.look(&looking);
+            if let Some(order) = &order {
+                order.look(&looking);
+            }
+            if let Some((round, phase)) = &warning {
+                round.warn_if_near(phase, &looking);
+            }
+            of_caller.as_ref().map_or(Ok(()), |watch| watch())
+        });
+        Wait { watch: Some(watch), ..wait.clone() }
     }
 
     /// Returns the error that these ranks were lost, before or after they came to the call.

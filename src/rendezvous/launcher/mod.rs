@@ -34,9 +34,10 @@ pub struct Place {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// The rank in this host, which chooses the device. If nothing says it, it is the rank (modulo
-    /// LOCAL_WORLD_SIZE), as in PyTorch's DeviceMesh.
-    pub local_rank: usize,
+    /// The rank in this host, which chooses the device; `None` where the launcher does not say it.
+    pub local_rank: Option<usize>,
+    /// The number of ranks on this host; `None` where the launcher does not say it.
+    pub local_size: Option<usize>,
     /// The host and the port where the ranks meet.
     pub address: Option<(String, u16)>,
     /// The digest of the job's identity from which the port was made, and 0 where the port is not
@@ -54,19 +55,18 @@ pub struct Place {
 /// that are contradictory or incomplete are errors that name them.
 pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
     let env = Variables { get };
-    let Some(family) = family(&env)? else { return Ok(Place::new("alone", 0, 1, 0)) };
+    let Some(family) = family(&env)? else { return Ok(Place::new("alone", 0, 1, Some(0))) };
     let (rank, size) = rank_and_size(&env, family)?;
     let local_size = local_size(&env, family, size)?;
     let local_rank = match env.first(family.local_rank)?.or(env.number("LOCAL_RANK")?) {
         Some(local) => {
             below(local, local_size.unwrap_or(size))?;
-            local.value
+            Some(local.value)
         }
-        // Each pod sees the devices that it was given.
-        None if family.rank == KUBERNETES.rank => 0,
-        None => rank.value % local_size.map_or(usize::MAX, |local| local.value),
+        None => (size.value == 1).then_some(0),
     };
     let mut place = Place::new(family.launcher, rank.value, size.value, local_rank);
+    place.local_size = local_size.map(|local| local.value);
     place.advice = family.advice;
     if env.text("TORCHELASTIC_RUN_ID").is_some() && family.rank == TORCH.rank {
         place.launcher = "torchrun";
@@ -84,7 +84,12 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
 /// Makes the place of explicit options, which say which rank this is. The environment may still say
 /// where the ranks meet, by MASTER_ADDR and MASTER_PORT, or by what its launcher gives to this very
 /// rank of this very size.
-pub fn given(get: &dyn Fn(&str) -> Option<String>, rank: usize, size: usize, local_rank: usize) -> Result<Place> {
+pub fn given(
+    get: &dyn Fn(&str) -> Option<String>,
+    rank: usize,
+    size: usize,
+    local_rank: Option<usize>,
+) -> Result<Place> {
     let mut place = Place::new("dm_world_options", rank, size, local_rank);
     place.meet(&Variables { get })?;
     if place.address.is_none() {
@@ -100,9 +105,9 @@ pub fn given(get: &dyn Fn(&str) -> Option<String>, rank: usize, size: usize, loc
 
 impl Place {
     /// Makes a place with a rank and a size, and no address.
-    pub fn new(launcher: &'static str, rank: usize, size: usize, local_rank: usize) -> Place {
+    pub fn new(launcher: &'static str, rank: usize, size: usize, local_rank: Option<usize>) -> Place {
         let (address, job, agent, advice) = (None, 0, false, TORCH.advice);
-        Place { rank, size, local_rank, address, job, agent, launcher, advice }
+        Place { rank, size, local_rank, local_size: None, address, job, agent, launcher, advice }
     }
 
     /// Adds to an error of listening what can be done about a port that nobody chose.

@@ -55,37 +55,51 @@ fn each_launcher_is_known_by_what_it_really_sets() {
     let torchrun_in_slurm = format!("{SRUN_TWO_HOSTS} {TORCHRUN}");
     let torchrun_in_mpi = format!("{OPEN_MPI_TWO_HOSTS} {TORCHRUN}");
     for (variables, launcher, rank, size, local_rank, host) in [
-        (OPEN_MPI, "Open MPI", 2, 4, 2, Some("127.0.0.1")),
-        (OPEN_MPI_TWO_HOSTS, "Open MPI", 1, 2, 0, None),
-        (OPEN_MPI_SINGLETON, "PMIx", 0, 1, 0, None),
-        (OPEN_MPI_IN_SLURM, "Open MPI", 1, 2, 1, Some("127.0.0.1")),
-        (MPICH, "PMI", 3, 4, 3, Some("127.0.0.1")),
-        (MPICH_TWO_HOSTS, "PMI", 1, 2, 0, None),
-        (MPICH_IN_SLURM, "PMI", 2, 4, 2, None),
-        (SRUN, "Slurm", 3, 4, 3, Some("127.0.0.1")),
-        (SRUN_TWO_HOSTS, "Slurm", 3, 4, 0, Some("node001")),
-        (&srun_pmi2, "Slurm", 3, 4, 3, Some("127.0.0.1")),
-        (&srun_pmix, "Slurm", 3, 4, 0, Some("node001")),
-        (SBATCH_SCRIPT, "alone", 0, 1, 0, None),
-        (TORCHRUN, "torchrun", 1, 2, 1, Some("vm")),
-        (&torchrun_in_slurm, "torchrun", 1, 2, 1, Some("vm")),
-        (&torchrun_in_mpi, "torchrun", 1, 2, 1, Some("vm")),
-        ("PALS_RANKID=3 PALS_LOCAL_RANKID=1 PMI_SIZE=8 MASTER_ADDR=x1 MASTER_PORT=29500", "PALS", 3, 8, 1, Some("x1")),
+        (OPEN_MPI, "Open MPI", 2, 4, Some(2), Some("127.0.0.1")),
+        (OPEN_MPI_TWO_HOSTS, "Open MPI", 1, 2, Some(0), None),
+        (OPEN_MPI_SINGLETON, "PMIx", 0, 1, Some(0), None),
+        (OPEN_MPI_IN_SLURM, "Open MPI", 1, 2, Some(1), Some("127.0.0.1")),
+        (MPICH, "PMI", 3, 4, Some(3), Some("127.0.0.1")),
+        (MPICH_TWO_HOSTS, "PMI", 1, 2, Some(0), None),
+        (MPICH_IN_SLURM, "PMI", 2, 4, Some(2), None),
+        (SRUN, "Slurm", 3, 4, Some(3), Some("127.0.0.1")),
+        (SRUN_TWO_HOSTS, "Slurm", 3, 4, Some(0), Some("node001")),
+        (&srun_pmi2, "Slurm", 3, 4, Some(3), Some("127.0.0.1")),
+        (&srun_pmix, "Slurm", 3, 4, Some(0), Some("node001")),
+        (SBATCH_SCRIPT, "alone", 0, 1, Some(0), None),
+        (TORCHRUN, "torchrun", 1, 2, Some(1), Some("vm")),
+        (&torchrun_in_slurm, "torchrun", 1, 2, Some(1), Some("vm")),
+        (&torchrun_in_mpi, "torchrun", 1, 2, Some(1), Some("vm")),
+        (
+            "PALS_RANKID=3 PALS_LOCAL_RANKID=1 PMI_SIZE=8 MASTER_ADDR=x1 MASTER_PORT=29500",
+            "PALS",
+            3,
+            8,
+            Some(1),
+            Some("x1"),
+        ),
         (
             "PALS_RANKID=3 PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=4 WORLD_SIZE=4 PALS_APID=a-b",
             "PALS",
             3,
             4,
-            3,
+            Some(3),
             Some("127.0.0.1"),
         ),
-        ("PMIX_RANK=3 WORLD_SIZE=8 LOCAL_WORLD_SIZE=2", "PMIx", 3, 8, 1, None),
-        ("JOB_COMPLETION_INDEX=3 WORLD_SIZE=8 MASTER_ADDR=j-0.s MASTER_PORT=1", "Kubernetes", 3, 8, 0, Some("j-0.s")),
-        ("RANK=3 WORLD_SIZE=8", "the environment", 3, 8, 3, None),
-        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=fd00::1 MASTER_PORT=1", "the environment", 0, 2, 0, Some("fd00::1")),
-        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=[fd00::1] MASTER_PORT=1", "the environment", 0, 2, 0, Some("fd00::1")),
-        ("RANK=5 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4", "the environment", 5, 8, 1, None),
-        ("RANK= OMPI_COMM_WORLD_RANK=", "alone", 0, 1, 0, None),
+        ("PMIX_RANK=3 WORLD_SIZE=8 LOCAL_WORLD_SIZE=2", "PMIx", 3, 8, None, None),
+        (
+            "JOB_COMPLETION_INDEX=3 WORLD_SIZE=8 MASTER_ADDR=j-0.s MASTER_PORT=1",
+            "Kubernetes",
+            3,
+            8,
+            None,
+            Some("j-0.s"),
+        ),
+        ("RANK=3 WORLD_SIZE=8", "the environment", 3, 8, None, None),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=fd00::1 MASTER_PORT=1", "the environment", 0, 2, None, Some("fd00::1")),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=[fd00::1] MASTER_PORT=1", "the environment", 0, 2, None, Some("fd00::1")),
+        ("RANK=5 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4", "the environment", 5, 8, None, None),
+        ("RANK= OMPI_COMM_WORLD_RANK=", "alone", 0, 1, Some(0), None),
     ] {
         let place = detect_in(variables).unwrap_or_else(|error| panic!("{variables}: {error}"));
         let seen = (place.launcher, place.rank, place.size, place.local_rank);
@@ -133,11 +147,11 @@ fn a_port_is_made_from_the_job_alone() {
 
 #[test]
 fn options_take_the_address_of_the_same_rank_only() {
-    let given_in = |variables: &str, rank, size| given(&|name| lookup(variables, name), rank, size, 0).unwrap();
+    let given_in = |variables: &str, rank, size| given(&|name| lookup(variables, name), rank, size, Some(0)).unwrap();
     let same = given_in(OPEN_MPI, 2, 4);
     assert_eq!(
         (same.launcher, same.local_rank, same.address),
-        ("dm_world_options", 0, detect_in(OPEN_MPI).unwrap().address)
+        ("dm_world_options", Some(0), detect_in(OPEN_MPI).unwrap().address)
     );
     assert_eq!(given_in(OPEN_MPI, 1, 4).address, None);
     let torchrun = given_in(TORCHRUN, 7, 8);

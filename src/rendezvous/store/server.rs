@@ -82,10 +82,7 @@ impl Server {
         poll.add(&*shared.wake, clients::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
         let thread = hostccl::thread::spawn("dm-store", move || serving.run());
-        let thread = thread.map_err(|error| {
-            let message = format!("cannot set up the store's server: {}", machine::no_thread(&error));
-            Error::store(message).with_os_error(error.raw_os_error().unwrap_or(0))
-        })?;
+        let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the store's server"))?;
         Ok(Server { address: bound, is_local, shared, thread: Some(thread) })
     }
 

@@ -1,0 +1,58 @@
+//! The scopes in which the groups along a root's dimensions make calls of the control plane.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Result;
+use crate::mesh::Mesh;
+use crate::rendezvous::{Scope, World};
+
+/// The scopes that the groups of this rank have needed so far. Each group has one, so its calls
+/// concern no other ranks.
+#[derive(Default)]
+pub(in crate::comm) struct ControlScopes(Mutex<Known>);
+
+/// The scopes, and what a new one begins with.
+#[derive(Default)]
+struct Known {
+    /// The scopes by their part in the name of their keys: the layout of the dimension, and the
+    /// first position of the group.
+    scopes: HashMap<String, Arc<Scope>>,
+    /// Whether this rank has refused a call without knowing of which group. A scope that is made
+    /// later begins with that.
+    may_be_behind: bool,
+}
+
+impl ControlScopes {
+    /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root` is
+    /// the root's part in the names of its scopes.
+    pub(in crate::comm) fn of_group(&self, world: &World, root: &str, mesh: &Mesh, index: usize) -> Result<Arc<Scope>> {
+        let (first, position) = mesh.split_color_key(index)?;
+        let pairs = mesh.dim_layout(index).pairs().iter();
+        let pairs: Vec<String> = pairs.map(|(size, stride)| format!("{size}x{stride}")).collect();
+        let name = format!("control/{}/{first}", pairs.join("."));
+        let mut known = self.lock();
+        if let Some(scope) = known.scopes.get(&name) {
+            return Ok(Arc::clone(scope));
+        }
+        let scope = world.subscope(&format!("{root}/{name}"), mesh.group_ranks(index)?.into(), position as usize)?;
+        if known.may_be_behind {
+            scope.may_be_behind();
+        }
+        let scope = Arc::new(scope);
+        known.scopes.insert(name, Arc::clone(&scope));
+        Ok(scope)
+    }
+
+    /// Notes that this rank has refused a call of some group, and nobody knows of which. The other
+    /// ranks of that group may wait for this rank until their deadline.
+    pub(in crate::comm) fn note_refused(&self) {
+        let mut known = self.lock();
+        known.may_be_behind = true;
+        known.scopes.values().for_each(|scope| scope.may_be_behind());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,101 @@
+//! Which world a mesh is in, and what there is to know about a world.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use super::arguments::{optional_text, timeout, write_struct};
+use super::guard::{ask, guard};
+use super::make;
+use super::pointers::out;
+use super::types::{dm_mesh, dm_status, dm_world, dm_world_info};
+use super::world::{find, give};
+use crate::ccl;
+use crate::comm;
+use crate::wait::Deadline;
+
+/// Gives the world that the mesh is in, also when dm_init joined it by itself.
+///
+/// Local; it works for each view of the mesh, and after the mesh has ended too. *world_out is a new
+/// handle, which the caller frees with dm_world_free. The world lives on as long as one of its
+/// handles or meshes does. Errors: DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world),
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (world_out is NULL).
+///
+/// # Safety
+/// world_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_get_world(mesh: *const dm_mesh, world_out: *mut *mut dm_world) -> dm_status {
+    guard(|| {
+        let world_out = out("world_out", world_out)?;
+        give(Arc::clone(make::find(mesh)?.world()?), world_out)
+    })
+}
+
+/// Gives the default world, the one that dm_init joins where its options name no world. Joins it
+/// first where this process is not in it.
+///
+/// Collective over the world where this process is not in it, local otherwise. device_type is as
+/// for dm_world_init; each device type has a default world of its own. The ranks and their store
+/// come from the launcher's environment. timeout_ms bounds the joining; 0: 600000. *world_out is a
+/// new handle, which the caller frees with dm_world_free; this process stays in the default world.
+/// After dm_default_world_abort, dm_default_world_finalize, or a dm_world_abort or
+/// dm_world_finalize of this world, the next call joins anew, with all ranks. Errors: those of
+/// dm_world_init.
+///
+/// # Safety
+/// device_type is NULL or NUL-terminated; world_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_default_world(
+    device_type: *const c_char,
+    timeout_ms: i64,
+    world_out: *mut *mut dm_world,
+) -> dm_status {
+    guard(|| {
+        let world_out = out("world_out", world_out)?;
+        // SAFETY: the caller's contract.
+        let device_type = unsafe { optional_text("device_type", device_type)? };
+        let deadline = timeout("timeout_ms", timeout_ms)?.map(Deadline::after);
+        give(comm::default_world(ccl::device_type(device_type)?, deadline)?, world_out)
+    })
+}
+
+/// Tells who this process is in the world, where it runs, and what makes its communicators.
+///
+/// Local; it answers after the world has ended too. `info_out->struct_size` is set by the caller
+/// (DM_WORLD_INFO_INIT). A program needs no environment variable to choose its device: the
+/// library has chosen `device` for this rank, and works on it also on threads that have no current
+/// device. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (info_out is NULL, or its
+/// struct_size is wrong).
+///
+/// ```c
+/// dm_world *world;
+/// dm_world_info info = DM_WORLD_INFO_INIT;
+/// dm_get_world(mesh, &world);
+/// dm_world_get_info(world, &info);
+/// cudaSetDevice(info.device);
+/// dm_world_free(world);
+/// ```
+///
+/// # Safety
+/// info_out is NULL or points to `info_out->struct_size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_world_get_info(world: *const dm_world, info_out: *mut dm_world_info) -> dm_status {
+    ask(|| {
+        let world = find(world)?;
+        let (local, library) = (world.local_place(), world.library().ok());
+        let info = dm_world_info {
+            struct_size: size_of::<dm_world_info>(),
+            rank: world.rank() as i32,
+            size: world.size() as i32,
+            local_rank: local.local_rank as i32,
+            local_size: local.local_size as i32,
+            host: local.host as i32,
+            num_hosts: local.num_hosts as i32,
+            device: world.device().map_or(-1, |device| device as i32),
+            version: library.map_or(0, |library| library.version()),
+            device_type: if world.device_type() == "cpu" { c"cpu" } else { c"cuda" }.as_ptr(),
+            library: library.map_or(c"", |library| library.c_name()).as_ptr(),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { write_struct("info_out", info_out, info) }
+    })
+}

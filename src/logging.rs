@@ -1,0 +1,118 @@
+//! The log of the library: where its records go, and what a line of it is.
+//!
+//! The library writes its records with the macros of the crate `log`. A Rust program that has
+//! installed a logger of its own gets them there, with targets that begin with `devicemesh` or
+//! `hostccl`. The C ABI installs the sink of this module, which writes lines to stderr or calls the
+//! program's callback. `DM_LOG` or `dm_set_log` chooses the level. A Rust program that has no logger
+//! gets the sink by [`init_from_environment`].
+//!
+//! A record is written where no lock is held that a call back into the library could need, because
+//! the callback may call functions such as `dm_abort`.
+
+mod line;
+mod rank;
+mod sink;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+
+pub use log::{Level, LevelFilter};
+
+pub(crate) use self::rank::{Me, set_rank};
+use self::sink::SINK;
+use crate::error::{Error, Result};
+
+/// The environment variable that chooses the level of the lines on stderr.
+pub const LOG_VARIABLE: &str = "DM_LOG";
+
+/// How long [`set`] waits for calls of the earlier callback on other threads.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A function that gets the records in place of stderr.
+pub(crate) type Callback = Arc<dyn Fn(Level, &str) + Send + Sync>;
+
+/// Whether the sink is the logger of this process, once it was tried.
+static IS_INSTALLED: OnceCell<bool> = OnceCell::new();
+
+/// Keeps the level and the callback of one call of [`set`] together.
+static SETTING: Mutex<()> = Mutex::new(());
+
+/// Writes the library's records to stderr as `DM_LOG` says (`error`, `warn`, `info` or `debug`),
+/// unless this process has a logger of the crate `log` already. Returns whether it does. The C ABI
+/// calls this by itself; a Rust program that wants `DM_LOG` calls it once at its start.
+///
+/// Another logger cannot be installed afterwards: `log::set_logger` works once in a process.
+pub fn init_from_environment() -> bool {
+    *IS_INSTALLED.get_or_init(|| {
+        if log::set_logger(&SINK).is_err() {
+            return false;
+        }
+        let value = std::env::var_os(LOG_VARIABLE).unwrap_or_default();
+        match level_named(&value.to_string_lossy()) {
+            Some(level) => log::set_max_level(level),
+            None => {
+                log::set_max_level(LevelFilter::Warn);
+                log::warn!(
+                    "{Me}: {LOG_VARIABLE} is {:?}, not error, warn, info, debug or off: nothing more is logged",
+                    value.to_string_lossy()
+                );
+                log::set_max_level(LevelFilter::Off);
+            }
+        }
+        true
+    })
+}
+
+/// Sets the level, and the callback that gets the records in place of stderr. Waits for the calls of
+/// the earlier callback on other threads, so that what the earlier callback uses may be freed
+/// afterwards.
+pub(crate) fn set(level: LevelFilter, callback: Option<Callback>) -> Result<()> {
+    if !init_from_environment() {
+        return Err(Error::unsupported(
+            "dm_set_log: this program has installed a logger of Rust's crate log, which gets the records: set the level there",
+        ));
+    }
+    let earlier = {
+        let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = SINK.replace(callback);
+        log::set_max_level(level);
+        earlier
+    };
+    match earlier.is_none_or(|earlier| SINK.wait_until_unused(earlier, PATIENCE)) {
+        true => Ok(()),
+        false => Err(Error::timeout(format!(
+            "dm_set_log: the earlier callback was still running on another thread after {} ms: the new one is set, but keep what the earlier one uses",
+            PATIENCE.as_millis()
+        ))),
+    }
+}
+
+/// The level of that name in `DM_LOG`. An empty name stands for "off".
+fn level_named(name: &str) -> Option<LevelFilter> {
+    Some(match name {
+        "" | "off" => LevelFilter::Off,
+        "error" => LevelFilter::Error,
+        "warn" => LevelFilter::Warn,
+        "info" => LevelFilter::Info,
+        "debug" => LevelFilter::Debug,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_the_variable_are_levels() {
+        let words = ["", "off", "error", "warn", "info", "debug"];
+        let levels = words.map(|word| level_named(word).unwrap());
+        use LevelFilter::{Debug, Error, Info, Off, Warn};
+        assert_eq!(levels, [Off, Off, Error, Warn, Info, Debug]);
+        for wrong in ["trace", "DEBUG", "1", " info"] {
+            assert_eq!(level_named(wrong), None, "{wrong:?}");
+        }
+    }
+}

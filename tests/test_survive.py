@@ -1,0 +1,61 @@
+"""examples/survive.c: ranks are killed by SIGKILL while it computes, and the others go on without
+them. The program reads no message. Each survivor checks its sums itself."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from support.paths import LINK
+
+STEPS = 60
+
+
+def wait_for(ranks, numbers, words):
+    """Reads what these ranks print until each has printed a line that ends so. Returns what each
+    has printed."""
+    said = {number: "" for number in numbers}
+    for number in numbers:
+        while not said[number].endswith(words + "\n"):
+            line = ranks[number].stdout.readline()
+            assert line, f"rank {number} ended: {said[number]}"
+            said[number] += line
+    return said
+
+
+@pytest.fixture
+def survive(programs, start_ranks):
+    def run(size, victims, later=()):
+        """Kills the victims at once, and the later ones as soon as a survivor is about to call
+        dm_shrink."""
+        ranks = start_ranks([programs.c("examples/survive.c", name="survive-example", link=LINK), STEPS], size)
+        wait_for(ranks, range(size), "is at step 10")
+        for rank in victims:
+            os.kill(ranks[rank].pid, signal.SIGKILL)
+        gone = {*victims, *later}
+        left = [rank for rank in range(size) if rank not in gone]
+        if later:
+            wait_for(ranks, left[:1], "lost ranks")
+            for rank in later:
+                os.kill(ranks[rank].pid, signal.SIGKILL)
+        replicas = size // 2 - len({rank // 2 for rank in gone})
+        for rank in left:
+            output, _ = ranks[rank].communicate(timeout=120)
+            assert ranks[rank].returncode == 0, f"rank {rank}: {output}"
+            is_out = rank ^ 1 in gone
+            last = f"rank {rank} is out" if is_out else f"rank {rank} is done with {replicas} replicas"
+            assert output.splitlines()[-1] == last, f"rank {rank}: {output}"
+            named = [line.split()[5:] for line in output.splitlines() if re.match(r"rank \d+ goes on", line)]
+            assert {int(word) for line in named for word in line} <= {*gone, *(rank ^ 1 for rank in gone)}, output
+    return run
+
+
+@pytest.mark.parametrize("size, victims", [(8, [5]), (8, [2, 7]), (6, [4, 5]), (8, [3, 5, 7])], ids=str)
+def test_ranks_are_killed_at_once(survive, size, victims):
+    survive(size, victims)
+
+
+@pytest.mark.parametrize("size, victims, later", [(8, [5], [2]), (6, [3], [5]), (8, [6, 7], [2, 5])], ids=str)
+def test_further_ranks_are_killed_in_the_shrink(survive, size, victims, later):
+    survive(size, victims, later)
