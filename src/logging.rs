@@ -13,7 +13,7 @@ mod line;
 mod rank;
 mod sink;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -21,6 +21,7 @@ use once_cell::sync::OnceCell;
 pub use log::{Level, LevelFilter};
 
 pub(crate) use self::rank::{Me, set_rank};
+pub(crate) use self::sink::Callback;
 use self::sink::SINK;
 use crate::error::{Error, Result};
 
@@ -29,9 +30,6 @@ pub const LOG_VARIABLE: &str = "DM_LOG";
 
 /// How long [`set`] waits for calls of the earlier callback on other threads.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A function that gets the records in place of stderr.
-pub(crate) type Callback = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
 /// Whether the sink is the logger of this process, once it was tried.
 static IS_INSTALLED: OnceCell<bool> = OnceCell::new();

@@ -29,6 +29,7 @@ from pathlib import Path
 # circle.
 LAYERS = [
     ["wait", "digest", "printable", "error"],
+    ["logging"],
     ["ccl"],
     ["rendezvous"],
     ["layout"],

@@ -322,8 +322,8 @@ def test_ranks_that_are_dealt_out_to_several_hosts(run, tmp_path):
     if probe.returncode != 0:
         raise Unavailable("this machine makes no mount namespaces")
     wrapper = ("env", "--unset=LOCAL_RANK", "--unset=LOCAL_WORLD_SIZE", "sh", "-c", HOST, "sh")
-    output, records = run("chosen", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3, BOOT=tmp_path / "boot")
-    assert devices(records) == [0, 0, 0, 1, 1, 1, 2, 2]
+    # The ranks make no mesh, because the recorder's engine works within one host.
+    output, _ = run("join", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3, BOOT=tmp_path / "boot")
     sizes = (3, 3, 2)
     assert told(output, r"(local=.*)", 8) == [f"local={rank // 3}/{sizes[rank % 3]} host={rank % 3}/3 device={rank // 3}" for rank in range(8)]
 

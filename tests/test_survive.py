@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from support.paths import LINK
+from support.paths import LINK, ROOT
 
 STEPS = 60
 
@@ -59,3 +59,9 @@ def test_ranks_are_killed_at_once(survive, size, victims):
 @pytest.mark.parametrize("size, victims, later", [(8, [5], [2]), (6, [3], [5]), (8, [6, 7], [2, 5])], ids=str)
 def test_further_ranks_are_killed_in_the_shrink(survive, size, victims, later):
     survive(size, victims, later)
+
+
+def test_the_page_shows_the_program():
+    page = (ROOT / "docs/reliability.md").read_text()
+    shown = re.search(r"```c\n(static dm_mesh \*without_the_lost.*?)```", page, re.S).group(1)
+    assert shown in (ROOT / "examples/survive.c").read_text()

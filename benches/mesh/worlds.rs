@@ -144,6 +144,7 @@ fn init_options(world: *mut dm_world) -> dm_init_options {
     dm_init_options {
         struct_size: size_of::<dm_init_options>(),
         flags: 0,
+        reserved: 0,
         world,
         ranks: ptr::null(),
         dim_options: ptr::null(),

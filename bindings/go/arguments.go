@@ -4,6 +4,7 @@ package devicemesh
 import "C"
 
 import (
+	"fmt"
 	"math"
 	"runtime"
 	"strings"
@@ -81,8 +82,8 @@ func (a *arguments) texts(what string, values []string) **C.char {
 	return &array[0]
 }
 
-// sizes gives an array of size_t.
-func (a *arguments) sizes(what string, values []int) *C.size_t {
+// counts gives an array of size_t: numbers of elements, or a tensor's shape.
+func (a *arguments) counts(what string, values []int) *C.size_t {
 	array := make([]C.size_t, len(values)+1)
 	for i, value := range values {
 		if value < 0 {
@@ -94,13 +95,6 @@ func (a *arguments) sizes(what string, values []int) *C.size_t {
 	return &array[0]
 }
 
-func (a *arguments) size(what string, value int) C.size_t {
-	if value < 0 {
-		a.refuse("%s is %d", what, value)
-	}
-	return C.size_t(value)
-}
-
 // int32s gives an array of int32_t, or NULL for a nil slice.
 func (a *arguments) int32s(what string, values []int) *C.int32_t {
 	if values == nil {
@@ -108,10 +102,15 @@ func (a *arguments) int32s(what string, values []int) *C.int32_t {
 	}
 	array := make([]C.int32_t, len(values)+1)
 	for i, value := range values {
-		array[i] = a.int32(what, value)
+		array[i] = a.int32(fmt.Sprintf("%s[%d]", what, i), value)
 	}
 	a.use(unsafe.Pointer(&array[0]))
 	return &array[0]
+}
+
+// shape gives the sizes of dimensions. A nil slice has no dimensions.
+func (a *arguments) shape(sizes []int) *C.int32_t {
+	return a.int32s("shape", append([]int{}, sizes...))
 }
 
 func (a *arguments) int32(what string, value int) C.int32_t {
@@ -153,7 +152,7 @@ func listed[T any](ask func(buffer *T, capacity C.size_t, length *C.size_t) C.ou
 		var length C.size_t
 		result := ask(&buffer[0], C.size_t(len(buffer)), &length)
 		if result.status == C.DM_STATUS_BUFFER_TOO_SMALL {
-			C.free(unsafe.Pointer(result.message))
+			C.go_drop_outcome(result)
 			buffer = make([]T, length)
 			continue
 		}

@@ -6,10 +6,13 @@ import "C"
 import (
 	"math"
 	"reflect"
+	"strings"
 	"unsafe"
 )
 
-// A DType is the type of a buffer's elements. It has the values of ncclDataType_t.
+// A DType is the type of a buffer's elements. It has the values of ncclDataType_t. On cuda every
+// number up to 255 goes to NCCL, which refuses those that it does not know. The overlap of buffers
+// of a type that is not listed here is not checked.
 type DType int32
 
 // The types of elements.
@@ -28,12 +31,15 @@ const (
 	DTypeFloat8E5M2 DType = C.DM_FLOAT8E5M2
 )
 
-// An Op is a reduction operator. It has the values of ncclRedOp_t.
+// An Op is a reduction operator. It has the values of ncclRedOp_t. A number that
+// ncclRedOpCreatePreMulSum of the library (Mesh.Proc) has made for the communicator (Mesh.Comm) is
+// an operator, too.
 type Op int32
 
-// The reduction operators. Avg is the sum divided by the number of ranks, truncated for integers. It
-// does not overflow on the host engine. NCCL makes the sum of integers in their own type. Max and Min
-// are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
+// The reduction operators. Avg is the sum divided by the number of ranks, truncated for integers.
+// It does not overflow on the host engine. NCCL makes the sum of integers in their own type. Max
+// and Min are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank
+// has a number.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD
@@ -88,13 +94,24 @@ func (b Buffer) at() C.uintptr_t {
 	return C.uintptr_t(uintptr(b.Address))
 }
 
-// bytes gives the buffer's size in bytes.
+// bytes gives the buffer's size in bytes. It is 0 for a type that is not known here.
 func (b Buffer) bytes() uintptr {
-	return uintptr(max(0, b.Count)) * sizes[min(uint32(b.DType), uint32(len(sizes)-1))]
+	return uintptr(max(0, b.Count)) * b.DType.size()
 }
 
-// The bytes of an element, by DType. 0 stands for a type that does not exist.
-var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 0}
+// The bytes of an element, by DType.
+var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
+
+// size gives the bytes of an element. It is 0 for a type that is not known here.
+func (d DType) size() uintptr {
+	if d < 0 || int(d) >= len(sizes) {
+		return 0
+	}
+	return sizes[d]
+}
+
+// The largest number that may be a type of a later NCCL.
+const largestDType = 255
 
 // nothing is the address of an empty slice, because the library takes no NULL.
 var nothing [8]byte
@@ -133,25 +150,35 @@ func (a *arguments) times(its string, large Buffer, other string, small Buffer, 
 	}
 }
 
-// buffer refuses a buffer that no collective can use, and has it pinned during the call.
-func (a *arguments) buffer(b Buffer) {
+// buffer refuses a buffer that no collective of the mesh can use, and has it pinned during the
+// call.
+func (a *arguments) buffer(b Buffer, m *Mesh) {
+	known := b.DType.size() > 0
 	switch {
 	case b.Count < 0:
 		a.refuse("a buffer has %d elements", b.Count)
-	case b.DType < 0 || int(b.DType) >= len(sizes)-1:
-		a.refuse("a buffer has elements of type %d, not one of 0 to %d", b.DType, len(sizes)-2)
+	case !known && (b.DType < 0 || b.DType > largestDType || !m.onCUDA()):
+		a.refuse("a buffer has elements of type %d, not one of 0 to %d", b.DType, len(sizes)-1)
 	case b.Count > 0 && b.Address == nil:
 		a.refuse("a buffer of %d elements has no address", b.Count)
-	case uintptr(b.Count) > math.MaxInt/max(1, sizes[b.DType]):
+	case uintptr(b.Count) > math.MaxInt/max(1, b.DType.size()):
 		a.refuse("a buffer has %d elements, more than memory can hold", b.Count)
 	default:
 		a.use(b.Address)
 	}
 }
 
-// op refuses an operator that does not exist.
+// onCUDA says whether the mesh has device type cuda. No function of the library but dm_describe
+// tells the device type. A name can hold any text, but the device type comes after all names.
+func (m *Mesh) onCUDA() bool {
+	text := m.String()
+	return strings.HasSuffix(text[:max(0, strings.LastIndexByte(text, '\''))], "'cuda")
+}
+
+// op refuses an operator that cannot exist. The communicator library judges the numbers that it may
+// have given itself.
 func (a *arguments) op(op Op) {
-	if op < Sum || op > Avg {
+	if op < 0 {
 		a.refuse("op is %d, not one of %d to %d", op, Sum, Avg)
 	}
 }
@@ -172,7 +199,7 @@ func overlap(one, other Buffer) bool {
 // apartOrSame refuses a part and a whole that overlap, unless the part begins exactly `elements`
 // elements into the whole, as in a call in place.
 func (a *arguments) apartOrSame(part, whole Buffer, elements int) {
-	place := uintptr(whole.Address) + uintptr(elements)*sizes[min(uint32(whole.DType), uint32(len(sizes)-1))]
+	place := uintptr(whole.Address) + uintptr(elements)*whole.DType.size()
 	if overlap(part, whole) && uintptr(part.Address) != place {
 		a.refuse("send and recv overlap: they must be apart, or be what a call in place has (%d bytes from each other, not %d)",
 			place-uintptr(whole.Address), int(uintptr(part.Address)-uintptr(whole.Address)))

@@ -142,7 +142,7 @@ func (m *Mesh) along(a *arguments, dim string) place {
 // that itself holds pointers.
 func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
 	for _, buffer := range buffers {
-		a.buffer(buffer)
+		a.buffer(buffer, m)
 	}
 	group, err := groupFor(ctx)
 	if err != nil {

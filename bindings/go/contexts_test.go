@@ -76,7 +76,7 @@ func TestContextsThatAreDone(t *testing.T) {
 	cancel(why)
 	value := []int{1}
 	for at, err := range []error{
-		AllReduce(ctx, mesh, "ep", value, value, Sum), AllReduce(ctx, mesh, "tp", value, value, Op(9)), AllReduce(ctx, mesh, "tp", value, nil, Sum),
+		AllReduce(ctx, mesh, "ep", value, value, Sum), AllReduce(ctx, mesh, "tp", value, value, Op(-1)), AllReduce(ctx, mesh, "tp", value, nil, Sum),
 		Send(ctx, mesh, "tp", value, size), AllReduce(ctx, nil, "tp", value, value, Sum), world.Barrier(ctx, -1),
 	} {
 		if !errors.Is(err, ErrInvalidArgument) && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrInvalidHandle) {

@@ -14,9 +14,16 @@
 //	}
 //	return mesh.Finalize(ctx) // collective: ends the communicators
 //
-// A communicator ends by Finalize or Abort alone. A program that joins worlds, makes meshes and
-// only closes them keeps the memory of every communicator until the process ends. Call Finalize
-// also before a normal exit, else other ranks may see ErrPeerLost.
+// A communicator ends by Finalize or Abort alone, of the mesh or of its world. A program that joins
+// worlds, makes meshes and only closes them keeps the memory of every communicator until
+// World.Finalize or the end of the process. Call Finalize also before a normal exit, else other
+// ranks may see ErrPeerLost.
+//
+// # Ranks
+//
+// A world rank is a process's number in the world. A rank along a dimension is its number in its
+// group along that dimension: its coordinate there, and what Send, Recv and root arguments take.
+// Neighbor gives the latter. TranslateRank and TranslateWorldRank make one of the other.
 //
 // # Errors
 //
@@ -24,6 +31,10 @@
 // its Status:
 //
 //	if errors.Is(err, devicemesh.ErrPeerLost) { ... }
+//
+// errors.As gives as data which ranks the failure is about, which of them are lost, the dimension,
+// how long the call waited, and the number of the call. Mesh.Shrink goes on without the ranks that
+// are lost.
 //
 // Wrong arguments, closed and finalized meshes, and nil ones are errors, never a crash.
 //
@@ -39,6 +50,9 @@
 // call begins nothing and aborts nothing. The error is then the context's own (errors.Is finds
 // context.Canceled and the cause) and not an *Error. The other ranks are not told, and wait for
 // this one until their timeout. A nil context gives ErrInvalidArgument.
+//
+// CallOptions.Timeout bounds one call that makes dimensions or ends a mesh. Such a call fails with
+// ErrTimeout where ranks do not come, and leaves the mesh as it was.
 //
 // When another goroutine calls Close, a blocked call goes on, and its context can still end it.
 //

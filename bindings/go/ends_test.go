@@ -116,25 +116,152 @@ func TestContextsEndBlockedCalls(t *testing.T) {
 	}
 }
 
+// together returns when all ranks have called it. It goes through the default world.
+func together(t *testing.T, mesh *Mesh) {
+	t.Helper()
+	must(t, AllReduce(background, mesh, "everybody", []int{1}, []int{0}, Sum))
+}
+
+func TestTimeoutsOfOneCall(t *testing.T) {
+	everybody, folder := ranks(t)
+	if size == 1 {
+		return
+	}
+	others := []int{}
+	for other := range size - 1 {
+		others = append(others, other+1)
+	}
+	mesh := line(t, private(t, folder, "one call"), MeshOptions{})
+	short := CallOptions{Timeout: 100 * time.Millisecond}
+	// All ranks make these calls in this order.
+	for at, call := range []func(options ...CallOptions) (*Mesh, error){
+		func(options ...CallOptions) (*Mesh, error) { return mesh.Flatten(background, "f", options...) },
+		func(options ...CallOptions) (*Mesh, error) {
+			return mesh.Unflatten(background, "x", []int{size, 1}, []string{"a", "b"}, options...)
+		},
+		func(options ...CallOptions) (*Mesh, error) {
+			return mesh.Reshape(background, []int{1, size}, []string{"c", "d"}, options...)
+		},
+		func(options ...CallOptions) (*Mesh, error) {
+			return mesh.SliceRange(background, "x", 1, 1, 1, options...)
+		},
+	} {
+		if rank == 0 {
+			_, err := call(short)
+			var failed *Error
+			if !errors.As(err, &failed) || !failed.Timeout() || failed.Waited < short.Timeout || failed.Call < 0 || len(failed.Lost) > 0 {
+				t.Fatalf("call %d: got %#v", at, err)
+			}
+			equal(t, fmt.Sprint("the late ranks of call ", at), failed.Ranks, others)
+		}
+		together(t, everybody)
+		if rank > 0 {
+			// A rank that comes too late is told so once.
+			_, err := call()
+			refused(t, err, ErrTimeout, "rank 0")
+		}
+		made, err := call(CallOptions{Timeout: time.Minute})
+		must(t, err)
+		must(t, made.Close())
+	}
+	if rank == 0 {
+		refused(t, mesh.Finalize(background, short), ErrTimeout, "")
+	}
+	together(t, everybody)
+	if rank > 0 {
+		refused(t, mesh.Finalize(background), ErrTimeout, "rank 0")
+	}
+	together(t, everybody)
+	// The mesh is as before.
+	value := []int{1}
+	must(t, AllReduce(background, mesh, "", value, value, Sum))
+	equal(t, "the sum", value, []int{size})
+	must(t, mesh.Finalize(background, CallOptions{Timeout: time.Minute}))
+}
+
+func TestFinalizingWorlds(t *testing.T) {
+	everybody, folder := ranks(t)
+	world := private(t, folder, "finalized")
+	mesh, other := line(t, world, MeshOptions{}), line(t, world, MeshOptions{Dims: []DimOptions{{OwnComm: true}}})
+	other.Close()
+	refused(t, world.Finalize(nil, 0), ErrInvalidArgument, "nil")
+	refused(t, FinalizeDefaultWorlds(nil, 0), ErrInvalidArgument, "nil")
+	refused(t, world.Finalize(background, -1), ErrInvalidArgument, "timeout")
+	refused(t, FinalizeDefaultWorlds(background, -1), ErrInvalidArgument, "timeout")
+	if rank == 0 && size > 1 {
+		err := world.Finalize(background, 100*time.Millisecond)
+		refused(t, err, ErrTimeout, "rank")
+	}
+	together(t, everybody)
+	if rank > 0 {
+		refused(t, world.Finalize(background, 0), ErrTimeout, "rank 0")
+	}
+	together(t, everybody)
+	must(t, AllReduce(background, mesh, "", []int{1}, []int{0}, Sum))
+	must(t, world.Finalize(background, 0))
+	refused(t, AllReduce(background, mesh, "", []int{1}, []int{0}, Sum), ErrAborted, "")
+	refused(t, world.Barrier(background, 0), ErrAborted, "")
+	refused(t, world.Finalize(background, 0), ErrAborted, "")
+	if size > 1 {
+		ended := private(t, folder, "given up")
+		if rank == 0 {
+			ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+			defer cancel()
+			err := ended.Finalize(ctx, 0)
+			refused(t, err, ErrAborted, "deadline exceeded")
+		}
+		together(t, everybody)
+		if rank > 0 {
+			refused(t, ended.Finalize(background, 0), ErrPeerLost, "rank 0")
+		}
+	}
+	// The default world can be joined anew.
+	together(t, everybody)
+	must(t, FinalizeDefaultWorlds(background, 0))
+	refused(t, AllReduce(background, everybody, "everybody", []int{1}, []int{0}, Sum), ErrAborted, "")
+	again, err := Init(background, "cpu", []int{size}, []string{"everybody"}, nil)
+	must(t, err)
+	defer again.Close()
+	together(t, again)
+}
+
+// No text is read here: which ranks are lost is data.
 func TestShrink(t *testing.T) {
-	_, folder := ranks(t)
+	everybody, folder := ranks(t)
 	if size == 1 {
 		return
 	}
 	world := private(t, folder, "shrink")
-	mesh := line(t, world, MeshOptions{})
+	mesh, again := line(t, world, MeshOptions{}), line(t, world, MeshOptions{})
+	if rank == size-1 {
+		must(t, world.Abort())
+	}
+	together(t, everybody)
 	if rank < size-1 {
-		left, err := mesh.Shrink(background, "x", []int{size - 1})
-		if errors.Is(err, ErrPeerLost) {
-			left, err = mesh.Shrink(background, "x", []int{size - 1})
+		err := AllReduce(background, mesh, "", []int{1}, []int{0}, Sum)
+		var failed *Error
+		if !errors.As(err, &failed) || failed.Status != ErrPeerLost || failed.Dimension != "x" {
+			t.Fatalf("got %#v", err)
 		}
-		must(t, err)
-		value := []int{1}
-		must(t, AllReduce(background, left, "", value, value, Sum))
-		equal(t, "the ranks that are left", value, []int{size - 1})
+		gone := []int{size - 1}
+		equal(t, "the ranks of the error", failed.Ranks, gone)
+		if err := world.Barrier(background, 0); !errors.As(err, &failed) || failed.Status != ErrPeerLost || failed.Dimension != "" {
+			t.Fatalf("got %#v", err)
+		}
+		equal(t, "the lost ranks of the error", failed.Lost, gone)
+		expect(t, gone)(mesh.LostRanks())
+		for _, lost := range [][]int{failed.Lost, nil} {
+			if lost == nil {
+				// The survivors agree on who is lost.
+				mesh = again
+			}
+			left, err := mesh.Shrink(background, "x", lost, CallOptions{Timeout: time.Minute, Dims: []DimOptions{{OwnComm: true}}})
+			must(t, err)
+			defer left.Close()
+			value := []int{1}
+			must(t, AllReduce(background, left, "", value, value, Sum))
+			equal(t, "the ranks that are left", value, []int{size - 1})
+		}
 	}
-	_, err := mesh.Shrink(background, "x", nil)
-	if err == nil {
-		t.Error("no rank was lost")
-	}
+	together(t, everybody)
 }

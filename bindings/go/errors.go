@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -50,6 +52,9 @@ const (
 	ErrPeerLost Status = C.DM_STATUS_PEER_LOST
 	// The library has a bug.
 	ErrInternal Status = C.DM_STATUS_INTERNAL
+	// This process has no more handles, memory, descriptors or threads; the message names the limit
+	// and how to raise it.
+	ErrExhausted Status = C.DM_STATUS_EXHAUSTED
 )
 
 // Error gives the status's C name, for example "DM_STATUS_TIMEOUT".
@@ -57,10 +62,28 @@ func (s Status) Error() string {
 	return C.GoString(C.dm_status_name(C.dm_status(s)))
 }
 
-// An Error is the failure of a call of the library.
+// An Error is the failure of a call of the library. A program needs no text to go on without the
+// ranks that are lost (Mesh.Shrink):
+//
+//	var failed *devicemesh.Error
+//	if errors.As(err, &failed) && len(failed.Lost) > 0 { ... }
 type Error struct {
 	Status  Status
 	Message string // One line, with the values and the ranks.
+
+	// The world ranks that the failure is about, in ascending order: those that were lost, aborted,
+	// did not come, failed, or made another call than the others. At most 512.
+	Ranks []int
+	// Those of Ranks that are lost: their processes have ended, they left the world (World.Abort,
+	// World.Close), or their hosts fell silent.
+	Lost []int
+	// The name of the dimension along which the call was made. "": the call has no dimension.
+	Dimension string
+	// How long the call waited for other ranks. 0: it did not wait.
+	Waited time.Duration
+	// The number of the collective call, as the message shows it ("as call 7"). -1: it has no
+	// number.
+	Call int64
 
 	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not
 	// involved.
@@ -105,18 +128,26 @@ func failure(result C.outcome) error {
 	if result.status == C.DM_STATUS_OK {
 		return nil
 	}
-	defer C.free(unsafe.Pointer(result.message))
-	return &Error{
-		Status:      Status(result.status),
-		Message:     C.GoString(result.message),
-		CCLResult:   int(result.ccl_result),
-		DeviceError: int(result.device_error),
-		OSError:     syscall.Errno(result.os_error),
-	}
+	defer C.go_drop_outcome(result)
+	failed := refusal(Status(result.status), C.GoString(result.message))
+	failed.CCLResult, failed.DeviceError = int(result.ccl_result), int(result.device_error)
+	failed.OSError = syscall.Errno(result.os_error)
+	failed.Dimension, failed.Call = C.GoString(result.dim), int64(result.call)
+	// A longer wait than a Duration can hold does not exist.
+	failed.Waited = time.Duration(max(0, float64(result.waited_seconds)) * float64(time.Second))
+	// The lost ranks follow the ranks in one list.
+	all := ints(unsafe.Slice(result.ranks, result.num_ranks+result.num_lost))
+	failed.Ranks, failed.Lost = slices.Clip(all[:result.num_ranks]), all[result.num_ranks:]
+	return failed
+}
+
+// refusal gives an error that this package has found itself.
+func refusal(status Status, message string) *Error {
+	return &Error{Status: status, Message: message, Call: -1}
 }
 
 func invalid(format string, values ...any) error {
-	return &Error{Status: ErrInvalidArgument, Message: fmt.Sprintf(format, values...)}
+	return refusal(ErrInvalidArgument, fmt.Sprintf(format, values...))
 }
 
 // wrong refuses a nil context.

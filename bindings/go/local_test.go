@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -65,18 +62,32 @@ func TestQueries(t *testing.T) {
 	expect(t, []int{4, 5, 6, 7})(mesh.GroupRanks("tp"))
 	expect(t, [][]int{{0, 4}, {1, 5}, {2, 6}, {3, 7}})(mesh.ReplicaGroups("dp"))
 	expect(t, 2)(mesh.TranslateRank("dp", 0))
-	expect(t, 7)(mesh.Neighbor("tp", 1, false))
+	expect(t, 0)(mesh.TranslateWorldRank("dp", 2))
+	expect(t, 3)(mesh.TranslateWorldRank("tp", 7))
+	_, err := mesh.TranslateWorldRank("tp", 3)
+	refused(t, err, ErrNotMember, "3")
+	expect(t, []int{0, 3})(mesh.CoordinateOf(3))
+	_, err = mesh.CoordinateOf(8)
+	refused(t, err, ErrNotMember, "8")
+	// Rank 6 is rank 2 along tp. Its neighbour there is rank 3 along tp, and rank 7 of the world.
+	expect(t, 3)(mesh.Neighbor("tp", 1, false))
+	expect(t, 7)(mesh.TranslateRank("tp", 3))
 	expect(t, -1)(mesh.Neighbor("tp", 2, false))
-	expect(t, 4)(mesh.Neighbor("tp", 2, true))
+	expect(t, 0)(mesh.Neighbor("tp", 2, true))
+	expect(t, []int{})(mesh.LostRanks())
 	if names := mesh.Names(); !reflect.DeepEqual(names, []string{"dp", "tp"}) {
 		t.Error(names)
 	}
 	if text := fmt.Sprint(mesh); text != "DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1))" {
 		t.Error(text)
 	}
-	if rank, err := mesh.World().Rank(); rank != 6 || err != nil {
-		t.Error(rank, err)
+	world, err := mesh.World()
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer world.Close()
+	expect(t, 6)(world.Rank())
+	expect(t, WorldInfo{Rank: 6, Size: 8, LocalRank: 6, LocalSize: 8, NumHosts: 1, Device: -1, DeviceType: "cpu"})(world.Info())
 	if Version() < 100 {
 		t.Error(Version())
 	}
@@ -131,7 +142,7 @@ func TestViews(t *testing.T) {
 		{view(mesh.Slice("tp", "dp")), "DeviceMesh((tp=4, dp=2), 'cpu', stride=(1, 4))"},
 		{view(mesh.Slice()), "DeviceMesh((), 'cpu', stride=())"},
 		{view(mesh.Flatten(background, "all")), "DeviceMesh((all=8), 'cpu', stride=(1,))"},
-		{view(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b"}, DimOptions{}, DimOptions{OwnComm: true, CommName: "b"})),
+		{view(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b"}, CallOptions{Dims: []DimOptions{{}, {OwnComm: true, CommName: "b"}}})),
 			"DeviceMesh((dp=2, a=2, b=2), 'cpu', stride=(4, 2, 1))"},
 		{view(mesh.Reshape(background, []int{8, 1}, []string{"ep", "one"})), "DeviceMesh((ep=8, one=1), 'cpu', stride=(1, ()))"},
 		{view(mesh.SliceRange(background, "tp", 2, 2, 1)), "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))"},
@@ -158,12 +169,17 @@ func TestViews(t *testing.T) {
 	}
 	_, err = Lookup("go/tp")
 	refused(t, err, ErrNotFound, "go/tp")
+	refused(t, Unregister("go/tp"), ErrNotFound, "go/tp")
 }
 
 func TestPlanning(t *testing.T) {
 	mesh := offline(t)
 	shape, offset, err := mesh.LocalShard([]Placement{Shard(0, 1), Shard(0, 0)}, []int{16, 3}, -1)
 	if err != nil || !reflect.DeepEqual([][]int{shape, offset}, [][]int{{2, 3}, {10, 0}}) {
+		t.Error(shape, offset, err)
+	}
+	shape, offset, err = mesh.LocalShard([]Placement{Partial(), Replicate()}, []int{16, 3}, 1)
+	if err != nil || !reflect.DeepEqual([][]int{shape, offset}, [][]int{{16, 3}, {0, 0}}) {
 		t.Error(shape, offset, err)
 	}
 	_, _, err = mesh.LocalShard([]Placement{{}}, []int{16}, -1)
@@ -185,7 +201,11 @@ func TestPlanning(t *testing.T) {
 
 func TestWrongArguments(t *testing.T) {
 	mesh := offline(t)
-	world := mesh.World()
+	world, err := mesh.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
 	mustFail := func(status Status, part string) func(any, error) {
 		t.Helper()
 		return func(_ any, err error) { t.Helper(); refused(t, err, status, part) }
@@ -213,7 +233,11 @@ func TestWrongArguments(t *testing.T) {
 	mustFail(ErrInvalidArgument, "1 options")(bad(init([]int{2, 4}, nil, MeshOptions{Dims: make([]DimOptions, 1)})))
 	mustFail(ErrInvalidArgument, "timeout")(bad(init([]int{2, 4}, nil, MeshOptions{Timeout: -time.Second})))
 	mustFail(ErrInvalidArgument, "xpu")(bad(Init(background, "xpu", []int{2}, nil, &MeshOptions{World: world})))
-	mustFail(ErrInvalidArgument, "2 options")(bad(mesh.Flatten(background, "f", DimOptions{}, DimOptions{})))
+	mustFail(ErrInvalidArgument, "2 options")(bad(mesh.Flatten(background, "f", CallOptions{Dims: make([]DimOptions, 2)})))
+	mustFail(ErrInvalidArgument, "2 CallOptions")(bad(mesh.Flatten(background, "f", CallOptions{}, CallOptions{})))
+	mustFail(ErrInvalidArgument, "1 options for 0 dimensions")(nil, mesh.Finalize(background, CallOptions{Dims: make([]DimOptions, 1)}))
+	mustFail(ErrInvalidArgument, "timeout")(nil, mesh.Finalize(background, CallOptions{Timeout: -time.Second}))
+	mustFail(ErrInvalidArgument, "1 options for 2 dimensions")(bad(mesh.Shrink(background, "dp", []int{1}, CallOptions{Dims: make([]DimOptions, 1)})))
 	mustFail(ErrInvalidArgument, "3 names")(bad(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b", "c"})))
 	mustFail(ErrInvalidArgument, "index is -1")(bad(mesh.Submesh(-1, "tp")))
 	mustFail(ErrInvalidArgument, "1 communicators")(bad(FromComms("cpu", []int{2, 4}, nil, []Comm{1}, false, nil)))
@@ -223,12 +247,21 @@ func TestWrongArguments(t *testing.T) {
 	mustFail(ErrUnsupported, "offline")(mesh.Proc("ncclAllReduce"))
 	refused(t, AllReduce(background, mesh, "tp", []float32{1}, []float32{1}, Sum), ErrUnsupported, "offline")
 	refused(t, mesh.Register(""), ErrInvalidArgument, "name")
-	_, err := Join(background, "cpu", &WorldOptions{Size: 2, Rank: 2})
+	_, err = Join(background, "cpu", &WorldOptions{Size: 2, Rank: 2})
 	refused(t, err, ErrInvalidArgument, "2")
 	_, err = Join(background, "cpu", &WorldOptions{Size: 1, InitMethod: "file://\x00"})
 	refused(t, err, ErrInvalidArgument, "NUL")
 	_, err = Join(background, "cpu", &WorldOptions{Size: 1 << 40})
 	refused(t, err, ErrInvalidArgument, "32 bits")
+	device := 0
+	_, err = Join(background, "cpu", &WorldOptions{Size: 1, Device: &device})
+	refused(t, err, ErrInvalidArgument, "device")
+	refused(t, mesh.Barrier(background, "tp", 0), ErrUnsupported, "DM_WORLD_OFFLINE")
+	mustFail(ErrUnsupported, "DM_WORLD_OFFLINE")(mesh.AllGatherBytes(background, "tp", nil, 0))
+	mustFail(ErrUnsupported, "DM_WORLD_OFFLINE")(world.BroadcastBytes(background, nil, 0, 0))
+	mustFail(ErrInvalidArgument, "timeout")(world.AllGatherBytes(background, nil, -1))
+	mustFail(ErrInvalidArgument, "xpu")(DefaultWorld(background, "xpu", 0))
+	mustFail(ErrInvalidArgument, "timeout")(DefaultWorld(background, "cpu", -1))
 }
 
 func TestClosedAndNil(t *testing.T) {
@@ -247,7 +280,8 @@ func TestClosedAndNil(t *testing.T) {
 	values := []float32{1}
 	for _, m := range []*Mesh{tp, none, {}} {
 		results := []error{
-			m.Abort(), m.Check("tp"), m.Finalize(background), AllReduce(background, m, "tp", values, values, Sum),
+			m.Abort(), m.Check("tp"), m.Finalize(background), m.Register("x"), AllGatherV(background, m, "tp", values, values, Blocks{Counts: []int{1}}),
+			AllReduce(background, m, "tp", values, values, Sum),
 			AllGather(background, m, "tp", values, make([]float32, 4)), Broadcast(background, m, "tp", values, 0),
 			m.Group(background, func(context.Context) error { t.Error("a group of no mesh began"); return nil }),
 		}
@@ -260,6 +294,13 @@ func TestClosedAndNil(t *testing.T) {
 		add(m.Rank())
 		add(m.Hash())
 		add(m.Serialize())
+		results = append(results, m.Barrier(background, "tp", 0))
+		add(m.AllGatherBytes(background, "tp", nil, 0))
+		add(m.BroadcastBytes(background, "tp", []byte{1}, 0, 0))
+		add(m.World())
+		add(m.CoordinateOf(0))
+		add(m.TranslateWorldRank("tp", 0))
+		add(m.LostRanks())
 		add(m.Equal(mesh))
 		add(mesh.Equal(m))
 		add(m.Slice("tp"))
@@ -277,8 +318,7 @@ func TestClosedAndNil(t *testing.T) {
 		}
 		_ = m.String()
 	}
-	refused(t, none.Register("x"), ErrInvalidHandle, "nil")
-	if none.Close() != nil || none.Names() != nil || none.World() != nil {
+	if none.Close() != nil || none.Names() != nil {
 		t.Error("a nil mesh has something")
 	}
 
@@ -295,7 +335,14 @@ func TestClosedAndNil(t *testing.T) {
 		refused(t, w.Barrier(background, 0), ErrInvalidHandle, "")
 		_, err = w.Locations(background, "")
 		refused(t, err, ErrInvalidHandle, "")
-		refused(t, w.Abort(), ErrInvalidHandle, "")
+		_, err = w.Info()
+		refused(t, err, ErrInvalidHandle, "")
+		_, err = w.AllGatherBytes(background, nil, 0)
+		refused(t, err, ErrInvalidHandle, "")
+		_, err = w.BroadcastBytes(background, nil, 0, 0)
+		refused(t, err, ErrInvalidHandle, "")
+		refused(t, w.Abort(), ErrInvalidHandle, "not a live dm_world")
+		refused(t, w.Finalize(background, 0), ErrInvalidHandle, "not a live dm_world")
 	}
 	_, err = Init(background, "cpu", []int{1}, nil, &MeshOptions{World: world})
 	refused(t, err, ErrInvalidHandle, "dm_world")
@@ -366,55 +413,5 @@ func TestMeshesThatNothingRefersToAreClosed(t *testing.T) {
 		}
 		runtime.GC()
 		time.Sleep(time.Millisecond)
-	}
-}
-
-func TestErrorsOfTheLayersBelow(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := Join(background, "cpu", &WorldOptions{Size: 2, InitMethod: "file://" + file + "/in/it", Timeout: time.Second})
-	refused(t, err, ErrStore, file)
-	if !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("%v should be ENOTDIR", err)
-	}
-	cause := errors.New("the cause")
-	failed := &Error{Status: ErrTimeout, Message: "late", Cause: cause}
-	if !failed.Timeout() || !errors.Is(failed, cause) || errors.Is(failed, ErrStore) || failed.Error() != "late: the cause" {
-		t.Error(failed)
-	}
-	if text := Status(99).Error(); text != "DM_STATUS_UNKNOWN" {
-		t.Error(text)
-	}
-}
-
-func TestHalves(t *testing.T) {
-	for bits := range 1 << 16 {
-		half, brain := Float16(bits), BFloat16(bits)
-		if value := half.Float32(); value == value && ToFloat16(value) != half {
-			t.Fatalf("float16 %#x is %v, which is %#x", bits, value, ToFloat16(value))
-		}
-		if value := brain.Float32(); value == value && ToBFloat16(value) != brain {
-			t.Fatalf("bfloat16 %#x is %v, which is %#x", bits, value, ToBFloat16(value))
-		}
-	}
-	inf := float32(math.Inf(1))
-	for _, each := range []struct {
-		value float32
-		half  Float16
-		brain BFloat16
-	}{
-		{1, 0x3c00, 0x3f80}, {-2, 0xc000, 0xc000}, {65504, 0x7bff, 0x4780}, {65519.996, 0x7bff, 0x4780}, {65520, 0x7c00, 0x4780}, {inf, 0x7c00, 0x7f80},
-		{0x1p-24, 1, 0x3380}, {0x1p-25, 0, 0x3300}, {0x1.8p-24, 2, 0x33c0}, {1 + 0x1p-11, 0x3c00, 0x3f80}, {1 + 0x3p-11, 0x3c02, 0x3f80},
-		{1 + 0x1p-8, 0x3c04, 0x3f80}, {1 + 0x3p-8, 0x3c0c, 0x3f82}, {2 - 0x1p-20, 0x4000, 0x4000},
-	} {
-		if half, brain := ToFloat16(each.value), ToBFloat16(each.value); half != each.half || brain != each.brain {
-			t.Errorf("%v is %#x and %#x, expected %#x and %#x", each.value, half, brain, each.half, each.brain)
-		}
-	}
-	nan := float32(math.NaN())
-	if half, brain := ToFloat16(nan).Float32(), ToBFloat16(nan).Float32(); half == half || brain == brain {
-		t.Error(half, brain)
 	}
 }

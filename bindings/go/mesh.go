@@ -89,22 +89,18 @@ func Lookup(name string) (*Mesh, error) {
 	return a.mesh(context.Background(), nil, nil, func(out *C.uintptr_t) C.outcome { return C.go_lookup(label, out) })
 }
 
-// Register keeps the view under a name for Lookup.
+// Register keeps the view under a name for Lookup. It replaces an earlier view of that name.
 func (m *Mesh) Register(name string) error {
-	if m.token() == 0 {
-		// The library would remove the name.
-		return &Error{Status: ErrInvalidHandle, Message: "the mesh is nil; Unregister removes a name"}
-	}
 	var a arguments
 	label := a.text("name", name)
 	return m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_register(mesh, label) })
 }
 
-// Unregister removes a name.
+// Unregister forgets the view that was registered under that name.
 func Unregister(name string) error {
 	var a arguments
 	label := a.text("name", name)
-	return a.call(func() C.outcome { return C.go_register(0, label) })
+	return a.call(func() C.outcome { return C.go_unregister(label) })
 }
 
 // meshOf makes a call of a world (nil: a default one) that makes a mesh.
@@ -215,9 +211,24 @@ func (m *Mesh) Abort() error {
 }
 
 // Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective
-// over the root mesh. From then on every view returns ErrAborted.
-func (m *Mesh) Finalize(ctx context.Context) error {
-	return m.collective(ctx, &arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_finalize(mesh) })
+// over the root mesh. From then on every view returns ErrAborted. World.Finalize ends all meshes of
+// a world.
+func (m *Mesh) Finalize(ctx context.Context, options ...CallOptions) error {
+	var a arguments
+	chosen := a.callOptions(options, 0)
+	return m.collective(ctx, &a, func(mesh C.uintptr_t) C.outcome { return C.go_finalize(mesh, chosen) })
+}
+
+// LostRanks gives the world ranks of the mesh that are known to be lost by now, in ascending order,
+// for Shrink. Local. It asks the store, and waits for half a second at most where the store does
+// not answer. Other ranks may learn of a loss a moment earlier or later. The mesh may have been
+// aborted.
+func (m *Mesh) LostRanks() ([]int, error) {
+	defer runtime.KeepAlive(m)
+	ranks, err := listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_lost_ranks(m.token(), ranks, capacity, length)
+	})
+	return ints(ranks), err
 }
 
 // Names gives the names of the dimensions, in order. A closed mesh still knows them.
@@ -228,9 +239,20 @@ func (m *Mesh) Names() []string {
 	return slices.Clone(m.names)
 }
 
-// World gives the world in which the mesh was made, or nil for a default world.
-func (m *Mesh) World() *World {
-	return m.itsWorld()
+// World gives a new handle of the world that the mesh is in, also when Init joined that world by
+// itself. Close it: the world lives on as long as one of its handles or meshes does. It works for
+// each view of the mesh, and after the mesh has ended. ErrUnsupported: the mesh has no world
+// (FromComms).
+func (m *Mesh) World() (*World, error) {
+	world := &World{}
+	if joined := m.itsWorld(); joined != nil {
+		world.store = joined.store
+	}
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_get_world(mesh, &world.handle) })
+	if err != nil {
+		return nil, err
+	}
+	return world, nil
 }
 
 // A Comm is an ncclComm_t, for a function of Mesh.Proc. Never dereference it.

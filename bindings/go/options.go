@@ -36,6 +36,31 @@ type DimOptions struct {
 	NCCLConfig unsafe.Pointer
 }
 
+// CallOptions are the options of a collective call that gives a mesh new dimensions, or ends it.
+// Such a call takes at most one of them. Without it everything is the default.
+type CallOptions struct {
+	// How long the call may take. When it takes longer, it fails with ErrTimeout; a context that is
+	// done aborts the mesh instead. 0: as long as the mesh's calls.
+	Timeout time.Duration
+	// Options of the dimensions that the call makes, one for each. nil: all defaults.
+	Dims []DimOptions
+}
+
+// callOptions gives the C struct of the options of a call that makes n dimensions, or NULL.
+func (a *arguments) callOptions(given []CallOptions, n int) *C.dm_call_options {
+	if len(given) > 1 {
+		a.refuse("there are %d CallOptions for one call", len(given))
+	}
+	if len(given) == 0 {
+		return nil
+	}
+	wishes := given[0].Dims
+	a.count("options", len(wishes), len(wishes) > 0, n)
+	options := &C.dm_call_options{struct_size: C.sizeof_dm_call_options, timeout_ms: a.milliseconds(given[0].Timeout), dim_options: a.dims(wishes)}
+	a.use(unsafe.Pointer(options))
+	return options
+}
+
 // init gives the C struct of these options.
 func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 	if o == nil {
@@ -77,9 +102,9 @@ func (a *arguments) dims(wishes []DimOptions) *C.dm_dim_options {
 	return &array[0]
 }
 
-func (a *arguments) shapeAndNames(shape []int, names []string) (*C.size_t, **C.char, C.size_t) {
+func (a *arguments) shapeAndNames(shape []int, names []string) (*C.int32_t, **C.char, C.size_t) {
 	a.count("names", len(names), names != nil, len(shape))
-	return a.sizes("shape", shape), a.texts("dimension name", names), C.size_t(len(shape))
+	return a.shape(shape), a.texts("dimension name", names), C.size_t(len(shape))
 }
 
 // count refuses a list with another length than the shape, because C would read past its end.

@@ -3,10 +3,13 @@ package devicemesh
 // #include "shim.h"
 import "C"
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // A Placement says what one mesh dimension does with a tensor. The zero value replicates the
-// tensor. Shard splits a dimension of it.
+// tensor. Shard splits a dimension of it. Partial says that each rank holds a part of a sum.
 type Placement struct {
 	placement C.dm_placement
 }
@@ -19,9 +22,21 @@ func Shard(tensorDim, order int) Placement {
 	return Placement{C.dm_placement{kind: C.DM_SHARD, tensor_dim: fit(tensorDim), order: fit(order)}}
 }
 
-// LocalShard gives the shape and the offset of one rank's block of a tensor. Rank -1 means this
-// process's rank. Local. placements has one element for each dimension of the mesh.
-func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, rank int) (shape, offset []int, err error) {
+// Replicate says that every rank along the mesh dimension holds the same.
+func Replicate() Placement {
+	return Placement{}
+}
+
+// Partial says that every rank along the mesh dimension holds a part of a sum, or of another
+// reduction, that is still to be made. Each part has the whole shape.
+func Partial() Placement {
+	return Placement{C.dm_placement{kind: C.DM_PARTIAL}}
+}
+
+// LocalShard gives the shape and the offset of one rank's block of a tensor. worldRank is a rank of
+// the mesh, and -1 means this process's. Local. placements has one element for each dimension of
+// the mesh.
+func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, worldRank int) (shape, offset []int, err error) {
 	var a arguments
 	if m != nil {
 		a.count("placements", len(placements), true, len(m.names))
@@ -30,7 +45,7 @@ func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, rank int) (
 	for i, placement := range placements {
 		array[i] = placement.placement
 	}
-	lengths, ndim, whose := a.sizes("the tensor's shape", tensorShape), len(tensorShape), a.int32("the rank", rank)
+	lengths, ndim, whose := a.counts("the tensor's shape", tensorShape), len(tensorShape), a.int32("the rank", worldRank)
 	local, start := make([]C.size_t, ndim+1), make([]C.size_t, ndim+1)
 	err = m.call(&a, func(mesh C.uintptr_t) C.outcome {
 		return C.go_local_shard(mesh, &array[0], lengths, C.size_t(ndim), whose, &local[0], &start[0])
@@ -56,18 +71,26 @@ func PlanRanks(locations []string, shape []int, traffic []uint32) (ranks []int, 
 	if locations == nil {
 		locations = []string{}
 	}
-	paths, lengths, answer := a.texts("location", locations), a.sizes("shape", shape), make([]C.int32_t, n+1)
-	var weights *C.uint32_t
-	if len(traffic) > 0 {
-		array := make([]C.uint32_t, len(traffic))
-		for i, weight := range traffic {
-			array[i] = C.uint32_t(weight)
-		}
-		weights = &array[0]
+	answer := make([]C.int32_t, n+1)
+	options := &C.dm_plan_options{
+		struct_size: C.sizeof_dm_plan_options,
+		world_size:  a.int32("the number of locations", len(locations)),
+		locations:   a.texts("location", locations),
+		shape:       a.shape(shape),
+		ndim:        C.size_t(len(shape)),
 	}
-	err = (*Mesh)(nil).asked(&a, func() error {
+	a.use(unsafe.Pointer(options))
+	if len(traffic) > 0 {
+		weights := make([]C.uint32_t, len(traffic))
+		for i, weight := range traffic {
+			weights[i] = C.uint32_t(weight)
+		}
+		a.use(unsafe.Pointer(&weights[0]))
+		options.traffic = &weights[0]
+	}
+	err = a.asked(func() error {
 		report, err = textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
-			return C.go_plan_ranks(paths, C.size_t(len(locations)), lengths, C.size_t(len(shape)), weights, &answer[0], text, capacity, length)
+			return C.go_plan_ranks(options, &answer[0], text, capacity, length)
 		})
 		return err
 	})

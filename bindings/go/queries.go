@@ -8,7 +8,7 @@ import "runtime"
 // Shape gives the sizes of the dimensions, in order.
 func (m *Mesh) Shape() ([]int, error) {
 	defer runtime.KeepAlive(m)
-	sizes, err := listed(func(sizes *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
+	sizes, err := listed(func(sizes *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
 		return C.go_shape(m.token(), sizes, capacity, length)
 	})
 	return ints(sizes), err
@@ -17,7 +17,7 @@ func (m *Mesh) Shape() ([]int, error) {
 // Size gives the number of ranks along a dimension. "" means the whole view.
 func (m *Mesh) Size(dim string) (int, error) {
 	var a arguments
-	var size C.size_t
+	var size C.int32_t
 	along := a.optional("dimension name", dim)
 	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_size(mesh, along, &size) })
 	return int(size), err
@@ -43,8 +43,22 @@ func (m *Mesh) LocalRank(dim string) (int, error) {
 // Coordinate gives this rank's coordinates in the view, one for each dimension.
 func (m *Mesh) Coordinate() ([]int, error) {
 	defer runtime.KeepAlive(m)
-	coordinate, err := listed(func(coordinate *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
+	coordinate, err := listed(func(coordinate *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
 		return C.go_get_coordinate(m.token(), coordinate, capacity, length)
+	})
+	return ints(coordinate), err
+}
+
+// CoordinateOf gives the coordinates in the view of any of its ranks, by world rank.
+func (m *Mesh) CoordinateOf(worldRank int) ([]int, error) {
+	var a arguments
+	var coordinate []C.int32_t
+	rank := a.int32("the world rank", worldRank)
+	err := m.asked(&a, func() (err error) {
+		coordinate, err = listed(func(coordinate *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
+			return C.go_coordinate_of(m.token(), rank, coordinate, capacity, length)
+		})
+		return err
 	})
 	return ints(coordinate), err
 }
@@ -77,10 +91,10 @@ func (m *Mesh) GroupRanks(dim string) ([]int, error) {
 // mesh is in exactly one.
 func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
 	var a arguments
-	var ranks []C.int64_t
+	var ranks []C.int32_t
 	along := a.optional("dimension name", dim)
 	err := m.asked(&a, func() (err error) {
-		ranks, err = listed(func(ranks *C.int64_t, capacity C.size_t, length *C.size_t) C.outcome {
+		ranks, err = listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
 			return C.go_replica_groups(m.token(), along, ranks, capacity, length)
 		})
 		return err
@@ -105,25 +119,35 @@ func (m *Mesh) asked(a *arguments, question func() error) error {
 	return a.asked(question)
 }
 
-// TranslateRank gives the world rank of the member with rank localRank in this rank's group along
-// a dimension.
-func (m *Mesh) TranslateRank(dim string, localRank int) (int, error) {
+// TranslateRank gives the world rank of the member with rank dimRank along a dimension, in this
+// rank's group along it. TranslateWorldRank is the way back.
+func (m *Mesh) TranslateRank(dim string, dimRank int) (int, error) {
 	var a arguments
 	var rank C.int32_t
-	along, member := a.optional("dimension name", dim), a.int32("the local rank", localRank)
+	along, member := a.optional("dimension name", dim), a.int32("the rank along the dimension", dimRank)
 	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_translate_rank(mesh, along, member, &rank) })
 	return int(rank), err
 }
 
-// Neighbor gives the world rank that lies offset steps from this rank along a dimension. Past the
-// end it gives -1, or with wrap continues from the other end.
+// TranslateWorldRank gives the rank along a dimension of a world rank in this rank's group along
+// it: the number that Send, Recv and root arguments take. It gives ErrNotMember for a rank of
+// another group.
+func (m *Mesh) TranslateWorldRank(dim string, worldRank int) (int, error) {
+	var a arguments
+	var rank C.int32_t
+	along, member := a.optional("dimension name", dim), a.int32("the world rank", worldRank)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_translate_world_rank(mesh, along, member, &rank) })
+	return int(rank), err
+}
+
+// Neighbor gives the rank along a dimension that lies offset steps from this rank. Send and Recv
+// take it as it is; TranslateRank makes a world rank of it. Past the end it gives -1, or with wrap
+// continues from the other end.
 func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	var a arguments
 	var rank C.int32_t
-	along := a.optional("dimension name", dim)
-	err := m.call(&a, func(mesh C.uintptr_t) C.outcome {
-		return C.go_neighbor(mesh, along, C.int64_t(offset), C.bool(wrap), &rank)
-	})
+	along, steps := a.optional("dimension name", dim), a.int32("the offset", offset)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_neighbor(mesh, along, steps, C.bool(wrap), &rank) })
 	return int(rank), err
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -81,6 +82,8 @@ func line(t *testing.T, world *World, options MeshOptions) *Mesh {
 	options.World = world
 	mesh, err := Init(background, "cpu", []int{size}, []string{"x"}, &options)
 	must(t, err)
+	// A mesh that the collector closes later would end the world while its folder is removed.
+	t.Cleanup(func() { mesh.Close() })
 	return mesh
 }
 
@@ -135,6 +138,29 @@ func TestAllReduceOfEveryType(t *testing.T) {
 	must(t, AllReduce(background, mesh, "dp", values, values, Avg))
 	equal(t, "the average", values, []float64{float64(sumOf(group)) / float64(len(group))})
 	must(t, AllReduce[float32](background, mesh, "dp", nil, nil, Sum))
+}
+
+func TestSumsOfEightBitFloats(t *testing.T) {
+	mesh, _ := ranks(t)
+	n, _ := mesh.Size("tp")
+	if n&(n-1) != 0 {
+		return
+	}
+	// 1 as E4M3 and E5M2. Each doubling adds 1 to the exponent, which follows 3 or 2 bits of
+	// mantissa.
+	doublings := bits.TrailingZeros(uint(n))
+	for _, each := range []struct {
+		dtype     DType
+		one, step uint8
+	}{{DTypeFloat8E4M3, 0x38, 8}, {DTypeFloat8E5M2, 0x3c, 4}} {
+		dtype, one, step := each.dtype, each.one, each.step
+		values := []uint8{one, one + step}
+		buffer := Of(values)
+		buffer.DType = dtype
+		must(t, mesh.AllReduceBuffer(background, "tp", buffer, buffer, Sum, nil))
+		added := step * uint8(doublings)
+		equal(t, fmt.Sprint("type ", dtype), values, []uint8{one + added, one + step + added})
+	}
 }
 
 func TestCollectives(t *testing.T) {
@@ -218,7 +244,7 @@ func TestFlattenedAndOtherViews(t *testing.T) {
 	equal(t, "along the flattened dimension", value, []int{size})
 	tp, err := mesh.Slice("tp")
 	must(t, err)
-	own, err := tp.Flatten(background, "own", DimOptions{OwnComm: true, CommName: "mine"})
+	own, err := tp.Flatten(background, "own", CallOptions{Timeout: time.Minute, Dims: []DimOptions{{OwnComm: true, CommName: "mine"}}})
 	must(t, err)
 	first, _ := mesh.Comm(background, "tp")
 	second, _ := own.Comm(background, "own")

@@ -12,14 +12,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* The result of a call. The pointers are NULL on success, and otherwise copies that go_drop_outcome
+ * frees. */
 typedef struct outcome {
   int32_t status, ccl_result, device_error, os_error;
-  char *message; /* The caller frees it; NULL on success. */
+  char *message;
+  int32_t *ranks; /* The world ranks that the failure is about, and after those the lost ones. */
+  size_t num_ranks, num_lost;
+  char *dim; /* NULL for a call without a dimension. */
+  double waited_seconds;
+  int64_t call;
 } outcome;
 
 static inline outcome go_outcome(dm_status status)
 {
-  outcome result = {status, 0, 0, 0, NULL};
+  outcome result = {.status = status};
   if (status != DM_STATUS_OK) {
     dm_error_info info = DM_ERROR_INFO_INIT;
     dm_last_error_info(&info);
@@ -27,19 +34,42 @@ static inline outcome go_outcome(dm_status status)
     result.device_error = info.device_error;
     result.os_error = info.os_error;
     result.message = strdup(info.message);
+    result.dim = info.dim ? strdup(info.dim) : NULL;
+    result.waited_seconds = info.waited_seconds;
+    result.call = info.call;
+    result.ranks = (int32_t *)malloc((info.num_ranks + info.num_lost + 1) * sizeof(int32_t));
+    if (result.ranks) {
+      if (info.num_ranks > 0) memcpy(result.ranks, info.ranks, info.num_ranks * sizeof(int32_t));
+      if (info.num_lost > 0) memcpy(result.ranks + info.num_ranks, info.lost_ranks, info.num_lost * sizeof(int32_t));
+      result.num_ranks = info.num_ranks;
+      result.num_lost = info.num_lost;
+    }
   }
   return result;
 }
 
-/* Frees the outcome of a call whose failure is ignored. */
-static inline void go_drop_outcome(outcome result) { free(result.message); }
+/* Frees what an outcome holds. */
+static inline void go_drop_outcome(outcome result)
+{
+  free(result.message);
+  free(result.ranks);
+  free(result.dim);
+}
 
-/* Sets the callbacks of a store that is written in Go. Defined in store.c. */
+/* Sets the callbacks of a store that is written in Go. Defined in callbacks.c. */
 void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store);
+
+/* The resolver that asks the one written in Go. Defined in callbacks.c. */
+void *go_resolver(void *user_data, const char *name);
+
+/* The log that passes each record to Go. Defined in callbacks.c. */
+void go_log(void *user_data, dm_log_level level, const char *message);
 
 static inline long go_thread(void) { return syscall(SYS_gettid); }
 static inline void go_free(uintptr_t mesh) { dm_free((dm_mesh *)mesh); }
 static inline void go_world_free(uintptr_t world) { dm_world_free((dm_world *)world); }
+static inline size_t go_buffers_count(uintptr_t buffers) { return dm_buffers_count((dm_buffers *)buffers); }
+static inline void go_buffers_free(uintptr_t buffers) { dm_buffers_free((dm_buffers *)buffers); }
 static inline size_t go_ndim(uintptr_t mesh) { return dm_ndim((dm_mesh *)mesh); }
 static inline const char *go_dim_name(uintptr_t mesh, size_t index) { return dm_dim_name((dm_mesh *)mesh, index); }
 static inline void go_set_world(dm_init_options *options, uintptr_t world) { options->world = (dm_world *)world; }
@@ -47,54 +77,70 @@ static inline void go_set_world(dm_init_options *options, uintptr_t world) { opt
 #define MESH (dm_mesh *)mesh
 #define WORLD (dm_world *)world
 #define MESH_OUT (dm_mesh **)mesh_out
+#define WORLD_OUT (dm_world **)world_out
+#define BUFFERS_OUT (dm_buffers **)buffers_out
 #define SHIM(name, parameters, arguments) \
   static inline outcome go_##name parameters { return go_outcome(dm_##name arguments); }
 
-SHIM(world_init, (const char *device_type, const dm_world_options *options, uintptr_t *world_out), (device_type, options, (dm_world **)world_out))
+SHIM(world_init, (const char *device_type, const dm_world_options *options, uintptr_t *world_out), (device_type, options, WORLD_OUT))
 SHIM(world_rank, (uintptr_t world, int32_t *rank_out), (WORLD, rank_out))
 SHIM(world_size, (uintptr_t world, int32_t *size_out), (WORLD, size_out))
 SHIM(world_barrier, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
 SHIM(world_locations, (uintptr_t world, const char *location, const char *const **locations_out), (WORLD, location, locations_out))
 SHIM(world_abort, (uintptr_t world), (WORLD))
+SHIM(world_finalize, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
+SHIM(world_get_info, (uintptr_t world, dm_world_info *info_out), (WORLD, info_out))
+SHIM(get_world, (uintptr_t mesh, uintptr_t *world_out), (MESH, WORLD_OUT))
+SHIM(default_world, (const char *device_type, int64_t timeout_ms, uintptr_t *world_out), (device_type, timeout_ms, WORLD_OUT))
+SHIM(default_world_abort, (void), ())
+SHIM(default_world_finalize, (int64_t timeout_ms), (timeout_ms))
 
-SHIM(init, (const char *device_type, const size_t *shape, size_t ndim, const char *const *names, const dm_init_options *options, uintptr_t *mesh_out),
+SHIM(init, (const char *device_type, const int32_t *shape, size_t ndim, const char *const *names, const dm_init_options *options, uintptr_t *mesh_out),
      (device_type, shape, ndim, names, options, MESH_OUT))
 SHIM(from_comms,
-     (const char *device_type, const size_t *shape, size_t ndim, const char *const *names, const uintptr_t *comms, const dm_init_options *options,
+     (const char *device_type, const int32_t *shape, size_t ndim, const char *const *names, const uintptr_t *comms, const dm_init_options *options,
       uintptr_t *mesh_out),
      (device_type, shape, ndim, names, (const ncclComm_t *)comms, options, MESH_OUT))
 SHIM(deserialize, (const char *text, const dm_init_options *options, uintptr_t *mesh_out), (text, options, MESH_OUT))
 SHIM(lookup, (const char *name, uintptr_t *mesh_out), (name, MESH_OUT))
 SHIM(register, (uintptr_t mesh, const char *name), (MESH, name))
+SHIM(unregister, (const char *name), (name))
 SHIM(check, (uintptr_t mesh, const char *dim), (MESH, dim))
 SHIM(abort, (uintptr_t mesh), (MESH))
-SHIM(finalize, (uintptr_t mesh), (MESH))
+SHIM(finalize, (uintptr_t mesh, const dm_call_options *options), (MESH, options))
+SHIM(lost_ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, ranks, capacity, len_out))
 
 SHIM(slice, (uintptr_t mesh, const char *const *names, size_t n, uintptr_t *mesh_out), (MESH, names, n, MESH_OUT))
-SHIM(flatten, (uintptr_t mesh, const char *name, const dm_dim_options *options, uintptr_t *mesh_out), (MESH, name, options, MESH_OUT))
+SHIM(flatten, (uintptr_t mesh, const char *name, const dm_call_options *options, uintptr_t *mesh_out), (MESH, name, options, MESH_OUT))
 SHIM(unflatten,
-     (uintptr_t mesh, const char *dim, const size_t *sizes, const char *const *names, size_t n, const dm_dim_options *options, uintptr_t *mesh_out),
+     (uintptr_t mesh, const char *dim, const int32_t *sizes, const char *const *names, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
      (MESH, dim, sizes, names, n, options, MESH_OUT))
-SHIM(reshape, (uintptr_t mesh, const size_t *sizes, const char *const *names, size_t n, const dm_dim_options *options, uintptr_t *mesh_out),
+SHIM(reshape, (uintptr_t mesh, const int32_t *sizes, const char *const *names, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
      (MESH, sizes, names, n, options, MESH_OUT))
-SHIM(slice_range, (uintptr_t mesh, const char *dim, size_t start, size_t len, size_t step, uintptr_t *mesh_out), (MESH, dim, start, len, step, MESH_OUT))
-SHIM(shrink, (uintptr_t mesh, const char *dim, const int32_t *lost, size_t n, uintptr_t *mesh_out), (MESH, dim, lost, n, MESH_OUT))
+SHIM(slice_range,
+     (uintptr_t mesh, const char *dim, int32_t start, int32_t len, int32_t step, const dm_call_options *options, uintptr_t *mesh_out),
+     (MESH, dim, start, len, step, options, MESH_OUT))
+SHIM(shrink, (uintptr_t mesh, const char *dim, const int32_t *lost, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
+     (MESH, dim, lost, n, options, MESH_OUT))
 SHIM(concatenate, (const uintptr_t *meshes, size_t n, uintptr_t *mesh_out), ((const dm_mesh *const *)meshes, n, MESH_OUT))
 SHIM(root, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))
 SHIM(clone, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))
-SHIM(submesh_count, (uintptr_t mesh, const char *const *names, size_t n, size_t *count_out), (MESH, names, n, count_out))
-SHIM(submesh, (uintptr_t mesh, const char *const *names, size_t n, size_t index, uintptr_t *mesh_out), (MESH, names, n, index, MESH_OUT))
+SHIM(submesh_count, (uintptr_t mesh, const char *const *names, size_t n, int32_t *count_out), (MESH, names, n, count_out))
+SHIM(submesh, (uintptr_t mesh, const char *const *names, size_t n, int32_t index, uintptr_t *mesh_out), (MESH, names, n, index, MESH_OUT))
 
-SHIM(shape, (uintptr_t mesh, size_t *sizes, size_t capacity, size_t *len_out), (MESH, sizes, capacity, len_out))
-SHIM(size, (uintptr_t mesh, const char *dim, size_t *size_out), (MESH, dim, size_out))
+SHIM(shape, (uintptr_t mesh, int32_t *sizes, size_t capacity, size_t *len_out), (MESH, sizes, capacity, len_out))
+SHIM(size, (uintptr_t mesh, const char *dim, int32_t *size_out), (MESH, dim, size_out))
 SHIM(rank, (uintptr_t mesh, int32_t *rank_out), (MESH, rank_out))
 SHIM(get_local_rank, (uintptr_t mesh, const char *dim, int32_t *rank_out), (MESH, dim, rank_out))
-SHIM(get_coordinate, (uintptr_t mesh, size_t *coordinate, size_t capacity, size_t *len_out), (MESH, coordinate, capacity, len_out))
+SHIM(get_coordinate, (uintptr_t mesh, int32_t *coordinate, size_t capacity, size_t *len_out), (MESH, coordinate, capacity, len_out))
+SHIM(coordinate_of, (uintptr_t mesh, int32_t world_rank, int32_t *coordinate, size_t capacity, size_t *len_out),
+     (MESH, world_rank, coordinate, capacity, len_out))
 SHIM(ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, ranks, capacity, len_out))
 SHIM(group_ranks, (uintptr_t mesh, const char *dim, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, dim, ranks, capacity, len_out))
-SHIM(replica_groups, (uintptr_t mesh, const char *dim, int64_t *ranks, size_t capacity, size_t *len_out), (MESH, dim, ranks, capacity, len_out))
-SHIM(translate_rank, (uintptr_t mesh, const char *dim, int32_t local_rank, int32_t *rank_out), (MESH, dim, local_rank, rank_out))
-SHIM(neighbor, (uintptr_t mesh, const char *dim, int64_t offset, bool wrap, int32_t *rank_out), (MESH, dim, offset, wrap, rank_out))
+SHIM(replica_groups, (uintptr_t mesh, const char *dim, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, dim, ranks, capacity, len_out))
+SHIM(translate_rank, (uintptr_t mesh, const char *dim, int32_t dim_rank, int32_t *world_rank_out), (MESH, dim, dim_rank, world_rank_out))
+SHIM(translate_world_rank, (uintptr_t mesh, const char *dim, int32_t world_rank, int32_t *dim_rank_out), (MESH, dim, world_rank, dim_rank_out))
+SHIM(neighbor, (uintptr_t mesh, const char *dim, int32_t offset, bool wrap, int32_t *dim_rank_out), (MESH, dim, offset, wrap, dim_rank_out))
 SHIM(equal, (uintptr_t mesh, uintptr_t other, bool *equal_out), (MESH, (dm_mesh *)other, equal_out))
 SHIM(hash, (uintptr_t mesh, uint64_t *hash_out), (MESH, hash_out))
 SHIM(describe, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), (MESH, text, capacity, len_out))
@@ -102,13 +148,13 @@ SHIM(serialize, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), 
 SHIM(local_shard,
      (uintptr_t mesh, const dm_placement *placements, const size_t *shape, size_t ndim, int32_t rank, size_t *local_shape_out, size_t *offset_out),
      (MESH, placements, shape, ndim, rank, local_shape_out, offset_out))
-SHIM(plan_ranks,
-     (const char *const *locations, size_t world_size, const size_t *shape, size_t ndim, const uint32_t *traffic, int32_t *ranks_out, char *report,
-      size_t capacity, size_t *len_out),
-     (locations, world_size, shape, ndim, traffic, ranks_out, report, capacity, len_out))
+SHIM(plan_ranks, (const dm_plan_options *options, int32_t *ranks_out, char *report, size_t capacity, size_t *len_out),
+     (options, ranks_out, report, capacity, len_out))
 
 SHIM(get_comm, (uintptr_t mesh, const char *dim, uintptr_t *comm_out), (MESH, dim, (ncclComm_t *)comm_out))
 SHIM(get_proc, (uintptr_t mesh, const char *symbol, void **proc_out), (MESH, symbol, proc_out))
+SHIM(get_device_proc, (const char *device_type, const char *symbol, void **proc_out), (device_type, symbol, proc_out))
+SHIM(set_ccl_resolver, (bool given), (given ? go_resolver : NULL, NULL))
 /* Addresses of buffers are integers too. cgo looks through a pointer at the whole Go object, and
  * refuses an object that holds pointers. */
 #define SEND (const void *)send
@@ -129,8 +175,34 @@ SHIM(send, (uintptr_t mesh, const char *dim, uintptr_t send, size_t count, int32
      (MESH, dim, SEND, count, dtype, peer, stream))
 SHIM(recv, (uintptr_t mesh, const char *dim, uintptr_t recv, size_t count, int32_t dtype, int32_t peer, void *stream),
      (MESH, dim, RECV, count, dtype, peer, stream))
+SHIM(all_to_allv,
+     (uintptr_t mesh, const char *dim, uintptr_t send, const size_t *send_counts, const size_t *send_displs, uintptr_t recv, const size_t *recv_counts,
+      const size_t *recv_displs, int32_t dtype, void *stream),
+     (MESH, dim, SEND, send_counts, send_displs, RECV, recv_counts, recv_displs, dtype, stream))
+SHIM(all_gatherv,
+     (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, const size_t *recv_counts, const size_t *recv_displs, int32_t dtype, void *stream),
+     (MESH, dim, SEND, RECV, recv_counts, recv_displs, dtype, stream))
+SHIM(reduce_scatterv,
+     (uintptr_t mesh, const char *dim, uintptr_t send, const size_t *send_counts, const size_t *send_displs, uintptr_t recv, int32_t dtype, int32_t op,
+      void *stream),
+     (MESH, dim, SEND, send_counts, send_displs, RECV, dtype, op, stream))
 SHIM(group_start, (uintptr_t mesh), (MESH))
 SHIM(group_end, (uintptr_t mesh), (MESH))
+
+/* Bytes are addressed by integers, as the buffers of collectives are. */
+#define DATA (const void *)data
+SHIM(barrier, (uintptr_t mesh, const char *dim, int64_t timeout_ms), (MESH, dim, timeout_ms))
+SHIM(all_gather_bytes, (uintptr_t mesh, const char *dim, uintptr_t data, size_t len, int64_t timeout_ms, uintptr_t *buffers_out),
+     (MESH, dim, DATA, len, timeout_ms, BUFFERS_OUT))
+SHIM(broadcast_bytes, (uintptr_t mesh, const char *dim, uintptr_t data, size_t len, int32_t root, int64_t timeout_ms, uintptr_t *buffers_out),
+     (MESH, dim, DATA, len, root, timeout_ms, BUFFERS_OUT))
+SHIM(world_all_gather_bytes, (uintptr_t world, uintptr_t data, size_t len, int64_t timeout_ms, uintptr_t *buffers_out),
+     (WORLD, DATA, len, timeout_ms, BUFFERS_OUT))
+SHIM(world_broadcast_bytes, (uintptr_t world, uintptr_t data, size_t len, int32_t root, int64_t timeout_ms, uintptr_t *buffers_out),
+     (WORLD, DATA, len, root, timeout_ms, BUFFERS_OUT))
+SHIM(buffers_get, (uintptr_t buffers, size_t index, const void **data_out, size_t *len_out), ((dm_buffers *)buffers, index, data_out, len_out))
+
+SHIM(set_log, (int32_t level, bool given), (level, given ? go_log : NULL, NULL))
 
 /* Checks that a group can begin on this mesh: begins an empty one and ends it. */
 static inline outcome go_group_check(uintptr_t mesh)

@@ -86,7 +86,7 @@ func (s *callbackStore) failure(status Status) error {
 
 // answer makes one call of the store, and gives the result for the library.
 func (s *callbackStore) answer(call func() error) C.int32_t {
-	return s.told(apart(call))
+	return s.told(apart("store", call))
 }
 
 // told notes the error of a call of the store, and gives the result for the library.
@@ -102,18 +102,18 @@ func (s *callbackStore) told(err error) C.int32_t {
 	return 1
 }
 
-// apart runs a method of the store on a goroutine of its own. A panic and the end of that
+// apart runs a callback of the program on a goroutine of its own. A panic and the end of that
 // goroutine become errors, because neither may unwind the library's frames below this one.
-func apart(call func() error) (err error) {
+func apart(what string, call func() error) (err error) {
 	ended := make(chan struct{})
 	go func() {
 		returned := false
 		defer close(ended)
 		defer func() {
 			if panicked := recover(); panicked != nil {
-				err = fmt.Errorf("the store panicked: %v", panicked)
+				err = fmt.Errorf("the %s panicked: %v", what, panicked)
 			} else if !returned {
-				err = errors.New("the store's method ended its goroutine (runtime.Goexit)")
+				err = fmt.Errorf("the %s ended its goroutine (runtime.Goexit)", what)
 			}
 		}()
 		err = call()
@@ -154,7 +154,7 @@ func goStoreSet(handle C.uintptr_t, key *C.char, value unsafe.Pointer, length C.
 func goStoreGet(handle C.uintptr_t, key *C.char, value unsafe.Pointer, capacity C.size_t, length *C.size_t, milliseconds C.int64_t) C.int32_t {
 	s, name := storeOf(handle), C.GoString(key)
 	var found []byte
-	err := apart(func() (err error) {
+	err := apart("store", func() (err error) {
 		found, err = s.store.Get(name, time.Duration(milliseconds)*time.Millisecond)
 		return err
 	})

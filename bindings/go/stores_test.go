@@ -145,11 +145,11 @@ func joinOdd(t *testing.T, rank int, timeout time.Duration, store Store) error {
 func TestStoresThatEndTheirGoroutine(t *testing.T) {
 	for rank := range 2 {
 		both := oddStore{set: runtime.Goexit, add: runtime.Goexit}
-		refused(t, joinOdd(t, rank, 30*time.Second, both), ErrStore, "the store's method ended its goroutine (runtime.Goexit)")
+		refused(t, joinOdd(t, rank, 30*time.Second, both), ErrStore, "the store ended its goroutine (runtime.Goexit)")
 	}
 	// FailNow of a test inside the store ends a goroutine in this way too. The library repeats a
 	// Get until the deadline.
-	refused(t, joinOdd(t, 1, time.Second, oddStore{get: runtime.Goexit}), ErrTimeout, "the store's method ended its goroutine (runtime.Goexit)")
+	refused(t, joinOdd(t, 1, time.Second, oddStore{get: runtime.Goexit}), ErrTimeout, "the store ended its goroutine (runtime.Goexit)")
 	refused(t, joinOdd(t, 1, time.Second, oddStore{get: func() { panic("in Get") }}), ErrTimeout, "the store panicked: in Get")
 }
 
@@ -233,7 +233,8 @@ func TestSignalsDuringCalls(t *testing.T) {
 	work.Wait()
 	close(stop)
 	storm.Wait()
-	if sent.Load() < 100 {
+	// One rank alone waits for nobody, and may be done at once.
+	if size > 1 && sent.Load() < 100 {
 		t.Errorf("only %d signals were sent", sent.Load())
 	}
 	t.Logf("%d signals", sent.Load())
@@ -276,8 +277,8 @@ func TestManyGoroutinesOnOneMesh(t *testing.T) {
 }
 
 // Nothing says which goroutine's call belongs to which call of another rank. Calls that overlap get
-// an error, and no call hangs. The sums of calls that do not overlap may be mixed (docs/threads.md),
-// so this test does not compare them.
+// an error, and no call hangs. The sums of calls that do not overlap may be mixed
+// (docs/threads.md), so this test does not compare them.
 func TestTwoGoroutinesOnOneDimension(t *testing.T) {
 	_, folder := ranks(t)
 	world := private(t, folder, "goroutines")

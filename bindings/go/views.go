@@ -32,67 +32,72 @@ func (m *Mesh) Slice(names ...string) (*Mesh, error) {
 
 // Flatten makes one dimension, with a communicator, out of all dimensions of this view. Collective
 // over the root mesh. The default for an empty name is the dimensions' names joined with "_".
-func (m *Mesh) Flatten(ctx context.Context, name string, options ...DimOptions) (*Mesh, error) {
+func (m *Mesh) Flatten(ctx context.Context, name string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	if len(options) > 1 {
-		a.refuse("there are %d options for one dimension", len(options))
-	}
-	label, wishes := a.optional("dimension name", name), a.dims(options)
-	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_flatten(mesh, label, wishes, out) })
+	label, chosen := a.optional("dimension name", name), a.callOptions(options, 1)
+	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_flatten(mesh, label, chosen, out) })
 }
 
 // Unflatten gives the view with one dimension replaced by several, whose sizes multiply to its
-// size. Collective over the root mesh. There are no options, or one for each new dimension.
-func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
+// size. Collective over the root mesh.
+func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	a.count("options", len(options), len(options) > 0, len(sizes))
-	along, wishes := a.text("dimension name", dim), a.dims(options)
+	along, chosen := a.text("dimension name", dim), a.callOptions(options, len(sizes))
 	lengths, labels, n := a.shapeAndNames(sizes, names)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
-		return C.go_unflatten(mesh, along, lengths, labels, n, wishes, out)
+		return C.go_unflatten(mesh, along, lengths, labels, n, chosen, out)
 	})
 }
 
 // Reshape gives all ranks of this view another shape, with a communicator for each dimension.
-// Collective over the root mesh. A name that exists already must mean equal groups. There are no
-// options, or one for each new dimension.
-func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
+// Collective over the root mesh. A name that exists already must mean equal groups.
+func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	a.count("options", len(options), len(options) > 0, len(sizes))
-	wishes := a.dims(options)
+	chosen := a.callOptions(options, len(sizes))
 	lengths, labels, n := a.shapeAndNames(sizes, names)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
-		return C.go_reshape(mesh, lengths, labels, n, wishes, out)
+		return C.go_reshape(mesh, lengths, labels, n, chosen, out)
 	})
 }
 
 // SliceRange is the view with a dimension restricted to its indices start, start + step ...,
 // length of them. Collective over the root mesh, also for the ranks at other indices, whose mesh
 // answers ErrNotMember where membership matters.
-func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step int) (*Mesh, error) {
+func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step int, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	along := a.optional("dimension name", dim)
-	first, count, stride := a.size("start", start), a.size("length", length), a.size("step", step)
+	along, chosen := a.optional("dimension name", dim), a.callOptions(options, 1)
+	first, count, stride := a.int32("start", start), a.int32("length", length), a.int32("step", step)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
-		return C.go_slice_range(mesh, along, first, count, stride, out)
+		return C.go_slice_range(mesh, along, first, count, stride, chosen, out)
 	})
 }
 
 // Shrink gives the mesh without the indices along a dimension that hold a lost rank, so that a job
-// can go on after a rank has died. Whole replicas leave the mesh. Shrink ends this mesh.
+// can go on after a rank has died. Whole replicas leave the mesh. Without lostRanks the survivors
+// agree on who is lost, and all of them leave out the same ranks; ErrInvalidArgument says that no
+// rank is lost. Otherwise lostRanks are world ranks, the same on every rank (LostRanks, Error.Lost).
+// The new mesh inherits the timeout and the options of this one; CallOptions.Dims replaces the
+// options of the dimensions. Shrink ends this mesh.
+//
 // Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink, and
 // gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it
 // again on this mesh. When ctx is done meanwhile, the world is aborted. If the world was closed
 // before, the call ends at its timeout instead.
-func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, error) {
+func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int, options ...CallOptions) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
-	along, lost, n := a.optional("dimension name", dim), a.int32s("the lost rank", lostRanks), C.size_t(len(lostRanks))
+	if len(lostRanks) == 0 {
+		lostRanks = nil
+	}
+	along, lost, n := a.optional("dimension name", dim), a.int32s("lostRanks", lostRanks), C.size_t(len(lostRanks))
+	chosen := a.callOptions(options, len(m.Names()))
 	world := m.itsWorld()
 	if world != nil && world.hold() {
 		defer world.release()
 	}
-	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_shrink(m.token(), along, lost, n, out) })
+	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome {
+		return C.go_shrink(m.token(), along, lost, n, chosen, out)
+	})
 }
 
 // Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them,
@@ -125,7 +130,7 @@ func (m *Mesh) Clone() (*Mesh, error) {
 // root mesh.
 func (m *Mesh) SubmeshCount(names ...string) (int, error) {
 	var a arguments
-	var count C.size_t
+	var count C.int32_t
 	labels, n := a.texts("dimension name", names), C.size_t(len(names))
 	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_submesh_count(mesh, labels, n, &count) })
 	return int(count), err
@@ -135,6 +140,6 @@ func (m *Mesh) SubmeshCount(names ...string) (int, error) {
 // of their first rank.
 func (m *Mesh) Submesh(index int, names ...string) (*Mesh, error) {
 	var a arguments
-	at, labels, n := a.size("index", index), a.texts("dimension name", names), C.size_t(len(names))
+	at, labels, n := a.int32("index", index), a.texts("dimension name", names), C.size_t(len(names))
 	return m.view(&a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_submesh(mesh, labels, n, at, out) })
 }

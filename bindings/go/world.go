@@ -13,9 +13,15 @@ import (
 // WorldOptions say how to join a world. The zero value, or nil, takes everything from the
 // launcher's environment.
 type WorldOptions struct {
-	// Size is the number of ranks, Rank this process's rank, and LocalRank the index of its device
-	// on its host. If Size is 0, all three come from the launcher's environment.
+	// Size is the number of ranks, Rank this process's rank, and LocalRank its rank on its host,
+	// from which its device follows. If Size is 0, all three come from the launcher's environment.
+	// Ranks that leave LocalRank at 0 get the numbers that no other rank of their host has, the
+	// lowest world rank first.
 	Size, Rank, LocalRank int
+	// The index of the device on which communicators are made, among those that this process sees.
+	// nil: the current device of the thread that joins, or where that thread has none, the local
+	// rank modulo the number of devices. It is an error on cpu.
+	Device *int
 	// How long each wait of the library may take. 0: 10 minutes.
 	Timeout time.Duration
 	// Where the ranks meet: "env://" (as ""), "tcp://host:port" (rank 0 serves) or "file:///path".
@@ -38,9 +44,9 @@ type World struct {
 	store *callbackStore
 }
 
-// noWorld is the error of a call on a closed world. Such a call must not reach the library, where
-// a NULL handle means a default world.
-var noWorld = &Error{Status: ErrInvalidHandle, Message: "the world was closed or never joined: it is not a live dm_world"}
+// noWorld is the error of a mesh that is to be made in a closed world. The call must not reach the
+// library, where no world in the options means a default world.
+var noWorld = refusal(ErrInvalidHandle, "the world was closed or never joined: it is not a live dm_world")
 
 // Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or ""
 // for what this machine has.
@@ -86,7 +92,9 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 				}
 			}
 		}()
-		return nil, &Error{Status: ErrAborted, Message: "joining the world was given up", Cause: causeOf(ctx)}
+		failed := refusal(ErrAborted, "joining the world was given up")
+		failed.Cause = causeOf(ctx)
+		return nil, failed
 	}
 }
 
@@ -106,7 +114,11 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 	made.joining_out = (**C.dm_world)(unsafe.Pointer(early))
 	a.use(unsafe.Pointer(early))
 	if options.Offline {
-		made.flags = C.DM_WORLD_OFFLINE
+		made.flags |= C.DM_WORLD_OFFLINE
+	}
+	if options.Device != nil {
+		made.flags |= C.DM_WORLD_DEVICE
+		made.device = a.int32("the device", *options.Device)
 	}
 	if world.store != nil {
 		callbacks := new(C.dm_store_callbacks)
@@ -122,6 +134,68 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 		return nil, err
 	}
 	return world, nil
+}
+
+// DefaultWorld gives the default world of a device type, the one that Init joins where its options
+// name none. It joins that world first, from the launcher's environment, where this process is not
+// in it: collective then, local otherwise. timeout bounds the joining, and 0 means 10 minutes.
+// Close frees the handle, and this process stays in the default world. After AbortDefaultWorlds,
+// FinalizeDefaultWorlds, or an Abort or Finalize of this world, the next call joins anew, with all
+// ranks. When ctx is done first, the default worlds are aborted as by AbortDefaultWorlds.
+func DefaultWorld(ctx context.Context, deviceType string, timeout time.Duration) (*World, error) {
+	var a arguments
+	world := &World{}
+	kind, limit := a.optional("device type", deviceType), a.milliseconds(timeout)
+	if a.err != nil {
+		return nil, a.err
+	}
+	err := until(ctx, (*World)(nil).end, func() error {
+		return a.call(func() C.outcome { return C.go_default_world(kind, limit, &world.handle) })
+	})
+	if err != nil {
+		return nil, err
+	}
+	return world, nil
+}
+
+// WorldInfo says who this process is in a world, where it runs, and what makes its communicators.
+type WorldInfo struct {
+	Rank, Size int // This process's rank, and the number of ranks.
+	// This rank's number among the ranks of its host, and their number. In an offline world all
+	// ranks count as ranks of one host.
+	LocalRank, LocalSize int
+	// The number of this host, 0 to NumHosts - 1, in the order of the lowest rank on each.
+	Host, NumHosts int
+	// The index of this rank's device, among those that this process sees. -1: on cpu, in an
+	// offline world, and beside RCCL where the options name none.
+	Device int
+	// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7). 0 in an
+	// offline world.
+	Version    int
+	DeviceType string // "cuda" or "cpu".
+	// The communicator library: its path or SONAME, or the name of the embedded host engine. "" in
+	// an offline world.
+	Library string
+}
+
+// Info says who this process is in the world. Local. It answers after the world has ended, too.
+func (w *World) Info() (WorldInfo, error) {
+	var a arguments
+	info := &C.dm_world_info{struct_size: C.sizeof_dm_world_info}
+	// The strings belong to the world, which another goroutine may close.
+	token := C.uintptr_t(0)
+	if w != nil && w.hold() {
+		defer w.release()
+		token = w.handle
+	}
+	if err := a.call(func() C.outcome { return C.go_world_get_info(token, info) }); err != nil {
+		return WorldInfo{}, err
+	}
+	return WorldInfo{
+		Rank: int(info.rank), Size: int(info.size), LocalRank: int(info.local_rank), LocalSize: int(info.local_size),
+		Host: int(info.host), NumHosts: int(info.num_hosts), Device: int(info.device), Version: int(info.version),
+		DeviceType: C.GoString(info.device_type), Library: C.GoString(info.library),
+	}, nil
 }
 
 // Close frees the world. Its meshes keep what they need of it, and communicators live on. A second
@@ -165,7 +239,7 @@ func (w *World) explain(err error) error {
 func (w *World) end() {
 	switch {
 	case w == nil:
-		C.go_drop_outcome(C.go_world_abort(0))
+		C.go_drop_outcome(C.go_default_world_abort())
 	case w.handle != 0:
 		C.go_drop_outcome(C.go_world_abort(w.handle))
 	}
@@ -222,20 +296,38 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 // Abort ends this rank's part in the world at once: every blocked call of it returns with
 // ErrAborted, and its meshes are aborted. Other ranks that wait for this one get ErrPeerLost.
 func (w *World) Abort() error {
-	if w.token() == 0 {
-		// The library would take a nil handle for the default worlds.
-		if w != nil {
-			return noWorld
-		}
-		return &Error{Status: ErrInvalidHandle, Message: "the world is nil; AbortDefaultWorlds aborts the default ones"}
-	}
 	return failure(C.go_world_abort(w.token()))
+}
+
+// Finalize ends the world in order: it waits for the outstanding work of all its meshes on all
+// ranks, destroys their communicators, also those of meshes that were closed, and ends the meshes
+// and the world. Collective over the world. A timeout of 0 means the world's. From then on every
+// call of the world and its meshes returns ErrAborted; Close still frees them. When a rank never
+// makes the call, the others get ErrTimeout, and the world is as before. When ctx is done first,
+// the world is aborted as by Abort.
+func (w *World) Finalize(ctx context.Context, timeout time.Duration) error {
+	var a arguments
+	limit := a.milliseconds(timeout)
+	return w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_finalize(world, limit) })
 }
 
 // AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined.
 // A later Init joins a new default world.
 func AbortDefaultWorlds() error {
-	return failure(C.go_world_abort(0))
+	return failure(C.go_default_world_abort())
+}
+
+// FinalizeDefaultWorlds ends the worlds that Init joins by itself, as World.Finalize does.
+// Collective over them. A later Init joins a new default world. When ctx is done first, they are
+// aborted as by AbortDefaultWorlds.
+func FinalizeDefaultWorlds(ctx context.Context, timeout time.Duration) error {
+	var a arguments
+	limit := a.milliseconds(timeout)
+	call := func() error { return a.call(func() C.outcome { return C.go_default_world_finalize(limit) }) }
+	if a.err != nil {
+		return a.err
+	}
+	return until(ctx, (*World)(nil).end, call)
 }
 
 // collective makes a call that ends when the world ends. On a nil or closed world the call fails.

@@ -96,6 +96,13 @@ impl<'a> Call<'a> {
         Ok(AgreedCall { call: self, round })
     }
 
+    /// Does what [`agree`](Call::agree) does, in a scope that is made for this call. Returns `None`
+    /// when this rank's caller was told before how the call ended, so the others are in another one.
+    pub(super) fn agree_once(self, scope: &Scope, text: &str) -> Result<Option<AgreedCall<'a>>> {
+        let round = self.wait.outcome(scope.agree_once(text, &self.wait))?;
+        Ok(round.map(|round| AgreedCall { call: self, round }))
+    }
+
     /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
     /// the call `text` itself is agreed. `known` are the lost ranks that this rank knows of by its
     /// communicators.

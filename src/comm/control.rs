@@ -17,11 +17,11 @@ use crate::error::{Error, Result, Status};
 use crate::rendezvous::{Round, Scope, check_len};
 use crate::wait::{Wait, Watch};
 
-/// The calls along a dimension, which may be a flattened one. `timeout` bounds the call; `None` stands
-/// for the mesh's timeout.
+/// The calls along a dimension, which may be a flattened one. `timeout` bounds the call; `None`
+/// stands for the mesh's timeout.
 impl View {
-    /// Returns when every rank of this rank's group along `dim` has called it. **Collective over the
-    /// group**. It says nothing about work on devices.
+    /// Returns when every rank of this rank's group along `dim` has called it. **Collective over
+    /// the group**. It says nothing about work on devices.
     pub fn barrier(&self, dim: &str, timeout: Option<Duration>) -> Result<()> {
         let (view, index) = self.along_for_control(Ok(Some(dim)))?;
         view.barrier_along(index, timeout)
@@ -128,8 +128,8 @@ impl View {
     }
 
     /// The view in which the dimension of that name is, and its index there, for a call of the
-    /// control plane. Where there is none, nobody can know which group this rank means. So the rank
-    /// notes that it may be behind the others in every group.
+    /// control plane. Where there is none, nobody can know which group this rank means. So the
+    /// rank notes that it may be behind the others in every group.
     pub(crate) fn along_for_control(&self, name: Result<Option<&str>>) -> Result<(View, usize)> {
         let along = name
             .and_then(|name| self.mesh().along(name))
@@ -159,8 +159,8 @@ impl View {
 /// [`World::barrier`] is the third of them.
 impl World {
     /// Returns the bytes that each rank of the world gives, in rank order. **Collective over the
-    /// world**. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of them
-    /// together at most 64 MiB.
+    /// world**. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of
+    /// them together at most 64 MiB.
     pub fn all_gather_bytes(&self, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
         let check = || check_len(data.len());
         self.control("dm_world_all_gather_bytes", "", timeout, check, |round, wait| round.all_gather(data, wait))

@@ -57,6 +57,8 @@ impl View {
         (dtype, stream): (i32, *mut c_void),
     ) -> Result<()> {
         self.check_index(index)?;
+        // A mesh without communicators may have more ranks than there is memory for their blocks.
+        self.library()?;
         let Some(element) = self.element_size(name, dtype)? else {
             return Err(Error::unsupported(format!(
                 "{name}: dtype is {dtype}, whose size is not known here, so the places of the blocks are not known: send the bytes (uint8)"

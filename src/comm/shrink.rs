@@ -76,15 +76,23 @@ impl View {
         }
         self.check_member()?;
         self.check_can_shrink(world)?;
-        let (number, parent) = self.end_to_shrink(world);
+        let (mut number, parent) = self.end_to_shrink(world);
+        let wait = world.wait(options.timeout.unwrap_or(space.timeout()));
         // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
         // one must not read the keys of the other. So the scope has the first survivor in its
         // name: only ranks with the same first survivor meet, and they compare their calls with
         // that rank.
-        let made = self.attempt(world, &number.to_string(), index, &lost, options).and_then(|attempt| {
-            let call = Call::begin(world, None, world.wait(options.timeout.unwrap_or(space.timeout())))?;
-            space.make_shrunk(world, call, &attempt, remaining, parent.as_ref())
-        });
+        let try_next = |number: u64| {
+            let attempt = self.attempt(world, &number.to_string(), index, &lost, options)?;
+            let call = Call::begin(world, None, wait.clone())?;
+            space.make_shrunk(world, call, &attempt, remaining.clone(), parent.as_ref())
+        };
+        let made = loop {
+            if let Some(made) = try_next(number).transpose() {
+                break made;
+            }
+            number = space.shrink_attempts.fetch_add(1, Ordering::SeqCst);
+        };
         end_parent(world, parent);
         made.map(View::of_root)
     }
@@ -135,7 +143,12 @@ impl View {
                     end_parent(world, parent.take());
                     failed = Some((agreed.lost, error));
                 }
-                made => return made.inspect(|_| survivors.forget_keys(&wait)),
+                Err(error) => return Err(error),
+                Ok(Some(made)) => {
+                    survivors.forget_keys(&wait);
+                    return Ok(made);
+                }
+                Ok(None) => failed = None,
             }
         }
     }
@@ -230,7 +243,8 @@ impl RootComms {
     }
 
     /// Makes the mesh of the `remaining` ranks in that call, from `parent` where all of the ranks that
-    /// are left still have it.
+    /// are left still have it. Returns `None` when this rank's caller was told before how this attempt
+    /// ended: the others go on in the next one.
     fn make_shrunk(
         &self,
         world: &Arc<World>,
@@ -238,12 +252,12 @@ impl RootComms {
         attempt: &Attempt,
         remaining: Mesh,
         parent: Option<&Arc<Communicator>>,
-    ) -> Result<Arc<RootComms>> {
+    ) -> Result<Option<Arc<RootComms>>> {
         let Attempt { place, scope, text, dims } = attempt;
         // The call that had the turn before may have ended the parent: that call was aborted in
         // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
-        let call = call.agree(scope, text)?;
+        let Some(call) = call.agree_once(scope, text)? else { return Ok(None) };
         log::warn!("rank {}: goes on with {} ranks: {text}", self.mesh().rank(), remaining.size());
         // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
         // without it.
@@ -277,7 +291,7 @@ impl RootComms {
             }
             make_dims(work, &root, &root, &wanted, &shared)
         })?;
-        Ok(root)
+        Ok(Some(root))
     }
 
     /// Makes what is left of another root's communicator this root's parent. `excluded` are the

@@ -19,11 +19,11 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 
 /// Returns when every rank of this rank's group along dim has called it.
 ///
-/// Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the
-/// mesh's timeout. The call goes through the store and uses no communicator, so it works on every
-/// device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It says
-/// nothing about work on devices. Like the calls that make something, the calls of one world happen
-/// one after another, in the same order on every rank.
+/// Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
+/// the mesh's timeout. The call goes through the store and uses no communicator, so it works on
+/// every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
+/// says nothing about work on devices. Like the calls that make something, the calls of one world
+/// happen one after another, in the same order on every rank.
 ///
 /// Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
 /// that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
@@ -43,22 +43,22 @@ pub unsafe extern "C" fn dm_barrier(mesh: *const dm_mesh, dim: *const c_char, ti
     })
 }
 
-/// Gathers len bytes of every rank of dim on every rank: element i of the result is what the rank i
-/// along dim gave.
+/// Gathers len bytes of every rank of dim on every rank: element i of the result is what the rank
+/// i along dim gave.
 ///
-/// Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
-/// is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB. dim
-/// NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through the
-/// store, as dm_barrier does: seeds, IPC handles, names of files, configuration. The caller frees
-/// the result with dm_buffers_free.
+/// Collective over this rank's group along dim. len may differ from rank to rank and may be 0;
+/// data is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64
+/// MiB. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel
+/// through the store, as dm_barrier does: seeds, IPC handles, names of files, configuration. The
+/// caller frees the result with dm_buffers_free.
 ///
 /// ```c
 /// dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);
 /// dm_buffers_get(handles, peer, &bytes, &len);
 /// ```
 ///
-/// Errors: those of dm_barrier, and DM_STATUS_INVALID_ARGUMENT (too many bytes; when one rank gives
-/// too many, all ranks get the error).
+/// Errors: those of dm_barrier, and DM_STATUS_INVALID_ARGUMENT (too many bytes; when one rank
+/// gives too many, all ranks get the error).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; data is NULL or points to len bytes; buffers_out is NULL or
@@ -88,8 +88,8 @@ pub unsafe extern "C" fn dm_all_gather_bytes(
 /// Gives every rank of dim the len bytes of its rank root: the result has one element.
 ///
 /// Collective over this rank's group along dim. data and len are used on the root only; len is at
-/// most 8 MiB and may be 0. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The
-/// bytes travel through the store, as dm_barrier does. The caller frees the result with
+/// most 8 MiB and may be 0. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout.
+/// The bytes travel through the store, as dm_barrier does. The caller frees the result with
 /// dm_buffers_free. Errors: those of dm_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
 /// different roots.
 ///
@@ -123,9 +123,9 @@ pub unsafe extern "C" fn dm_broadcast_bytes(
 /// Gathers len bytes of every rank of the world on every rank, as dm_all_gather_bytes does along a
 /// dimension: element i of the result is what world rank i gave.
 ///
-/// Collective over the world. timeout_ms 0: the world's timeout. Errors: those of dm_world_barrier,
-/// DM_STATUS_INVALID_ARGUMENT (more than 8 MiB of this rank, or 64 MiB of all ranks) and
-/// DM_STATUS_UNSUPPORTED (an offline world).
+/// Collective over the world. timeout_ms 0: the world's timeout. Errors: those of
+/// dm_world_barrier, DM_STATUS_INVALID_ARGUMENT (more than 8 MiB of this rank, or 64 MiB of all
+/// ranks) and DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// data is NULL or points to len bytes; buffers_out is NULL or writable.
@@ -193,9 +193,9 @@ pub extern "C" fn dm_buffers_count(buffers: *const dm_buffers) -> usize {
 
 /// One element: its bytes and their number.
 ///
-/// Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL, and
-/// a NUL follows the bytes that len does not count, so text that was sent without one is a string.
-/// Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (no such element).
+/// Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL,
+/// and a NUL follows the bytes that len does not count, so text that was sent without one is a
+/// string. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (no such element).
 ///
 /// # Safety
 /// data_out and len_out are NULL or writable.
@@ -229,8 +229,8 @@ pub extern "C" fn dm_buffers_free(buffers: *mut dm_buffers) {
     }
 }
 
-/// Runs `call` for the view and the index of the dimension. If this rank refuses the call, the other
-/// ranks of its group are told.
+/// Runs `call` for the view and the index of the dimension. If this rank refuses the call, the
+/// other ranks of its group are told.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.

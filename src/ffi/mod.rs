@@ -1,7 +1,8 @@
 //! The C ABI: argument checks, the handle table, and one guard around every export. No logic.
 //!
 //! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc
-//! comments are the C documentation. Rules that hold for every function: the status is returned,
+//! comments are the C documentation. Rules that hold for every function: one that can fail in
+//! several ways returns a status (a few questions return a value, which says "none" instead),
 //! outputs come last and are written on success only, NULL is checked, strings are copied in, a
 //! panic becomes `DM_STATUS_INTERNAL`.
 

@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use hostccl::fork;
-use log::{Log, Metadata, Record};
+use log::{Level, Log, Metadata, Record};
 
-use super::Callback;
 use super::line::line;
 use crate::printable::printable;
 use crate::wait::Deadline;
+
+/// A function that gets the records in place of stderr.
+pub(crate) type Callback = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
 /// The sink of this process.
 pub(super) static SINK: Sink = Sink { callback: Mutex::new(None) };

@@ -63,7 +63,7 @@ fn broadcast(session: &mut Session<'_>) {
     let (bytes, len, is_wrong) = data(session);
     let place: *const c_void = bytes.as_ptr().cast_const().cast();
     // Only a world of one rank gets far, and its rank is the root.
-    let wrong = is_wrong && root == 0 || root != 0 || timeout < 0 || out.is_null();
+    let wrong = is_wrong || root != 0 || timeout < 0 || out.is_null();
     if of_world {
         let world = session.world();
         // SAFETY: as many bytes as said, or a count that is refused; writable or NULL.

@@ -103,6 +103,7 @@ pub fn check_any_calls(bytes: &[u8]) {
         collectives::CALLS,
         carrying::CALLS,
         control::CALLS,
+        ending::CALLS,
     ]
     .concat();
     // Something to work on, so that short inputs get far.

@@ -29,6 +29,15 @@ static void two_lines()
   CHECK(count(comm, &ranks) == ncclSuccess && ranks == 4);
   CHECK(mesh.describe() == "DeviceMesh((replicate=2, shard=4), 'cpu', stride=(4, 1))");
   THROWS(dm::Status::not_found, "ncclNothing", mesh.proc<void (*)()>("ncclNothing"));
+  const dm::World world = mesh["shard"].world();
+  const dm::WorldInfo info = world.info();
+  CHECK(info.rank == mesh.rank() && info.size == 8 && info.local_rank == info.rank && info.local_size == 8);
+  CHECK(info.host == 0 && info.num_hosts == 1 && info.device == -1 && info.version > 0);
+  CHECK(info.device_type == "cpu" && !info.library.empty());
+  CHECK(dm::World::default_world("cpu").info().rank == info.rank);
+  dm::WorldOptions named;
+  named.device = 1;
+  THROWS(dm::Status::invalid_argument, "device type cpu has none", dm::World::init("cpu", named));
   mesh.finalize();
 }
 

@@ -32,7 +32,7 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 3] = ["DM_CCL_LIBRARY", "DM_STORE_SECRET", "CUDA_VISIBLE_DEVICES"];
+const OWN: [&str; 4] = ["DM_CCL_LIBRARY", "DM_STORE_SECRET", "DM_LOG", "CUDA_VISIBLE_DEVICES"];
 
 /// The options of `devicemesh info`. The comments of the fields are their help.
 #[derive(Args)]

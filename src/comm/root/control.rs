@@ -24,8 +24,8 @@ struct Known {
 }
 
 impl ControlScopes {
-    /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root` is
-    /// the root's part in the names of its scopes.
+    /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root`
+    /// is the root's part in the names of its scopes.
     pub(in crate::comm) fn of_group(&self, world: &World, root: &str, mesh: &Mesh, index: usize) -> Result<Arc<Scope>> {
         let (first, position) = mesh.split_color_key(index)?;
         let pairs = mesh.dim_layout(index).pairs().iter();

@@ -23,7 +23,8 @@ const PIECE: usize = 1 << 20;
 const LENGTH: usize = size_of::<u64>();
 
 impl Round {
-    /// Returns the bytes that each rank gives, by position. Every rank of the call calls this once.
+    /// Returns the bytes that each rank gives, by position. Every rank of the call calls this
+    /// once.
     pub fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
         check_len(mine.len())?;
         let (me, size) = (self.membership.me, self.membership.members.len());

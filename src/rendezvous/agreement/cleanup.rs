@@ -74,7 +74,10 @@ impl ScopeKeys {
 
     /// Takes the keys of this scope that begin with `prefix`.
     pub(super) fn take_under(&self, prefix: &str) -> Vec<String> {
-        lock(&self.keys).extract_if(.., |key| key.starts_with(prefix)).collect()
+        let mut keys = lock(&self.keys);
+        let (taken, left) = std::mem::take(&mut *keys).into_iter().partition(|key| key.starts_with(prefix));
+        *keys = left;
+        taken
     }
 
     /// Takes the keys that may be removed once the call that this rank is about to make is agreed.

@@ -53,8 +53,8 @@ impl Round {
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
-    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the others
-    /// can read it; `false` when the store did not take it.
+    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the
+    /// others can read it; `false` when the store did not take it.
     pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
         if self.membership.members.len() < 2 {
             return true;
@@ -69,8 +69,8 @@ impl Round {
         self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
     }
 
-    /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss is
-    /// that failure from then on.
+    /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss
+    /// is that failure from then on.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
         if self.membership.members.len() < 2 {
             return Ok(None);
@@ -85,8 +85,8 @@ impl Round {
     }
 
     /// Returns when every rank of the call got through its work. Otherwise every rank gets the
-    /// first failure, or the ranks that did not get through. After a success nobody reads the values
-    /// of the call any more, so this rank removes those that it has published.
+    /// first failure, or the ranks that did not get through. After a success nobody reads the
+    /// values of the call any more, so this rank removes those that it has published.
     pub fn finish(self, wait: &Wait) -> Result<()> {
         if self.membership.members.len() < 2 {
             return Ok(());

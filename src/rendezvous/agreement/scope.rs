@@ -92,44 +92,61 @@ impl Scope {
         Ok((round, shared))
     }
 
-    /// Takes part in the next call that concerns this rank. When the call is agreed, all ranks have
-    /// left the earlier calls, so the keys that this rank left for the earlier calls are removed.
+    /// Does what [`Scope::agree`] does, in a scope that is made for one call. Returns `None` when this
+    /// rank's caller was told of a deadlock of this call before, so that the others have gone on to
+    /// another scope.
+    pub fn agree_once(&self, call: &str, wait: &Wait) -> Result<Option<Round>> {
+        self.enter_next(call, "", &Part::default(), wait)
+    }
+
+    /// Takes part in the next call that concerns this rank.
     fn enter(&self, call: &str, detail: &str, part: Part<'_>, wait: &Wait) -> Result<Round> {
-        let text = format!("{call}{DETAIL}{detail}");
-        self.refusals.store(0, Ordering::SeqCst);
         loop {
-            let failure = part.failure.cloned();
-            let round = Round { failure, offers: part.offers.clone(), ..self.next_round(call) };
-            if self.membership.members.len() < 2 {
+            if let Some(round) = self.enter_next(call, detail, &part, wait)? {
                 return Ok(round);
             }
-            if self.over.load(Ordering::SeqCst) && round.has_lost() {
-                let _ = self.membership.losses.refresh(wait);
-                return Err(round.lost_before(&round.lost()).in_call(round.number));
+        }
+    }
+
+    /// Takes part in the next call. When the call is agreed, all ranks have left the earlier calls,
+    /// so the keys that this rank left for the earlier calls are removed. Returns `None` when the
+    /// call is of no concern to this rank.
+    fn enter_next(&self, call: &str, detail: &str, part: &Part<'_>, wait: &Wait) -> Result<Option<Round>> {
+        let text = format!("{call}{DETAIL}{detail}");
+        self.refusals.store(0, Ordering::SeqCst);
+        let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.next_round(call) };
+        if self.membership.members.len() < 2 {
+            return Ok(Some(round));
+        }
+        if self.over.load(Ordering::SeqCst) && round.has_lost() {
+            let _ = self.membership.losses.refresh(wait);
+            return Err(round.lost_before(&round.lost()).in_call(round.number));
+        }
+        if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
+            return Ok(None);
+        }
+        let removable = self.membership.left.take();
+        let settled = round.reach_verdict("", deciding::Part::Equal(Some(&text)), wait);
+        // This comes before the rank begins another call, because other ranks rely on the note while
+        // it stands.
+        take_back_note(&round, wait);
+        match settled {
+            Ok(Settled::Agreed) => {
+                self.membership.store.forget(removable, wait);
+                Ok(Some(round))
             }
-            if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
-                continue;
+            Ok(Settled::PassedOver) => {
+                self.membership.left.note(removable);
+                Ok(None)
             }
-            let removable = self.membership.left.take();
-            let settled = round.reach_verdict("", deciding::Part::Equal(Some(&text)), wait);
-            // This comes before the rank begins another call, because other ranks rely on the note
-            // while it stands.
-            take_back_note(&round, wait);
-            match settled {
-                Ok(Settled::Agreed) => {
-                    self.membership.store.forget(removable, wait);
-                    return Ok(round);
+            Err(error) => {
+                self.membership.left.note(removable);
+                // The store keeps the loss, so every rank finds it by itself, and no later call needs
+                // keys for it.
+                if error.status() == Status::PeerLost && round.has_lost() {
+                    self.over.store(true, Ordering::SeqCst);
                 }
-                Ok(Settled::PassedOver) => self.membership.left.note(removable),
-                Err(error) => {
-                    self.membership.left.note(removable);
-                    // The store keeps the loss, so every rank finds it by itself, and no later call
-                    // needs keys for it.
-                    if error.status() == Status::PeerLost && round.has_lost() {
-                        self.over.store(true, Ordering::SeqCst);
-                    }
-                    return Err(error);
-                }
+                Err(error)
             }
         }
     }

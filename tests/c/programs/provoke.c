@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,6 +39,16 @@ static dm_mesh *offline_mesh(int32_t size, int32_t rank, size_t dp, size_t tp)
   options.world = offline(size, rank);
   EXPECT(dm_init("cpu", (int[]){dp, tp}, 2, NAMES, &options, &mesh));
   return mesh;
+}
+
+static dm_status exhausted(void)
+{
+  dm_world_options options = DM_WORLD_OPTIONS_INIT;
+  const struct rlimit three = {3, 3};
+  dm_world *world;
+  options.world_size = 2, options.rank = 1, options.init_method = "tcp://127.0.0.1:9";
+  if (setrlimit(RLIMIT_NOFILE, &three) != 0) exit(2);
+  return dm_world_init("cpu", &options, &world);
 }
 
 static dm_status too_large(void)
@@ -283,7 +294,7 @@ int main(int argc, char **argv)
     const char *name;
     dm_status (*provoke)(void);
   } cases[] = {
-      {"too_large", too_large}, {"struct_size", struct_size}, {"partial_environment", partial_environment},
+      {"too_large", too_large}, {"exhausted", exhausted}, {"struct_size", struct_size}, {"partial_environment", partial_environment},
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
       {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
       {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"mismatch", mismatch}, {"never_came", never_came},

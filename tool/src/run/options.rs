@@ -32,6 +32,7 @@ Exit codes:
 
 Environment:
   DM_STORE_SECRET  only who has it joins the job; the same on all nodes
+  DM_LOG           what the ranks log: error, warn, info or debug
   OMP_NUM_THREADS  1 for the ranks, where it is not set and there are several on a host
   NO_COLOR         no colours
 

@@ -1,5 +1,5 @@
-/* Passes the library's store callbacks to Go. user_data is an integer, because Go refuses a
- * pointer that points to nothing. */
+/* Passes the library's callbacks to Go. The user_data of a store is an integer, because Go refuses
+ * a pointer that points to nothing. */
 
 #include "_cgo_export.h"
 
@@ -26,4 +26,16 @@ void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store)
 {
   const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop, remove_key};
   *callbacks = made;
+}
+
+void *go_resolver(void *user_data, const char *name)
+{
+  (void)user_data;
+  return goResolve((char *)name);
+}
+
+void go_log(void *user_data, dm_log_level level, const char *message)
+{
+  (void)user_data;
+  goLog(level, (char *)message);
 }
