@@ -27,6 +27,7 @@ EXPECTED = {
     "group": ("KeyboardInterrupt", "PeerLostError"),
     "flatten": ("KeyboardInterrupt", "PeerLostError"),
     "barrier": ("KeyboardInterrupt", "PeerLostError"),
+    "work": ("KeyboardInterrupt", "returned"),
     "init": ("KeyboardInterrupt", "PeerLostError"),
     "default world": ("KeyboardInterrupt", None),
     "world": ("KeyboardInterrupt", None),

@@ -24,6 +24,7 @@ from .current import get_current_mesh
 from .errors import *  # noqa: F403
 from .group import Group
 from .libraries import get_device_proc, set_ccl_resolver
+from .logs import use_logging
 from .mesh import Communicator, DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
@@ -37,6 +38,6 @@ __all__ = [
     "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
     "Work", "World",
     "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc", "init_device_mesh", "last_error",
-    "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name", "unregister",
+    "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name", "unregister", "use_logging",
 ]
 __all__ += errors.__all__

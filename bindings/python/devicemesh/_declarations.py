@@ -10,9 +10,15 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int32, c_in
 from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
+WORLD_DEVICE = 2
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2
+LOG_OFF = 0
+LOG_ERROR = 1
+LOG_WARN = 2
+LOG_INFO = 3
+LOG_DEBUG = 4
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
@@ -41,8 +47,14 @@ class StoreCallbacks(Structure):
 class WorldOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32), ("local_rank", c_int32),
-        ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
+        ("device", c_int32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
         ("joining_out", POINTER(c_void_p))]
+
+
+class WorldInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32), ("local_size", c_int32), ("host", c_int32),
+        ("num_hosts", c_int32), ("device", c_int32), ("version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
 
 
 class DimOptions(Structure):
@@ -71,6 +83,7 @@ class PlanOptions(Structure):
         ("ndim", c_size_t), ("traffic", POINTER(c_uint32))]
 
 
+Log = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 CclResolver = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 STATUS = c_int32
 HANDLE = c_void_p
@@ -87,9 +100,13 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_last_error": (TEXT, []),
     "dm_last_error_info": (STATUS, [POINTER(ErrorInfo)]),
     "dm_version": (c_uint32, []),
+    "dm_set_log": (STATUS, [c_int32, Log, MEMORY]),
     "dm_world_init": (STATUS, [TEXT, POINTER(WorldOptions), HANDLE_OUT]),
     "dm_world_rank": (STATUS, [HANDLE, POINTER(c_int32)]),
     "dm_world_size": (STATUS, [HANDLE, POINTER(c_int32)]),
+    "dm_get_world": (STATUS, [HANDLE, HANDLE_OUT]),
+    "dm_default_world": (STATUS, [TEXT, c_int64, HANDLE_OUT]),
+    "dm_world_get_info": (STATUS, [HANDLE, POINTER(WorldInfo)]),
     "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
     "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),
@@ -149,6 +166,14 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_recv": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_group_start": (STATUS, [HANDLE]),
     "dm_group_end": (STATUS, [HANDLE]),
+    "dm_barrier": (STATUS, [HANDLE, TEXT, c_int64]),
+    "dm_all_gather_bytes": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int64, HANDLE_OUT]),
+    "dm_broadcast_bytes": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int64, HANDLE_OUT]),
+    "dm_world_all_gather_bytes": (STATUS, [HANDLE, MEMORY, c_size_t, c_int64, HANDLE_OUT]),
+    "dm_world_broadcast_bytes": (STATUS, [HANDLE, MEMORY, c_size_t, c_int32, c_int64, HANDLE_OUT]),
+    "dm_buffers_count": (c_size_t, [HANDLE]),
+    "dm_buffers_get": (STATUS, [HANDLE, c_size_t, HANDLE_OUT, LENGTHS]),
+    "dm_buffers_free": (None, [HANDLE]),
     "dm_check": (STATUS, [HANDLE, TEXT]),
     "dm_abort": (STATUS, [HANDLE]),
     "dm_finalize": (STATUS, [HANDLE, POINTER(CallOptions)]),

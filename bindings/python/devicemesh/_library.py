@@ -48,6 +48,10 @@ def load() -> Tuple[ctypes.CDLL, str]:
         if version not in VERSIONS:
             tried.append(f"{name} (version {version}, this package is for {VERSIONS.start} to {VERSIONS.stop - 1})")
             continue
+        missing = [function for function in declarations.FUNCTIONS if not hasattr(found, function)]
+        if missing:
+            tried.append(f"{name} (an earlier build of this version, without {missing[0]})")
+            continue
         for function, (result, arguments) in declarations.FUNCTIONS.items():
             declared = getattr(found, function)
             declared.restype, declared.argtypes = result, arguments

@@ -30,7 +30,9 @@ class MeshQueries:
 
     def __init__(self, handle: int, world: Optional[World]) -> None:
         self._handle = handle
+        # The world that the program named. None is the default world.
         self._world = world
+        self._default_world: Optional[World] = None
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
         self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
@@ -61,9 +63,15 @@ class MeshQueries:
         return self._names if self._named else None
 
     @property
-    def world(self) -> Optional[World]:
-        """The world it was made in; None for the process's default world."""
-        return self._world
+    def world(self) -> World:
+        """The world it was made in. UnsupportedError where from_group was given none."""
+        if self._world is not None:
+            return self._world
+        if self._default_world is None:
+            handle = ctypes.c_void_p()
+            check(library.dm_get_world(self._handle, byref(handle)))
+            self._default_world = World._of(handle.value or 0, True)
+        return self._default_world
 
     @property
     def ranks(self) -> Tuple[int, ...]:

@@ -90,19 +90,20 @@ class MeshViews(MeshQueries):
         return self._view(library.dm_slice_range, self._handle, self._dim(dim), start, length, step, call_options(timeout, one_dim(options), 1))
 
     def shrink(
-        self: Mesh, mesh_dim: Dim, lost_ranks: Sequence[int], *, dim_options: DimOptionsLike = None, timeout: Timeout = None
+        self: Mesh, mesh_dim: Dim = None, lost_ranks: Optional[Sequence[int]] = None, *, dim_options: DimOptionsLike = None, timeout: Timeout = None
     ) -> Mesh:
         """The mesh without the indices along a dimension that hold a lost rank, so that a job can
         go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
 
         Collective over the ranks that are not lost. A rank whose replica leaves also makes the
-        call, and gets a mesh that it is not in. When the call fails because another rank died
+        call, and gets a mesh that it is not in. ``lost_ranks`` None: the ranks agree on those that
+        are lost. When the call fails because another rank died
         meanwhile, make it again on this mesh.
         """
-        lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
         options = call_options(timeout, dim_options, len(self._names), self._names)
         # The mesh ends at once, so only the world can end the call.
-        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), options, byref(handle)))
+        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost or ()), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
 

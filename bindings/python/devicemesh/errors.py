@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Tuple, Type
 
 __all__ = [
-    "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "InternalError", "InvalidArgumentError",
+    "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "ExhaustedError", "InternalError", "InvalidArgumentError",
     "InvalidHandleError", "LibraryError", "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError",
     "StoreError", "UnsupportedError",
 ]
@@ -134,6 +134,13 @@ class InternalError(DeviceMeshError):
     """The library has a bug (a caught panic)."""
 
     status = 15
+
+
+class ExhaustedError(DeviceMeshError):
+    """This process has no more handles, memory, descriptors or threads. The message names the
+    limit."""
+
+    status = 16
 
 
 BY_STATUS: Dict[int, Type[DeviceMeshError]] = {kind.status: kind for kind in DeviceMeshError.__subclasses__()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import threading
@@ -20,7 +21,7 @@ from ._open_groups import outside_groups
 from ._queries import Dim
 from ._views import MeshViews, world_end
 from .communicator import Collectives, adopted_handle
-from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
+from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError, UnsupportedError
 from .group import Group
 from .options import DimOptionsLike
 from .work import after_all_of
@@ -66,7 +67,8 @@ class DeviceMesh(MeshViews):
         mesh: world ranks, nested in lists or as an array: ``[[0, 1], [2, 3]]``.
         mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is
             asked for.
-        world: None is the process's default world, joined from the launcher's environment.
+        world: None is the process's default world, joined from the launcher's environment
+            (World.default()).
         lazy: make a dimension's communicator at its first use.
         timeout: how long each collective call of the mesh may take, in seconds or as a timedelta;
             None is as long as the world's. It bounds this call too, with the join of the default
@@ -171,8 +173,8 @@ class DeviceMesh(MeshViews):
         A group is a Communicator, the address of an ncclComm_t, or a torch ProcessGroup whose
         backend is NCCL. ``mesh`` has the ranks, and for several groups their shape. A single
         Communicator or ProcessGroup knows its ranks. Without ``own`` the groups stay the caller's
-        and must outlive the mesh. Without a world only local calls and collectives on the mesh
-        work, and its ranks are 0 .. n-1.
+        and must outlive the mesh. A Communicator brings the world of its mesh. Without a world
+        only local calls and collectives on the mesh work, and its ranks are 0 .. n-1.
         """
         groups = list(group) if isinstance(group, (list, tuple)) else [group]
         if mesh is not None:
@@ -189,7 +191,9 @@ class DeviceMesh(MeshViews):
         if len(shape) != len(groups):
             raise InvalidArgumentError(f"mesh has {len(shape)} dimensions, but there are {len(groups)} groups")
         if world is None:
-            world = next((each._mesh._world for each in groups if isinstance(each, Communicator)), None)
+            # A mesh that from_group made without a world has none.
+            with contextlib.suppress(UnsupportedError):
+                world = next((each._mesh.world for each in groups if isinstance(each, Communicator)), None)
         lengths, array = rank_counts("mesh", shape), labels(mesh_dim_names, len(shape))
         options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
         options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0

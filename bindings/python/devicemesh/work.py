@@ -196,7 +196,9 @@ def after_all_of(root: Callable[[], Any]) -> None:
 
 
 def after_all_in(world: Any) -> None:
-    """Returns when the asynchronous operations on the meshes of this world are over."""
+    """Returns when the asynchronous operations on the meshes of this world are over. None is the
+    default world."""
     for queue in list(queues.values()):
-        if queue.mesh.world is world:
+        its = queue.mesh._world
+        if its is world or (world is None and its._is_default):
             queue.last._over.wait()

@@ -5,26 +5,29 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import partial
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import _declarations as declarations
+from . import _control as control
 from . import _interrupt as interrupt
 from ._beside import has_ended
 from ._library import Timeout, check, flag, int32, library, milliseconds, optional_text
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
+from .objects import ObjectCollectives
 from .stores import Callbacks, Store
 from .work import after_all_in
 
 __all__ = ["World", "abort_default_worlds", "finalize_default_worlds"]
 
 
-class World:
+class World(ObjectCollectives):
     """This process's rank, the store where the ranks meet, the device and the communicator library.
 
     ``init_device_mesh`` joins the default world by itself, from the launcher's environment; make a
     World for anything else: explicit ranks, several devices in one process, a store of your own,
     or ``offline=True``: layout and planning for any rank of any world, on one machine.
+    ``World.default()`` is the default world, and ``mesh.world`` the world of a mesh.
 
     Collective over the world, except for an offline one. Without ``world_size`` everything comes
     from the launcher (torchrun, mpirun, srun, devicemesh run ...).
@@ -32,7 +35,9 @@ class World:
     Args:
         device_type: "cuda" or "cpu"; None is what this machine has.
         world_size, rank: this process's place, instead of the launcher's word; local_rank then is
-            its device's index in the host.
+            its rank among those of its host, and may be left out on all ranks.
+        device: the index of the device for communicators, among those that this process sees. None
+            follows the local rank.
         init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
         timeout: every wait of the library ends by then; seconds or a timedelta. None is ten
             minutes.
@@ -49,6 +54,7 @@ class World:
         world_size: Optional[int] = None,
         rank: Optional[int] = None,
         local_rank: int = 0,
+        device: Optional[int] = None,
         init_method: Optional[str] = None,
         timeout: Timeout = None,
         ccl_library: Optional[str] = None,
@@ -62,13 +68,13 @@ class World:
             raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
         callbacks = Callbacks(store) if store is not None else None
         options = declarations.WorldOptions(
-            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if flag("offline", offline) else 0,
+            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=(declarations.WORLD_OFFLINE if flag("offline", offline) else 0) | (0 if device is None else declarations.WORLD_DEVICE),
             world_size=ranks, rank=0 if rank is None else int32("rank", rank),
-            local_rank=int32("local_rank", local_rank), timeout_ms=milliseconds(timeout),
+            local_rank=int32("local_rank", local_rank), device=0 if device is None else int32("device", device), timeout_ms=milliseconds(timeout),
             init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
-        device = optional_text("device_type", device_type)
+        kind = optional_text("device_type", device_type)
         # With this token the main thread can end the joining while another thread is blocked in it.
         joining = ctypes.c_void_p()
         if hasattr(options, "joining_out"):
@@ -83,7 +89,7 @@ class World:
             if callbacks is not None:
                 callbacks.keep()
             try:
-                check(library.dm_world_init(device, ctypes.byref(options), ctypes.byref(handle)))
+                check(library.dm_world_init(kind, ctypes.byref(options), ctypes.byref(handle)))
             except BaseException:
                 # A world that was not made does not drop its callbacks.
                 if callbacks is not None:
@@ -92,15 +98,95 @@ class World:
             return handle.value or 0
 
         try:
-            self._handle = interrupt.apart(join, give_up, library.dm_world_free)
+            handle = interrupt.apart(join, give_up, library.dm_world_free)
         except Exception as error:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
             raise
         # At the interpreter's exit the library must not call a store in Python any more.
-        free = library.dm_world_free if callbacks is None else _abort_and_free
-        self._free = weakref.finalize(self, free, self._handle)
-        self._end = partial(library.dm_world_abort, self._handle)
+        self._adopt(handle, library.dm_world_free if callbacks is None else _abort_and_free)
+
+    def _adopt(self, handle: int, free: Callable[[int], Any], is_default: bool = False) -> None:
+        self._handle = handle
+        self._free = weakref.finalize(self, free, handle)
+        self._end = partial(library.dm_world_abort, handle)
+        self._is_default = is_default
+        self._known: Optional[declarations.WorldInfo] = None
+
+    @classmethod
+    def _of(cls, handle: int, is_default: bool) -> "World":
+        made = cls.__new__(cls)
+        made._adopt(handle, library.dm_world_free, is_default)
+        return made
+
+    @classmethod
+    def default(cls, device_type: Optional[str] = None, *, timeout: Timeout = None) -> "World":
+        """The world that init_device_mesh joins by itself, from the launcher's environment.
+
+        Collective over the world where this process has not joined it yet, local otherwise. Each
+        device type has a default world of its own. ``timeout`` bounds the joining.
+        """
+        kind, limit = optional_text("device_type", device_type), milliseconds(timeout)
+
+        def join() -> int:
+            handle = ctypes.c_void_p()
+            check(library.dm_default_world(kind, limit, ctypes.byref(handle)))
+            return handle.value or 0
+
+        return cls._of(interrupt.apart(join, abort_default_worlds, library.dm_world_free), True)
+
+    def _info(self) -> declarations.WorldInfo:
+        """What the library knows about the world, which never changes."""
+        if self._known is None or not self._free.alive:
+            info = declarations.WorldInfo(struct_size=ctypes.sizeof(declarations.WorldInfo))
+            check(library.dm_world_get_info(self._handle, ctypes.byref(info)))
+            self._known = info
+        return self._known
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its host, 0 to local_size - 1."""
+        return int(self._info().local_rank)
+
+    @property
+    def local_size(self) -> int:
+        """The number of ranks on this host."""
+        return int(self._info().local_size)
+
+    @property
+    def host(self) -> int:
+        """The number of this host, 0 to num_hosts - 1, in the order of the lowest rank on each."""
+        return int(self._info().host)
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts on which the world's ranks run."""
+        return int(self._info().num_hosts)
+
+    @property
+    def device(self) -> Optional[int]:
+        """The index of this rank's device, among those that this process sees. None on cpu."""
+        device = int(self._info().device)
+        return None if device < 0 else device
+
+    @property
+    def device_type(self) -> str:
+        """ "cuda" or "cpu"."""
+        return (self._info().device_type or b"").decode()
+
+    @property
+    def library(self) -> str:
+        """The communicator library: its path or SONAME, or the name of the embedded host engine.
+        An offline world has none, which is ""."""
+        return (self._info().library or b"").decode(errors="replace")
+
+    @property
+    def library_version(self) -> Tuple[int, ...]:
+        """The version of the communicator library, for example (2, 27, 7). () in an offline
+        world."""
+        number = int(self._info().version)
+        major = 10000 if number >= 10000 else 1000  # NCCL before 2.9 wrote 2.8.4 as 2804
+        return (number // major, number % major // 100, number % 100) if number else ()
 
     @property
     def rank(self) -> int:
@@ -131,12 +217,27 @@ class World:
             self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
         return [(paths[rank] or b"").decode() for rank in range(self.size)]
 
+    def _begin(self, call: str) -> None:
+        outside_groups(call)
+
+    def _root(self, root: Any) -> Tuple[bool, int]:
+        number, size = int32("root", root), self.size
+        if not 0 <= number < size:
+            raise InvalidArgumentError(f"root is {number}, but the world has ranks 0 to {size - 1}")
+        return number == self.rank, number
+
+    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
+        return control.world_all_gather(self, data, timeout)
+
+    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
+        return control.world_broadcast(self, data, root, timeout)
+
     def finalize(self, timeout: Timeout = None) -> None:
         """Waits for the outstanding work of all meshes of the world, destroys their communicators,
         and ends the meshes and the world, as torch.distributed's destroy_process_group() does.
         Collective. Later calls of the world and of its meshes raise AbortedError."""
         outside_groups("finalize")
-        after_all_in(self)
+        after_all_in(None if self._is_default else self)
         check(interrupt.call(self._end, library.dm_world_finalize, self._handle, milliseconds(timeout)))
         has_ended()
 

@@ -25,6 +25,11 @@ def watch():
     while True:
         blocked = _interrupt.watch and _interrupt.watch.blocked
         joining = any(thread.name == "devicemesh join" for thread in threading.enumerate())
+        # Event.wait of a Work is Python's own code.
+        waits = MODE == "work" and sys._current_frames()[threading.main_thread().ident].f_code.co_filename == threading.__file__
+        if waits:
+            say(f"blocked {os.getpid()}")
+            return
         if (blocked or joining) and threading.main_thread().is_alive():
             time.sleep(0.3)
             if joining or _interrupt.watch.blocked is blocked:
@@ -57,10 +62,13 @@ def blocked_call():
             with mesh.group():
                 mesh.get_group().recv(bytearray(4), 1)
         return receive
+    if MODE == "work" and RANK == 0:
+        works.append(mesh.get_group().all_reduce(bytearray(4), async_op=True))
+        return works[0].wait
     return lambda: mesh.get_group().all_reduce(bytearray(4))
 
 
-signals = []
+signals, works = [], []
 if MODE in ("own handler", "terminated"):
     signal.signal(signal.SIGTERM if MODE == "terminated" else signal.SIGINT, lambda number, frame: signals.append(number))
 if RANK == 0:
@@ -76,6 +84,8 @@ if RANK == 0:
     wakeup = signal.set_wakeup_fd(-1)
     say(f"descriptor {wakeup}")
     wait_for_file()
+    for work in works:
+        work.wait()  # the operation went on
 elif MODE in ("world", "default world"):
     wait_for_file()
 else:

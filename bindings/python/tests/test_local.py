@@ -4,6 +4,7 @@ import array
 import copy
 import ctypes
 import gc
+import logging
 import os
 import pickle
 import subprocess
@@ -17,7 +18,7 @@ import devicemesh
 from devicemesh import (
     DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, LibraryError, MeshTimeoutError, NotFoundError, NotMemberError,
     Partial, Replicate, Shard, UnsupportedError, World, init_device_mesh)
-from devicemesh import buffers
+from devicemesh import buffers, logs
 
 
 def offline(rank, shape, names=None, world_size=None, device="cpu", **options):
@@ -211,6 +212,43 @@ class Refusals(unittest.TestCase):
         for kind in devicemesh.errors.BY_STATUS.values():
             self.assertEqual(str(kind("what went wrong")), "what went wrong")
             self.assertTrue(issubclass(kind, DeviceMeshError))
+
+
+class Worlds(unittest.TestCase):
+    def test_an_offline_world(self):
+        world = World("cpu", world_size=8, rank=3, offline=True)
+        self.assertEqual((world.rank, world.size, world.local_size, world.host, world.num_hosts, world.device), (3, 8, 8, 0, 1, None))
+        self.assertEqual((world.device_type, world.library, world.library_version), ("cpu", "", ()))
+        self.assertIs(init_device_mesh("cpu", (8,), world=world)["dim_0"].world, world)
+        with self.assertRaises(InvalidArgumentError):
+            World("cpu", world_size=2, rank=0, device=0)
+        world.close()
+        with self.assertRaises(InvalidHandleError):
+            world.local_rank
+
+
+class Logs(unittest.TestCase):
+    def test_pythons_logging(self):
+        code = (
+            "import logging, devicemesh\n"
+            "logging.basicConfig(level=logging.INFO, format='%(name)s %(levelname)s %(message)s')\n"
+            "devicemesh.use_logging()\n"
+            "devicemesh.init_device_mesh('cpu', (1,))\n"
+            "devicemesh.use_logging('OFF')\n"
+            "devicemesh.init_device_mesh('cpu', (1,), lazy=True).flatten('again')\n"
+            "devicemesh.use_logging('debug', logger=logging.getLogger('other'))\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stderr.splitlines()
+        self.assertTrue(any(line.startswith("devicemesh INFO rank 0: ") for line in lines), lines)
+        self.assertFalse(any("DEBUG" in line or "again" in line for line in lines), lines)
+
+    def test_levels(self):
+        for level, number in (("info", 3), (logging.WARNING, 2), (25, 2), ("OFF", 0), (60, 0), (1, 4), ("ERROR", 1)):
+            self.assertEqual(logs.library_level(level), number)
+        for wrong in ("loud", None, 1.5, True):
+            with self.assertRaises(InvalidArgumentError):
+                logs.library_level(wrong)
 
 
 class Libraries(unittest.TestCase):

@@ -1,12 +1,13 @@
 """Objects, bytes and barriers of a dimension: under `devicemesh run -n N -- python -m unittest tests/test_objects.py`, for any N. Every rank runs every test."""
 
 import os
+import tempfile
 import threading
 import unittest
 
 import numpy
 
-from devicemesh import InvalidArgumentError, init_device_mesh
+from devicemesh import InvalidArgumentError, World, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -34,6 +35,26 @@ class Objects(unittest.TestCase):
         self.assertEqual(self.tp.all_gather_bytes(bytes([RANK]) * (RANK % 3)), [bytes([rank]) * (rank % 3) for rank in self.tp.ranks])
         self.assertEqual(self.tp.broadcast_bytes(b"\0name" if self.tp.rank == 0 else None), b"\0name")
         self.assertEqual(self.tp.broadcast_bytes(bytearray(b"") if self.tp.rank == 0 else None), b"")
+
+    def test_a_world(self):
+        with tempfile.TemporaryDirectory() as mine:
+            folder = self.mesh.flatten("everybody").get_group().broadcast_object(mine)
+            world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{folder}/world", timeout=60)
+            self.assertEqual(world.all_gather_object(RANK), list(range(SIZE)))
+            self.assertEqual(world.broadcast_object("name" if RANK == SIZE - 1 else None, root=SIZE - 1), "name")
+            self.assertEqual(world.all_gather_bytes(b"x" * RANK), [b"x" * rank for rank in range(SIZE)])
+            self.assertEqual(world.broadcast_bytes(b"\0", root=0), b"\0")
+            with self.assertRaisesRegex(InvalidArgumentError, "root is -1"):
+                world.broadcast_bytes(b"", root=-1)
+            world.finalize()
+            world.close()
+            self.mesh.get_group("everybody").barrier()
+
+    def test_too_many_bytes(self):
+        data = bytes(8 * 2**20 + 1) if self.tp.rank == 0 else b""
+        with self.assertRaises(InvalidArgumentError):
+            self.tp.all_gather_bytes(data)
+        self.assertEqual(self.tp.all_gather_object(RANK), list(self.tp.ranks))
 
     def test_a_barrier_of_a_dimension(self):
         self.tp.barrier()

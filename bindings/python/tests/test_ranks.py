@@ -46,7 +46,16 @@ class Ranks(unittest.TestCase):
         self.assertEqual((self.dp.rank, self.tp.rank), divmod(RANK, columns))
         self.assertGreater(self.tp.handle, 0)
         self.assertGreater(self.mesh.get_proc("ncclAllReduce"), 0)
-        self.assertIsNone(self.mesh.world)
+        world = self.mesh["dp"].world
+        self.assertIs(self.mesh.world, self.mesh.world)
+        for world in (self.mesh.world, self.mesh["dp"].world, World.default("cpu"), World.default("cpu", timeout=30)):
+            self.assertEqual((world.rank, world.size, world.local_rank, world.local_size), (RANK, SIZE, RANK, SIZE))
+            self.assertEqual((world.host, world.num_hosts, world.device, world.device_type), (0, 1, None, "cpu"))
+            self.assertEqual(repr(world), f"World(rank={RANK}, size={SIZE})")
+            self.assertIn("host engine", world.library)
+            self.assertGreater(world.library_version, (2, 20))
+            world.barrier()
+            self.assertEqual(init_device_mesh("cpu", (SIZE,), world=world, lazy=True).world, world)
         with self.assertRaises(devicemesh.NotFoundError):
             self.mesh.get_proc("ncclNoSuchThing")
         self.tp.check()
@@ -265,7 +274,7 @@ class Ranks(unittest.TestCase):
             while mesh.lost_ranks() != (gone,) and time.monotonic() < until:
                 time.sleep(0.01)
             self.assertEqual(mesh.lost_ranks(), (gone,))
-            left = mesh.shrink("x", mesh.lost_ranks(), dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
+            left = mesh.shrink(dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
             self.assertEqual(left.ranks, tuple(range(gone)))
         self.mesh.flatten("after_leaving")
 
@@ -308,6 +317,7 @@ class Ranks(unittest.TestCase):
     def test_a_world_of_its_own_and_a_store_in_python(self):
         with World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/file", timeout=60) as world:
             self.assertEqual((world.rank, world.size, repr(world)), (RANK, SIZE, f"World(rank={RANK}, size={SIZE})"))
+            self.assertEqual((world.local_rank, world.local_size, world.num_hosts), (RANK, SIZE, 1))
             world.barrier()
             self.assertEqual(world.locations(f"rack{RANK % 2}/host{RANK}"), [f"rack{rank % 2}/host{rank}" for rank in range(SIZE)])
             self.assertEqual(len(set(world.locations())), 1)
