@@ -2,6 +2,7 @@
 
 mod level;
 mod serving;
+mod survivors;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
