@@ -3,6 +3,7 @@
 mod bytes;
 mod level;
 mod serving;
+mod survivors;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

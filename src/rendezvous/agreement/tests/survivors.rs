@@ -1,0 +1,116 @@
+//! The ranks that are left agree on who is lost.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::{ranks, soon};
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::Scope;
+
+fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
+    scope.agree_on_lost("dm_shrink()", known, &soon()).map(|agreed| agreed.lost)
+}
+
+/// Adds this rank to the list of lost ranks, as the server does when a process ends.
+fn die(scope: &Scope) {
+    scope.membership.losses.announce(scope.membership.me as i32);
+}
+
+#[test]
+fn each_knows_another_loss() {
+    let agreed = ranks(6, |me, scope| match me {
+        4 | 5 => None,
+        0 => Some(lost(&scope, &[4])),
+        1 => Some(lost(&scope, &[5])),
+        _ => Some(lost(&scope, &[])),
+    });
+    for agreed in agreed.into_iter().flatten() {
+        assert_eq!(agreed.unwrap(), [4, 5]);
+    }
+}
+
+#[test]
+fn nobody_is_lost() {
+    for agreed in ranks(3, |_, scope| lost(&scope, &[])) {
+        let error = agreed.unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument);
+        assert!(error.message().contains("no rank is lost"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_accused_and_lives_is_told_so() {
+    let told = ranks(4, |me, scope| lost(&scope, if me == 1 { &[2] } else { &[] }));
+    for (me, told) in told.into_iter().enumerate() {
+        match (me, told) {
+            (2, Err(error)) => {
+                assert_eq!((error.status(), error.lost()), (Status::NotMember, &[2][..]), "{error}");
+            }
+            (2, Ok(lost)) => panic!("rank 2 goes on without {lost:?}"),
+            (_, lost) => assert_eq!(lost.unwrap(), [2]),
+        }
+    }
+}
+
+#[test]
+fn a_missing_rank_is_named_and_told_that_it_was_late() {
+    let short = crate::wait::Wait::after(Duration::from_millis(300));
+    let told = ranks(4, |me, scope| {
+        if me == 3 {
+            die(&scope);
+            return None;
+        }
+        if me == 1 {
+            sleep(Duration::from_millis(800));
+        }
+        let first = scope.agree_on_lost("dm_shrink()", &[], &short).map(drop).unwrap_err();
+        Some((first, lost(&scope, &[])))
+    });
+    for (me, (first, second)) in told.into_iter().enumerate().filter_map(|(me, told)| Some((me, told?))) {
+        assert_eq!((first.status(), first.ranks()), (Status::Timeout, &[1][..]), "{first}");
+        assert_eq!(first.message().contains("came too late"), me == 1, "{first}");
+        assert_eq!(second.unwrap(), [3]);
+    }
+}
+
+/// Ranks die before, in and after the agreement. The others go on until they agree on all of them.
+#[test]
+fn ranks_that_die_at_any_moment_are_left_out() {
+    const SIZE: usize = 7;
+    for seed in 0..40_u64 {
+        let chance = |me: usize, salt: u64| {
+            let mixed = (seed * 31 + me as u64 * 7 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40
+        };
+        let dies = |me: usize| me == seed as usize % SIZE || chance(me, 1) % 3 == 0;
+        let all: Vec<i32> = (0..SIZE).filter(|me| dies(*me)).map(|me| me as i32).collect();
+        let agreed = ranks(SIZE, |me, scope| {
+            sleep(Duration::from_micros(chance(me, 2) % 3000));
+            if dies(me) {
+                if chance(me, 3) % 2 == 0 {
+                    // It dies while it waits in the agreement.
+                    let _ =
+                        scope.agree_on_lost("dm_shrink()", &[], &crate::wait::Wait::after(Duration::from_millis(2)));
+                }
+                die(&scope);
+                return Ok::<_, Error>(Vec::new());
+            }
+            let mut calls = Vec::new();
+            while calls.last() != Some(&all) {
+                match scope.agree_on_lost("dm_shrink()", &[], &soon()) {
+                    Ok(agreed) => calls.push(agreed.lost),
+                    // The rank that dies has given the call up.
+                    Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidArgument) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(calls)
+        });
+        let mut of_survivors = Vec::new();
+        for (me, calls) in agreed.into_iter().enumerate().filter(|(me, _)| !dies(*me)) {
+            of_survivors.push(calls.unwrap_or_else(|error| panic!("seed {seed}, rank {me}: {error}")));
+        }
+        of_survivors.dedup();
+        assert!(of_survivors.len() <= 1, "seed {seed}: ranks have agreed on different lists: {of_survivors:?}");
+    }
+}
