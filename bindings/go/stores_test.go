@@ -223,7 +223,7 @@ func TestSignalsDuringCalls(t *testing.T) {
 						}
 					}
 				}
-				if err := errors.Join(world.Barrier(background, 0), mesh.Finalize(background)); err != nil {
+				if err := errors.Join(world.Barrier(background, 0), mesh.Finalize(background), mesh.Close()); err != nil {
 					t.Errorf("world %d, round %d: %v", index, round, err)
 					return
 				}
