@@ -407,7 +407,10 @@ template <class Style> struct Calls {
     dm_buffers *given = nullptr;
     const dm_status status = call(&given);
     if (status != DM_STATUS_OK) return status;
-    const std::unique_ptr<dm_buffers, void (*)(dm_buffers *)> held(given, dm_buffers_free);
+    struct Free {
+      void operator()(dm_buffers *buffers) const noexcept { dm_buffers_free(buffers); }
+    };
+    const std::unique_ptr<dm_buffers, Free> held(given);
     values.resize(dm_buffers_count(given));
     for (std::size_t at = 0; at < values.size(); ++at) {
       const void *data = nullptr;

@@ -111,7 +111,7 @@ def test_show(workplace):
 def test_message_of_a_disagreement(workplace):
     """The message that README quotes, from a rank that calls with the two sizes exchanged."""
     (message,) = re.findall(r"^```\n(rank 3 called .*)\n```$", README, re.M)
-    source = (workplace / "hello.c").read_text().replace("(size_t[]){2, 4}", "dm_rank_is_3() ? (size_t[]){4, 2} : (size_t[]){2, 4}")
+    source = (workplace / "hello.c").read_text().replace("(int[]){2, 4}", "dm_rank_is_3() ? (int[]){4, 2} : (int[]){2, 4}")
     source = source.replace('{"replicate", "shard"}', '{"dp", "tp"}').replace("int main(void) {", '#include <stdlib.h>\n#include <string.h>\n'
                             'static int dm_rank_is_3(void) { return strcmp(getenv("RANK"), "3") == 0; }\nint main(void) {')
     (workplace / "differ.c").write_text(source.replace("dm_get_comm(mesh", "puts(dm_last_error()); return 0; dm_get_comm(mesh"))

@@ -80,7 +80,7 @@ static HANDED_OVER: Mutex<usize> = Mutex::new(0);
 /// Wakes the threads that wait for those threads.
 static HANDED_OVER_DONE: Condvar = Condvar::new();
 /// How long the end of the process waits for those threads.
-const AT_EXIT: Duration = Duration::from_secs(2);
+const AT_EXIT: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Whether this is a thread of [`hand_over`].

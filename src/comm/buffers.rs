@@ -13,7 +13,7 @@ use super::groups::in_group;
 use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
-use crate::ccl::{Stream, element_size};
+use crate::ccl::{DeviceChoice, Stream, element_size, select_device};
 use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
@@ -144,7 +144,12 @@ impl Memory {
         let place = match world.device_type() {
             "cpu" => Place::Host,
             device_type => {
-                world.select_device()?;
+                // The host engine under a device's name has no device of its own, but its memory is on
+                // one.
+                match world.device() {
+                    Some(_) => world.select_device()?,
+                    None => select_device(DeviceChoice::LocalRank(world.local_place().local_rank)).map(drop)?,
+                }
                 Place::Device { device_type: device_type.to_owned(), stream: Stream::new()? }
             }
         };

@@ -38,6 +38,10 @@ int main(void)
     check("dm_world_options", LEAST_dm_world_options, less, dm_world_init("cpu", &join, &other));
     dm_world_free(other);
 
+    dm_world_info place = DM_WORLD_INFO_INIT;
+    place.struct_size = LEAST_dm_world_info - less;
+    check("dm_world_info", LEAST_dm_world_info, less, dm_world_get_info(world, &place));
+
     dm_store_callbacks callbacks = DM_STORE_CALLBACKS_INIT;
     callbacks.struct_size = LEAST_dm_store_callbacks - less;
     join = (dm_world_options)DM_WORLD_OPTIONS_INIT;
