@@ -50,7 +50,7 @@ static dm_mesh *without_the_lost(dm_mesh *mesh)
   dm_mesh *smaller = NULL;
   dm_error_info info = DM_ERROR_INFO_INIT;
   if (dm_last_error_info(&info) != DM_STATUS_OK) give_up("dm_last_error_info");
-  printf("rank %d has heard of %zu lost ranks\n", me, info.num_lost); /* 0: of one that has left because of them */
+  printf("rank %d has heard of %zu lost ranks\n", me, info.num_lost); /* 0: only a survivor that left was seen */
   fflush(stdout);
   for (;;) {
     const dm_status status = dm_shrink(mesh, "dp", NULL, 0, NULL, &smaller);

@@ -6,8 +6,10 @@
  * Words used below
  *   Local         returns without talking to any other rank.
  *   Collective    every rank of the named set makes the same call, in the same order. A rank that makes a different call, or none, leads to
- *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on all of them, naming the ranks.
- *   out           outputs come last and are written only on success; queries into a buffer always write *len_out.
+ *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on those that called, naming the ranks. NCCL alone compares nothing: the work of
+ *                 dm_all_reduce ... dm_recv on cuda hangs on its stream then, or gives wrong data, until dm_abort.
+ *   out           parameters named ..._out come last and are written only on success. Queries into a buffer (buffer, capacity, len_out) write
+ *                 *len_out also with DM_STATUS_BUFFER_TOO_SMALL and DM_STATUS_NOT_MEMBER; capacity 0 asks for the length.
  *   borrowed      stays owned by the library; the named owner bounds its life.
  *   world rank    a process's number in the world, 0 to its size - 1.
  *   rank along    a process's number in its group along a dimension, 0 to the dimension's size - 1: its coordinate there and its rank in
@@ -15,7 +17,7 @@
  *                 ranks, are int32_t; counts of elements, bytes and array elements are size_t.
  *
  * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
- * address: one that is stale, freed twice or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour. A process with several
+ * address: one that is stale or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour, and the functions that free ignore it. A process with several
  * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
  * world happen one after another, in the same order on every rank. A communicator has one order of issue: on cpu two threads that call along
  * dimensions that share one get the right numbers in any order, and two that call along one dimension at the same time are refused
@@ -31,7 +33,7 @@
  * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives DM_STATUS_INVALID_ARGUMENT. No function aborts the
  * process or unwinds into C. A failing call leaves its reason in dm_last_error of the calling thread.
  *
- * Structs begin with struct_size, their size as the caller knows it, and grow only at their end: initialise them with their INIT macro. */
+ * Structs (all but dm_placement, which has room to grow) begin with struct_size, their size as the caller knows it, and grow only at their end: initialise them with their INIT macro. */
 
 
 #ifndef DEVICEMESH_H
@@ -305,7 +307,7 @@ typedef struct dm_world_options {
 } dm_world_options;
 
 /**
- * What dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
+ * The facts that dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
  */
 typedef struct dm_world_info {
   /**
@@ -408,7 +410,7 @@ typedef struct dm_init_options {
   uint32_t reserved;
   /**
    * NULL: the process's default world of that device type, joined from the environment at first
-   * use.
+   * use; for dm_from_comms no world at all.
    */
   struct dm_world *world;
   /**
@@ -421,8 +423,9 @@ typedef struct dm_init_options {
    */
   const struct dm_dim_options *dim_options;
   /**
-   * How long each collective call of the mesh may take, in milliseconds. 0: as long as the
-   * world's.
+   * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long as
+   * the world's. It does not bound work that a call on cuda has put on a stream: see dm_check and
+   * dm_abort.
    */
   int64_t timeout_ms;
 } dm_init_options;
@@ -484,7 +487,7 @@ typedef struct dm_placement {
 } dm_placement;
 
 /**
- * What dm_plan_ranks plans. Initialise with DM_PLAN_OPTIONS_INIT.
+ * The options of dm_plan_ranks. Initialise with DM_PLAN_OPTIONS_INIT.
  */
 typedef struct dm_plan_options {
   /**
@@ -605,7 +608,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_ABORTED 13
 
 /**
- * A rank died or left; the message names it where known.
+ * A rank died, left the world, or aborted what the call uses. The message names it where known. Only
+ * the lost_ranks of dm_error_info are gone for good.
  */
 #define DM_STATUS_PEER_LOST 14
 
@@ -874,8 +878,12 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
  *
  * ```c
- * dm_world_locations(world, NULL, &locations);
- * dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
+ * dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
+ * dm_world_locations(world, NULL, &plan.locations);
+ * plan.world_size = world_size;
+ * plan.shape = shape;
+ * plan.ndim = ndim;
+ * dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
  * ```
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
@@ -1009,7 +1017,8 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * the handle with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors:
- * DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
+ * DM_STATUS_INVALID_ARGUMENT (found before anybody is waited for; the other ranks are told and get
+ * it too, but not where the call was to join the default world), DM_STATUS_MISMATCH
  * (which rank asked for what), DM_STATUS_TIMEOUT (which ranks never came), DM_STATUS_CCL,
  * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the call, also while
  * it is blocked), and what dm_world_init gives when the default world is joined here. When the
@@ -1229,7 +1238,7 @@ dm_status dm_slice_range(const struct dm_mesh *mesh,
 dm_status dm_concatenate(const struct dm_mesh *const *meshes, size_t n, struct dm_mesh **mesh_out);
 
 /**
- * The root mesh of a view: the one that dm_init made.
+ * The root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink made.
  *
  * Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_ABORTED.
@@ -1401,7 +1410,8 @@ dm_status dm_equal(const struct dm_mesh *a, const struct dm_mesh *b, bool *equal
 dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
 
 /**
- * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)).
+ * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). It is for
+ * people and may change between releases; dm_serialize is for programs.
  *
  * Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL,
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
@@ -1746,7 +1756,8 @@ dm_status dm_all_to_all(const struct dm_mesh *mesh,
 /**
  * Sends count elements to the rank peer of dim, which receives them with dm_recv.
  *
- * Collective over this rank's group along dim (with the peer only). On cpu it returns when the
+ * Between two ranks: the peer makes the matching dm_recv. On a lazy mesh the first operation along
+ * dim makes the communicator and is collective over the group. On cpu it returns when the
  * receiver has taken everything. So two ranks that both send before they receive block each other
  * until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
  *
@@ -1769,7 +1780,8 @@ dm_status dm_send(const struct dm_mesh *mesh,
 /**
  * Receives count elements from the rank peer of dim, which sends as many with dm_send.
  *
- * Collective over this rank's group along dim (with the peer only). Sends and receives of one
+ * Between two ranks: the peer makes the matching dm_send. On a lazy mesh the first operation along
+ * dim makes the communicator and is collective over the group. Sends and receives of one
  * exchange belong in a group (dm_group_start).
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call

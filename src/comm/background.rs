@@ -77,7 +77,7 @@ pub(super) fn on_own_thread(library: &Library, name: &str, work: impl Fn() -> Re
 
 /// How many threads of [`hand_over`] are at work.
 static HANDED_OVER: Mutex<usize> = Mutex::new(0);
-/// Wakes the threads that wait for those threads.
+/// Wakes the threads that wait for the threads of [`hand_over`].
 static HANDED_OVER_DONE: Condvar = Condvar::new();
 /// How long the end of the process waits for those threads.
 const AT_EXIT: Duration = Duration::from_secs(1);
@@ -105,11 +105,11 @@ impl Drop for Counted {
 }
 
 /// Drops `things` on a thread of the library's own, because that may join threads, talk to other
-/// ranks and run functions of the program. Returns at once. When the process ends, it waits a
-/// moment for such threads. Where no thread can be started, drops `things` here.
+/// ranks and run functions of the program. Returns at once. A process that ends waits a moment for
+/// such threads. Where no thread can be started, drops `things` here.
 pub(super) fn hand_over<T: Send + 'static>(things: T) {
     if fork::is_child() {
-        // What the things own belongs to the parent process, so that nothing here blocks.
+        // The parent process owns what these things hold, so dropping them here does not block.
         return drop(things);
     }
     static AT_EXIT_ONCE: Once = Once::new();

@@ -135,7 +135,7 @@ pub(crate) struct Communicator {
     gate: Gate,
     /// The raw communicator that was taken away and is not ended yet, because a call was inside.
     taken: Mutex<Option<RawComm>>,
-    /// Held by the thread that ends what was taken away. A second abort so returns only when the
+    /// Held by the thread that ends what was taken away. So a second abort returns only when the
     /// first one is done.
     ending: Mutex<()>,
     /// Keeps forked children from using the communicator.

@@ -156,7 +156,7 @@ impl View {
 }
 
 /// The calls over the world. `timeout` bounds the call; `None` stands for the world's timeout.
-/// [`World::barrier`] is the third of them.
+/// [`World::barrier`] belongs to these calls, too.
 impl World {
     /// Returns the bytes that each rank of the world gives, in rank order. **Collective over the
     /// world**. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of

@@ -303,7 +303,7 @@ impl Drop for RootComms {
     }
 }
 
-/// What is left when a root mesh is dropped, and takes time to end.
+/// The parts of a dropped root mesh that take time to end.
 struct Leftovers {
     /// Failed communicators that no root mesh holds any more.
     abandoned: Vec<Arc<Communicator>>,

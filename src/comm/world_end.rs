@@ -24,7 +24,7 @@ impl World {
             self.take_to_finalize();
             return Ok(());
         }
-        refuse_inside("dm_world_finalize", self.library().ok())?;
+        self.tell_if_refused("dm_world_finalize", || refuse_inside("dm_world_finalize", self.library().ok()))?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
         let call = Call::begin(self, None, wait)?.agree(self.rendezvous().scope()?, CALL)?;
         log::info!("rank {}: dm_world_finalize ends the world of {} ranks", self.rank(), self.size());

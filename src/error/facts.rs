@@ -7,7 +7,7 @@ use std::time::Duration;
 /// limit.
 pub(crate) const MOST_RANKS: usize = 512;
 
-/// What an error is about. Most errors have no facts, so an error holds them behind one pointer.
+/// The things that an error is about. Most errors have no facts, so an error holds them behind one pointer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The ranks of the world that the error is about, in ascending order.
@@ -29,6 +29,7 @@ impl Facts {
     /// Adds ranks that the error is about.
     pub(super) fn add_ranks(&mut self, ranks: &[i32]) {
         add(&mut self.ranks, ranks);
+        self.lost.retain(|rank| self.ranks.binary_search(rank).is_ok());
     }
 
     /// Adds lost ranks. The error is about these ranks.

@@ -262,7 +262,8 @@ pub unsafe extern "C" fn dm_all_to_all(
 
 /// Sends count elements to the rank peer of dim, which receives them with dm_recv.
 ///
-/// Collective over this rank's group along dim (with the peer only). On cpu it returns when the
+/// Between two ranks: the peer makes the matching dm_recv. On a lazy mesh the first operation along
+/// dim makes the communicator and is collective over the group. On cpu it returns when the
 /// receiver has taken everything. So two ranks that both send before they receive block each other
 /// until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
 ///
@@ -300,7 +301,8 @@ pub unsafe extern "C" fn dm_send(
 
 /// Receives count elements from the rank peer of dim, which sends as many with dm_send.
 ///
-/// Collective over this rank's group along dim (with the peer only). Sends and receives of one
+/// Between two ranks: the peer makes the matching dm_send. On a lazy mesh the first operation along
+/// dim makes the communicator and is collective over the group. Sends and receives of one
 /// exchange belong in a group (dm_group_start).
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call

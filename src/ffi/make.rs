@@ -54,7 +54,8 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// the handle with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors:
-/// DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
+/// DM_STATUS_INVALID_ARGUMENT (found before anybody is waited for; the other ranks are told and get
+/// it too, but not where the call was to join the default world), DM_STATUS_MISMATCH
 /// (which rank asked for what), DM_STATUS_TIMEOUT (which ranks never came), DM_STATUS_CCL,
 /// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the call, also while
 /// it is blocked), and what dm_world_init gives when the default world is joined here. When the

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 
-/// What the name of the shared library begins with, before its version.
+/// The part of the shared library's name that stands before the version.
 const STEM: &str = "libdevicemesh.so.";
 
 /// Refuses the call in a process that loaded this library under another release's name. The

@@ -72,7 +72,8 @@ pub const DM_STATUS_LIBRARY: dm_status = 11;
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
 /// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
-/// A rank died or left; the message names it where known.
+/// A rank died, left the world, or aborted what the call uses. The message names it where known. Only
+/// the lost_ranks of dm_error_info are gone for good.
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
@@ -222,7 +223,7 @@ pub struct dm_world_options {
     pub joining_out: *mut *mut dm_world,
 }
 
-/// What dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
+/// The facts that dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_world_info {
@@ -340,15 +341,16 @@ pub struct dm_init_options {
     /// Must be 0.
     pub reserved: u32,
     /// NULL: the process's default world of that device type, joined from the environment at first
-    /// use.
+    /// use; for dm_from_comms no world at all.
     pub world: *mut dm_world,
     /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product
     /// of the shape).
     pub ranks: *const i32,
     /// NULL, or ndim elements, one per dimension.
     pub dim_options: *const dm_dim_options,
-    /// How long each collective call of the mesh may take, in milliseconds. 0: as long as the
-    /// world's.
+    /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long as
+    /// the world's. It does not bound work that a call on cuda has put on a stream: see dm_check and
+    /// dm_abort.
     pub timeout_ms: i64,
 }
 
@@ -369,7 +371,7 @@ pub struct dm_call_options {
     pub dim_options: *const dm_dim_options,
 }
 
-/// What dm_plan_ranks plans. Initialise with DM_PLAN_OPTIONS_INIT.
+/// The options of dm_plan_ranks. Initialise with DM_PLAN_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_plan_options {

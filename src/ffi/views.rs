@@ -223,7 +223,7 @@ pub unsafe extern "C" fn dm_concatenate(
     })
 }
 
-/// The root mesh of a view: the one that dm_init made.
+/// The root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink made.
 ///
 /// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_ABORTED.

@@ -170,8 +170,12 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
 ///
 /// ```c
-/// dm_world_locations(world, NULL, &locations);
-/// dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
+/// dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
+/// dm_world_locations(world, NULL, &plan.locations);
+/// plan.world_size = world_size;
+/// plan.shape = shape;
+/// plan.ndim = ndim;
+/// dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
 /// ```
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),

@@ -14,7 +14,7 @@ SUM, PROD, MAX, MIN, AVG = range(5)  # dm_op
 NAMES = ("sum", "prod", "max", "min", "avg")
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
           "float8_e4m3fn", "float8_e5m2")
-# What travels as other elements (src/elements.h). complex: as two floats.
+# These types travel as other elements (src/elements.h). A complex number travels as two floats.
 MOVED = ("bool", "int16", "uint16", "complex64", "complex128")
 # The types in which XLA's 16-bit integers are reduced. Their sums and products wrap to the same 16
 # bits, and averages do not overflow.

@@ -41,10 +41,9 @@ def use_logging(level: Union[None, int, str] = None, *, logger: Optional[logging
             pass
 
     callback = declarations.Log(log) if wanted else declarations.Log()
-    # When the call fails, the library may go on using either callback.
+    # A thread of the library may still be inside an earlier callback, so all of them are kept.
     _used.append(callback)
     check(library.dm_set_log(wanted, callback, None))
-    del _used[:-1]
 
 
 def library_level(level: Union[int, str]) -> int:

@@ -97,7 +97,7 @@ impl Round {
     }
 
     /// Adds the lost ranks that this rank knows of, and that the list in the store lacks, to the
-    /// list. Of several ranks that know of a loss, one adds it.
+    /// list. When several ranks know of a loss, one rank adds the loss.
     fn tell_losses(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<()> {
         let losses = &self.membership.losses;
         // Without an answer of the store this rank tells what the list may have already.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 /// not done for much more at once either, because the clients wait meanwhile.
 const MUCH: usize = 64 << 20;
 
-/// The least time between two times.
+/// The shortest time between two returns of memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the server remembers of the memory that it has kept for its clients.
+/// Counts the memory that the server keeps for its clients, to know when to give memory back.
 pub(super) struct KeptMemory {
     /// The most bytes that were kept since memory was given back.
     most: usize,
