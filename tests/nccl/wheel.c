@@ -28,7 +28,7 @@ static void has(const char *symbol, int since)
 
 static void with_driver(dm_world_options join)
 {
-  const size_t one[] = {1};
+  const int32_t one[] = {1};
   dm_world *world = NULL;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int version = 0;
@@ -100,7 +100,7 @@ int main(int count, char **arguments)
   } else {
     FAILS(DM_STATUS_DEVICE, "no CUDA driver that works: libcuda.so.1", dm_world_init("cuda", &join, &world));
     printf("cuda: %s\n", dm_last_error());
-    const size_t one[] = {1};
+    const int32_t one[] = {1};
     dm_mesh *none = NULL;
     setenv("DM_CCL_LIBRARY", arguments[1], 1);
     FAILS(DM_STATUS_DEVICE, "no CUDA driver that works: libcuda.so.1", dm_init("cuda", one, 1, NULL, NULL, &none));
