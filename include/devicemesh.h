@@ -348,8 +348,8 @@ typedef struct dm_world_info {
    */
   int32_t device;
   /**
-   * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in an
-   * offline world.
+   * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in
+   * an offline world.
    */
   int32_t version;
   /**
@@ -423,9 +423,9 @@ typedef struct dm_init_options {
    */
   const struct dm_dim_options *dim_options;
   /**
-   * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long as
-   * the world's. It does not bound work that a call on cuda has put on a stream: see dm_check and
-   * dm_abort.
+   * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
+   * as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
+   * and dm_abort.
    */
   int64_t timeout_ms;
 } dm_init_options;
@@ -521,9 +521,9 @@ typedef struct dm_plan_options {
 } dm_plan_options;
 
 /**
- * The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
- * to NCCL, which refuses those that it does not know; of a number that is not listed here, the
- * overlap of buffers is not checked.
+ * The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255
+ * goes to NCCL, which refuses those that it does not know; of a number that is not listed here,
+ * the overlap of buffers is not checked.
  */
 typedef int32_t dm_dtype;
 
@@ -608,8 +608,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_ABORTED 13
 
 /**
- * A rank died, left the world, or aborted what the call uses. The message names it where known. Only
- * the lost_ranks of dm_error_info are gone for good.
+ * A rank died, left the world, or aborted what the call uses. The message names it where known.
+ * Only the lost_ranks of dm_error_info are gone for good.
  */
 #define DM_STATUS_PEER_LOST 14
 
@@ -677,9 +677,9 @@ typedef int32_t dm_op;
 #define DM_BFLOAT16 9
 
 /**
- * ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The host
- * engine computes in binary32 and rounds once; what is beyond the largest number becomes the largest
- * number, as in NCCL.
+ * ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The
+ * host engine computes in binary32 and rounds once; what is beyond the largest number becomes the
+ * largest number, as in NCCL.
  */
 #define DM_FLOAT8E4M3 10
 
@@ -702,8 +702,8 @@ typedef int32_t dm_op;
 #define DM_PROD 1
 
 /**
- * Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another rank
- * has a number.
+ * Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another
+ * rank has a number.
  */
 #define DM_MAX 2
 
@@ -713,10 +713,10 @@ typedef int32_t dm_op;
 #define DM_MIN 3
 
 /**
- * Sum divided by the number of ranks. On the host engine it does not overflow, and that of integers
- * is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in the
- * element's own type, where it can overflow, and multiplies floating-point numbers by 1/n before it
- * adds them.
+ * Sum divided by the number of ranks. On the host engine it does not overflow, and that of
+ * integers is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in
+ * the element's own type, where it can overflow, and multiplies floating-point numbers by 1/n
+ * before it adds them.
  */
 #define DM_AVG 4
 
@@ -1285,7 +1285,7 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  *
  * Other views are not touched, and communicators live as long as dm_get_comm says: a program that
  * makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
- * What takes time to end is ended on a thread of the library: failed communicators that no mesh
+ * A thread of the library ends everything that takes time: failed communicators that no mesh
  * has any more, and the world, where this was its last handle. The end of the process waits for
  * that thread for two seconds.
  */
@@ -1410,8 +1410,8 @@ dm_status dm_equal(const struct dm_mesh *a, const struct dm_mesh *b, bool *equal
 dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
 
 /**
- * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). It is for
- * people and may change between releases; dm_serialize is for programs.
+ * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). It is
+ * for people and may change between releases; dm_serialize is for programs.
  *
  * Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL,
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
@@ -1446,7 +1446,8 @@ dm_status dm_translate_world_rank(const struct dm_mesh *mesh,
 
 /**
  * The rank along dim that lies offset steps from this rank: 1 is the next stage of a pipeline, -1
- * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of it.
+ * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
+ * it.
  *
  * Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
  * dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
@@ -1842,20 +1843,20 @@ dm_status dm_group_end(const struct dm_mesh *mesh);
  * Sends send_counts[i] elements to rank i of dim, and receives recv_counts[i] elements from it.
  *
  * Collective over this rank's group along dim. The block for rank i begins send_displs[i] elements
- * after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL) the
- * blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects from i:
- * on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written; NCCL does not
- * compare them. No block of recv overlaps another block of either buffer.
+ * after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL)
+ * the blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects
+ * from i: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written;
+ * NCCL does not compare them. No block of recv overlaps another block of either buffer.
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
  * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
  * is allowed on a 1-D mesh. The lists of counts are copied.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
- * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
- * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
- * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
- * whose size is not known here).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+ * timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+ * or a dtype whose size is not known here).
  */
 dm_status dm_all_to_allv(const struct dm_mesh *mesh,
                          const char *dim,
@@ -1869,24 +1870,24 @@ dm_status dm_all_to_allv(const struct dm_mesh *mesh,
                          void *stream);
 
 /**
- * Gathers recv_counts[i] elements of each rank i of dim on every rank, recv_displs[i] elements after
- * recv.
+ * Gathers recv_counts[i] elements of each rank i of dim on every rank, recv_displs[i] elements
+ * after recv.
  *
- * Collective over this rank's group along dim. All ranks give the same counts, and each sends as many
- * elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before
- * anything is written; NCCL does not compare them. Without displacements (NULL) the blocks follow
- * each other. A count may be 0. The blocks of recv do not overlap. In place when send == recv +
- * recv_displs[my rank in dim].
+ * Collective over this rank's group along dim. All ranks give the same counts, and each sends as
+ * many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
+ * before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
+ * follow each other. A count may be 0. The blocks of recv do not overlap. In place when send ==
+ * recv + recv_displs[my rank in dim].
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
  * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
  * is allowed on a 1-D mesh. The lists of counts are copied.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
- * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
- * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
- * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
- * whose size is not known here).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+ * timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+ * or a dtype whose size is not known here).
  */
 dm_status dm_all_gatherv(const struct dm_mesh *mesh,
                          const char *dim,
@@ -1901,8 +1902,8 @@ dm_status dm_all_gatherv(const struct dm_mesh *mesh,
  * Reduces over all ranks of dim a block for each rank i, send_counts[i] elements that begin
  * send_displs[i] elements after send, and leaves it on rank i.
  *
- * Collective over this rank's group along dim. All ranks give the same counts, and each receives as
- * many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
+ * Collective over this rank's group along dim. All ranks give the same counts, and each receives
+ * as many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
  * before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
  * follow each other. A count may be 0. In place when recv == send + send_displs[my rank in dim].
  *
@@ -1910,11 +1911,11 @@ dm_status dm_all_gatherv(const struct dm_mesh *mesh,
  * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
  * is allowed on a 1-D mesh. The lists of counts are copied.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
- * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
- * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
- * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
- * whose size is not known here).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+ * timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+ * or a dtype whose size is not known here).
  */
 dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
                              const char *dim,
@@ -2055,19 +2056,19 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * of its views, here and, with the host engine, on the other ranks, where they get
  * DM_STATUS_PEER_LOST.
  *
- * Local, from any thread; takes no lock that a blocked call holds. Every view of this root
- * answers DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world
- * shares ends for that one as well; a mesh that is made afterwards has new ones. Raw
- * communicators from dm_get_comm must not be used any more. A second abort, or one after
- * dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
- * ends it. With NCCL it returns when this root's work has left the streams: where that lies
- * behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids ending a
- * communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
- * and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
- * returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
- * one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
- * in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
- * dm_world_abort only; otherwise it waits until its deadline.
+ * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
+ * DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+ * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
+ * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
+ * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
+ * returns when this root's work has left the streams: where that lies behind a stuck call of
+ * another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
+ * inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
+ * DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
+ * are the program's to keep away. Another rank that waits for this one through the store alone (to
+ * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
+ * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
+ * otherwise it waits until its deadline.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -2107,15 +2108,15 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * died. Whole replicas go, with all their ranks.
  *
  * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
- * a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has
- * all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D mesh. On
- * a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0,
- * 1, 2, 3, 6, 7.
+ * a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
+ * has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
+ * mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
+ * ranks 0, 1, 2, 3, 6, 7.
  *
  * With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
- * leave out the same ranks, whatever each of them knew. The call waits until every rank has made it
- * or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks get
- * DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+ * leave out the same ranks, whatever each of them knew. The call waits until every rank has made
+ * it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
+ * get DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
  * DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
  * deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
  *

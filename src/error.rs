@@ -185,9 +185,9 @@ impl Error {
         Error::new(Status::Store, message)
     }
 
-    /// `DM_STATUS_STORE` caused by the operating system, or `DM_STATUS_EXHAUSTED` where this process
-    /// ran out of descriptors or memory. `action` says what failed. The message also gets the cause
-    /// and what to do about it, and the error gets the `errno`.
+    /// `DM_STATUS_STORE` caused by the operating system, or `DM_STATUS_EXHAUSTED` where this
+    /// process ran out of descriptors or memory. `action` says what failed. The message also gets
+    /// the cause and what to do about it, and the error gets the `errno`.
     pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
         let status = if is_exhaustion(cause) { Status::Exhausted } else { Status::Store };
         Error::new(status, format!("{action}: {}", machine::explained(cause)))
@@ -199,8 +199,8 @@ impl Error {
         Error::new(Status::Exhausted, machine::no_thread(cause)).with_os_error(cause.raw_os_error().unwrap_or(0))
     }
 
-    /// `DM_STATUS_EXHAUSTED`: this process gets no more memory of the host. The message says how much
-    /// was asked for, which limit refused it, and what to do.
+    /// `DM_STATUS_EXHAUSTED`: this process gets no more memory of the host. The message says how
+    /// much was asked for, which limit refused it, and what to do.
     ///
     /// ```
     /// use devicemesh::error::{Error, Status};
@@ -288,7 +288,8 @@ impl Error {
     }
 }
 
-/// Whether the operating system says that this process or machine has no more descriptors or memory.
+/// Whether the operating system says that this process or machine has no more descriptors or
+/// memory.
 fn is_exhaustion(cause: &std::io::Error) -> bool {
     matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
 }

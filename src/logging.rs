@@ -3,8 +3,8 @@
 //! The library writes its records with the macros of the crate `log`. A Rust program that has
 //! installed a logger of its own gets them there, with targets that begin with `devicemesh` or
 //! `hostccl`. The C ABI installs the sink of this module, which writes lines to stderr or calls the
-//! program's callback. `DM_LOG` or `dm_set_log` chooses the level. A Rust program that has no logger
-//! gets the sink by [`init_from_environment`].
+//! program's callback. `DM_LOG` or `dm_set_log` chooses the level. A Rust program that has no
+//! logger gets the sink by [`init_from_environment`].
 //!
 //! A record is written where no lock is held that a call back into the library could need, because
 //! the callback may call functions such as `dm_abort`.
@@ -63,8 +63,8 @@ pub fn init_from_environment() -> bool {
     })
 }
 
-/// Sets the level, and the callback that gets the records in place of stderr. Waits for the calls of
-/// the earlier callback on other threads, so that what the earlier callback uses may be freed
+/// Sets the level, and the callback that gets the records in place of stderr. Waits for the calls
+/// of the earlier callback on other threads, so that what the earlier callback uses may be freed
 /// afterwards.
 pub(crate) fn set(level: LevelFilter, callback: Option<Callback>) -> Result<()> {
     if !init_from_environment() {

@@ -10,7 +10,8 @@ pub struct Block {
 }
 
 /// Returns the blocks of a buffer, one for each count. Without `starts` each block begins where the
-/// block before it ends. Fails when a block ends beyond any memory. Messages call the counts `name`.
+/// block before it ends. Fails when a block ends beyond any memory. Messages call the counts
+/// `name`.
 pub fn blocks(name: &str, counts: &[usize], starts: Option<&[usize]>, element: usize) -> Result<Vec<Block>, String> {
     let mut next = 0_usize;
     let mut blocks = Vec::with_capacity(counts.len());
@@ -51,8 +52,8 @@ impl Blocks<'_> {
 }
 
 /// Fails when a call would write to memory that it also reads, or twice to the same memory. The one
-/// exception is a call in place, in which the block `in_place.0` of `send` is the block `in_place.1`
-/// of `recv`.
+/// exception is a call in place, in which the block `in_place.0` of `send` is the block
+/// `in_place.1` of `recv`.
 pub fn check_apart(
     send: Blocks<'_>,
     recv: Blocks<'_>,

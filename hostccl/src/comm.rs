@@ -257,8 +257,8 @@ impl Comm {
         self.labels.rank_in_comm(self.rank)
     }
 
-    /// Refuses later calls, and waits until no call of this rank is under way, for as long as a call
-    /// may wait. Fails when a call is under way then.
+    /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
+    /// call may wait. Fails when a call is under way then.
     pub(crate) fn finalize(&self) -> Result<()> {
         self.finalized.store(true, Ordering::Release);
         let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));

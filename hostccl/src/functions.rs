@@ -152,29 +152,29 @@ macro_rules! for_each_function {
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Extension: sends `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on to
-            /// each rank `r`, and receives `recvcounts[r]` elements from it at element `rdispls[r]` of
-            /// `recvbuff`. The arrays have one number for each rank, and are copied. Without `sdispls`
-            /// or `rdispls` the blocks follow each other. What one rank sends is what the other
-            /// expects; otherwise all ranks get `ncclInvalidUsage`. The blocks that are received
-            /// overlap nothing. Collective.
+            /// Extension: sends `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on
+            /// to each rank `r`, and receives `recvcounts[r]` elements from it at element
+            /// `rdispls[r]` of `recvbuff`. The arrays have one number for each rank, and are
+            /// copied. Without `sdispls` or `rdispls` the blocks follow each other. What one rank
+            /// sends is what the other expects; otherwise all ranks get `ncclInvalidUsage`. The
+            /// blocks that are received overlap nothing. Collective.
             fn hostcclAlltoAllv(
                 sendbuff: *const c_void, sendcounts: *const usize, sdispls: *const usize, recvbuff: *mut c_void,
                 recvcounts: *const usize, rdispls: *const usize, datatype: ncclDataType_t, comm: ncclComm_t,
                 stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Extension: gathers `recvcounts[r]` elements of each rank `r` at element `rdispls[r]` of
-            /// every `recvbuff`. Each rank sends as many elements as its own `recvcounts` says. The
-            /// arrays are as in `hostcclAlltoAllv`. In place when `sendbuff == recvbuff +
+            /// Extension: gathers `recvcounts[r]` elements of each rank `r` at element `rdispls[r]`
+            /// of every `recvbuff`. Each rank sends as many elements as its own `recvcounts` says.
+            /// The arrays are as in `hostcclAlltoAllv`. In place when `sendbuff == recvbuff +
             /// rdispls[rank]`. Collective.
             fn hostcclAllGatherv(
                 sendbuff: *const c_void, recvbuff: *mut c_void, recvcounts: *const usize, rdispls: *const usize,
                 datatype: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Extension: reduces a block for each rank, and gives each rank its block: that of rank
-            /// `r` has `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on. The arrays
-            /// are as in `hostcclAlltoAllv`. In place when `recvbuff == sendbuff + sdispls[rank]`.
-            /// Collective.
+            /// Extension: reduces a block for each rank, and gives each rank its block: that of
+            /// rank `r` has `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on.
+            /// The arrays are as in `hostcclAlltoAllv`. In place when `recvbuff == sendbuff +
+            /// sdispls[rank]`. Collective.
             fn hostcclReduceScatterv(
                 sendbuff: *const c_void, sendcounts: *const usize, sdispls: *const usize, recvbuff: *mut c_void,
                 datatype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t

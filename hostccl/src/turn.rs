@@ -248,9 +248,9 @@ pub(crate) fn answer(comm: &Comm) {
     }
 }
 
-/// Lets rank 0's cells show other collectives, where it has more than cells. Each rank that has more
-/// than cells, too, shows those that rank 0 shows. So the ranks find each common name after some
-/// rounds, however many names there are.
+/// Lets rank 0's cells show other collectives, where it has more than cells. Each rank that has
+/// more than cells, too, shows those that rank 0 shows. So the ranks find each common name after
+/// some rounds, however many names there are.
 #[cold]
 pub(crate) fn show_others(comm: &Comm) {
     let (seat, place) = (comm.segment.seat(comm.rank), Place::Collectives.index(comm.nranks));

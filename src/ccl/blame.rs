@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::functions::Functions;
 use super::types::{NcclResult, result};
 
-/// What the host engine tells about the last error of a thread.
+/// The things that the host engine tells about the last error of a thread.
 pub(super) struct Blame {
     /// The error's code; `ncclSuccess` when there was no error since the thread's last operation
     /// began.

@@ -5,8 +5,8 @@
 //! first. Where nobody names a library, cuda takes a copy that is in this process already, because
 //! a communicator is valid only in the copy that made it; if there is none, it tries the usual
 //! names. A program that has NCCL linked into itself gives its functions by a resolver, which comes
-//! before `DM_CCL_LIBRARY`. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is
-//! not a host engine, because a GPU job may set that variable for its cuda meshes.
+//! before `DM_CCL_LIBRARY`. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a
+//! library that is not a host engine, because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,8 +106,8 @@ pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
 }
 
 /// The library that makes communicators for `device_type` where the caller names none: for cuda the
-/// program's own, then the library that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code
-/// runs in the process, as with LD_PRELOAD.
+/// program's own, then the library that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets
+/// that variable decides which code runs in the process, as with LD_PRELOAD.
 pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
     // SAFETY: nothing is named.
     unsafe { named_or_usual(device_type, None) }

@@ -15,12 +15,12 @@ fn lists(blocks: &[Block]) -> (Vec<usize>, Vec<usize>) {
 }
 
 /// # Safety
-/// The buffers hold the blocks of elements of `element` bytes, one for each rank of the communicator,
-/// and live until the work is done.
+/// The buffers hold the blocks of elements of `element` bytes, one for each rank of the
+/// communicator, and live until the work is done.
 #[allow(clippy::too_many_arguments, clippy::missing_safety_doc, reason = "they are NCCL's, as said above")]
 impl Library {
-    /// Whether `ncclAlltoAll` has to be made of sends and receives, for which the size of an element
-    /// is needed.
+    /// Whether `ncclAlltoAll` has to be made of sends and receives, for which the size of an
+    /// element is needed.
     pub(crate) fn lacks_all_to_all(&self) -> bool {
         self.functions.all_to_all.is_none()
     }

@@ -1,5 +1,5 @@
-//! Runs what may block on threads of the library's own: calls of a communicator library, so that the
-//! caller's wait ends by its deadline, and the end of what nobody uses any more.
+//! Runs what may block on threads of the library's own: calls of a communicator library, so that
+//! the caller's wait ends by its deadline, and the end of what nobody uses any more.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

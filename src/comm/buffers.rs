@@ -144,8 +144,8 @@ impl Memory {
         let place = match world.device_type() {
             "cpu" => Place::Host,
             device_type => {
-                // The host engine under a device's name has no device of its own, but its memory is on
-                // one.
+                // The host engine under a device's name has no device of its own, but its memory is
+                // on one.
                 match world.device() {
                     Some(_) => world.select_device()?,
                     None => select_device(DeviceChoice::LocalRank(world.local_place().local_rank)).map(drop)?,

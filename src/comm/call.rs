@@ -32,10 +32,10 @@
 //!
 //! A call of the control plane (control.rs) is such a call too, but makes nothing: its work
 //! exchanges bytes through the store. Some collective calls do not come here. dm_world_init,
-//! dm_world_barrier and dm_world_locations only agree (world.rs). An operation such as dm_all_reduce is
-//! collective over the ranks of one dimension, and the communicator library matches the ranks'
-//! calls (operations.rs). A communicator that holds this rank alone needs no other rank
-//! (`run_alone`).
+//! dm_world_barrier and dm_world_locations only agree (world.rs). An operation such as
+//! dm_all_reduce is collective over the ranks of one dimension, and the communicator library
+//! matches the ranks' calls (operations.rs). A communicator that holds this rank alone needs no
+//! other rank (`run_alone`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -97,7 +97,8 @@ impl<'a> Call<'a> {
     }
 
     /// Does what [`agree`](Call::agree) does, in a scope that is made for this call. Returns `None`
-    /// when this rank's caller was told before how the call ended, so the others are in another one.
+    /// when this rank's caller was told before how the call ended, so the others are in another
+    /// one.
     pub(super) fn agree_once(self, scope: &Scope, text: &str) -> Result<Option<AgreedCall<'a>>> {
         let round = self.wait.outcome(scope.agree_once(text, &self.wait))?;
         Ok(round.map(|round| AgreedCall { call: self, round }))
@@ -110,8 +111,8 @@ impl<'a> Call<'a> {
         self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }
 
-    /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh. Meshes
-    /// may have equal dimension names.
+    /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh.
+    /// Meshes may have equal dimension names.
     pub(super) fn agree_on_mesh(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
         let detail = self.mesh.map_or_else(String::new, RootComms::apart);
         let round = self.wait.outcome(scope.agree_in_detail(text, &detail, &self.wait))?;
@@ -119,8 +120,8 @@ impl<'a> Call<'a> {
     }
 
     /// Does what [`agree_on_mesh`](Call::agree_on_mesh) does. The ranks also agree on which of the
-    /// offered communicators all of them share. `offers` names them by place, and the flags tell for each
-    /// place whether it is shared.
+    /// offered communicators all of them share. `offers` names them by place, and the flags tell
+    /// for each place whether it is shared.
     pub(super) fn agree_to_share(
         self,
         scope: &Scope,
@@ -179,8 +180,8 @@ impl<'a> AgreedCall<'a> {
         }
     }
 
-    /// Runs work that exchanges values with the other ranks and makes nothing, and ends the call. The
-    /// work enters no communicator library.
+    /// Runs work that exchanges values with the other ranks and makes nothing, and ends the call.
+    /// The work enters no communicator library.
     pub(super) fn exchange<T>(self, work: impl FnOnce(&Round, &Wait) -> Result<T>) -> Result<T> {
         let done = catch_unwind(AssertUnwindSafe(|| work(&self.round, &self.call.wait)));
         self.end(done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic))), Log::default())
@@ -190,8 +191,8 @@ impl<'a> AgreedCall<'a> {
         Peers { round: Some(&self.round), wait: &self.call.wait }
     }
 
-    /// Ends the call after its work: tells the other ranks of a failure, reaches the second verdict,
-    /// keeps or undoes what the work made, and gives the turn back.
+    /// Ends the call after its work: tells the other ranks of a failure, reaches the second
+    /// verdict, keeps or undoes what the work made, and gives the turn back.
     fn end<T>(self, done: Result<T>, log: Log) -> Result<T> {
         let told = done.as_ref().err().is_none_or(|error| self.peers().tell(error));
         let AgreedCall { call, round } = self;

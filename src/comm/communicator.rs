@@ -113,7 +113,7 @@ pub(crate) struct Communicator {
     /// Whether this library ends it; false for a communicator that was adopted and stays the
     /// caller's.
     is_owned: bool,
-    /// How its first use makes it.
+    /// The way in which the first use makes this communicator.
     first_use: FirstUse,
     /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
     /// failed call, because the next try is the next call of the same scope. It is `None` before
@@ -125,7 +125,8 @@ pub(crate) struct Communicator {
     /// different from every other communicator's. It is empty where no such call planned the
     /// communicator.
     agreed_name: OnceLock<String>,
-    /// How it failed, once that is known on this rank.
+    /// The first failure of this communicator, which later errors repeat. It is empty until this rank
+    /// knows of one.
     failure: FirstFailure,
     /// Held while the library is asked about the raw communicator, and while the raw communicator
     /// is taken away, because the library may free it at once. Calls that wait for peers do not
@@ -343,8 +344,8 @@ impl Communicator {
     }
 }
 
-/// Calls on a communicator of a library with streams. While a call is inside, no other thread calls,
-/// and no thread ends the communicator.
+/// Calls on a communicator of a library with streams. While a call is inside, no other thread
+/// calls, and no thread ends the communicator.
 impl Communicator {
     /// Enters the communicator and returns the raw communicator for the call. Waits while a call
     /// under another tag is inside. `call` describes this call in messages.

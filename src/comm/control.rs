@@ -139,7 +139,7 @@ impl View {
 
     /// A wait of at most `timeout` for the ranks of this rank's group along dimension `index`. The
     /// wait ends early when a communicator of the root has failed because one of these ranks has
-    /// left or was lost. A store that nobody serves would not tell of it.
+    /// left or was lost. A store that nobody serves would not report such a loss.
     fn wait_for_group(&self, index: usize, timeout: Option<Duration>) -> Result<Wait> {
         let group = self.mesh().group_ranks(index)?;
         let communicators = self.space().communicators();

@@ -62,9 +62,9 @@ impl RootComms {
         )
     }
 
-    /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a communicator has failed,
-    /// because then there is no work to wait for. This rank makes no more collectives, so a rank
-    /// that waits for it in a collective is told so.
+    /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a
+    /// communicator has failed, because then there is no work to wait for. This rank makes no more
+    /// collectives, so a rank that waits for it in a collective is told so.
     fn wait_to_finalize(&self, call: &str, timeout: Option<Duration>) -> Wait {
         let (communicators, call, began) = (self.communicators(), call.to_owned(), Instant::now());
         let working = self.dim_communicators();

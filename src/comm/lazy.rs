@@ -60,8 +60,8 @@ impl RootComms {
     pub(super) fn note_refused_first_use(&self) {
         for communicator in self.dim_communicators().iter().filter(|_| self.is_lazy()) {
             if communicator.state() == State::Unmade && communicator.group().size() > 1 {
-                // Without a scope this rank cannot make the communicator, and learns of that when it
-                // tries.
+                // Without a scope this rank cannot make the communicator, and learns of that when
+                // it tries.
                 let _ = self.scope_of_first_use(communicator).map(|scope| scope.may_be_behind());
             }
         }

@@ -71,7 +71,7 @@ impl View {
         let Operands { count, dtype, stream } = operands;
         let element = self.element_size(name, dtype)?;
         let size = self.mesh().dim_size(index);
-        // Of elements whose size only the library knows, each has at least one byte.
+        // An element whose size only the library knows has at least one byte.
         let element = element.unwrap_or(1);
         let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(size));
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
@@ -123,8 +123,8 @@ impl View {
         outcome
     }
 
-    /// The bytes of one element of that type. `None` for a type that this library does not know, but
-    /// NCCL may. The host engine has no such types.
+    /// The bytes of one element of that type. `None` for a type that this library does not know,
+    /// but NCCL may. The host engine has no such types.
     pub(crate) fn element_size(&self, name: &str, dtype: i32) -> Result<Option<usize>> {
         let known = element_size(dtype);
         if known.is_some() || (0..=LARGEST_DTYPE).contains(&dtype) && self.library().is_ok_and(|it| it.has_streams()) {

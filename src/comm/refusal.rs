@@ -1,9 +1,9 @@
 //! A rank that refuses its own collective call, for example because of a wrong argument.
 //!
 //! Such a rank takes no part in the agreement, so the other ranks would wait for it until their
-//! deadline. Therefore it tells them. The ranks that make a call of this function then fail at once,
-//! with an error that names the rank and quotes the refusal. The refusal counts as a call of the
-//! scope on all ranks, so the next call of all ranks meets.
+//! deadline. Therefore it tells them. The ranks that make a call of this function then fail at
+//! once, with an error that names the rank and quotes the refusal. The refusal counts as a call of
+//! the scope on all ranks, so the next call of all ranks meets.
 //!
 //! Two kinds of refusals are not told, because nobody can know which call of the other ranks they
 //! concern: a handle that names no mesh, and an unknown dimension where a communicator is made at

@@ -25,8 +25,8 @@ use crate::rendezvous::Scope;
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
-    /// The part that the attempt has in the names of its scope and of the new root mesh. It is equal
-    /// on all ranks that are left, and used once.
+    /// The part that the attempt has in the names of its scope and of the new root mesh. It is
+    /// equal on all ranks that are left, and used once.
     place: String,
     /// The scope of the ranks that are left.
     scope: Scope,
@@ -242,9 +242,9 @@ impl RootComms {
         spared
     }
 
-    /// Makes the mesh of the `remaining` ranks in that call, from `parent` where all of the ranks that
-    /// are left still have it. Returns `None` when this rank's caller was told before how this attempt
-    /// ended: the others go on in the next one.
+    /// Makes the mesh of the `remaining` ranks in that call, from `parent` where all of the ranks
+    /// that are left still have it. Returns `None` when this rank's caller was told before how this
+    /// attempt ended: the others go on in the next one.
     fn make_shrunk(
         &self,
         world: &Arc<World>,

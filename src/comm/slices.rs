@@ -125,10 +125,10 @@ impl View {
         })
     }
 
-    /// Sends the next `send_counts[i]` elements of `send` to each rank `i` of the group, and receives
-    /// the next `recv_counts[i]` elements of `recv` from it. Each list has a count for each rank, and
-    /// its counts add up to the length of its slice. What one rank sends is what the other expects;
-    /// otherwise all ranks get `Status::Mismatch`. **Collective over the group.**
+    /// Sends the next `send_counts[i]` elements of `send` to each rank `i` of the group, and
+    /// receives the next `recv_counts[i]` elements of `recv` from it. Each list has a count for
+    /// each rank, and its counts add up to the length of its slice. What one rank sends is what the
+    /// other expects; otherwise all ranks get `Status::Mismatch`. **Collective over the group.**
     pub fn all_to_allv<T: Element>(
         &self,
         dim: &str,
@@ -151,8 +151,8 @@ impl View {
         self.exchange_slices("all_gatherv", dim, exchange, lists, send, recv)
     }
 
-    /// Reduces `send` over the group, and leaves the next `send_counts[i]` elements of the result on
-    /// each rank `i`. All ranks give the same `send_counts`, which has the length of each rank's
+    /// Reduces `send` over the group, and leaves the next `send_counts[i]` elements of the result
+    /// on each rank `i`. All ranks give the same `send_counts`, which has the length of each rank's
     /// `recv`. **Collective over the group.**
     pub fn reduce_scatterv<T: Element>(
         &self,
@@ -178,8 +178,8 @@ impl View {
         }
     }
 
-    /// Makes an exchange over slices. Each of `lists` has the name and the length of a slice, and the
-    /// counts that have to add up to it.
+    /// Makes an exchange over slices. Each of `lists` has the name and the length of a slice, and
+    /// the counts that have to add up to it.
     fn exchange_slices<T: Element, const N: usize>(
         &self,
         name: &str,
@@ -200,8 +200,8 @@ impl View {
         }
         let buffers = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
         self.along_dim(dim, |view, index| {
-            // SAFETY: the slices hold the blocks, as the sums of the counts show. The host engine is
-            // done when it returns, as in `all_reduce`.
+            // SAFETY: the slices hold the blocks, as the sums of the counts show. The host engine
+            // is done when it returns, as in `all_reduce`.
             unsafe { view.exchange(name, index, exchange, buffers, (T::DTYPE, std::ptr::null_mut())) }
         })
     }
@@ -224,8 +224,8 @@ impl View {
         })
     }
 
-    /// Fails where slices cannot be operands: on a library that works on device memory, and inside a
-    /// group.
+    /// Fails where slices cannot be operands: on a library that works on device memory, and inside
+    /// a group.
     fn check_slices(&self, name: &str) -> Result<()> {
         let library = self.library()?;
         if !library.is_host_engine() {

@@ -334,7 +334,8 @@ impl World {
     /// Notes a root mesh, so that aborting the world ends the root mesh too.
     pub(super) fn register(&self, root: Weak<dyn EndsWithWorld>) {
         let mut roots = lock(&self.roots);
-        // The list is cleaned before it would grow, so a mesh costs the same however many there are.
+        // The list is cleaned before it would grow, so a mesh costs the same however many there
+        // are.
         if roots.len() == roots.capacity() {
             roots.retain(|known| known.strong_count() > 0);
         }

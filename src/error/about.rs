@@ -1,4 +1,5 @@
-//! What an error tells to programs: the ranks, the dimension, the time and the call that it is about.
+//! What an error tells to programs: the ranks, the dimension, the time and the call that it is
+//! about.
 
 use std::time::Duration;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 /// limit.
 pub(crate) const MOST_RANKS: usize = 512;
 
-/// The things that an error is about. Most errors have no facts, so an error holds them behind one pointer.
+/// The things that an error is about. Most errors have no facts, so an error holds them behind one
+/// pointer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The ranks of the world that the error is about, in ascending order.

@@ -292,8 +292,8 @@ pub unsafe extern "C" fn dm_hash(mesh: *const dm_mesh, hash_out: *mut u64) -> dm
     })
 }
 
-/// The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). It is for
-/// people and may change between releases; dm_serialize is for programs.
+/// The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). It is
+/// for people and may change between releases; dm_serialize is for programs.
 ///
 /// Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL,
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.

@@ -34,19 +34,19 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// of its views, here and, with the host engine, on the other ranks, where they get
 /// DM_STATUS_PEER_LOST.
 ///
-/// Local, from any thread; takes no lock that a blocked call holds. Every view of this root
-/// answers DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world
-/// shares ends for that one as well; a mesh that is made afterwards has new ones. Raw
-/// communicators from dm_get_comm must not be used any more. A second abort, or one after
-/// dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
-/// ends it. With NCCL it returns when this root's work has left the streams: where that lies
-/// behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids ending a
-/// communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
-/// and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
-/// returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
-/// one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
-/// in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
-/// dm_world_abort only; otherwise it waits until its deadline.
+/// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
+/// DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+/// for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
+/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
+/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
+/// returns when this root's work has left the streams: where that lies behind a stuck call of
+/// another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
+/// inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
+/// DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
+/// are the program's to keep away. Another rank that waits for this one through the store alone (to
+/// make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
+/// neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
+/// otherwise it waits until its deadline.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -108,15 +108,15 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// died. Whole replicas go, with all their ranks.
 ///
 /// Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
-/// a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has
-/// all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D mesh. On
-/// a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0,
-/// 1, 2, 3, 6, 7.
+/// a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
+/// has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
+/// mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
+/// ranks 0, 1, 2, 3, 6, 7.
 ///
 /// With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
-/// leave out the same ranks, whatever each of them knew. The call waits until every rank has made it
-/// or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks get
-/// DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+/// leave out the same ranks, whatever each of them knew. The call waits until every rank has made
+/// it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
+/// get DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
 /// DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
 /// deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
 ///

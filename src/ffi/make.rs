@@ -162,8 +162,8 @@ pub(super) struct MeshRequest<'a> {
 }
 
 impl<'a> MeshRequest<'a> {
-    /// Reads the arguments. With `is_collective` the other ranks of the world are told when this rank
-    /// refuses them.
+    /// Reads the arguments. With `is_collective` the other ranks of the world are told when this
+    /// rank refuses them.
     ///
     /// # Safety
     /// The conditions of `dm_init` hold, and the arguments stay where they are while the result is

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn dm_translate_world_rank(
 }
 
 /// The rank along dim that lies offset steps from this rank: 1 is the next stage of a pipeline, -1
-/// the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of it.
+/// the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
+/// it.
 ///
 /// Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
 /// dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:

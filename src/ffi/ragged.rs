@@ -11,24 +11,24 @@ use crate::error::{Error, Result};
 /// Sends send_counts[i] elements to rank i of dim, and receives recv_counts[i] elements from it.
 ///
 /// Collective over this rank's group along dim. The block for rank i begins send_displs[i] elements
-/// after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL) the
-/// blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects from i:
-/// on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written; NCCL does not
-/// compare them. No block of recv overlaps another block of either buffer.
+/// after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL)
+/// the blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects
+/// from i: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written;
+/// NCCL does not compare them. No block of recv overlaps another block of either buffer.
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
-/// (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
-/// whose size is not known here).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+/// or a dtype whose size is not known here).
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold the
-/// blocks and live until the work is done.
+/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold
+/// the blocks and live until the work is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_all_to_allv(
     mesh: *const dm_mesh,
@@ -58,28 +58,28 @@ pub unsafe extern "C" fn dm_all_to_allv(
     })
 }
 
-/// Gathers recv_counts[i] elements of each rank i of dim on every rank, recv_displs[i] elements after
-/// recv.
+/// Gathers recv_counts[i] elements of each rank i of dim on every rank, recv_displs[i] elements
+/// after recv.
 ///
-/// Collective over this rank's group along dim. All ranks give the same counts, and each sends as many
-/// elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before
-/// anything is written; NCCL does not compare them. Without displacements (NULL) the blocks follow
-/// each other. A count may be 0. The blocks of recv do not overlap. In place when send == recv +
-/// recv_displs[my rank in dim].
+/// Collective over this rank's group along dim. All ranks give the same counts, and each sends as
+/// many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
+/// before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
+/// follow each other. A count may be 0. The blocks of recv do not overlap. In place when send ==
+/// recv + recv_displs[my rank in dim].
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
-/// (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
-/// whose size is not known here).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+/// or a dtype whose size is not known here).
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold the
-/// blocks and live until the work is done.
+/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold
+/// the blocks and live until the work is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_all_gatherv(
     mesh: *const dm_mesh,
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn dm_all_gatherv(
 /// Reduces over all ranks of dim a block for each rank i, send_counts[i] elements that begin
 /// send_displs[i] elements after send, and leaves it on rank i.
 ///
-/// Collective over this rank's group along dim. All ranks give the same counts, and each receives as
-/// many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
+/// Collective over this rank's group along dim. All ranks give the same counts, and each receives
+/// as many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
 /// before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
 /// follow each other. A count may be 0. In place when recv == send + send_displs[my rank in dim].
 ///
@@ -114,15 +114,15 @@ pub unsafe extern "C" fn dm_all_gatherv(
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
-/// (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
-/// whose size is not known here).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
+/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
+/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
+/// or a dtype whose size is not known here).
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold the
-/// blocks and live until the work is done.
+/// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold
+/// the blocks and live until the work is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_reduce_scatterv(
     mesh: *const dm_mesh,

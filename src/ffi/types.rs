@@ -72,8 +72,8 @@ pub const DM_STATUS_LIBRARY: dm_status = 11;
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
 /// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
-/// A rank died, left the world, or aborted what the call uses. The message names it where known. Only
-/// the lost_ranks of dm_error_info are gone for good.
+/// A rank died, left the world, or aborted what the call uses. The message names it where known.
+/// Only the lost_ranks of dm_error_info are gone for good.
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
@@ -81,9 +81,9 @@ pub const DM_STATUS_INTERNAL: dm_status = 15;
 /// names the limit and how to raise it.
 pub const DM_STATUS_EXHAUSTED: dm_status = 16;
 
-/// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
-/// to NCCL, which refuses those that it does not know; of a number that is not listed here, the
-/// overlap of buffers is not checked.
+/// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255
+/// goes to NCCL, which refuses those that it does not know; of a number that is not listed here,
+/// the overlap of buffers is not checked.
 pub type dm_dtype = i32;
 /// Signed 8-bit integers.
 pub const DM_INT8: dm_dtype = 0;
@@ -105,9 +105,9 @@ pub const DM_FLOAT32: dm_dtype = 7;
 pub const DM_FLOAT64: dm_dtype = 8;
 /// bfloat16: the upper half of a binary32.
 pub const DM_BFLOAT16: dm_dtype = 9;
-/// ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The host
-/// engine computes in binary32 and rounds once; what is beyond the largest number becomes the largest
-/// number, as in NCCL.
+/// ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The
+/// host engine computes in binary32 and rounds once; what is beyond the largest number becomes the
+/// largest number, as in NCCL.
 pub const DM_FLOAT8E4M3: dm_dtype = 10;
 /// ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Rounded as
 /// DM_FLOAT8E4M3; so the sum of infinities is the largest number, but DM_MAX and DM_MIN keep them.
@@ -120,15 +120,15 @@ pub type dm_op = i32;
 pub const DM_SUM: dm_op = 0;
 /// Product.
 pub const DM_PROD: dm_op = 1;
-/// Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another rank
-/// has a number.
+/// Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another
+/// rank has a number.
 pub const DM_MAX: dm_op = 2;
 /// Minimum. NaNs are as in DM_MAX.
 pub const DM_MIN: dm_op = 3;
-/// Sum divided by the number of ranks. On the host engine it does not overflow, and that of integers
-/// is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in the
-/// element's own type, where it can overflow, and multiplies floating-point numbers by 1/n before it
-/// adds them.
+/// Sum divided by the number of ranks. On the host engine it does not overflow, and that of
+/// integers is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in
+/// the element's own type, where it can overflow, and multiplies floating-point numbers by 1/n
+/// before it adds them.
 pub const DM_AVG: dm_op = 4;
 
 /// The failure of a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
@@ -248,8 +248,8 @@ pub struct dm_world_info {
     /// The index of this rank's device, among those that this process sees; -1 on cpu, in an
     /// offline world, and beside RCCL where dm_world_options names none.
     pub device: i32,
-    /// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in an
-    /// offline world.
+    /// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in
+    /// an offline world.
     pub version: i32,
     /// "cuda" or "cpu". Static.
     pub device_type: *const c_char,
@@ -348,9 +348,9 @@ pub struct dm_init_options {
     pub ranks: *const i32,
     /// NULL, or ndim elements, one per dimension.
     pub dim_options: *const dm_dim_options,
-    /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long as
-    /// the world's. It does not bound work that a call on cuda has put on a stream: see dm_check and
-    /// dm_abort.
+    /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
+    /// as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
+    /// and dm_abort.
     pub timeout_ms: i64,
 }
 

@@ -312,7 +312,7 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
 ///
 /// Other views are not touched, and communicators live as long as dm_get_comm says: a program that
 /// makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
-/// What takes time to end is ended on a thread of the library: failed communicators that no mesh
+/// A thread of the library ends everything that takes time: failed communicators that no mesh
 /// has any more, and the world, where this was its last handle. The end of the process waits for
 /// that thread for two seconds.
 #[unsafe(no_mangle)]

@@ -179,7 +179,8 @@ impl Mesh {
         }
     }
 
-    /// Returns the world rank of the rank that is `dim_rank` in this rank's group along a dimension.
+    /// Returns the world rank of the rank that is `dim_rank` in this rank's group along a
+    /// dimension.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -203,8 +204,8 @@ impl Mesh {
         Ok(self.rank_at(dim.base(position) + dim.offset(dim_rank)))
     }
 
-    /// Returns the rank along a dimension of a world rank in this rank's group along it. This is the
-    /// way back from [`translate_rank`](Mesh::translate_rank).
+    /// Returns the rank along a dimension of a world rank in this rank's group along it. This is
+    /// the way back from [`translate_rank`](Mesh::translate_rank).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};

@@ -62,7 +62,8 @@ struct Known {
     noticed: HashMap<i32, &'static str>,
     /// The ranks of whose loss the log has told.
     logged: HashSet<i32>,
-    /// When this rank learned of the last loss.
+    /// The moment at which this rank learned of the last loss, which tells whether further losses
+    /// may follow.
     last: Option<Instant>,
 }
 
@@ -142,8 +143,8 @@ impl Losses {
         self.known().noticed.entry(rank).or_insert(how);
     }
 
-    /// Warns in the log, once for each rank, that these ranks are lost. A rank that ends in order is
-    /// among the losses, too, so only those are logged that a call of this rank has missed.
+    /// Warns in the log, once for each rank, that these ranks are lost. A rank that ends in order
+    /// is among the losses, too, so only those are logged that a call of this rank has missed.
     pub(super) fn warn_of(&self, lost: &[i32]) {
         for rank in lost.iter().filter(|rank| **rank != self.me) {
             let mut known = self.known();
@@ -200,7 +201,8 @@ impl Losses {
         }
     }
 
-    /// Reads the notes of losses that are in the store by now. Fails when the store does not answer.
+    /// Reads the notes of losses that are in the store by now. Fails when the store does not
+    /// answer.
     pub(super) fn refresh(&self, of_caller: &Wait) -> Result<()> {
         let wait = Wait { watch: None, ..of_caller.with_deadline(Deadline::after(SHORT)) };
         self.look(&wait);

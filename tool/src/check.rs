@@ -97,8 +97,8 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
                 let status = error.status().name().trim_start_matches("DM_STATUS_");
                 tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error, device_type)));
             }
-            // `devicemesh run` names the rank that ends first. That is to be the rank that failed. A
-            // rank that was lost or did not come has ended already, or ends by itself.
+            // `devicemesh run` names the rank that ends first. That is to be the rank that failed.
+            // A rank that was lost or did not come has ended already, or ends by itself.
             let has_failed = ![Status::PeerLost, Status::Timeout].contains(&error.status());
             if has_failed && !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
                 let left = options.timeout.saturating_sub(began.elapsed());

@@ -38,12 +38,12 @@ impl Lists {
     }
 }
 
-/// Checks the arguments of a call, then performs it or adds it to the open group. `send` or `recv` is
-/// `None` where the buffer has this rank's block alone.
+/// Checks the arguments of a call, then performs it or adds it to the open group. `send` or `recv`
+/// is `None` where the buffer has this rank's block alone.
 ///
 /// # Safety
-/// The arrays have a number for each rank. The buffers hold the blocks, and stay valid until the call
-/// is over.
+/// The arrays have a number for each rank. The buffers hold the blocks, and stay valid until the
+/// call is over.
 #[allow(clippy::too_many_arguments, reason = "they are those of the C functions")]
 unsafe fn submit(
     kind: Kind,

@@ -30,8 +30,8 @@ pub(crate) struct Collective {
 }
 
 impl Collective {
-    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its own.
-    /// Fails when the communicator takes no more calls.
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
+    /// own. Fails when the communicator takes no more calls.
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the operation is dropped.

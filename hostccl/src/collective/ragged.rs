@@ -4,15 +4,15 @@
 //! # Agreement on the counts
 //! In the first stage, a rank writes a table to the start of its slot, before its data. For each
 //! rank the table has the count that goes there, the count that is expected from there, and where
-//! in the slot the data for that rank lies. In the second stage, every rank compares the tables. What
-//! one rank sends must be what the other expects. Every rank adds up the fingerprints of all counts
-//! that are sent and of all that are expected. So a difference between any two ranks is found by all
-//! ranks, and the communicator ends before any data is used.
+//! in the slot the data for that rank lies. In the second stage, every rank compares the tables.
+//! The count that one rank sends must be the count that the other expects. Every rank adds up the fingerprints of all
+//! counts that are sent and of all that are expected. So a difference between any two ranks is
+//! found by all ranks, and the communicator ends before any data is used.
 //!
 //! # Chunks
 //! The room of a slot behind the table is shared out in proportion to the counts, so all blocks end
-//! in the same chunk or nearly so. The table tells the readers each share. The rank whose data takes
-//! the most chunks decides how many stages there are.
+//! in the same chunk or nearly so. The table tells the readers each share. The rank whose data
+//! takes the most chunks decides how many stages there are.
 
 use super::call::{Call, Kind, Reduction};
 use crate::blame::Blame;
@@ -45,7 +45,7 @@ struct Share {
     each: usize,
 }
 
-/// What a table begins with.
+/// The beginning of a table.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Head {
@@ -57,7 +57,7 @@ struct Head {
     expected: u64,
 }
 
-/// What a table says about one rank.
+/// The part of a table about one rank.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Entry {
@@ -88,8 +88,8 @@ fn fingerprint(from: usize, to: usize, count: usize) -> u64 {
     state ^ state >> 31
 }
 
-/// Shares out the room of a slot behind the table to blocks of `counts` elements. Returns the shares
-/// and the number of chunks.
+/// Shares out the room of a slot behind the table to blocks of `counts` elements. Returns the
+/// shares and the number of chunks.
 fn share_out(counts: impl Iterator<Item = usize> + Clone, size: usize, layout: &Layout) -> (Vec<Share>, usize) {
     // Shares on cache lines are faster. For many ranks there is not a line for each.
     let grain = if layout.nranks <= 256 { LINE } else { 8 };
@@ -126,8 +126,8 @@ impl Ragged {
     pub(super) unsafe fn post(&mut self, comm: &Comm, call: &Call, slot: *mut u8) {
         let (me, layout) = (comm.rank, comm.segment.layout());
         let counts = self.send.iter().map(|block| block.count).enumerate();
-        // In an all-gather-v all ranks read one block. In an all-to-all-v this rank's own block does
-        // not go through the slot. In a reduce-scatter-v all ranks need equal shares.
+        // In an all-gather-v all ranks read one block. In an all-to-all-v this rank's own block
+        // does not go through the slot. In a reduce-scatter-v all ranks need equal shares.
         let staged = counts.map(|(rank, count)| match call.kind {
             Kind::AllGatherV if rank != 0 => 0,
             Kind::AllToAllV if rank == me => 0,
@@ -255,7 +255,8 @@ impl Ragged {
     /// Copies or reduces a chunk of the other ranks' data from their slots, which `slot` finds.
     ///
     /// # Safety
-    /// All ranks have ended the step in which they wrote the chunk, and the buffers hold the blocks.
+    /// All ranks have ended the step in which they wrote the chunk, and the buffers hold the
+    /// blocks.
     pub(super) unsafe fn take(
         &self,
         comm: &Comm,

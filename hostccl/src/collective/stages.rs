@@ -157,7 +157,8 @@ impl Stages {
         }
     }
 
-    /// Copies a chunk of a collective in which each rank has a count of its own to this rank's slot.
+    /// Copies a chunk of a collective in which each rank has a count of its own to this rank's
+    /// slot.
     unsafe fn stage_ragged(&self, chunk: usize) {
         let Some(ragged) = &self.ragged else { return };
         // SAFETY: as in `critical`.

@@ -94,8 +94,8 @@ fn float8_value(dtype: DataType, bits: u8) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The 8-bit number that is nearest to a value, found by trying all of them. Of two that are as near,
-/// it is the even one.
+/// The 8-bit number that is nearest to a value, found by trying all of them. Of two that are as
+/// near, it is the even one.
 fn nearest_float8(dtype: DataType, value: f32, keeps_infinity: bool) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {
@@ -308,7 +308,8 @@ fn maximum_and_minimum_keep_nan_and_order_zeros() {
     assert_eq!(run(ReduceOp::Max, f32::NEG_INFINITY, f32::MIN), f32::MIN);
 }
 
-/// A NaN of any input, sign and payload gives one result, in any order of the inputs, on every path.
+/// A NaN of any input, sign and payload gives one result, in any order of the inputs, on every
+/// path.
 #[test]
 fn a_nan_of_any_input_is_kept_in_any_order() {
     let nans: [(DataType, &[u64]); 6] = [

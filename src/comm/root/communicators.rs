@@ -177,8 +177,8 @@ impl RootComms {
         all
     }
 
-    /// Adds the communicators of this root's dimensions to `all`, and those that `of_range` gives for
-    /// each of its ranges.
+    /// Adds the communicators of this root's dimensions to `all`, and those that `of_range` gives
+    /// for each of its ranges.
     fn collect_dims(&self, all: &mut Vec<Arc<Communicator>>, of_range: impl Fn(&RootComms) -> Vec<Arc<Communicator>>) {
         let mut add = |communicator: &Arc<Communicator>| {
             if !all.iter().any(|other| Arc::ptr_eq(other, communicator)) {
@@ -198,9 +198,9 @@ impl RootComms {
         self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
     }
 
-    /// A wait of at most `timeout` (`None`: the mesh's own) for the root's other ranks. The wait ends early when a communicator has failed
-    /// because a rank has died or aborted: that rank will not make the call. After other failures
-    /// all ranks still make the call.
+    /// A wait of at most `timeout` (`None`: the mesh's own) for the root's other ranks. The wait
+    /// ends early when a communicator has failed because a rank has died or aborted: that rank will
+    /// not make the call. After other failures all ranks still make the call.
     pub(in crate::comm) fn wait_for_peers(&self, timeout: Option<Duration>) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {

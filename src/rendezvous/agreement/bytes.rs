@@ -16,10 +16,10 @@ pub(crate) const MOST_OF_ONE: usize = 8 << 20;
 /// while the call lasts.
 const MOST_TOGETHER: usize = 64 << 20;
 
-/// The most bytes of one value in the store. A store behind callbacks may take no longer values.
+/// The most bytes of one value in the store. A store behind callbacks may refuse longer values.
 const PIECE: usize = 1 << 20;
 
-/// The bytes of a length.
+/// The size of an encoded length, in bytes.
 const LENGTH: usize = size_of::<u64>();
 
 impl Round {

@@ -205,7 +205,8 @@ impl DeadlockSearch {
             says(ends),
             if others.len() == 1 { "other" } else { "one before" },
         );
-        // Several ranks may find the ring at the same time, so its name must not depend on the finder.
+        // Several ranks may find the ring at the same time, so its name must not depend on the
+        // finder.
         let id = ring.iter().map(|(_, call)| call.prefix.as_str()).min().unwrap_or_default();
         let ranks: Vec<i32> = ring.iter().map(|(rank, _)| *rank).collect();
         let verdict = Verdict::of_deadlock(id, &Error::new(Status::Mismatch, message).with_ranks(&ranks));

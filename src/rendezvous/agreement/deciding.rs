@@ -18,12 +18,12 @@ fn grace(wait: &Wait) -> Duration {
     Duration::from_millis(200).max(wait.deadline.timeout() / 20)
 }
 
-/// What a rank does to take part in a phase of a call.
+/// The way in which a rank takes part in a phase of a call.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
-    /// It counts itself in. If there is a text, it must be equal on all ranks.
+    /// The rank counts itself in. A text, if there is one, must be equal on all ranks.
     Equal(Option<&'a str>),
-    /// It finds out with the other ranks which ranks are lost. It knows these lost ranks itself.
+    /// The rank agrees with the other ranks on who is lost. These are the lost ranks that it knows.
     Survivors(&'a [i32]),
 }
 

@@ -8,9 +8,9 @@
 //! in the first number that they did not. There the texts of the calls are compared as in every
 //! call.
 //!
-//! Ranks that waited for each other in calls of several scopes are alike: each of them is told of the
-//! deadlock in the call in which it waited, and comes later to the other calls of the ring, which
-//! have ended without it. It passes over these calls.
+//! Ranks that waited for each other in calls of several scopes are alike: each of them is told of
+//! the deadlock in the call in which it waited, and comes later to the other calls of the ring,
+//! which have ended without it. Such a rank passes over these calls.
 //!
 //! A rank passes over a number only when its caller was told of a failure before. So the caller of
 //! each rank learns of at least one failed call, and no rank stays behind the others.
@@ -53,8 +53,8 @@ impl Round {
             && listed().is_some_and(|bits| bits.get(at / 8).is_some_and(|byte| byte & 1 << (at % 8) != 0))
     }
 
-    /// Lists all missing ranks in the store, where they are more than the verdict can name. The list
-    /// stands before the verdict does.
+    /// Lists all missing ranks in the store, where they are more than the verdict can name. The
+    /// list stands before the verdict does.
     pub(super) fn list_missing(&self, positions: &[usize], wait: &Wait) {
         if positions.len() <= MOST_RANKS {
             return;
@@ -74,8 +74,8 @@ impl Round {
         self.key("", &format!("missing/{by}/{range}"))
     }
 
-    /// Whether the verdict is a deadlock of which this rank's caller was told before, in another call
-    /// of the ring. From now on the caller counts as told.
+    /// Whether the verdict is a deadlock of which this rank's caller was told before, in another
+    /// call of the ring. From now on the caller counts as told.
     pub(super) fn was_told_before(&self, verdict: &Verdict) -> bool {
         let Reason::Deadlock { id } = &verdict.reason else { return false };
         !self.membership.losses.tell_deadlock(id)

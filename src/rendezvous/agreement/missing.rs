@@ -31,7 +31,8 @@ const SHORT: Duration = Duration::from_millis(500);
 pub(super) struct Absent {
     /// The positions of the missing ranks, in ascending order.
     positions: Vec<usize>,
-    /// The missing ranks, as ranks of the world. Ranks that are known to be lost are not among them.
+    /// The missing ranks, as ranks of the world. Ranks that are known to be lost are not among
+    /// them.
     pub(super) ranks: Vec<i32>,
     /// How many members were looked at, counted from position 0.
     pub(super) looked_at: usize,
@@ -105,8 +106,8 @@ impl Round {
         );
     }
 
-    /// Returns the ranks that have not left their key and are not known to be lost. When there is no
-    /// time for all ranks, it looks at the first ones only.
+    /// Returns the ranks that have not left their key and are not known to be lost. When there is
+    /// no time for all ranks, it looks at the first ones only.
     pub(super) fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut positions, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {

@@ -31,8 +31,8 @@ const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 impl Round {
     /// Writes a verdict. With `reads` it also notes that this rank has read the verdict that
     /// stands. A rank that is aborted does not wait for a store that is slow or silent, because a
-    /// thread writes the verdict. Returns whether a verdict stands in the store, as far as this rank
-    /// waited for it.
+    /// thread writes the verdict. Returns whether a verdict stands in the store, as far as this
+    /// rank waited for it.
     pub(super) fn publish_verdict(
         &self,
         phase: &str,

@@ -114,8 +114,8 @@ impl Round {
         self.decide_at(self.key(phase, "verdict"), verdict, wait)
     }
 
-    /// Does what [`Round::decide`] does, for the verdict under that key, which may be that of a call
-    /// of another scope.
+    /// Does what [`Round::decide`] does, for the verdict under that key, which may be that of a
+    /// call of another scope.
     pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
         let stands = self.membership.store.set_once(&key, &mine, wait)?;

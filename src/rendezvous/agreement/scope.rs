@@ -63,11 +63,11 @@ impl Scope {
         self.enter(call, detail, Part::default(), wait)
     }
 
-    /// Does what [`Scope::agree_in_detail`] does, for a call in which each rank may have things that
-    /// it could share with the others, such as communicators. `offers` has the same length on every rank,
-    /// and names the thing that the rank has at each place. The second result says for each place
-    /// whether all ranks have named the same thing there. If so, all ranks share this thing.
-    /// Otherwise no rank shares anything at this place.
+    /// Does what [`Scope::agree_in_detail`] does, for a call in which each rank may have things
+    /// that it could share with the others, such as communicators. `offers` has the same length on
+    /// every rank, and names the thing that the rank has at each place. The second result says for
+    /// each place whether all ranks have named the same thing there. If so, all ranks share this
+    /// thing. Otherwise no rank shares anything at this place.
     pub fn agree_to_share(
         &self,
         call: &str,
@@ -92,9 +92,9 @@ impl Scope {
         Ok((round, shared))
     }
 
-    /// Does what [`Scope::agree`] does, in a scope that is made for one call. Returns `None` when this
-    /// rank's caller was told of a deadlock of this call before, so that the others have gone on to
-    /// another scope.
+    /// Does what [`Scope::agree`] does, in a scope that is made for one call. Returns `None` when
+    /// this rank's caller was told of a deadlock of this call before, so that the others have gone
+    /// on to another scope.
     pub fn agree_once(&self, call: &str, wait: &Wait) -> Result<Option<Round>> {
         self.enter_next(call, "", &Part::default(), wait)
     }
@@ -127,8 +127,8 @@ impl Scope {
         }
         let removable = self.membership.left.take();
         let settled = round.reach_verdict("", deciding::Part::Equal(Some(&text)), wait);
-        // This comes before the rank begins another call, because other ranks rely on the note while
-        // it stands.
+        // This comes before the rank begins another call, because other ranks rely on the note
+        // while it stands.
         take_back_note(&round, wait);
         match settled {
             Ok(Settled::Agreed) => {
@@ -141,8 +141,8 @@ impl Scope {
             }
             Err(error) => {
                 self.membership.left.note(removable);
-                // The store keeps the loss, so every rank finds it by itself, and no later call needs
-                // keys for it.
+                // The store keeps the loss, so every rank finds it by itself, and no later call
+                // needs keys for it.
                 if error.status() == Status::PeerLost && round.has_lost() {
                     self.over.store(true, Ordering::SeqCst);
                 }

@@ -1,9 +1,9 @@
 //! The ranks that are left of a scope agree on which ranks are lost.
 //!
-//! Each rank knows some of the lost ranks, and further ranks may be lost meanwhile. The list of lost
-//! ranks in the store brings what each rank knows together (losses.rs): a rank adds what it alone
-//! knows, for example from its communicators. The list only grows, and every rank that waits is
-//! woken when it does.
+//! Each rank knows some of the lost ranks, and further ranks may be lost meanwhile. The list of
+//! lost ranks in the store brings what each rank knows together (losses.rs): a rank adds what it
+//! alone knows, for example from its communicators. The list only grows, and every rank that waits
+//! is woken when it does.
 //!
 //! Each rank notes that it is here. When it knows that every rank of the scope is here or in the
 //! list, it proposes the list as the verdict. The first proposal stands (compare-and-set), so all
@@ -11,9 +11,9 @@
 //! each be the last for whom the others wait. Therefore a rank looks whether all are here after it
 //! has come, and again whenever the list has grown.
 //!
-//! A rank that is in the list and lives takes no part any more, because no later call would wait for
-//! it either. Its error says so. The deadline, ranks that come late and refusals are those of every
-//! call (deciding.rs, late.rs).
+//! A rank that is in the list and lives takes no part any more, because no later call would wait
+//! for it either. Its error says so. The deadline, ranks that come late and refusals are those of
+//! every call (deciding.rs, late.rs).
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;

@@ -88,7 +88,8 @@ impl Verdict {
         Verdict { reason, message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
     }
 
-    /// Makes the verdict of the calls whose ranks wait for each other in a ring. `id` names the ring.
+    /// Makes the verdict of the calls whose ranks wait for each other in a ring. `id` names the
+    /// ring.
     pub(super) fn of_deadlock(id: &str, error: &Error) -> Verdict {
         let reason = Reason::Deadlock { id: id.to_owned() };
         Verdict { reason, ..Verdict::of(error) }

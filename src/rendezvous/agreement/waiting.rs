@@ -62,8 +62,8 @@ impl Round {
         }
     }
 
-    /// Returns this wait with a watch that looks for lost ranks of this host and, in the first phase,
-    /// for deadlocks.
+    /// Returns this wait with a watch that looks for lost ranks of this host and, in the first
+    /// phase, for deadlocks.
     pub(super) fn watching(&self, phase: &str, wait: &Wait) -> Wait {
         let losses = Arc::clone(&self.membership.losses);
         let of_caller = wait.watch.clone();

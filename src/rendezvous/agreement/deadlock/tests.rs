@@ -77,8 +77,8 @@ fn the_verdicts_of_other_sets_stay_when_the_rank_that_wrote_them_goes_on() {
         assert_eq!(mine.agree("first()", &soon()).map(drop).unwrap_err().status(), Status::Mismatch);
         if me < 2 {
             let a = if me == 0 { mine } else { set(&world, "a", &[0, 1], me) };
-            // Rank 1 was not in the first call of set a, which ended with the ring. Rank 1 has heard
-            // of the ring, so its next call meets that of rank 0.
+            // Rank 1 was not in the first call of set a, which ended with the ring. Rank 1 has
+            // heard of the ring, so its next call meets that of rank 0.
             a.agree("second()", &soon()).unwrap();
         }
         world.agree("both are through", &soon()).unwrap();
