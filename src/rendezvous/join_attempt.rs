@@ -16,8 +16,8 @@ use crate::wait::Wait;
 /// How long it may take to give a number back.
 const SHORT: Duration = Duration::from_millis(200);
 /// How long it may take to leave a world. It takes longer than a moment only when other ranks hold
-/// the lock of a folder.
-const LEAVING: Duration = Duration::from_secs(2);
+/// the lock of a folder, and a rank that was stopped may hold it for ever.
+const LEAVING: Duration = Duration::from_millis(500);
 /// The most notes of lost ranks that are removed. There is a bound because the number of notes is
 /// read from the store.
 const MOST_LOST: usize = 1 << 16;
