@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::arguments::{list, natural, timeout};
 use super::ask::dim_text;
@@ -76,10 +77,9 @@ pub unsafe extern "C" fn dm_all_gather_bytes(
         // SAFETY: the caller's contract.
         unsafe {
             along("dm_all_gather_bytes", mesh, dim, |view, index| {
-                let buffers_out = out("buffers_out", buffers_out)?;
-                let data = list("data", data.cast::<u8>(), len)?;
-                let all = view.all_gather_bytes_along(index, data, timeout("timeout_ms", timeout_ms)?)?;
-                give(all, buffers_out.as_ptr())
+                gather((data, len), timeout_ms, buffers_out, |data, timeout| {
+                    view.all_gather_bytes_along(index, data, timeout)
+                })
             })
         }
     })
@@ -110,11 +110,10 @@ pub unsafe extern "C" fn dm_broadcast_bytes(
         // SAFETY: the caller's contract.
         unsafe {
             along("dm_broadcast_bytes", mesh, dim, |view, index| {
-                let buffers_out = out("buffers_out", buffers_out)?;
-                let root = natural("root", root)?;
-                let data = data_of_root(data, len, root, view.mesh().local_rank(index)?)?;
-                let bytes = view.broadcast_bytes_along(index, data, root, timeout("timeout_ms", timeout_ms)?)?;
-                give(vec![bytes], buffers_out.as_ptr())
+                let me = || view.mesh().local_rank(index);
+                broadcast((data, len), root, me, timeout_ms, buffers_out, |data, root, timeout| {
+                    view.broadcast_bytes_along(index, data, root, timeout)
+                })
             })
         }
     })
@@ -140,12 +139,9 @@ pub unsafe extern "C" fn dm_world_all_gather_bytes(
     guard(|| {
         let world = find_world(world)?;
         world.tell_if_refused("dm_world_all_gather_bytes", || {
-            let buffers_out = out("buffers_out", buffers_out)?;
+            let all_gather = |data: &[u8], timeout| world.all_gather_bytes(data, timeout);
             // SAFETY: the caller's contract.
-            let data = unsafe { list("data", data.cast::<u8>(), len)? };
-            let all = world.all_gather_bytes(data, timeout("timeout_ms", timeout_ms)?)?;
-            // SAFETY: not NULL, and writable by the caller's word.
-            unsafe { give(all, buffers_out.as_ptr()) }
+            unsafe { gather((data, len), timeout_ms, buffers_out, all_gather) }
         })
     })
 }
@@ -171,13 +167,9 @@ pub unsafe extern "C" fn dm_world_broadcast_bytes(
     guard(|| {
         let world = find_world(world)?;
         world.tell_if_refused("dm_world_broadcast_bytes", || {
-            let buffers_out = out("buffers_out", buffers_out)?;
-            let root = natural("root", root)?;
+            let send = |data: &[u8], root, timeout| world.broadcast_bytes(data, root, timeout);
             // SAFETY: the caller's contract.
-            let data = unsafe { data_of_root(data, len, root, world.rank())? };
-            let bytes = world.broadcast_bytes(data, root, timeout("timeout_ms", timeout_ms)?)?;
-            // SAFETY: not NULL, and writable by the caller's word.
-            unsafe { give(vec![bytes], buffers_out.as_ptr()) }
+            unsafe { broadcast((data, len), root, || Ok(world.rank()), timeout_ms, buffers_out, send) }
         })
     })
 }
@@ -246,13 +238,44 @@ unsafe fn along(
     view.tell_group_if_refused(function, index, || call(&view, index))
 }
 
-/// The bytes that a broadcast takes from this rank.
+/// Reads the arguments of an all-gather, makes it, and gives its result to the caller.
 ///
 /// # Safety
-/// On the root, `data` is NULL or points to `len` bytes.
-unsafe fn data_of_root<'a>(data: *const c_void, len: usize, root: usize, me: usize) -> Result<&'a [u8]> {
-    // SAFETY: the caller's contract.
-    if root == me { unsafe { list("data", data.cast::<u8>(), len) } } else { Ok(&[]) }
+/// `data` points to as many readable bytes as stand beside it; `buffers_out` is NULL or writable.
+unsafe fn gather(
+    (data, len): (*const c_void, usize),
+    timeout_ms: i64,
+    buffers_out: *mut *mut dm_buffers,
+    all_gather: impl FnOnce(&[u8], Option<Duration>) -> Result<Vec<Vec<u8>>>,
+) -> Result<()> {
+    let buffers_out = out("buffers_out", buffers_out)?;
+    // SAFETY: this function's contract.
+    let data = unsafe { list("data", data.cast::<u8>(), len)? };
+    let all = all_gather(data, timeout("timeout_ms", timeout_ms)?)?;
+    // SAFETY: not NULL, and writable by the caller's word.
+    unsafe { give(all, buffers_out.as_ptr()) }
+}
+
+/// Reads the arguments of a broadcast, makes it, and gives its result to the caller. `me` is this
+/// rank among those of the call; only the root's `data` is read.
+///
+/// # Safety
+/// `data` points to as many readable bytes as stand beside it; `buffers_out` is NULL or writable.
+unsafe fn broadcast(
+    (data, len): (*const c_void, usize),
+    root: i32,
+    me: impl FnOnce() -> Result<usize>,
+    timeout_ms: i64,
+    buffers_out: *mut *mut dm_buffers,
+    send: impl FnOnce(&[u8], usize, Option<Duration>) -> Result<Vec<u8>>,
+) -> Result<()> {
+    let buffers_out = out("buffers_out", buffers_out)?;
+    let root = natural("root", root)?;
+    // SAFETY: this function's contract.
+    let data = if root == me()? { unsafe { list("data", data.cast::<u8>(), len)? } } else { &[] };
+    let bytes = send(data, root, timeout("timeout_ms", timeout_ms)?)?;
+    // SAFETY: not NULL, and writable by the caller's word.
+    unsafe { give(vec![bytes], buffers_out.as_ptr()) }
 }
 
 /// Gives the caller a handle of a result.

@@ -179,7 +179,7 @@ impl<'a> MeshRequest<'a> {
         logging::init_from_environment();
         // SAFETY: the caller's contract.
         let options = unsafe { read_init_options(options, ndim)? };
-        let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };
+        let world = world_of(&options)?;
         telling(world.as_ref().filter(|_| is_collective), || {
             // SAFETY: the caller's contract.
             let (device_type, shape, names) = unsafe {
@@ -189,7 +189,7 @@ impl<'a> MeshRequest<'a> {
                     if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
                 )
             };
-            MeshRequest::of(device_type, shape, names, options)
+            MeshRequest::of(device_type, shape, names, world.clone(), options)
         })
     }
 
@@ -199,7 +199,9 @@ impl<'a> MeshRequest<'a> {
         if !options.ranks.is_null() {
             return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
         }
-        let request = MeshRequest::of(Some(text.device_type()), text.shape().to_vec(), Some(text.names()), options)?;
+        let world = world_of(&options)?;
+        let shape = text.shape().to_vec();
+        let request = MeshRequest::of(Some(text.device_type()), shape, Some(text.names()), world, options)?;
         Ok(MeshRequest { text: Some(text), ..request })
     }
 
@@ -207,9 +209,9 @@ impl<'a> MeshRequest<'a> {
         device_type: Option<&str>,
         shape: Vec<usize>,
         names: Option<Vec<&'a str>>,
+        world: Option<Arc<World>>,
         options: InitOptions,
     ) -> Result<MeshRequest<'a>> {
-        let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };
         let device_type = match (&world, device_type) {
             (Some(world), None) => ccl::device_type(Some(world.rendezvous().device_type()))?,
             (_, named) => ccl::device_type(named)?,
@@ -306,6 +308,11 @@ fn telling<T>(world: Option<&Arc<World>>, part: impl FnOnce() -> Result<T>) -> R
         Some(world) => world.tell_if_refused("dm_init", part),
         None => part(),
     }
+}
+
+/// The world that the caller gave; `None` for the default world.
+fn world_of(options: &InitOptions) -> Result<Option<Arc<World>>> {
+    if options.world.is_null() { Ok(None) } else { find_world(options.world).map(Some) }
 }
 
 /// Gives a view to the caller as a new handle.
