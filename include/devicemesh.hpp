@@ -609,6 +609,19 @@ struct Dim {
   }
 };
 
+namespace detail {
+
+// The options of one call. They borrow from dims.
+inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_dim_options *dims = nullptr) noexcept
+{
+  dm_call_options options = DM_CALL_OPTIONS_INIT;
+  options.timeout_ms = timeout.count();
+  options.dim_options = dims;
+  return options;
+}
+
+}  // namespace detail
+
 /// The dimensions of a mesh, the last one the fastest: {{"dp", 2}, {"tp", 4}}, a std::vector<Dim>, {sizes, names}, or sizes alone, {2, 4}.
 class Dims {
 public:
@@ -646,10 +659,7 @@ public:
   /// Options for the call that makes them. They borrow from this object.
   [[nodiscard]] dm_call_options call(std::chrono::milliseconds timeout) const noexcept
   {
-    dm_call_options options = DM_CALL_OPTIONS_INIT;
-    options.timeout_ms = timeout.count();
-    options.dim_options = this->options();
-    return options;
+    return detail::call_options(timeout, options());
   }
 
   /// An error that C cannot see: another number of names than of sizes, or a size that is no std::int32_t. Empty when there is none.
@@ -1410,9 +1420,7 @@ public:
   [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
     const dm_dim_options dim = options.capi();
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
-    wishes.dim_options = &dim;
+    const dm_call_options wishes = detail::call_options(timeout, &dim);
     return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
   }
 
@@ -1439,9 +1447,7 @@ public:
                                                 const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
     const dm_dim_options left = options.capi();
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
-    wishes.dim_options = &left;
+    const dm_call_options wishes = detail::call_options(timeout, &left);
     return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, &wishes, mesh); });
   }
 
@@ -1720,8 +1726,7 @@ public:
   /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. timeout 0: the mesh's. See dm_finalize.
   Returns<void> finalize(std::chrono::milliseconds timeout = {}) const
   {
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
+    const dm_call_options wishes = detail::call_options(timeout);
     return Calls::done(dm_finalize(capi(), &wishes));
   }
 
@@ -2060,8 +2065,7 @@ public:
 private:
   Returns<BasicMesh> shrink(const Text &dim, const std::int32_t *lost_ranks, std::size_t num_lost, std::chrono::milliseconds timeout) const
   {
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
+    const dm_call_options wishes = detail::call_options(timeout);
     return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks, num_lost, &wishes, mesh); });
   }
 
