@@ -25,7 +25,8 @@ def declarations():
     return module
 
 
-WorldOptions, InitOptions = declarations().WorldOptions, declarations().InitOptions
+DECLARED = declarations()
+WorldOptions, InitOptions = DECLARED.WorldOptions, DECLARED.InitOptions
 
 
 def check(status):

@@ -1,5 +1,5 @@
-//! What an error tells to programs: the ranks, the dimension, the time and the call that it is
-//! about.
+//! The facts that an error gives to programs: its ranks, its dimension, the time that the call
+//! waited, and the call.
 
 use std::time::Duration;
 

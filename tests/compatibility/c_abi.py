@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 CC = os.environ.get("CC", "cc")
-# What abidiff lets pass beside new functions: a struct that has grown at its end.
+# abidiff lets one change pass beside new functions: a struct that has grown at its end.
 GROWTH = """[suppress_type]
 name = {name}
 type_kind = struct

@@ -9,7 +9,7 @@ from support.paths import LIBRARY, ROOT
 from support.processes import environment, run
 
 HERE = Path(__file__).resolve().parent
-# What each rank of side_by_side.py prints at its end.
+# Each rank of side_by_side.py prints this at its end.
 SIDE = "side by side fine: rank"
 PACKAGE = {"PYTHONPATH": str(ROOT / "bindings/python")}
 

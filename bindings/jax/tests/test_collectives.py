@@ -228,7 +228,7 @@ class Values(unittest.TestCase):
             jax.vmap(lambda row: dmj.send(row, FLAT, dest=1 % WORLD), in_axes=1)(jnp.asarray(pair.T))
         if RANK == 1:
             numpy.testing.assert_array_equal(jax.vmap(lambda row: dmj.recv(row, FLAT, source=0))(jnp.zeros((2, 3))), pair)
-        # What gives the shape of a message has no derivative by it.
+        # A message has no derivative by the array that gives its shape.
         if RANK == 0:
             dmj.send(jnp.arange(3.0), FLAT, dest=1 % WORLD)
         if RANK == 1:

@@ -25,7 +25,7 @@ __all__ = ["Operands"]
 class Blocks(NamedTuple):
     """A block of memory for each rank of a group."""
 
-    # What holds the memory.
+    # The buffers that hold the memory; they are released after the call.
     memories: Tuple[Memory, ...]
     # Displacements count from here.
     address: int

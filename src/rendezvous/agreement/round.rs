@@ -67,8 +67,8 @@ pub struct Round {
     pub(super) failure: Option<Error>,
     /// The things that this rank could share, in one line; `None` when the call shares nothing.
     pub(super) offers: Option<String>,
-    /// What the ranks have agreed on beside the text, once they have: the places of the offers that
-    /// all ranks share, or the ranks that are lost.
+    /// The result on which the ranks have agreed beside the text: the places of the offers that all
+    /// ranks share, or the ranks that are lost. It is empty until they have agreed.
     pub(super) shared: OnceLock<String>,
     /// Whether this rank may be behind the others in its scope. The scope shares it with its
     /// rounds ([`Scope::is_behind`](super::scope::Scope)).

@@ -83,7 +83,7 @@ impl Store for FileStore {
     }
 
     fn leave_world(&self, world: &LeftWorld<'_>, wait: &Wait) {
-        // What cannot be removed stays. Nobody needs it.
+        // A file that cannot be removed stays. Nobody needs it.
         let _ = self.end(world, wait);
     }
 

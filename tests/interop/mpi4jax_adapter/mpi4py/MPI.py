@@ -17,7 +17,7 @@ class Comm:
     def __init__(self):
         size = int(os.environ.get("WORLD_SIZE", 1))
         self.mesh = devicemesh.init_device_mesh("cpu", (size,), mesh_dim_names=("ranks",), timeout=600)
-        # As MPI_Finalize: no rank leaves while others still call collectives.
+        # This does what MPI_Finalize does: no rank leaves while others still call collectives.
         atexit.register(self.mesh.finalize)
 
     def Get_rank(self):
