@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::blame::Blame;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
+use crate::handle;
 use crate::machine;
 use crate::message::{Message, Side};
 use crate::operation::Operation;
@@ -168,7 +169,16 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
             }
         }
         // The handles keep the outcomes of the tasks.
-        thread::spawn("dm-make-comm", || drop(drive(background)))
+        let work = move || {
+            let handles = background.iter().flat_map(|task| match task {
+                Task::Init(init) => vec![init.handle()],
+                Task::Child(child) => child.handles().into(),
+                Task::Collective(_) | Task::Message(_) => Vec::new(),
+            });
+            handle::drive_here(handles);
+            drop(drive(background));
+        };
+        thread::spawn("dm-make-comm", work)
             .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     }
     drive(tasks)?;

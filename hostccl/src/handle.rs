@@ -3,6 +3,7 @@
 //! An `ncclComm_t` of this engine is a token: the index of a slot and the slot's generation. A
 //! stale or made-up token is refused, because it is looked up and never followed.
 
+use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -50,6 +51,17 @@ pub(crate) struct Handle {
     pub(crate) operators: Operators,
     /// Forked children may not use the handle.
     _own: Own<()>,
+}
+
+thread_local! {
+    /// The handles whose calls this thread drives in the background, by their addresses. The thread
+    /// keeps these handles.
+    static DRIVEN_HERE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes that the calling thread drives the calls of these handles in the background until it ends.
+pub(crate) fn drive_here<'a>(handles: impl Iterator<Item = &'a Arc<Handle>>) {
+    DRIVEN_HERE.with_borrow_mut(|driven| driven.extend(handles.map(|handle| Arc::as_ptr(handle).addr())));
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -200,12 +212,21 @@ impl Handle {
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
-        // A call in the background sees the raised flag after at most one slice of its sleep.
-        self.wait_finished(Duration::from_secs(5));
+        // A call in the background sees the raised flag after at most one slice of its sleep. The
+        // thread of that call may itself abort, in a log callback of the program. It does not wait
+        // for itself.
+        if !self.is_driven_here() {
+            self.wait_finished(Duration::from_secs(5));
+        }
         // That call may have joined the communicator just before it looked at the flag.
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
+    }
+
+    /// Whether the calling thread is the one that drives this handle's calls in the background.
+    fn is_driven_here(&self) -> bool {
+        DRIVEN_HERE.with_borrow(|driven| driven.contains(&std::ptr::from_ref(self).addr()))
     }
 
     /// Leaves the communicator. A call in progress in the background is aborted first.
@@ -299,6 +320,8 @@ fn unknown(token: ncclComm_t) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::labels::{GlobalRanks, Labels};
     use crate::process::ProcessId;
@@ -338,6 +361,28 @@ mod tests {
             });
             assert_eq!(handle.comm().unwrap().timeout(), Some(Duration::from_millis(7)));
         }
+    }
+
+    #[test]
+    fn a_thread_that_drives_a_call_in_the_background_can_abort_it() {
+        let (driven, other) = (handle(), handle());
+        let abort_here = |handle: &Arc<Handle>| {
+            let began = Instant::now();
+            handle.abort();
+            began.elapsed()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drive_here([&driven].into_iter());
+                assert!(abort_here(&driven) < Duration::from_secs(4), "the thread has waited for itself");
+                driven.finish(Err(Error::aborted()));
+                other.finish(Err(Error::aborted()));
+            });
+            // Another thread waits until the call has ended.
+            abort_here(&other);
+            assert!(!other.in_progress());
+        });
+        assert!(driven.aborted.load(Ordering::SeqCst));
     }
 
     #[test]

@@ -124,7 +124,12 @@ impl Id {
                 "the unique id was made in another process-id namespace (container): ranks of one machine need a shared one",
             ));
         }
-        segment::open(self.creator.pid, self.fd, self.token)
+        let (pid, fd) = (self.creator.pid, self.fd);
+        segment::open(pid, fd, self.token)?.ok_or_else(|| {
+            Error::usage(format!(
+                "the unique id is used up or its segment is gone (process {pid}, descriptor {fd}): one id starts one communicator, and its creator lives until all ranks have joined"
+            ))
+        })
     }
 
     /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. If this

@@ -33,23 +33,30 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Opens the segment.
-    fn open(&self) -> Result<Private<OwnedFd>> {
-        match self {
+    /// Opens the segment. `labels` names the ranks of the new communicator.
+    fn open(&self, labels: &Labels) -> Result<Private<OwnedFd>> {
+        let opened = match self {
             Source::Id(id) => id.open(),
-            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token),
-        }
-        .map_err(|error| self.orphaned().unwrap_or(error))
+            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token).and_then(|found| {
+                found.ok_or_else(|| {
+                    let message = format!("{} gave up before all ranks had joined", labels.process(0, owner.pid));
+                    Error::new(ncclRemoteError, message).by(Blame::of([0]))
+                })
+            }),
+        };
+        opened.map_err(|error| self.orphaned(labels).unwrap_or(error))
     }
 
     /// Returns the error that the segment is gone because the process that held it has ended.
-    /// Returns `None` while that process lives.
-    fn orphaned(&self) -> Option<Error> {
-        let (maker, what, rank) = match self {
-            Source::Id(id) => (id.creator, "the unique id", None),
-            Source::Child { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
+    /// Returns `None` while that process lives. A unique id does not say which rank made it.
+    fn orphaned(&self, labels: &Labels) -> Option<Error> {
+        let (maker, who, rank) = match self {
+            Source::Id(Id { creator, .. }) => {
+                (creator, format!("the process that made the unique id (pid {})", creator.pid), None)
+            }
+            Source::Child { owner, .. } => (owner, labels.process(0, owner.pid), Some(0)),
         };
-        let message = format!("the process that made {what} (pid {}) has gone before all ranks had joined", maker.pid);
+        let message = format!("{who} has gone before all ranks had joined");
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
     }
 }
@@ -128,7 +135,7 @@ impl Join {
     /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
     fn arrive(&self) -> Result<Arc<Comm>> {
         let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
-        let fd = self.source.open().map_err(|error| labels.refused(self.rank as usize, error))?;
+        let fd = self.source.open(&labels).map_err(|error| labels.refused(self.rank as usize, error))?;
         let segment = Segment::map(&fd, self.nranks, self.rank, &labels)?;
         let me = ProcessId::current();
         let seat = segment.seat(self.rank as usize);
@@ -189,7 +196,7 @@ impl Operation for Join {
             if Process::first_dead(std::slice::from_ref(creator)).is_some()
                 && comm.segment.header().arrived.value() == seen
             {
-                if let Some(error) = self.source.orphaned() {
+                if let Some(error) = self.source.orphaned(&comm.labels) {
                     let seat = (0..comm.nranks).find(|&rank| comm.segment.process(rank) == Some(creator.id()));
                     return Err(comm.fail(ncclRemoteError, Blame::of_lost(seat), error.message()));
                 }

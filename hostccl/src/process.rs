@@ -38,16 +38,23 @@ impl ProcessId {
     /// Whether the process has ended or is about to end, so that its descriptors may be closed
     /// already.
     pub(crate) fn is_ending(self) -> bool {
-        !self.lives() || stat(self.pid).is_some_and(|stat| stat.exiting)
+        // One reading decides. The process may be about to end at a first reading and be gone at a
+        // second one, and then the two together would say that it lives.
+        match stat(self.pid) {
+            Some(stat) => !self.lives_by(&stat) || stat.exiting,
+            None => !exists(self.pid),
+        }
     }
 
     /// Whether that process exists and is not a zombie. Where `/proc` does not tell, for example
     /// because this process can open no more files, any process of that number counts.
     fn lives(self) -> bool {
-        match stat(self.pid) {
-            Some(stat) => (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x'),
-            None => exists(self.pid),
-        }
+        stat(self.pid).map_or_else(|| exists(self.pid), |stat| self.lives_by(&stat))
+    }
+
+    /// Whether `stat` is about this process, and the process is no zombie.
+    fn lives_by(self, stat: &Stat) -> bool {
+        (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x')
     }
 }
 
@@ -186,6 +193,26 @@ mod tests {
         child.wait().unwrap();
         assert!(!exists(id.pid));
         assert_eq!(Process::first_dead(&[watched]), Some(0));
+    }
+
+    /// A process has its number until its parent has waited for it. Here one thread waits for the
+    /// child, and this thread asks about the child at the same time.
+    #[test]
+    fn a_process_that_is_ending_stays_so_while_its_parent_takes_its_number_away() {
+        for _ in 0..300 {
+            let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
+            let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
+            let parent = std::thread::spawn(move || child.wait().unwrap());
+            let started = Instant::now();
+            while !id.is_ending() {
+                assert!(started.elapsed() < Duration::from_secs(10), "the end was not seen");
+            }
+            while !parent.is_finished() {
+                assert!(id.is_ending(), "the process was ending, and then it was not");
+            }
+            parent.join().unwrap();
+            assert!(id.is_ending());
+        }
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl Init {
         self.handle.config.blocking
     }
 
+    /// The handle that gets the communicator.
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
     /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
     /// so the place may be gone.
     pub(crate) fn forget_place(&mut self) {
@@ -182,6 +187,11 @@ impl ChildInit {
     pub(crate) fn begin(&mut self) {
         self.counted = true;
         self.parent_handle.begin();
+    }
+
+    /// The handles that get the outcome: the parent's, and that of the new communicator.
+    pub(crate) fn handles(&self) -> [&Arc<Handle>; 2] {
+        [&self.parent_handle, &self.handle]
     }
 
     /// The communicator of whose ranks the new one is made.

@@ -153,6 +153,11 @@ impl Operation for Shrink {
         match join.poll() {
             Ok(Poll::Done) => Ok(Poll::Done),
             Ok(blocked) => self.check_missing_members().map(|()| blocked),
+            // The first member may have given up because it knew of a lost member.
+            Err(error) if join.comm().is_none() => {
+                let mut members = self.members.iter();
+                Err(members.find_map(|member| self.parent.check_peer(*member).err()).unwrap_or(self.for_parent(error)))
+            }
             Err(error) => Err(self.for_parent(error)),
         }
     }

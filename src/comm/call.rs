@@ -198,7 +198,10 @@ impl<'a> AgreedCall<'a> {
         let AgreedCall { call, round } = self;
         // A rank that could not tell its failure must not count itself among the ranks that are
         // done. The others then find it missing at their deadline.
-        let agreed = if told { verdict_for_all(done, round.finish(&call.wait)) } else { done };
+        let agreed = match told {
+            true => verdict_for_all(done, round.finish(&call.wait)),
+            false => done.map_err(|error| round.untold(error, &call.wait)),
+        };
         let kept = log.keep_or_undo(agreed, call.world, || call.alive());
         let outcome = call.wait.outcome(kept);
         drop(call.turn);

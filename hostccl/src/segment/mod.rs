@@ -205,23 +205,20 @@ fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// Opens the segment that process `owner` holds at descriptor `fd`. Fails if it is not the segment
-/// with that token.
-pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<OwnedFd>> {
-    let gone = || {
-        Error::usage(format!(
-            "the unique id is used up or its segment is gone (process {owner}, descriptor {fd}): one id starts one communicator, and its creator lives until all ranks have joined"
-        ))
-    };
-    let file = if owner == std::process::id() { open_here(fd) } else { open_there(owner, fd) }?.ok_or_else(gone)?;
+/// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no
+/// segment with that token. Only the caller knows what that means: whether the process has ended,
+/// or has closed the segment.
+pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Option<Private<OwnedFd>>> {
+    let found = if owner == std::process::id() { open_here(fd) } else { open_there(owner, fd) }?;
+    let Some(file) = found else { return Ok(None) };
     let about = file.metadata().map_err(|reason| Error::system("looking at shared memory", reason))?;
     if !about.is_file() || about.len() < HEADER_BYTES as u64 {
-        return Err(gone());
+        return Ok(None);
     }
     let mapping = Mapping::new(file.as_raw_fd(), HEADER_BYTES)?;
     let header = mapping.header();
     if header.magic != MAGIC || header.token != token {
-        return Err(gone());
+        return Ok(None);
     }
     if header.version != LAYOUT_VERSION {
         return Err(Error::usage(format!(
@@ -229,7 +226,7 @@ pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<Own
             header.version
         )));
     }
-    Ok(file.map(OwnedFd::from))
+    Ok(Some(file.map(OwnedFd::from)))
 }
 
 /// Copies descriptor `fd` of this process, for which no `/proc` is needed. Returns `None` when it
@@ -395,7 +392,7 @@ mod tests {
     #[test]
     fn what_one_mapping_writes_the_other_reads() {
         let fd = create([7; 16]).unwrap();
-        let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap();
+        let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap().unwrap();
         let (a, b) = (
             Segment::map(&fd, 3, 0, &Labels::default()).unwrap(),
             Segment::map(&again, 3, 1, &Labels::default()).unwrap(),
@@ -412,13 +409,13 @@ mod tests {
     }
 
     #[test]
-    fn another_descriptor_or_token_is_refused() {
+    fn another_descriptor_or_token_is_no_segment() {
         let fd = create([1; 16]).unwrap();
         let me = std::process::id();
-        assert_eq!(open(me, fd.as_raw_fd(), [2; 16]).unwrap_err().code(), ncclInvalidUsage);
-        assert_eq!(open(me, 9999, [1; 16]).unwrap_err().code(), ncclInvalidUsage);
+        assert!(open(me, fd.as_raw_fd(), [2; 16]).unwrap().is_none());
+        assert!(open(me, 9999, [1; 16]).unwrap().is_none());
         let other = fs::File::open("/dev/null").unwrap();
-        assert_eq!(open(me, other.as_raw_fd(), [1; 16]).unwrap_err().code(), ncclInvalidUsage);
+        assert!(open(me, other.as_raw_fd(), [1; 16]).unwrap().is_none());
     }
 
     #[test]

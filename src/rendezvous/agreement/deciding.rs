@@ -71,6 +71,10 @@ impl Round {
             Part::Survivors(known) => self.await_survivors(phase, known, &patient),
         };
         let seeks_survivors = matches!(part, Part::Survivors(_));
+        let arrived = arrived.or_else(|error| match seeks_survivors {
+            true => Err(error),
+            false => self.news_of_a_loss(phase, &error, wait).ok_or(error),
+        });
         let verdict = match arrived {
             Ok(verdict) => verdict,
             // A timeout before this deadline comes from a watch, which has another deadline. It is

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::deciding::Part;
 use super::round::Round;
 use super::verdict::Verdict;
-use super::waiting::Found;
+use super::waiting::{Found, may_follow_from_a_loss};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
@@ -53,10 +53,14 @@ impl Round {
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
-    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the
-    /// others can read it; `false` when the store did not take it.
+    /// verdict. Where a lost rank may be the reason, the loss becomes the verdict instead. This
+    /// takes a moment at most when the deadline has passed. Returns whether the others can read
+    /// it; `false` when the store did not take it.
     pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
         if self.membership.members.len() < 2 {
+            return true;
+        }
+        if self.news_of_a_loss("/end", error, wait).is_some() {
             return true;
         }
         let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
@@ -67,6 +71,13 @@ impl Round {
     pub fn fail_by_abort(&self, error: &Error, wait: &Wait) -> bool {
         let lost = Error::new(Status::PeerLost, format!("it was lost: {}", error.message()));
         self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
+    }
+
+    /// Returns the error of this rank's caller where the store did not take `error`, this rank's
+    /// failure. The rank that serves the store may be lost, and be the reason for the failure.
+    pub fn untold(&self, error: Error, wait: &Wait) -> Error {
+        let loss = self.failed(wait).err().filter(|loss| loss.status() == Status::PeerLost);
+        loss.filter(|_| may_follow_from_a_loss(&error)).unwrap_or(error)
     }
 
     /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss

@@ -218,6 +218,32 @@ fn connections_that_the_store_refused_are_told_to_all_ranks_of_the_first_call() 
     }
 }
 
+/// The library of rank 1 fails because rank 2 has died, and the store knows of the death a moment
+/// later.
+#[test]
+fn a_failure_that_a_lost_rank_may_explain_is_told_as_the_loss() {
+    let own = Error::new(Status::Ccl, "a connection was closed").with_ccl_result(2);
+    let errors = ranks(3, |me, scope| {
+        let round = scope.agree("dm_init()", &soon()).unwrap();
+        match me {
+            0 => Some(round.fetch("id", 2, &soon()).map(drop).unwrap_err()),
+            1 => {
+                assert!(round.fail(&own, &soon()));
+                Some(round.finish(&soon()).unwrap_err())
+            }
+            _ => {
+                std::thread::sleep(Duration::from_millis(20));
+                scope.membership.store.set("test/lost/1", b"2", &soon()).unwrap();
+                None
+            }
+        }
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[2][..]));
+        assert!(error.message().starts_with("rank 2 was lost in dm_init() as call 0"), "{error}");
+    }
+}
+
 #[test]
 fn a_failure_in_the_middle_reaches_every_rank() {
     let errors = ranks(3, |me, scope| {

@@ -2,13 +2,19 @@
 //! is lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::deadlock::DeadlockSearch;
 use super::round::Round;
 use super::verdict::Verdict;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::rendezvous::store::any_of;
-use crate::wait::{Wait, Watch};
+use crate::wait::{Deadline, Wait, Watch};
+
+/// How long a rank whose communicator library has failed waits for the news that another rank is
+/// lost. The library may see a connection or memory of that rank go some milliseconds before the
+/// store knows of the loss.
+const NEWS_OF_A_LOSS: Duration = Duration::from_millis(100);
 
 /// The thing that a wait inside a call has found.
 pub(super) enum Found {
@@ -62,6 +68,18 @@ impl Round {
         }
     }
 
+    /// Returns the verdict of the phase where a lost rank may be the reason for `error`, a failure
+    /// that this rank has not told the others yet. Such a loss becomes the verdict if none stands.
+    /// Returns `None` when no rank is found lost within a moment.
+    pub(super) fn news_of_a_loss(&self, phase: &str, error: &Error, wait: &Wait) -> Option<Verdict> {
+        if !may_follow_from_a_loss(error) {
+            return None;
+        }
+        let wait = Wait { watch: None, ..wait.with_deadline(Deadline::after(NEWS_OF_A_LOSS)) };
+        self.membership.losses.look(&wait);
+        self.await_verdict(phase, &wait).ok()
+    }
+
     /// Returns this wait with a watch that looks for lost ranks of this host and, in the first
     /// phase, for deadlocks.
     pub(super) fn watching(&self, phase: &str, wait: &Wait) -> Wait {
@@ -95,4 +113,10 @@ impl Round {
             false => self.lost_when("in", "in", ranks),
         }
     }
+}
+
+/// Whether a lost rank may be the reason for this failure of a communicator library: the library
+/// does not say which rank is to blame.
+pub(super) fn may_follow_from_a_loss(error: &Error) -> bool {
+    matches!(error.status(), Status::Ccl | Status::PeerLost) && error.ranks().is_empty()
 }
