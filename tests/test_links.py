@@ -1,6 +1,7 @@
 """Every link of every page of the repository leads to a file, and to a heading that is there;
 docs/README.md leads to every page of docs; docs/launchers.md has every variable that the
-launchers' detection reads. Addresses on the network are not looked up."""
+launchers' detection reads, and docs/variables.md every other one. Addresses on the network are not
+looked up."""
 
 import re
 import subprocess
@@ -72,3 +73,15 @@ def test_launchers_page_has_every_variable():
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"
     page = (ROOT / "docs/launchers.md").read_text()
     assert not [name for name in sorted(read) if not re.search(rf"\b{name}\b", page)]
+
+
+def test_variables_page_has_every_variable():
+    """docs/variables.md names every variable of this project and of NCCL that the library, the host
+    engine, the tool and the bindings read, and no other one."""
+    sources = [path for folder in ("src", "hostccl/src", "tool/src", "bindings") for kind in ("rs", "py", "go")
+               for path in (ROOT / folder).rglob(f"*.{kind}") if "tests" not in path.parts and "test" not in path.stem]
+    literals = {name for path in sources for name in re.findall(r'"((?:DM|HOSTCCL|NCCL)_[A-Z_]+)"', path.read_text())}
+    read = {name for name in literals if not name.startswith("DM_STATUS_")}
+    assert {"DM_LOG", "DM_LIBRARY", "HOSTCCL_TIMEOUT_MS"} <= read
+    rows = re.findall(r"^\| ([^|]*) \|", (ROOT / "docs/variables.md").read_text(), re.M)
+    assert set(re.findall(r"\b(?:DM|HOSTCCL|NCCL)_[A-Z_]+", " ".join(rows))) == read
