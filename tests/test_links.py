@@ -1,7 +1,7 @@
 """Every link of every page of the repository leads to a file, and to a heading that is there;
 docs/README.md leads to every page of docs; docs/launchers.md has every variable that the
-launchers' detection reads, and docs/variables.md every other one. Addresses on the network are not
-looked up."""
+launchers' detection reads, and docs/variables.md every other one; files of the source that pages
+name are there. Addresses on the network are not looked up."""
 
 import re
 import subprocess
@@ -64,6 +64,16 @@ def test_docs_readme_leads_to_every_page():
                for index in (ROOT / "docs/README.md", ROOT / "docs/guide/README.md") for target in links(index)}
     wanted = {path.resolve() for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0] != "reference"}
     assert wanted - reached <= {(ROOT / "docs/README.md").resolve()}
+
+
+def test_pages_of_the_source_name_files_that_are_there():
+    """A file of the source that a page for maintainers names with its folder."""
+    bases = [ROOT / folder for folder in (".", "src", "src/rendezvous", "tool/src")]
+    for page in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/dependencies.md", "docs/reliability.md", "docs/binding.md"):
+        text = (ROOT / page).read_text()
+        named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w.-]+\.(?:rs|py|c|cpp|h|hpp|go|toml|txt))\b(?!/)", text))
+        missing = sorted(name for name in named if not any((base / name).exists() for base in bases))
+        assert not missing, f"{page} names {', '.join(missing)}"
 
 
 def test_launchers_page_has_every_variable():
