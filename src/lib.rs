@@ -161,3 +161,8 @@ pub use cudarc;
 /// ```
 #[cfg(doctest)]
 pub mod refused_by_the_compiler {}
+
+/// The code of docs/rust.md compiles.
+#[cfg(all(doctest, feature = "cudarc"))]
+#[doc = include_str!("../docs/rust.md")]
+pub mod page_for_rust {}

@@ -1,6 +1,7 @@
 """Every link of every page of the repository leads to a file, and to a heading that is there;
 docs/README.md leads to every page of docs; docs/launchers.md has every variable that the
-launchers' detection reads. Addresses on the network are not looked up."""
+launchers' detection reads, and docs/variables.md every other one; files of the source that pages
+name are there. Addresses on the network are not looked up."""
 
 import re
 import subprocess
@@ -65,6 +66,16 @@ def test_docs_readme_leads_to_every_page():
     assert wanted - reached <= {(ROOT / "docs/README.md").resolve()}
 
 
+def test_pages_of_the_source_name_files_that_are_there():
+    """A file of the source that a page for maintainers names with its folder."""
+    bases = [ROOT / folder for folder in (".", "src", "src/rendezvous", "tool/src")]
+    for page in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/dependencies.md", "docs/reliability.md", "docs/binding.md"):
+        text = (ROOT / page).read_text()
+        named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w.-]+\.(?:rs|py|c|cpp|h|hpp|go|toml|txt))\b(?!/)", text))
+        missing = sorted(name for name in named if not any((base / name).exists() for base in bases))
+        assert not missing, f"{page} names {', '.join(missing)}"
+
+
 def test_launchers_page_has_every_variable():
     """docs/launchers.md names every variable that src/rendezvous/launcher reads."""
     source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "family", "meeting", "variables"))
@@ -72,3 +83,15 @@ def test_launchers_page_has_every_variable():
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"
     page = (ROOT / "docs/launchers.md").read_text()
     assert not [name for name in sorted(read) if not re.search(rf"\b{name}\b", page)]
+
+
+def test_variables_page_has_every_variable():
+    """docs/variables.md names every variable of this project and of NCCL that the library, the host
+    engine, the tool and the bindings read, and no other one."""
+    sources = [path for folder in ("src", "hostccl/src", "tool/src", "bindings") for kind in ("rs", "py", "go")
+               for path in (ROOT / folder).rglob(f"*.{kind}") if "tests" not in path.parts and "test" not in path.stem]
+    literals = {name for path in sources for name in re.findall(r'"((?:DM|HOSTCCL|NCCL)_[A-Z_]+)"', path.read_text())}
+    read = {name for name in literals if not name.startswith("DM_STATUS_")}
+    assert {"DM_LOG", "DM_LIBRARY", "HOSTCCL_TIMEOUT_MS"} <= read
+    rows = re.findall(r"^\| ([^|]*) \|", (ROOT / "docs/variables.md").read_text(), re.M)
+    assert set(re.findall(r"\b(?:DM|HOSTCCL|NCCL)_[A-Z_]+", " ".join(rows))) == read

@@ -61,6 +61,17 @@ def test_further_ranks_are_killed_in_the_shrink(survive, size, victims, later):
     survive(size, victims, later)
 
 
+def test_rank_0_is_killed_that_serves_the_store(programs, start_ranks):
+    """No call goes on without the store, so each survivor gives up with an error that says so."""
+    ranks = start_ranks([programs.c("examples/survive.c", name="survive-example", link=LINK), 100000], 4)
+    wait_for(ranks, range(4), "is at step 10")
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    for rank in (1, 2, 3):
+        output, _ = ranks[rank].communicate(timeout=120)
+        assert ranks[rank].returncode == 1, f"rank {rank}: {output}"
+        assert re.match(rf"rank {rank}: dm_shrink: .*rank 0", output.splitlines()[-1]), output
+
+
 def test_the_page_shows_the_program():
     page = (ROOT / "docs/reliability.md").read_text()
     shown = re.search(r"```c\n(static dm_mesh \*without_the_lost.*?)```", page, re.S).group(1)
