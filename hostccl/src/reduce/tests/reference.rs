@@ -26,7 +26,7 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
         ($values:expr, $type:ty) => {{
             let mut all = $values;
             let first: $type = all.next().unwrap();
-            // A NaN wins over a number. Of two zeros the positive one is larger.
+            // A NaN wins over a number. The positive zero is larger than the negative one.
             let above = |a: $type, b: $type| a > b || a.is_nan() || (a == b && a.is_sign_positive());
             let below = |a: $type, b: $type| a < b || a.is_nan() || (a == b && a.is_sign_negative());
             match op {
@@ -37,7 +37,7 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
                 ReduceOp::Avg => {
                     let (all, n) = (all.collect::<Vec<$type>>(), values.len() as $type);
                     let plain = all.iter().fold(first, |a, b| a + b);
-                    // Where the sum overflows, the mean is that of values small enough.
+                    // Where the sum overflows, the values are scaled down first.
                     let halved = |scale: $type| all.iter().fold(first / scale, |a, b| a + b / scale) / n * scale;
                     if plain.is_finite() { plain / n } else { halved(values.len().next_power_of_two() as $type) }
                 }
@@ -72,7 +72,7 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
     }
 }
 
-/// The value of an 8-bit number, from the definition of the two formats.
+/// Returns the value of an 8-bit number. It follows the definition of the two formats.
 fn float8_value(dtype: DataType, bits: u8) -> f32 {
     let (mantissa_bits, bias) = if dtype == DataType::Float8E4M3 { (3, 7) } else { (2, 15) };
     let (exponent, mantissa) =
@@ -87,8 +87,8 @@ fn float8_value(dtype: DataType, bits: u8) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The 8-bit number that is nearest to a value, found by trying all of them. Of two that are as
-/// near, it is the even one.
+/// Returns the 8-bit number that is nearest to a value, after it has tried all of them. Where two
+/// are equally near, it returns the even one.
 fn nearest_float8(dtype: DataType, value: f32, keeps_infinity: bool) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {
