@@ -93,7 +93,12 @@ proptest! {
     }
 
     #[test]
-    fn wild_pairs_are_refused_or_right(whole in wild_pairs(), part in wild_pairs(), space in number(), range in (number(), number(), number())) {
+    fn wild_pairs_are_refused_or_right(
+        whole in wild_pairs(),
+        part in wild_pairs(),
+        space in number(),
+        range in (number(), number(), number()),
+    ) {
         is_disjoint(&whole);
         covers(&whole, &part);
         if let Ok(rest) = complement(&whole, &part) {

@@ -325,7 +325,10 @@ proptest! {
     }
 
     #[test]
-    fn submeshes_are_all_the_parallel_copies((shape, _, who, _) in cases(), picks in prop::collection::vec(any::<prop::sample::Index>(), 1..3)) {
+    fn submeshes_are_all_the_parallel_copies(
+        (shape, _, who, _) in cases(),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 1..3),
+    ) {
         let size: usize = shape.iter().product();
         let rank = who.index(size);
         let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, rank)).unwrap();

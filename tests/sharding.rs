@@ -96,12 +96,16 @@ proptest! {
 
     #[test]
     fn blocks_are_what_lists_of_indices_say_and_cover_the_tensor(
-        (shape, placements) in prop::collection::vec(1..5usize, 1..4).prop_flat_map(|shape| { let ndim = shape.len(); (Just(shape), placements(ndim)) }),
+        (shape, placements) in prop::collection::vec(1..5usize, 1..4).prop_flat_map(|shape| {
+            let ndim = shape.len();
+            (Just(shape), placements(ndim))
+        }),
         tensor in [0..40usize, 0..40usize],
     ) {
         let size: usize = shape.iter().product();
         let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, 0)).unwrap();
-        let replicas: usize = placements.iter().zip(&shape).filter(|(placement, _)| **placement == Placement::Replicate).map(|(_, size)| size).product();
+        let replicated = placements.iter().zip(&shape).filter(|(placement, _)| **placement == Placement::Replicate);
+        let replicas: usize = replicated.map(|(_, size)| size).product();
         let mut times_held = vec![0; tensor[0] * tensor[1]];
         for rank in 0..size as i32 {
             let coordinate = mesh.coordinate_of(rank).unwrap();
