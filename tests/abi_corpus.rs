@@ -1,4 +1,5 @@
-//! Replays the fuzzer's corpus of call sequences, so that a defect that was ever found stays mended.
+//! Replays the fuzzer's corpus of call sequences, so that a defect that was found once does not
+//! come back.
 
 mod abi;
 mod corpus;

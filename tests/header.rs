@@ -1,8 +1,10 @@
-//! include/devicemesh.h is what cbindgen makes of src/ffi. `UPDATE_HEADER=1` (make header) writes it; else a difference fails.
+//! include/devicemesh.h is the header that cbindgen makes from src/ffi. With `UPDATE_HEADER=1`
+//! (make header) this test writes it; otherwise a difference fails.
 
 use std::path::Path;
 
-/// In the order in which a reader wants them; each file's functions stand under a heading of their own.
+/// The source files with the headings of their functions, in the order in which a reader wants
+/// them.
 const SOURCES: [(&str, &str); 18] = [
     ("types", "types"),
     ("errors", "errors and versions"),
@@ -48,14 +50,15 @@ fn version() -> u32 {
         + part(env!("CARGO_PKG_VERSION_PATCH"))
 }
 
-/// The functions of a source file, with its heading.
+/// Returns the functions of a source file, with the heading of the file.
 fn exports<'a>(path: &Path, title: &'a str) -> Vec<(String, &'a str)> {
     let text = std::fs::read_to_string(path).expect("the sources of src/ffi are readable");
     let names = text.split("extern \"C\" fn ").skip(1).filter_map(|rest| rest.split('(').next());
     names.map(|name| (name.to_owned(), title)).collect()
 }
 
-/// A line `/* ---- heading ---- */` before the documentation of the first item that belongs under it. docs/reference makes groups of them.
+/// Puts a line `/* ---- heading ---- */` before the documentation of the first item under that
+/// heading. docs/reference makes groups of the headings.
 fn with_headings(header: &str, functions: &[(String, &str)]) -> String {
     let mut out = String::new();
     let mut last = "";
@@ -78,7 +81,7 @@ fn with_headings(header: &str, functions: &[(String, &str)]) -> String {
     out
 }
 
-/// What the item that begins with this line belongs under.
+/// Returns the heading of the item that begins with this line.
 fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
     match item.strip_prefix("#define ") {
         Some(name) if name.starts_with("DEVICEMESH_VERSION") => "the version of the header",
@@ -100,7 +103,8 @@ fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
     }
 }
 
-/// Rust's safety sections speak to Rust callers; in C the text before them says the same.
+/// Removes Rust's safety sections, which speak to Rust callers. The text before a safety section
+/// says the same for C.
 fn tidy(header: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     let mut skipping = false;
@@ -116,7 +120,7 @@ fn tidy(header: &str) -> String {
             continue;
         }
         skipping = false;
-        // The guard's end is in the trailer, after the initialisers.
+        // The end of the include guard is in the trailer, after the initialisers.
         if line.starts_with("#endif")
             && line.contains("DEVICEMESH_H")
             && lines.iter().all(|seen| !seen.contains("---- initialisers"))

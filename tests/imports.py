@@ -13,11 +13,11 @@ package at a time.
   LAYERS. A file may import from its own layer and from the layers below it. A file in src/ that
   stands in no layer is a failure too: whoever adds a file names its layer.
 
-What counts as an import in Rust: a path in a `use` or in the code that names an item of another
-file. A path through a module that only re-exports the item leads to the file that defines the
-item. `mod` and `pub use` lines are not imports. Where the methods of a type stand in several
-files, the file of the type imports another of these files when it calls a method from there. In
-Python: every `import` of a module of the same package, also one inside a function.
+In Rust, an import is a path in a `use` or in the code that names an item of another file. A path
+through a module that only re-exports the item leads to the file that defines the item. `mod` and
+`pub use` lines are not imports. Where the methods of a type stand in several files, the file of
+the type imports another of these files when it calls a method from there. In Python: every
+`import` of a module of the same package, also one inside a function.
 """
 
 import ast

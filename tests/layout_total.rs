@@ -1,9 +1,11 @@
-//! The layout functions on any numbers: never a panic, never a wrapped product, and the laws that hold where they answer.
+//! The layout functions never panic and never wrap a product, whatever the numbers are. Where they
+//! answer, the laws of the layout hold.
 
 use devicemesh::layout::{Dim, Pair, Subrange, complement, covers, is_disjoint, row_major};
 use proptest::prelude::*;
 
-/// A size or stride: mostly small, else at an edge, else anything.
+/// Returns a size or stride. It is mostly small, sometimes at an edge of its type, and sometimes
+/// any number.
 fn number() -> impl Strategy<Value = usize> {
     prop_oneof![
         6 => 1..7usize,
@@ -17,7 +19,8 @@ fn wild_pairs() -> impl Strategy<Value = Vec<Pair>> {
     prop::collection::vec((number(), number()), 0..5)
 }
 
-/// Digits of one number, as the dimensions of meshes are: factors of a small shape, some left out, in any order; with that number.
+/// Returns digits of one number, as the dimensions of meshes are, and that number. The digits are
+/// factors of a small shape, in any order, and some are left out.
 fn digits() -> impl Strategy<Value = (Vec<Pair>, usize)> {
     let shape = prop::collection::vec((1..5usize, any::<bool>(), any::<u32>()), 1..6);
     shape.prop_map(|factors| {
@@ -33,7 +36,7 @@ fn digits() -> impl Strategy<Value = (Vec<Pair>, usize)> {
     })
 }
 
-/// The positions that a list of pairs visits from 0, by itself.
+/// Returns the positions that a list of pairs visits, starting from 0.
 fn visited(pairs: &[Pair]) -> Vec<usize> {
     pairs.iter().fold(vec![0], |all, (size, stride)| {
         all.iter().flat_map(|at| (0..*size).map(move |step| at + step * stride)).collect()
@@ -55,7 +58,7 @@ proptest! {
             Ok(dims) => {
                 prop_assert_eq!(dims.iter().map(Dim::size).collect::<Vec<_>>(), shape.clone());
                 prop_assert_eq!(Dim::join(&dims).unwrap().size(), product.unwrap());
-                // Together they count through all positions.
+                // All dimensions together count through all positions.
                 let last = product.unwrap() - 1;
                 prop_assert_eq!(Dim::join(&dims).unwrap().offset(last), last);
                 prop_assert_eq!(dims.iter().map(|dim| dim.offset(dim.size() - 1)).sum::<usize>(), last);
@@ -90,11 +93,16 @@ proptest! {
     }
 
     #[test]
-    fn wild_pairs_are_refused_or_right(whole in wild_pairs(), part in wild_pairs(), space in number(), range in (number(), number(), number())) {
+    fn wild_pairs_are_refused_or_right(
+        whole in wild_pairs(),
+        part in wild_pairs(),
+        space in number(),
+        range in (number(), number(), number()),
+    ) {
         is_disjoint(&whole);
         covers(&whole, &part);
         if let Ok(rest) = complement(&whole, &part) {
-            // What is left and what was taken are as many steps as there were.
+            // The steps that are left, times the steps that were taken, are all steps.
             let steps = |pairs: &[Pair]| pairs.iter().try_fold(1usize, |product, pair| product.checked_mul(pair.0));
             let together = steps(&rest).and_then(|rest| rest.checked_mul(steps(&part)?));
             prop_assert_eq!(together, steps(&whole), "{:?} without {:?} is {:?}", whole, part, rest);
@@ -130,7 +138,8 @@ proptest! {
                 let pairs: Vec<Pair> = parts.iter().flat_map(|part| part.pairs().iter().copied()).collect();
                 prop_assert!(is_disjoint(&pairs) && covers(dim.pairs(), &pairs));
             }
-            // Strides are only missing where a boundary falls inside a step; a single pair has none.
+            // A split has no strides only where a boundary falls inside a step. A single pair has
+            // no such boundary.
             Err(_) => prop_assert!(whole.iter().product::<usize>() != dim.size() || dim.pairs().len() > 1),
         }
     }
@@ -141,13 +150,14 @@ proptest! {
         prop_assert!(covers(&whole, &part));
         let rest = complement(&whole, &part).unwrap();
         prop_assert!(is_disjoint(&rest));
-        // Together they visit each position once.
+        // Both together visit each position once.
         let both = visited(&[rest.as_slice(), part.as_slice()].concat());
         prop_assert_eq!(sorted(both), (0..space).collect::<Vec<_>>(), "{:?} and {:?}", part, rest);
         // The complement of the complement is the part, as a set.
         let back = complement(&whole, &rest).unwrap();
         prop_assert_eq!(sorted(visited(&back)), sorted(visited(&part)));
-        // What covers divides: the number of steps, and where it goes.
+        // A part that is covered divides the number of steps, and visits only positions of the
+        // whole.
         if covers(&part, &other) && is_disjoint(&other) {
             let (steps, places) = (visited(&part).len(), sorted(visited(&part)));
             prop_assert_eq!(steps % visited(&other).len(), 0);

@@ -1,18 +1,20 @@
-//! Where we answer otherwise than PyTorch's DeviceMesh (2.15) on purpose: a test for each, with what PyTorch says (tests/vectors/torch_facts.txt) and
-//! why. tests/mesh_vectors.rs holds all other answers against PyTorch's.
+//! The cases in which this library answers otherwise than PyTorch's DeviceMesh (2.15) on purpose.
+//! There is a test for each case, with the answer of PyTorch (tests/vectors/torch_facts.txt) and
+//! the reason. tests/mesh_vectors.rs holds all other answers against PyTorch's.
 
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 
 const DIMS: [&str; 3] = ["dp", "cp", "tp"];
 
-/// (dp=2, cp=2, tp=2) seen by rank 5, at (1, 0, 1).
+/// Returns the mesh (dp=2, cp=2, tp=2) as rank 5 sees it, which is at (1, 0, 1).
 fn cube() -> Mesh {
     let spec = MeshSpec::new("cpu", &[2, 2, 2], 8, 5).names(&DIMS);
     Mesh::new(&spec).unwrap()
 }
 
-/// One dimension of all eight ranks of the world, or fewer, in the order listed.
+/// Returns a mesh of one dimension over all eight ranks of the world, or fewer, in the order
+/// listed.
 fn listed(ranks: &[i32], rank: usize) -> Result<Mesh> {
     let shape = [ranks.len()];
     let spec = MeshSpec::new("cpu", &shape, 8, rank).names(&["x"]).ranks(ranks);
@@ -25,8 +27,9 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T>, values: &[&str]) {
     assert!(values.iter().all(|value| error.message().contains(value)), "{error} should name {values:?}");
 }
 
-/// PyTorch: KeyError, "Mesh dim indices should be in ascending order" (though its documentation shows mesh["cp", "dp"]). The transposed view is what a
-/// caller who writes the names in that order asks for, and costs nothing.
+/// PyTorch raises KeyError, "Mesh dim indices should be in ascending order", though its
+/// documentation shows mesh["cp", "dp"]. A caller who writes the names in that order asks for the
+/// transposed view, which costs nothing.
 #[test]
 fn slices_take_names_in_any_order() {
     let mesh = cube();
@@ -38,9 +41,10 @@ fn slices_take_names_in_any_order() {
     assert_eq!(flat.ranks(), [0, 4, 1, 5]);
 }
 
-/// PyTorch: the root alone knows the name of a flattened dimension ("Valid mesh_dim_names are ['dp', 'cp']" on a view). A function that is handed a
-/// view should not need the root to find what the view holds. On the other side a view does not answer for ranks that it does not have: PyTorch's
-/// get_group("dp_tp") of the view ("dp", "cp") gives the root's.
+/// In PyTorch the root alone knows the name of a flattened dimension ("Valid mesh_dim_names are
+/// ['dp', 'cp']" on a view). A function that is handed a view should not need the root to find
+/// what the view holds. On the other side, a view does not answer for ranks that it does not have:
+/// PyTorch's get_group("dp_tp") of the view ("dp", "cp") gives the root's.
 #[test]
 fn flattened_names_are_known_to_every_view_that_holds_their_dimensions() {
     let mesh = cube();
@@ -54,8 +58,9 @@ fn flattened_names_are_known_to_every_view_that_holds_their_dimensions() {
     assert!(error.message().contains("dptp") && error.message().contains("dpcp"), "{error}");
 }
 
-/// PyTorch: new_group sorts its ranks, so that in DeviceMesh("cpu", [5, 3, 1, 7, 0, 2, 4, 6]) rank 5 has coordinate 0 but group rank 5. Whoever sends to
-/// "the next coordinate" sends to the wrong rank. Here coordinate, local rank and rank in the communicator are one number.
+/// PyTorch's new_group sorts its ranks. So in DeviceMesh("cpu", [5, 3, 1, 7, 0, 2, 4, 6]) rank 5
+/// has coordinate 0 but group rank 5, and a program that sends to "the next coordinate" sends to
+/// the wrong rank. Here coordinate, local rank and rank in the communicator are one number.
 #[test]
 fn groups_of_permuted_meshes_keep_the_order_of_coordinates() {
     let order = [5, 3, 1, 7, 0, 2, 4, 6];
@@ -67,16 +72,18 @@ fn groups_of_permuted_meshes_keep_the_order_of_coordinates() {
     }
 }
 
-/// PyTorch: DeviceMesh("cpu", [[0, 1], [0, 1]]) is made, its ranks in two places at once; only a group that holds a rank twice is refused. No rank can be at
-/// two coordinates: the mesh is wrong, and the ranks that are missing would hang.
+/// PyTorch makes DeviceMesh("cpu", [[0, 1], [0, 1]]), whose ranks are in two places at once. It
+/// refuses only a group that holds a rank twice. No rank can be at two coordinates, so the mesh is
+/// wrong, and the ranks that are missing would hang.
 #[test]
 fn a_rank_is_listed_once() {
     let spec = MeshSpec::new("cpu", &[2, 2], 8, 0);
     refused(Mesh::new(&spec.ranks(&[0, 1, 0, 1])), &["rank 0", "index 0", "index 2"]);
 }
 
-/// PyTorch looks at the ranks of the groups that it makes, so a mesh with one that does not exist is made where this process is in no group with it. The
-/// error should come on every rank.
+/// PyTorch looks at the ranks of the groups that it makes. So it makes a mesh with a rank that
+/// does not exist where this process is in no group with that rank. The error should come on every
+/// rank.
 #[test]
 fn ranks_outside_the_world_are_refused_on_every_rank() {
     for rank in 0..8 {
@@ -85,7 +92,7 @@ fn ranks_outside_the_world_are_refused_on_every_rank() {
     }
 }
 
-/// PyTorch: an assertion without a message.
+/// PyTorch fails with an assertion without a message.
 #[test]
 fn sizes_of_zero_are_refused_with_words() {
     let spec = MeshSpec::new("cpu", &[2, 0], 8, 0);
@@ -93,7 +100,8 @@ fn sizes_of_zero_are_refused_with_words() {
     refused(cube().unflatten("dp", &[2, 0], &["a", "b"]), &["size 1", "dp"]);
 }
 
-/// PyTorch: _unflatten gives ('cp', 'cp', 'cp', 'tp'), concatenation likewise, and a name then finds the first of them. A name means one thing.
+/// PyTorch's _unflatten gives ('cp', 'cp', 'cp', 'tp'), and so does concatenation. A name then
+/// finds the first of them. Here a name means one thing.
 #[test]
 fn names_are_not_repeated_whatever_they_come_from() {
     let mesh = cube();
@@ -105,8 +113,9 @@ fn names_are_not_repeated_whatever_they_come_from() {
     refused(mesh.reshape(&[2, 4], &["a", "a"]), &["a"]);
 }
 
-/// PyTorch: a mesh without mesh_dim_names cannot be sliced, flattened or asked by name. Here its dimensions are dim_0, dim_1 ..., the names that PyTorch's own
-/// group descriptions use ("mesh_dim_0"); they are not printed.
+/// In PyTorch a mesh without mesh_dim_names cannot be sliced, flattened or asked by name. Here its
+/// dimensions are dim_0, dim_1 and so on, the names that PyTorch's own group descriptions use
+/// ("mesh_dim_0"). These names are not printed.
 #[test]
 fn dimensions_always_have_names() {
     let spec = MeshSpec::new("cpu", &[2, 4], 8, 6);
@@ -116,8 +125,9 @@ fn dimensions_always_have_names() {
     assert_eq!(mesh.describe(), "DeviceMesh((2, 4), 'cpu', stride=(4, 1))");
 }
 
-/// PyTorch compares roots by their rank maps, so views of two meshes that happen to be equal can be put side by side. Here views share their root's
-/// communicators, and which root would the result end with?
+/// PyTorch compares roots by their rank maps, so views of two meshes that happen to be equal can
+/// be put side by side. Here views share the communicators of their root, and nobody could say
+/// with which root such a result ends.
 #[test]
 fn views_of_different_roots_are_not_put_side_by_side() {
     let (ours, theirs) = (cube(), cube());

@@ -1,5 +1,5 @@
-//! Random chains of all mesh operations against explicit arrays (model/mod.rs): the same answers, and the same refusals for the same reasons.
-//! What the model can do the mesh must do.
+//! Random chains of all mesh operations against explicit arrays (model/mod.rs). Mesh and model
+//! give equal answers, and refuse for equal reasons. The mesh can do what the model can do.
 
 mod model;
 
@@ -9,27 +9,27 @@ use model::{Root, View};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Few names, so that they clash.
+/// There are few names, so that they clash.
 const NAMES: [&str; 7] = ["d0", "d1", "f", "g", "u", "v", ""];
 
-/// A name of the view's dimensions, or any.
+/// Returns the name of one of the view's dimensions, or any name.
 #[derive(Debug, Clone)]
 enum Name {
     Own(Index),
     Any(Index),
 }
 
-/// What to do with the views that there are.
+/// An operation on the views that exist.
 #[derive(Debug, Clone)]
 enum Step {
     Slice(Index, Vec<Name>),
     Flatten(Index, Option<Index>),
-    /// The first size is what the others leave, where they fit.
+    /// The first size is what the other sizes leave, where they fit.
     Unflatten(Index, Name, Vec<usize>, Vec<Index>),
     Concatenate(Vec<Index>),
-    /// All ranks of a view under another shape.
+    /// The ranks of a view get another shape.
     Reshape(Index, Vec<usize>, Vec<Index>),
-    /// Dimension, start, length, step.
+    /// The dimension, the start, the length and the step.
     Range(Index, Name, usize, usize, usize),
     Submesh(Index, Vec<Name>, Index),
     Root,
@@ -57,7 +57,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..10)
 }
 
-/// A shape, whether the ranks are shuffled and by what, a rank, and ranks of the world beside the mesh.
+/// Returns a shape, whether and by what the ranks are shuffled, a rank, and the number of ranks of
+/// the world beside the mesh.
 fn cases() -> impl Strategy<Value = (Vec<usize>, Option<u64>, Index, usize)> {
     let shape = prop::collection::vec(prop_oneof![4 => 1..5usize, 1 => Just(6)], 1..5);
     let shape = shape.prop_filter("small enough to write out", |shape| shape.iter().product::<usize>() <= 64);
@@ -74,7 +75,7 @@ fn shuffled(size: usize, seed: u64) -> Vec<i32> {
     ranks
 }
 
-/// Every question to a view has the model's answer.
+/// Checks that every question to a view has the model's answer.
 fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), TestCaseError> {
     let ranks = root.ranks_of(&view.positions);
     prop_assert_eq!(mesh.shape(), view.shape());
@@ -95,7 +96,8 @@ fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), 
         let place = mine.map(|position| axis.coordinate(position));
         prop_assert_eq!(mesh.group_ranks(index).ok(), group.clone());
         prop_assert_eq!(mesh.local_rank(index).ok(), place, "local rank is the place in the group");
-        // A colour for each group of the whole root and keys in order, which is what communicators are split by.
+        // Each group of the whole root has a colour and keys in order, by which communicators are
+        // split.
         let split = mine.map(|position| (axis.group(position)[0] as i32, axis.coordinate(position) as i32));
         prop_assert_eq!(mesh.split_color_key(index).ok(), split);
         for step in -9..=9i64 {
@@ -121,7 +123,7 @@ fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), 
     Ok(())
 }
 
-/// The outcome of an operation is the model's: the view, or the status of the refusal.
+/// Checks that the outcome of an operation is the model's: the view, or the status of the refusal.
 fn agree(
     what: &str,
     mesh: devicemesh::error::Result<Mesh>,
@@ -141,7 +143,8 @@ fn agree(
     }
 }
 
-/// The sizes with a first one that makes them multiply to `whole`, where they divide it.
+/// Returns the sizes behind a first one, with which their product is `whole`, where they divide
+/// `whole`.
 fn filled(inner: &[usize], whole: usize) -> Vec<usize> {
     let first = whole / inner.iter().product::<usize>();
     [&[first], inner].concat()
@@ -161,7 +164,7 @@ proptest! {
     fn operations_in_any_order_are_what_the_arrays_say((shape, seed, who, others) in cases(), steps in steps()) {
         let size: usize = shape.iter().product();
         let world_size = size + others;
-        // A part of the world's ranks, in any order.
+        // The mesh has a part of the world's ranks, in any order.
         let ranks = seed.map(|seed| shuffled(world_size, seed)[..size].to_vec());
         let rank = who.index(world_size) as i32;
         let names: Vec<String> = (0..shape.len()).map(|axis| format!("d{axis}")).collect();
@@ -171,9 +174,9 @@ proptest! {
         let mesh = Mesh::new(&spec).unwrap();
         let root = Root::new(&shape, &names, ranks.clone().unwrap_or_else(|| (0..size as i32).collect()), rank);
         let mut views = vec![(mesh, root.view(), 0)];
-        // Roots, and which one each is a range of.
+        // The roots, each with the root of which it is a range.
         let mut roots = vec![(root, 0)];
-        // Something to put side by side.
+        // There are views to put side by side from the start.
         for name in &names {
             let sliced = agree("slice", views[0].0.slice(&[name]), roots[0].0.slice(&views[0].1, &[name]))?;
             views.extend(sliced.map(|(mesh, view)| (mesh, view, 0)));
@@ -264,12 +267,12 @@ proptest! {
                 views.push((mesh, view, of));
             }
         }
-        // A flattened dimension is asked for by name in every view that holds it, and in no other.
+        // Every view that holds a flattened dimension knows it by name, and no other view does.
         for (mesh, view, of) in &views {
             let root = &roots[*of].0;
             for name in NAMES {
                 let own = view.axes.iter().find(|axis| axis.name == name).cloned();
-                // A flattened one is a view of its own, which a rank outside has none of.
+                // A flattened dimension is a view of its own. A rank outside the view has none.
                 let axis = own.map_or_else(|| root.slice(view, &[name]).map(|slice| slice.axes[0].clone()), Ok);
                 let found = mesh.along(Some(name));
                 prop_assert_eq!(found.is_ok(), axis.is_ok(), "{} along {}: {:?}", mesh, name, found.err());
@@ -280,7 +283,8 @@ proptest! {
                 }
             }
         }
-        // By value: equal exactly when names, sizes and ranks are, however they were made; also to a root that lists the ranks.
+        // Views are compared by value: they are equal exactly when names, sizes and ranks are,
+        // however the views were made. So is a view and a root that lists the ranks.
         for (mesh, view, of) in &views {
             let (ranks, shape, names) = (roots[*of].0.ranks_of(&view.positions), view.shape(), view.names());
             let listed = MeshSpec::new(spec.device_type, &shape, spec.world_size, spec.rank).names(&names).ranks(&ranks);
@@ -301,7 +305,7 @@ proptest! {
         let rank = who.index(size);
         let root = MeshSpec::new("cpu", &shape, size, rank);
         let mesh = Mesh::new(&root).unwrap();
-        // One dimension of it, against a root that lists the same ranks.
+        // One dimension of the view is compared with a root that lists its ranks.
         for axis in 0..shape.len() {
             let view = mesh.slice(&[mesh.dim_name(axis)]).unwrap();
             let listed = view.ranks();
@@ -312,7 +316,7 @@ proptest! {
             prop_assert!(view.equals(&other) && other.equals(&view));
             prop_assert_eq!(view.hash(), other.hash());
         }
-        // Another order of the ranks is another mesh.
+        // Another order of the ranks makes another mesh.
         let ranks = shuffled(size, seed.unwrap_or(1));
         let permuted = Mesh::new(&root.ranks(&ranks)).unwrap();
         let identical = ranks.iter().enumerate().all(|(at, rank)| at as i32 == *rank);
@@ -321,7 +325,10 @@ proptest! {
     }
 
     #[test]
-    fn submeshes_are_all_the_parallel_copies((shape, _, who, _) in cases(), picks in prop::collection::vec(any::<prop::sample::Index>(), 1..3)) {
+    fn submeshes_are_all_the_parallel_copies(
+        (shape, _, who, _) in cases(),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 1..3),
+    ) {
         let size: usize = shape.iter().product();
         let rank = who.index(size);
         let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, rank)).unwrap();
@@ -360,6 +367,7 @@ fn a_million_ranks_cost_no_more_than_eight() {
         assert_eq!(flat.size(), 256);
         assert_ne!(flat.hash(), mesh.hash());
     }
-    // Microseconds each; the bound is for a slow machine that does something else, and far below what listing the ranks would take.
+    // Each call takes microseconds. The bound is for a slow machine that does something else, too.
+    // It is far below the time that listing the ranks would take.
     assert!(began.elapsed() < std::time::Duration::from_millis(500), "{:?}", began.elapsed());
 }

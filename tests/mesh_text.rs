@@ -1,4 +1,6 @@
-//! Meshes as text: what is written, what is read, and what is refused with which words. Random meshes and texts: tests/mesh_text_random.rs.
+//! Meshes as text: the text that is written, the texts that are read, and the texts that are
+//! refused, with the words of the refusal. Random meshes and texts are in
+//! tests/mesh_text_random.rs.
 
 #[path = "texts/memory.rs"]
 mod memory;
@@ -51,7 +53,8 @@ const GOOD: [(&str, &str); 7] = [
     ("ranks", "[[0,8]]"),
 ];
 
-/// The good text with other values of these keys; an empty value leaves the key out, an unknown key comes last.
+/// Returns the good text with other values of these keys. An empty value leaves the key out, and
+/// an unknown key comes last.
 fn with(other: &[(&str, &str)]) -> String {
     let value = |key: &str, good: &str| {
         let found = other.iter().find(|(name, _)| *name == key);

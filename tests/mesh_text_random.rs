@@ -1,4 +1,5 @@
-//! Meshes as text: what was written is read again, by us and by a reader that knows only the format; and texts that nobody wrote do no harm.
+//! Meshes as text. The library, and a reader that knows only the format, read every text that the
+//! library has written. Texts that nobody wrote do no harm.
 
 mod corpus;
 #[path = "texts/memory.rs"]
@@ -168,7 +169,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..6)
 }
 
-/// The pieces of a text: numbers, brackets, strings ... so that changes leave it JSON more often than not.
+/// Returns the pieces of a text, such as numbers, brackets and strings, so that a changed text
+/// mostly is JSON still.
 fn pieces(text: &str) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     for character in text.chars() {

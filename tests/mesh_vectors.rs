@@ -1,5 +1,6 @@
-//! Replay of what real PyTorch (2.15, fake backend) answered: every success and every refusal must be ours too, but for the deliberate
-//! differences, each of which is a rule here with its reason.
+//! Replays what real PyTorch (2.15, fake backend) answered. Every success and every refusal of
+//! PyTorch must be one here, too. The exceptions are on purpose, and each of them is a rule here
+//! with its reason.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::ndarray::{ArrayD, ArrayViewD};
 use serde_json::Value;
 
-/// Why we answer otherwise than PyTorch in a case; tests/mesh_differences.rs has a test for each.
+/// The reason why this library answers otherwise than PyTorch in a case; tests/mesh_differences.rs
+/// has a test for each.
 const DIMS_ALWAYS_HAVE_NAMES: &str = "a mesh without names has dim_0, dim_1 ..., so it can be sliced and flattened";
 const SLICES_IN_ANY_ORDER: &str = "slices take names in any order";
 const FLAT_NAMES_FROM_ANY_VIEW: &str = "flattened names are known to every view that holds their dimensions";
@@ -21,9 +23,9 @@ struct Replay {
     meshes: HashMap<String, Mesh>,
     named: bool,
     permuted: bool,
-    /// Names that flatten gave.
+    /// The names that flatten gave.
     flattened: Vec<String>,
-    /// Names that would exist if an earlier operation had not been refused by one of our rules.
+    /// The names that would exist if one of the rules had not refused an earlier operation.
     unmade: Vec<String>,
     agreed: usize,
     skipped: usize,
@@ -99,7 +101,7 @@ fn replay(case: &Value) -> Replay {
     };
     let label = format!("case {} root", case["case"]);
     let made = match spec.ranks {
-        // The array as PyTorch's constructor takes it.
+        // The case has the array as PyTorch's constructor takes it.
         Some(_) => from_array(&spec, &flat_ranks),
         None => Mesh::new(&spec),
     };
@@ -119,7 +121,8 @@ fn replay(case: &Value) -> Replay {
     replay
 }
 
-/// The mesh of the case's array, which must be the one of its shape and ranks, and be the same when the array lies in memory the other way round.
+/// Returns the mesh of the case's array. It must be the mesh of its shape and ranks, also when the
+/// array lies in memory the other way round.
 fn from_array(spec: &MeshSpec<'_>, ranks: &[i32]) -> devicemesh::error::Result<Mesh> {
     let from = |array: ArrayViewD<'_, i32>| {
         Mesh::from_rank_array(spec.device_type, array, spec.names, spec.world_size, spec.rank)
@@ -139,7 +142,7 @@ fn from_array(spec: &MeshSpec<'_>, ranks: &[i32]) -> devicemesh::error::Result<M
     mesh
 }
 
-/// An array as PyTorch's `tolist` gives it.
+/// Returns an array in the form in which PyTorch's `tolist` gives it.
 fn nested(array: ArrayViewD<'_, i32>) -> Value {
     match array.ndim() {
         0 => Value::from(array.iter().next().copied()),
@@ -298,7 +301,8 @@ impl Replay {
         let index = match &op["dim"] {
             Value::Null => mesh.dim_index_or_only(None),
             Value::String(name) => match mesh.dim_index(name) {
-                // PyTorch takes the root's flattened names here; ours are slices of the view.
+                // PyTorch takes the root's flattened names here. Those of this library are slices
+                // of the view.
                 Err(_) => {
                     let slice = mesh.slice(&[name]);
                     return match (slice, op["result"].get("ok")) {
@@ -306,7 +310,8 @@ impl Replay {
                         (Ok(_), None) if !mesh.is_member() => self.agreed += 1,
                         (Ok(_), None) if self.flattened.contains(name) => self.differ(FLAT_NAMES_FROM_ANY_VIEW),
                         (Err(_), None) => self.agreed += 1,
-                        // PyTorch answers with the root's flattened dimension, though this view does not hold it.
+                        // PyTorch answers with the root's flattened dimension, though this view
+                        // does not hold it.
                         (Err(_), Some(_)) if self.flattened.contains(name) => self.differ(FLAT_NAMES_FROM_ANY_VIEW),
                         (ours, _) => self.check(label, false, &format!("{ours:?}"), op),
                     };
@@ -394,7 +399,8 @@ impl Replay {
     }
 }
 
-/// Publishing as `dm_flatten` does: a dimension flattened under its own name has nothing to publish.
+/// Publishes as `dm_flatten` does. A dimension that is flattened under its own name has nothing to
+/// publish.
 trait PublishOnce {
     fn publish_once(&self) -> devicemesh::error::Result<()>;
 }
@@ -405,7 +411,8 @@ impl PublishOnce for Mesh {
     }
 }
 
-/// PyTorch takes dimensions by index too, negative ones from the end; ours have names.
+/// PyTorch takes dimensions by index, too, and counts negative ones from the end. This library
+/// takes names.
 fn dim_name(mesh: &Mesh, dim: &Value) -> Option<String> {
     match dim {
         Value::String(name) => Some(name.clone()),

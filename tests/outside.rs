@@ -1,4 +1,5 @@
-//! What comes from outside: names that are to be listened on, a secret that is to be kept, and text that would move a terminal's cursor.
+//! Input from outside: names on which a rank listens, a secret that is to be kept, and text that
+//! would move a terminal's cursor.
 
 #[macro_use]
 mod wire;
@@ -29,7 +30,7 @@ fn the_store_listens_on_what_the_name_means_and_on_nothing_else() {
         assert_eq!(server.is_local(), addresses.iter().all(|address| address.is_loopback()), "{name}: {addresses:?}");
         let port = server.local_addr().port();
         assert!(TcpStore::connect(name, port, &Wait::after(Duration::from_secs(20))).is_ok(), "{name}");
-        // An address of every machine that no name here means.
+        // Every machine has this address, and no name here means it.
         let elsewhere = TcpStream::connect(("127.0.0.9", port)).map(drop);
         assert_eq!(
             elsewhere.map_err(|error| error.kind()),
@@ -51,7 +52,8 @@ fn a_secret_that_would_keep_nobody_out_is_refused() {
     let folder = format!("{}/secret-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let file = format!("file://{folder}");
     let set = |value: &str| {
-        // SAFETY: this process runs one test, and no other thread of it reads or writes the environment now.
+        // SAFETY: this process runs one test. No other thread of it reads or writes the
+        // environment now.
         unsafe { std::env::set_var("DM_STORE_SECRET", value) };
     };
     let refused = |world: Result<World, Error>, words: &[&str]| {

@@ -38,7 +38,7 @@ from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip
 from parts.python import pytest_python
 from support.machine import forget_machine
 
-# What pytest selects by the marks of the Python tests, for each level of the runner.
+# The marks by which pytest selects the Python tests, for each level of the runner.
 MARKS = {"quick": "not long", "rest": "long", "all": ""}
 
 
@@ -47,7 +47,7 @@ class Runner:
 
     def __init__(self, options):
         self.options = options
-        # Which cases run: "quick", "rest" (the long ones) or "all".
+        # The level says which cases run: "quick", "rest" (the long ones) or "all".
         self.level = "all" if options.all or options.k else "rest" if options.rest else "quick"
         self.passed, self.failed, self.skipped = 0, 0, 0
         self.lock = threading.Lock()

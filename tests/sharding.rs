@@ -1,4 +1,5 @@
-//! Blocks of tensors: what PyTorch's DTensor answered (tests/vectors/generate_dtensor_shards.py), and that blocks cover a tensor.
+//! Blocks of tensors: the answers of PyTorch's DTensor (tests/vectors/generate_dtensor_shards.py),
+//! and that blocks cover a tensor.
 
 use std::path::Path;
 
@@ -22,7 +23,7 @@ fn placement(value: &Value) -> Placement {
     }
 }
 
-/// The case's view as `rank` sees it.
+/// Returns the case's view as `rank` sees it.
 fn view(case: &Value, rank: usize) -> Mesh {
     let names: Vec<&str> = case["names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     let ranks: Option<Vec<i32>> =
@@ -59,7 +60,7 @@ fn every_block_is_dtensors() {
             let mesh = view(&case, rank);
             let ours = local_shard(&mesh, None, &placements, &tensor).unwrap();
             assert_eq!((&ours.shape, &ours.offset), (&theirs.0, &theirs.1), "rank {rank} of {line}");
-            // Any other rank of this view asks about this one and hears the same.
+            // Any other rank of this view that asks about this rank gets an equal answer.
             let other = view(&case, *mesh.ranks().last().unwrap() as usize);
             let asked = local_shard(&other, Some(rank as i32), &placements, &tensor).unwrap();
             assert_eq!(asked, ours, "rank {rank} asked from {} of {line}", other.rank());
@@ -74,7 +75,8 @@ fn every_block_is_dtensors() {
     assert_eq!((cases, answers, strided), (252, 1083, 8), "the file is whole");
 }
 
-/// What a tensor's dimension is for a list of splits, from lists of indices: cut each list, keep one piece.
+/// Returns what is left of a tensor's dimension after a list of splits. It cuts lists of indices:
+/// each split cuts the list and keeps one piece.
 fn held(size: usize, splits: &[(usize, usize)]) -> Vec<usize> {
     let mut indices: Vec<usize> = (0..size).collect();
     for &(parts, index) in splits {
@@ -94,12 +96,16 @@ proptest! {
 
     #[test]
     fn blocks_are_what_lists_of_indices_say_and_cover_the_tensor(
-        (shape, placements) in prop::collection::vec(1..5usize, 1..4).prop_flat_map(|shape| { let ndim = shape.len(); (Just(shape), placements(ndim)) }),
+        (shape, placements) in prop::collection::vec(1..5usize, 1..4).prop_flat_map(|shape| {
+            let ndim = shape.len();
+            (Just(shape), placements(ndim))
+        }),
         tensor in [0..40usize, 0..40usize],
     ) {
         let size: usize = shape.iter().product();
         let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, 0)).unwrap();
-        let replicas: usize = placements.iter().zip(&shape).filter(|(placement, _)| **placement == Placement::Replicate).map(|(_, size)| size).product();
+        let replicated = placements.iter().zip(&shape).filter(|(placement, _)| **placement == Placement::Replicate);
+        let replicas: usize = replicated.map(|(_, size)| size).product();
         let mut times_held = vec![0; tensor[0] * tensor[1]];
         for rank in 0..size as i32 {
             let coordinate = mesh.coordinate_of(rank).unwrap();

@@ -189,7 +189,8 @@ fn keys(op: u8, keys: impl ExactSizeIterator<Item = String>) -> Vec<u8> {
 #[test]
 fn floods_hold_up_nobody() {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
-    // SAFETY: a valid structure. Where it is refused, the limit is as good.
+    // SAFETY: the structure is valid. Where the kernel refuses the limit, the one that it has is
+    // good enough.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     // A C program does not ignore SIGPIPE. A client that closes its end must not end the process.
     // SAFETY: this test is the only one of its process.

@@ -117,7 +117,7 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
     }
 }
 
-/// 4 ranks whose store takes nothing more: every rank is told so, at once.
+/// Four ranks have a store that takes nothing more. Every rank is told so at once.
 #[test]
 fn when_nothing_more_fits_all_ranks_learn_at_once_that_the_store_is_full() {
     alone!("when_nothing_more_fits_all_ranks_learn_at_once_that_the_store_is_full");
@@ -284,7 +284,7 @@ fn much_work_in_few_bytes_is_done_in_turns() {
 fn silent_strangers_that_take_all_descriptors_make_room_at_once() {
     alone!("silent_strangers_that_take_all_descriptors_make_room_at_once");
     let server = Server::bind("127.0.0.1:0").unwrap();
-    // Clients have a process of their own: only the server runs out.
+    // Clients have a process of their own, so that only the server runs out.
     let clients_do = "import socket, sys, time\n\
         sys.stdin.read()\n\
         connect = lambda: socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\

@@ -19,7 +19,7 @@ fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
 }
 
-/// That it waits for nothing until its deadline, and no longer than 10 % and 250 ms more.
+/// Checks that the call waits until its deadline, and no longer than 10 % and 250 ms more.
 fn is_late(timeout: Duration, wait: impl FnOnce() -> Result<()>) -> Error {
     let began = Instant::now();
     let error = wait().unwrap_err();
@@ -29,7 +29,7 @@ fn is_late(timeout: Duration, wait: impl FnOnce() -> Result<()>) -> Error {
     error
 }
 
-/// A store, and what must live as long as it.
+/// A store, and the things that must live as long as the store.
 struct Subject {
     store: Arc<dyn Store>,
     _server: Option<Server>,

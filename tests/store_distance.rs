@@ -1,5 +1,5 @@
-//! A store that is far away, or slow to answer: nothing is late before its deadline, and order is
-//! kept. A relay stands between, which holds back what it is told to.
+//! A store that is far away, or slow to answer. Nothing is late before its deadline, and order is
+//! kept. A relay stands between the ranks and the store, and holds messages back as it is told.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,9 +14,9 @@ fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
 }
 
-/// The port of a relay to `server`. Before it passes on what a client sends it sleeps as long as
-/// `hold` says for the connection's number and these bytes. A `foreign` server is one that does not
-/// say that it is ours.
+/// Returns the port of a relay to `server`. Before the relay passes on what a client sends, it
+/// sleeps for the time that `hold` gives for the connection's number and these bytes. A `foreign`
+/// server does not say that it is a server of this library.
 fn relay(server: &Server, foreign: bool, hold: impl Fn(usize, &[u8]) -> Duration + Send + Sync + 'static) -> u16 {
     let (listener, to) = (TcpListener::bind("127.0.0.1:0").unwrap(), server.local_addr());
     let (port, hold) = (listener.local_addr().unwrap().port(), Arc::new(hold));
@@ -60,7 +60,7 @@ fn a_wait_for_several_keys_at_a_server_far_away_takes_its_whole_time() {
     assert_eq!(error.status(), Status::Timeout, "{error}");
     assert!(error.message().contains("2000 ms"), "{error}");
     assert!(began.elapsed() >= timeout, "{error} after {:?}", began.elapsed());
-    // Where the only connection is taken, another is made in the same way.
+    // The only connection is taken, so another one is made in the same way.
     let near = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
     std::thread::scope(|scope| {
         let waiting = [("a", "b"), ("c", "d"), ("e", "f")].map(|(first, second)| {

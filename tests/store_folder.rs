@@ -1,5 +1,5 @@
-//! A folder as store in which others have put something: it is refused at once with its name, never
-//! followed and never waited for.
+//! A folder as store, in which others have put something. The thing is refused at once with its
+//! name. It is never followed and never waited for.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,7 +13,7 @@ use devicemesh::rendezvous::store::{FileStore, Store};
 use devicemesh::rendezvous::{JoinOptions, World};
 use devicemesh::wait::Wait;
 
-/// A folder of this test's own, which goes with it.
+/// A folder of this test, which is removed when this value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -44,7 +44,7 @@ fn fifo(path: &Path) {
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
 
-/// Refused long before the deadline, with these words.
+/// Checks that the call is refused long before the deadline, with these words.
 fn refused<T>(what: &str, call: impl FnOnce() -> Result<T>, words: &[&str]) {
     let began = Instant::now();
     let error = call().err().unwrap_or_else(|| panic!("{what} is taken"));
@@ -134,7 +134,7 @@ fn a_folder_that_is_not_this_users_alone_is_refused() {
     assert!(home.at("own.devicemesh").exists());
 }
 
-/// Both ranks of a job, which meet in this folder.
+/// Runs both ranks of a job, which meet in this folder.
 fn job(path: &Path) -> [World; 2] {
     let join = |rank| {
         let options = JoinOptions::ranked(rank, 2).init_method(format!("file://{}", path.display()));
@@ -146,7 +146,7 @@ fn job(path: &Path) -> [World; 2] {
     })
 }
 
-/// The names of the library's own keys in a folder, sorted.
+/// Returns the names of the library's own keys in a folder, sorted.
 fn keys_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut keys: Vec<String> = entries.filter(|name| name.starts_with("kdevicemesh")).collect();

@@ -1,6 +1,5 @@
-//! Clients that mean harm, or are broken: the others are served as ever, and what the server keeps
-//! is bounded. Each case has a process of its own, because limits and memory are counted by
-//! process.
+//! Clients that mean harm, or are broken. The others are served as ever, and the server keeps only
+//! so much. Each case has a process of its own, because limits and memory are counted by process.
 
 #[macro_use]
 mod wire;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
 use wire::{connect, greeted, honest, memory_mib, soon, string};
 
-/// A hundred round trips, and none of them waits for anybody.
+/// Makes a hundred round trips. None of them waits for anybody.
 fn is_served(store: &TcpStore) {
     let began = Instant::now();
     for _ in 0..100 {
@@ -167,8 +166,8 @@ fn requests_that_drip_cost_no_more_than_their_bytes() {
     alone!("requests_that_drip_cost_no_more_than_their_bytes");
     let server = Server::bind("127.0.0.1:0").unwrap();
     let store = honest(&server);
-    // WAIT for 100,000 keys of no bytes, in pieces that end in the middle of each: looking at all
-    // of it for each piece would take minutes.
+    // A WAIT for 100,000 keys of no bytes comes in pieces that end in the middle of a key. To look
+    // at all of it for each piece would take minutes.
     let mut request = [&[6][..], &100_000u64.to_le_bytes()].concat();
     request.resize(request.len() + 8 * 99_999, 0);
     let mut dripping: Vec<TcpStream> = (0..8).map(|_| greeted(&server)).collect();

@@ -1,5 +1,5 @@
-//! Connections are bounded: strangers leave descriptors to the process, and room to those that a
-//! job needs.
+//! The number of connections is bounded. Strangers leave descriptors to the process, and room to
+//! the connections that a job needs.
 
 #[macro_use]
 mod wire;
@@ -20,8 +20,8 @@ fn limit_descriptors(limit: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// Clients in a process of their own, so that only the server runs out of descriptors. They begin
-/// when the result's input ends.
+/// Starts clients in a process of their own, so that only the server runs out of descriptors. The
+/// clients begin when the input of the returned process ends.
 fn clients(server: &Server, program: &str) -> std::process::Child {
     let prelude = "import socket, struct, sys, time\n\
         sys.stdin.read()\n\
@@ -84,7 +84,7 @@ fn greeted_strangers_starve_neither_the_process_nor_the_ranks() {
 fn one_address_leaves_room_for_the_others() {
     alone!("one_address_leaves_room_for_the_others");
     let server = Server::bind("127.0.0.1:0").unwrap();
-    // They do all that a rank does, so nothing but their number gives them away.
+    // The clients do all that a rank does, so only their number gives them away.
     let mut crowd = clients(
         &server,
         "crowd = [greeted('127.0.0.2') for _ in range(150)]\n\
@@ -108,7 +108,7 @@ fn a_world_has_as_many_connections_as_its_ranks_can_need() {
     server.expect_ranks(4);
     let most = 1024 + 4 * 16;
     let crowd: Vec<TcpStream> = (0..most / 2).map(|_| greeted(&server)).collect();
-    // Another address, and all have left a last word.
+    // The clients have another address, and all of them have left a last word.
     let mut more = Vec::new();
     for _ in 0..most {
         let address: SocketAddr = server.local_addr();
@@ -124,7 +124,7 @@ fn a_world_has_as_many_connections_as_its_ranks_can_need() {
         store.add("count", 1, &soon()).unwrap();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // A rank is let in all the same: those that have asked for nothing make room.
+    // A rank is let in all the same. Connections that have asked for nothing make room.
     honest(&server).set("key", b"value", &soon()).unwrap();
     assert!(server.clients() > most / 2, "{}", server.clients());
     drop(crowd);

@@ -1,5 +1,5 @@
-//! The server byte by byte, as PyTorch's clients speak to it, and clients that do not keep to the
-//! protocol.
+//! Tests the server byte by byte, as PyTorch's clients speak to it, and with clients that do not
+//! keep to the protocol.
 
 mod wire;
 
@@ -31,7 +31,7 @@ fn ask(stream: &mut TcpStream, request: &[u8], answer: &[u8]) {
     expect(stream, answer);
 }
 
-/// Nothing more comes, not even a late answer: a PING is answered next.
+/// Checks that nothing more comes, not even a late answer: the next answer is that to a PING.
 fn in_step(stream: &mut TcpStream) {
     ask(stream, &[13, 9, 9, 9, 9], &[9, 9, 9, 9]);
 }
@@ -148,8 +148,8 @@ fn a_wait_for_a_queue_and_a_key_ends_whichever_comes_last() {
     in_step(&mut both);
 }
 
-/// Requests of other connections that were sent before have come by now: they are read in the order
-/// in which they came.
+/// Waits until the requests that other connections have sent before have come. The server reads
+/// requests in the order in which they came.
 fn in_step_after_wait(other: &mut TcpStream) {
     std::thread::sleep(Duration::from_millis(50));
     in_step(other);
@@ -194,7 +194,7 @@ fn ours_beyond_pytorch() {
 fn a_secret_is_asked_for_before_anything_else() {
     let server = Server::guarded("127.0.0.1:0", Secret::new(b"secret")).unwrap();
     let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
-    // PyTorch's client greets with a ping: it is told, and then dropped.
+    // PyTorch's client greets with a ping. It is told the reason, and then dropped.
     let mut stranger = connect(&server);
     ask(&mut stranger, &[&hello[..], &[13, 1, 2, 3, 4]].concat(), b"DENY");
     assert!(is_dropped(stranger));
@@ -203,7 +203,7 @@ fn a_secret_is_asked_for_before_anything_else() {
         stranger.write_all(&[&hello[..], &operation].concat()).unwrap();
         assert!(is_dropped(stranger), "operation {}", operation[0]);
     }
-    // A wrong proof, and one that was right for another nonce.
+    // One proof is wrong, and one was right for another nonce.
     let mut stranger = connect(&server);
     stranger.write_all(&[&hello[..], &request(102, &["nonce"])].concat()).unwrap();
     let mut nonce = [0; 24];
@@ -289,7 +289,8 @@ fn hostile_clients_hold_up_nobody() {
     greedy.write_all(&listed(10, &["/mega"; 100_000])).unwrap();
     assert!(is_dropped(greedy), "a reply of 100 GB");
 
-    // Some stay: silent ones, half a request, and one that asks for megabytes and never reads.
+    // Some clients stay: silent ones, one with half a request, and one that asks for megabytes and
+    // never reads.
     let silent: Vec<TcpStream> = (0..300).map(|_| connect(&server)).collect();
     let mut half = greeted(&server);
     half.write_all(&request(1, &["/half", "value"])[..12]).unwrap();

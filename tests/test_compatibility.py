@@ -181,8 +181,8 @@ FIRST_CALLS = ["dm_world_init", "dm_init", "dm_from_comms", "dm_deserialize", "d
 
 
 def test_library_under_the_name_of_0_1(tmp_path):
-    """Where somebody gives today's library 0.1's name, each call that can be a program's first
-    says so, and does nothing."""
+    """Somebody may give today's library the name of 0.1. Then each call that can be a program's
+    first one says so, and does nothing."""
     program, place = program_of_0_1(tmp_path), tmp_path / "lib/libdevicemesh.so.0.1"
     place.symlink_to(LIBRARY / "libdevicemesh.so")
     code, output, errors = outcome(program)

@@ -1,5 +1,5 @@
-"""What no tool checks of the dependencies: the oldest Rust that they build with, and the page that
-says why each is there.
+"""Checks of the dependencies that no tool makes: the oldest Rust with which they build, and the
+page that says why each is there.
 
 `make deny` asks cargo-deny for licences, sources, versions that are there twice and advisories, and
 cargo-machete for dependencies that no source file uses. cargo itself compares checksums."""

@@ -84,8 +84,8 @@ def tests(go, programs):
 
 @pytest.fixture(scope="session")
 def tests_with_race(go, programs, tmp_path_factory):
-    """The same program with the race detector, where that can be linked and started: it wants its
-    usual address space."""
+    """The test program with the race detector, where the detector can be linked and started. The
+    detector needs its usual address space."""
     folder = tmp_path_factory.mktemp("race")
     (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
     (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
@@ -101,8 +101,8 @@ def library():
 
 
 def on_ranks(tests, ranks):
-    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example
-    is of one process."""
+    """Runs the tests on every rank. Tests that need no ranks have been run on one process;
+    Example is for one process."""
     without = [] if ranks == 1 else ["-test.skip=^Example"]
     command = [TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *without]
     output = run(*command, **library())

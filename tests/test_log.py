@@ -35,7 +35,7 @@ def logs(programs):
 
 
 def test_each_level(logs, start_ranks):
-    """What is logged at each level, with the rank, and nothing more. A secret is never shown, and
+    """Each level logs its lines, with the rank, and nothing more. A secret is never shown, and
     text from outside acts on no terminal."""
     for level, wanted in [(None, []), ("error", []), ("warn", []), ("info", ["info"]), ("debug", ["info", "debug"])]:
         variables = {"DM_STORE_SECRET": "hush-hush-hush", **({"DM_LOG": level} if level else {})}

@@ -164,7 +164,7 @@ def stalling(programs):
 # (what happens, which rank stops): tests/c/programs/stopped.c explains them.
 STALLS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-root", 0), ("init-split", 1), ("init-second-split", 3), ("flatten", 2),
           ("unflatten-split", 1), ("finalize", 1), ("finalize-flush", 1), ("finalize-destroy", 2), ("lazy", 1), ("lazy-id", 0), ("lazy-init", 1),
-          ("all-reduce", 3), ("abort", 1), ("world-abort", 1), ("leaks", 1), ("unmade", 1)]
+          ("all-reduce", 3), ("abort", 1), ("world-abort", 1), ("leaks", 1), ("unmade", 1), ("gone", 0), ("gone-failing", 0)]
 
 
 @pytest.mark.parametrize("what, victim", STALLS)

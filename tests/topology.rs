@@ -5,7 +5,7 @@ use std::time::Duration;
 use devicemesh::topology::{MAX_LEVELS, plan};
 use proptest::prelude::*;
 
-/// The cost as the documentation defines it, pair by pair.
+/// Returns the cost as the documentation defines it, pair by pair.
 fn cost(locations: &[String], shape: &[usize], traffic: &[u64], ranks: &[i32]) -> u128 {
     let levels = locations.iter().map(|path| path.split('/').count()).max().unwrap_or(0);
     let domain = |rank: i32, level: usize| locations[rank as usize].split('/').take(level + 1).collect::<Vec<_>>();
@@ -26,13 +26,14 @@ fn cost(locations: &[String], shape: &[usize], traffic: &[u64], ranks: &[i32]) -
     total
 }
 
-/// Branch and bound over all ways to place ranks in a mesh: ranks at one location are the same to the cost, so each such way is tried once.
+/// Branch and bound over all ways to place ranks in a mesh. Ranks at one location are alike to the
+/// cost, so each such way is tried once.
 struct Exhaustive {
-    /// For each location its ranks that are left.
+    /// For each location, how many of its ranks are left.
     left: Vec<Vec<i32>>,
-    /// Levels at which two ranks are apart.
+    /// For two locations, the levels at which their ranks are apart.
     far: Vec<Vec<u128>>,
-    /// For each position the earlier ones that it talks to, and how much.
+    /// For each position, the earlier positions to which it talks, and how much.
     talk: Vec<Vec<(usize, u128)>>,
     ranks: Vec<usize>,
     least: u128,
@@ -41,7 +42,7 @@ struct Exhaustive {
 }
 
 impl Exhaustive {
-    /// The least cost of all, which is `known` when nothing is cheaper.
+    /// Returns the least cost of all, which is `known` when nothing is cheaper.
     fn optimum(locations: &[String], shape: &[usize], traffic: &[u64], known: u128, symmetric: bool) -> u128 {
         let levels = locations.iter().map(|path| path.split('/').count()).max().unwrap_or(0);
         let domain = |rank: usize, level: usize| locations[rank].split('/').take(level + 1).collect::<Vec<_>>();
@@ -54,7 +55,7 @@ impl Exhaustive {
             stride /= dim;
             let others = |position: usize| position - position / stride % dim * stride;
             for (a, talk) in talk.iter_mut().enumerate() {
-                // Both orders of the pair.
+                // The cost counts both orders of the pair.
                 let weight = 2 * u128::from(*traffic) * (size / dim) as u128;
                 talk.extend((0..a).filter(|b| others(a) == others(*b)).map(|b| (b, weight)));
             }
@@ -94,7 +95,7 @@ impl Exhaustive {
     }
 }
 
-/// Paths of a tree with these numbers of children, in an order that the seed says.
+/// Returns the paths of a tree with these numbers of children, in an order that the seed says.
 fn tree(branches: &[usize], seed: u64) -> Vec<String> {
     let mut paths = vec![String::new()];
     for children in &branches[..branches.len() - 1] {
@@ -115,7 +116,7 @@ fn plan_of(locations: &[String], shape: &[usize], traffic: Option<&[u32]>) -> de
     plan(&locations.iter().map(String::as_str).collect::<Vec<_>>(), shape, traffic).unwrap()
 }
 
-/// Ways to write a number as a product of sizes, with order.
+/// Returns the ways to write a number as a product of sizes, with order.
 fn shapes(size: usize) -> Vec<Vec<usize>> {
     let mut all = vec![vec![size]];
     for first in (2..size).filter(|first| size % first == 0) {
@@ -124,7 +125,7 @@ fn shapes(size: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// The weights that the documentation says for none.
+/// Returns the weights that the documentation gives where the caller gives none.
 fn default_traffic(shape: &[usize]) -> Vec<u64> {
     (0..shape.len()).map(|dim| shape[..=dim].iter().product::<usize>() as u64).collect()
 }
@@ -200,7 +201,8 @@ fn plans_of_uneven_machines_are_the_best_there_are() {
     assert!(uneven > plans / 2, "machines and shapes that do not fit: {uneven} of {plans}");
 }
 
-/// What this thread has computed so far: a machine that does something else as well does not count.
+/// Returns the processor time of this thread so far. A machine that does something else, too, does
+/// not change it.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a clock that every Linux has, and a place for its time.
@@ -210,7 +212,8 @@ fn thread_time() -> Duration {
 
 #[test]
 fn sixteen_thousand_ranks_in_less_than_fifty_milliseconds() {
-    // 32 racks of 64 hosts of 8, dealt out in turn; and a world in which hosts have from 7 to 15 ranks.
+    // There are 32 racks of 64 hosts of 8 ranks, dealt out in turn. In a second world, hosts have
+    // from 7 to 15 ranks.
     let place = |rank: usize| format!("rack{}/host{}/nvl{}", rank % 32, rank / 32 % 64, rank / 2048 % 2);
     let locations: Vec<String> = (0..16384).map(place).collect();
     let even: Vec<&str> = locations.iter().map(String::as_str).collect();
@@ -239,7 +242,8 @@ fn sixteen_thousand_ranks_in_less_than_fifty_milliseconds() {
 
 #[test]
 fn a_large_even_machine_gets_boxes() {
-    // 4 racks of 8 hosts of 8, ranks dealt out over the hosts in turn: tensor parallelism in a host, context parallelism in a rack.
+    // There are 4 racks of 8 hosts of 8 ranks, dealt out over the hosts in turn. Tensor
+    // parallelism is in a host, context parallelism in a rack.
     let locations: Vec<String> = (0..256).map(|rank| format!("rack{}/host{}", rank % 32 / 8, rank % 32)).collect();
     let plan = plan_of(&locations, &[4, 8, 8], None);
     let crossing: Vec<Vec<usize>> =
@@ -253,7 +257,8 @@ fn a_large_even_machine_gets_boxes() {
 
 #[test]
 fn spare_ranks_are_those_that_do_not_fit() {
-    // Three hosts with 5, 4 and 7 working GPUs, and tensor parallelism over 4: a host each, and no group crosses.
+    // Three hosts have 5, 4 and 7 working GPUs, and tensor parallelism is over 4. Each group gets
+    // a host, and no group crosses.
     let places: Vec<String> = (0..16)
         .map(|rank| {
             if rank < 5 {
@@ -297,7 +302,7 @@ proptest! {
         let identity: Vec<i32> = (0..plan.ranks.len() as i32).collect();
         prop_assert_eq!(plan.identity_cost, cost(&locations, &shape, &weights, &identity));
         prop_assert!(plan.cost() <= plan.identity_cost);
-        // Each rank of a job gets the same; what the domains are called does not matter.
+        // Each rank of a job gets one plan. The names of the domains do not matter.
         let renamed: Vec<String> = locations.iter().map(|path| path.replace('0', "zero").replace('2', "a")).collect();
         prop_assert_eq!(&plan_of(&renamed, &shape, traffic.as_deref()), &plan);
         let report: serde_json::Value = serde_json::from_str(&plan.report()).unwrap();

@@ -1,4 +1,5 @@
-//! Our client on PyTorch's servers: what the library asks of a store. `make interop` starts them; DM_TORCH_STORES holds their ports.
+//! The client of this library on the servers of PyTorch, with everything that the library asks of
+//! a store. `make interop` starts the servers; DM_TORCH_STORES holds their ports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +56,8 @@ fn together(store: &Arc<TcpStore>) {
     assert!(chosen.iter().all(|value| *value == chosen[0] && value.len() == 1), "{}: {chosen:?}", store.name());
 }
 
-/// A key that comes, one that does not, and a wait that is called off; afterwards the connection is still in step.
+/// Waits for a key that comes, for one that does not, and calls a wait off. The connection is
+/// still in step afterwards.
 fn waits(store: &Arc<TcpStore>) {
     let waiting = std::thread::spawn({
         let store = Arc::clone(store);

@@ -21,7 +21,7 @@ fn options(rank: usize, size: usize) -> JoinOptions {
     JoinOptions::ranked(rank, size).timeout(Duration::from_secs(30))
 }
 
-/// What each of these ranks gets, each on a thread of its own.
+/// Returns what each of these ranks gets. Each rank has a thread of its own.
 fn join_all<T: Send>(ranks: &[usize], join: impl Fn(usize) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let join = &join;
@@ -64,7 +64,7 @@ fn what_an_earlier_run_left_in_a_store_is_not_believed() {
     let path = format!("{}/world-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let left = FileStore::open(Path::new(&path)).unwrap();
     let soon = Wait::after(Duration::from_secs(5));
-    // As a rank that crashed in its handshake would leave it, and the answer to it.
+    // A rank that crashed in its handshake leaves such a token, and such an answer to it.
     left.add("devicemesh/0/0/tokens", 2, &soon).unwrap(); // the second one's rank died before it left its token
     left.set("devicemesh/0/0/token/1", b"stale", &soon).unwrap();
     left.set("devicemesh/0/0/nonce/stale", b"gone", &soon).unwrap();
@@ -88,7 +88,7 @@ fn a_store_of_the_callers_is_used_as_it_is() {
     });
 }
 
-/// What a store of the caller's does wrong.
+/// The ways in which a store of the caller is wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wrong {
     SetOncePanics,
@@ -138,8 +138,8 @@ impl Store for Faulty {
     }
 }
 
-/// How the join of two ranks ends on each; `None` is a panic. The ranks are threads that nobody
-/// joins, so that one that hangs fails the test.
+/// Returns how the join of two ranks ends on each; `None` is a panic. The ranks are threads that
+/// nobody joins, so that a rank that hangs fails the test.
 fn join_with(wrong: Wrong, timeout: Duration) -> Vec<Option<Result<()>>> {
     let (memory, (ended, end)) = (MemoryStore::new(), channel());
     for rank in 0..2 {
@@ -226,7 +226,7 @@ fn different_world_sizes_are_a_mismatch_on_both_sides() {
 fn different_world_sizes_in_a_shared_folder_are_a_mismatch_too() {
     let path = format!("{}/sizes-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let began = Instant::now();
-    // For rank 0 the world would be whole with ranks 1 and 2, for rank 3 it is larger.
+    // For rank 0 the world would be whole with ranks 1 and 2. For rank 3 it is larger.
     let errors: Vec<Error> = join_all(&[0, 1, 3], |rank| {
         let size = if rank == 3 { 4 } else { 3 };
         let join = options(rank, size).init_method(format!("file://{path}"));
@@ -342,7 +342,7 @@ fn ranks_that_joined_elsewhere_or_in_vain_before_find_each_other() {
     };
     assert_eq!(join_all(&[0, 1], |rank| join(&earlier, rank, 2)), [Ok(()), Ok(())]);
     assert_eq!(join_all(&[0, 1, 2], |rank| join(&store, rank, 3)), [Ok(()), Ok(()), Ok(())]);
-    // Rank 0 alone waits in vain; then all come.
+    // Rank 0 alone waits in vain. Then all ranks come.
     let method = format!("tcp://127.0.0.1:{}", free_port());
     assert_eq!(join_tcp(&method, 0, 2, Duration::from_millis(300)).unwrap_err().status(), Status::Timeout);
     assert_eq!(join_all(&[0, 1], |rank| join_tcp(&method, rank, 2, Duration::from_secs(5))), [Ok(()), Ok(())]);
@@ -373,7 +373,7 @@ fn what_is_left_of_an_earlier_run_does_not_disturb_the_next_at_the_same_port() {
     let (first, left) = (worlds.next().unwrap(), worlds.next().unwrap());
     drop(first);
     assert_eq!(left.barrier(None).unwrap_err().status(), Status::PeerLost);
-    // Rank 0 comes again, and so does a new rank 1; the old one goes on for a while.
+    // Rank 0 comes again, and so does a new rank 1. The old rank 1 goes on for a while.
     join_all(&[0, 1, 2], |rank| {
         if rank == 2 {
             for _ in 0..3 {

@@ -5,7 +5,7 @@
 pub(crate) struct Blame {
     /// The ranks that died, aborted, left, did not come, or made another call than the others.
     pub(crate) ranks: Vec<usize>,
-    /// Those of `ranks` whose processes have ended.
+    /// The ranks among `ranks` whose processes have ended.
     pub(crate) lost: Vec<usize>,
 }
 

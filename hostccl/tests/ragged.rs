@@ -1,5 +1,6 @@
-//! The collectives in which each rank has a count of its own give exactly what a plain loop gives, on
-//! every rank, and write nothing else. Counts that do not fit together fail on all ranks.
+//! The collectives in which each rank has a count of its own. They give exactly what a plain loop
+//! gives, on every rank, and write nothing else. Counts that do not fit together fail on all
+//! ranks.
 
 mod common;
 
@@ -26,7 +27,8 @@ impl Xorshift {
 /// Counts for every pair of ranks, which all ranks know.
 struct Case {
     dtype: DataType,
-    /// What rank `from` sends to rank `to` in an all-to-all-v: `counts[from][to]`.
+    /// The number of elements that rank `from` sends to rank `to` in an all-to-all-v:
+    /// `counts[from][to]`.
     counts: Vec<Vec<usize>>,
     /// The elements between two blocks. `None` for blocks that follow each other.
     gap: Option<usize>,
@@ -46,7 +48,7 @@ impl Case {
         self.counts.len()
     }
 
-    /// Where blocks of those counts begin, and the elements of the buffer.
+    /// Returns where blocks of those counts begin, and the number of elements of the buffer.
     fn places(&self, counts: &[usize]) -> (Vec<usize>, usize) {
         let mut next = 0;
         let places = counts.iter().map(|count| {

@@ -34,7 +34,8 @@ fn names(session: &mut Session<'_>) {
     assert_eq!(name_of(mesh, index).is_null(), index >= count);
 }
 
-/// A buffer of any capacity with its length: small, large, as large as the answer usually is, or NULL.
+/// A buffer of any capacity, with its length. The capacity is small, large, or as large as the
+/// answer usually is; the buffer may be NULL.
 struct Buffer<T> {
     room: Room<T>,
     capacity: usize,
@@ -46,13 +47,14 @@ impl<T: Copy> Buffer<T> {
         const CAPACITIES: [usize; 8] = [0, 1, 2, 4, 8, 24, 64, 4096];
         let capacity = CAPACITIES[session.below(CAPACITIES.len())];
         let null = session.rarely(16);
-        // NULL can be as large as it likes.
+        // A capacity may be said for NULL, too.
         let capacity = if null && session.rarely(2) { usize::MAX } else { capacity };
         let room = if null { Room::null() } else { Room::new(capacity) };
         Buffer { room, capacity, len: session.out() }
     }
 
-    /// The rules of queries: the length is written with every answer, also one that does not fit, and the answer only where it fits.
+    /// Checks the rules of queries. Every answer writes the length, also an answer that does not
+    /// fit. The answer itself is written only where it fits.
     fn check(&self, session: &Session<'_>, call: &str, status: dm_status, given: Given) -> Option<usize> {
         let given = Given { wrong: given.wrong || self.len.is_null(), ..given };
         if status == DM_STATUS_BUFFER_TOO_SMALL {
@@ -196,7 +198,7 @@ fn replica_groups(session: &mut Session<'_>) {
 
 fn compare(session: &mut Session<'_>) {
     let (a, b) = (session.mesh(), session.mesh());
-    // A bool is a byte, and one that was not written is neither.
+    // A bool is one byte. A byte that was not written is neither true nor false.
     let (equal, first, second) = (session.out::<u8>(), session.out::<u64>(), Room::<u64>::new(1));
     // SAFETY: writable or NULL.
     let status = unsafe { dm_equal(a.mesh(), b.mesh(), equal.as_ptr().cast()) };

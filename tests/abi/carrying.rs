@@ -10,7 +10,7 @@ use super::{Call, Given, Handle, Session};
 
 pub const CALLS: &[Call] = &[text, shrink, locations];
 
-/// A mesh's text, as it is or changed, and the mesh that it makes.
+/// Takes a mesh's text, as it is or changed, and makes the mesh that it says.
 fn text(session: &mut Session<'_>) {
     let (mesh, room, len) = (session.mesh(), Room::<u8>::new(2048), session.out::<usize>());
     let capacity = if session.rarely(6) { session.below(64) } else { 2048 };
@@ -54,7 +54,8 @@ fn text(session: &mut Session<'_>) {
 
 fn shrink(session: &mut Session<'_>) {
     let (mesh, out) = (session.mesh(), session.out::<*mut dm_mesh>());
-    // It ends a mesh with communicators, whatever comes of it: not too often. What is left is a list of ranks: not of billions.
+    // The call ends a mesh with communicators in any case, so it comes rarely. It lists the ranks
+    // that are left, so these are not billions.
     let size = Room::<i32>::new(1);
     // SAFETY: writable.
     let known = unsafe { dm_size(mesh.mesh(), std::ptr::null(), size.as_ptr()) } == DM_STATUS_OK;

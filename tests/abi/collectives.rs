@@ -34,7 +34,8 @@ fn proc(session: &mut Session<'_>) {
     }
 }
 
-/// What an operation works on: two buffers of exactly the bytes it is told, in place now and then.
+/// The memory of an operation: two buffers of exactly the bytes that it is told. Now and then they
+/// are one buffer.
 struct Operands {
     count: usize,
     dtype: dm_dtype,
@@ -52,7 +53,8 @@ impl Operands {
         let element = usize::try_from(dtype).ok().and_then(|at| ELEMENT.get(at).copied());
         let small = session.below(40);
         let count = if session.rarely(16) { usize::MAX } else { small };
-        // Every dimension of a world of one has size 1, so a buffer is as large as the count says; what is offline or refused touches none.
+        // Every dimension of a world of one rank has size 1, so a buffer is as large as the count
+        // says. A call on an offline mesh, or one that is refused, touches no buffer.
         let send = Room::<u8>::new(small * element.unwrap_or(1));
         let recv = Room::<u8>::new(small * element.unwrap_or(1));
         let (null, in_place) = (session.rarely(16), session.rarely(6));
@@ -73,7 +75,7 @@ impl Operands {
                 ..Given::default()
             },
         };
-        // A group works on them until it ends.
+        // A group works on the buffers until it ends.
         session.kept.extend([send, recv]);
         operands
     }
@@ -117,7 +119,7 @@ fn copying(session: &mut Session<'_>) {
     session.ended(name, status, Given { wrong: given.wrong || bad, ..given }, &[]);
 }
 
-/// An exchange with a count for each rank, of which there is one.
+/// An exchange with a count for each rank. There is one rank.
 fn ragged(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let dim = session.dim_of(mesh);
@@ -141,7 +143,7 @@ fn ragged(session: &mut Session<'_>) {
     session.ended(name, status, Given { wrong, ..given }, &[]);
 }
 
-/// A send to this rank itself with its receive, in a group.
+/// A send from this rank to itself and its receive, in a group.
 fn exchange(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let dim = session.dim_of(mesh);
@@ -161,12 +163,12 @@ fn exchange(session: &mut Session<'_>) {
     session.ended("dm_group_end", ended, Given::default(), &[]);
 }
 
-/// One without the other, and to ranks that there are not.
+/// A send without a receive or a receive without a send, also with ranks that do not exist.
 fn one_sided(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let dim = session.dim_of(mesh);
     let of = Operands::pick(session, mesh, &dim);
-    // One that is good waits for its other half: only now and then.
+    // A good send waits for its receive, so it comes rarely.
     let peer = if session.rarely(64) { 0 } else { -1 - session.below(2) as i32 };
     let Operands { count, dtype, send, recv, stream, given } = of;
     // SAFETY: buffers of as many bytes, or a call that is refused.
@@ -176,7 +178,7 @@ fn one_sided(session: &mut Session<'_>) {
             false => ("dm_recv", dm_recv(mesh.mesh(), dim.as_ptr(), recv, count, dtype, peer, stream)),
         }
     };
-    // Receiving does not look at the send buffer.
+    // A receive does not look at the send buffer.
     let given = Given { wrong: peer < 0 || given.wrong && name == "dm_send", ..given };
     session.ended(name, status, given, &[]);
 }
@@ -198,13 +200,14 @@ fn group_end(session: &mut Session<'_>) {
         Given { dead: !mesh.alive, wrong: session.groups == 0, ..Given::default() },
         &[],
     );
-    // A failing end ends the group too, where the mesh has a library.
+    // An end that fails ends the group, too, where the mesh has a library.
     if mesh.alive && status != DM_STATUS_UNSUPPORTED {
         session.groups = session.groups.saturating_sub(1);
     }
 }
 
-/// Ends the groups that the calls left open: they are the thread's, and would reach into the next input.
+/// Ends the groups that the calls left open. They belong to the thread, so they would reach into
+/// the next input.
 pub fn end_groups(session: &mut Session<'_>) {
     if session.groups > 0 {
         let mesh = Room::<*mut dm_mesh>::new(1);
@@ -246,7 +249,7 @@ fn stream_wait(session: &mut Session<'_>) {
 
 fn end(session: &mut Session<'_>) {
     let mesh = session.mesh();
-    // It ends the whole root: not too often.
+    // The call ends the whole root, so it comes rarely.
     if !session.rarely(3) {
         return;
     }

@@ -1,4 +1,5 @@
-//! The control plane: barriers, and bytes that travel through the store. Only worlds of one rank talk here.
+//! The control plane: barriers, and bytes that travel through the store. Only worlds of one rank
+//! talk here.
 
 use std::ffi::c_void;
 
@@ -9,12 +10,13 @@ use super::{Call, Given, Session};
 
 pub const CALLS: &[Call] = &[barrier, all_gather, broadcast, take_apart];
 
-/// How long a call may take: the default more often than not.
+/// Returns how long a call may take, which mostly is the default.
 fn timeout(session: &mut Session<'_>) -> i64 {
     if session.rarely(8) { session.number() as i64 } else { 0 }
 }
 
-/// The bytes that a call is to carry, and how many it is told. A NULL pointer and a count that no memory holds are wrong.
+/// Returns the bytes that a call is to carry, and how many the call is told. A NULL pointer and a
+/// count that no memory holds are wrong.
 fn data(session: &mut Session<'_>) -> (Room<u8>, usize, bool) {
     let len = session.below(40);
     let room = if session.rarely(12) { Room::null() } else { Room::new(len) };
@@ -62,7 +64,7 @@ fn broadcast(session: &mut Session<'_>) {
     let root = if session.rarely(6) { session.number() as i32 } else { 0 };
     let (bytes, len, is_wrong) = data(session);
     let place: *const c_void = bytes.as_ptr().cast_const().cast();
-    // Only a world of one rank gets far, and its rank is the root.
+    // Only a world of one rank gets far, and this rank is the root.
     let wrong = is_wrong || root != 0 || timeout < 0 || out.is_null();
     if of_world {
         let world = session.world();
@@ -84,7 +86,7 @@ fn broadcast(session: &mut Session<'_>) {
     }
 }
 
-/// A result of one element, of as many bytes as were given.
+/// Checks a result of one element, which has as many bytes as were given.
 fn given_out(session: &mut Session<'_>, buffers: *mut dm_buffers, len: usize) {
     assert_eq!(dm_buffers_count(buffers), 1);
     let (data, found) = (Room::<*const c_void>::new(1), Room::<usize>::new(1));
@@ -96,7 +98,7 @@ fn given_out(session: &mut Session<'_>, buffers: *mut dm_buffers, len: usize) {
     session.results.push((buffers as usize, true));
 }
 
-/// Looks at a result, and may free it. Its handle may be one of a mesh, freed, or made up.
+/// Looks at a result, and may free it. The handle may also be that of a mesh, freed, or made up.
 fn take_apart(session: &mut Session<'_>) {
     let known = session.results.len();
     let token = match session.below(4) {
@@ -124,10 +126,10 @@ fn take_apart(session: &mut Session<'_>) {
     }
 }
 
-/// Frees what is left.
+/// Frees the results that are left.
 pub fn free_results(session: &mut Session<'_>) {
     for (token, _) in std::mem::take(&mut session.results) {
-        // Some are freed already: no matter.
+        // Some handles are freed already, which does no harm.
         dm_buffers_free(token as *mut dm_buffers);
     }
 }

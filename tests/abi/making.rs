@@ -10,10 +10,10 @@ use super::{Call, Given, Handle, Session, last_error};
 
 pub const CALLS: &[Call] = &[plain_mesh, any_mesh, over_communicators, clone, free, register, lookup];
 
-/// What is registered, so that it can be forgotten at the end.
+/// The names that are registered, so that they can be forgotten at the end.
 const REGISTERED: [&[u8]; 3] = [b"trainer", b"two\nlines", "\u{e9}".as_bytes()];
 
-/// The most ranks that are listed one by one.
+/// The most ranks that a call lists one by one.
 const MOST_LISTED: usize = 4096;
 
 /// A good mesh of the latest world.
@@ -33,7 +33,7 @@ pub fn plain_mesh(session: &mut Session<'_>) {
             left /= size;
         }
     }
-    // All ranks of the world, however many.
+    // The mesh has all ranks of the world, however many there are.
     if session.rarely(3) {
         shape.push(left);
     }
@@ -46,7 +46,7 @@ pub fn plain_mesh(session: &mut Session<'_>) {
 /// Any arguments.
 fn any_mesh(session: &mut Session<'_>) {
     let shape: Vec<i32> = (0..session.below(5)).map(|_| session.number() as i32).collect();
-    // What is said to be longer than it is is only allowed where it is refused unread.
+    // An array may be said to be longer than it is only where the call refuses it unread.
     let ndim = if session.rarely(16) { usize::MAX - session.below(3) } else { shape.len() };
     let names = match session.below(3) {
         0 => Texts::null(),
@@ -57,7 +57,7 @@ fn any_mesh(session: &mut Session<'_>) {
         _ => Text::new(b"cpu"),
     };
     let world = match session.below(6) {
-        // The default world: this process alone.
+        // The default world is this process alone.
         0 => Handle { token: 0, alive: true, real: true },
         _ => session.world(),
     };
@@ -79,7 +79,7 @@ fn any_mesh(session: &mut Session<'_>) {
         ..none()
     };
     let place = if session.rarely(8) { Room::null() } else { sized(size, options) };
-    // Without a name there is no device to find: this machine may have one.
+    // Without a name the library looks for a device, and this machine may have one.
     let device = if device.is_null() { Text::new(b"cpu") } else { device };
     let wrong = !device.is_utf8()
         || ndim > 1 << 16
@@ -129,7 +129,8 @@ pub fn root_made(session: &mut Session<'_>, mesh: *mut dm_mesh, real: bool) {
     }
 }
 
-/// As many ranks as the shape says where it fits the world; where it does not they may not be looked at.
+/// Returns as many ranks as the shape says, where the shape fits the world. Otherwise the call may
+/// not look at the ranks.
 fn ranks(session: &mut Session<'_>, world: Handle, shape: &[i32]) -> Room<i32> {
     let mut size = 1;
     if world.token != 0 && world.alive {
@@ -155,7 +156,7 @@ pub fn number_of(session: &mut Session<'_>, count: usize) -> usize {
     if session.rarely(24) { session.number() as usize } else { count }
 }
 
-/// An array of options, each as large as it says; `None` for NULL.
+/// An array of options, each of which is as large as it says; `None` for NULL.
 pub fn dim_options(session: &mut Session<'_>, count: usize) -> Option<DimOptions> {
     if !session.rarely(4) {
         return None;
@@ -175,7 +176,7 @@ pub fn dim_options(session: &mut Session<'_>, count: usize) -> Option<DimOptions
         parts.push((size, sized(size, options)));
         texts.push(name);
         kept.push(config);
-        // Nothing is read behind one that is refused.
+        // The call reads nothing behind an element that it refuses.
         if !(32..=4096).contains(&size) {
             break;
         }
@@ -206,7 +207,8 @@ impl DimOptions {
     }
 }
 
-/// Options of a call that makes `count` dimensions, as large as they say; `None` for NULL.
+/// Options of a call that makes `count` dimensions. They are as large as they say; `None` for
+/// NULL.
 pub fn call_options(session: &mut Session<'_>, count: usize) -> Option<CallOptions> {
     if !session.rarely(3) {
         return None;
@@ -236,7 +238,7 @@ impl CallOptions {
     }
 }
 
-/// An ncclConfig_t in as many bytes as its size field says, or what looks like none.
+/// An ncclConfig_t in as many bytes as its size field says, or bytes that are no ncclConfig_t.
 fn config(session: &mut Session<'_>) -> Room<u64> {
     let size = session.struct_size(72);
     let place = Room::of_bytes(size.clamp(16, 16 + 4096));
@@ -268,7 +270,7 @@ fn over_communicators(session: &mut Session<'_>) {
     let world = if session.rarely(2) { session.world() } else { Handle { token: 0, alive: true, real: true } };
     let world = if world.token == 0 { Handle { alive: true, ..world } } else { world };
     let ranks = ranks(session, world, &shape);
-    // Not DM_INIT_OWN_COMMS: they are another mesh's.
+    // DM_INIT_OWN_COMMS is not given, because the communicators belong to another mesh.
     let options =
         dm_init_options { world: world.world(), ranks: ranks.as_ptr(), flags: session.below(2) as u32, ..none() };
     let options = sized(size_of::<dm_init_options>(), options);
@@ -346,7 +348,8 @@ fn lookup(session: &mut Session<'_>) {
     let status = unsafe { dm_lookup(name.as_ptr(), out.as_ptr()) };
     let given = Given { dead: false, wrong: name.is_null() || !name.is_utf8() || out.is_null(), ..Given::default() };
     if session.ended("dm_lookup", status, given, &[out.untouched()]) {
-        // Whether it has communicators is not known any more: it is treated as one that may.
+        // The test no longer knows whether the mesh has communicators. It treats the mesh as one
+        // that may have them.
         session.made(out.get(0), true);
     }
 }

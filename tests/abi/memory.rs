@@ -1,11 +1,12 @@
-//! Memory as a C caller has it: every piece an allocation of its own, exactly as large as the library is told, so that under
-//! AddressSanitizer one byte too many is seen; filled with a pattern, so that what was not to be written shows.
+//! Memory as a C caller has it. Every piece is an allocation of its own, exactly as large as the
+//! library is told, so that AddressSanitizer sees one byte too many. A piece is filled with a
+//! pattern, which shows what was written.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_char;
 use std::marker::PhantomData;
 
-/// What memory holds that nobody has written.
+/// The value of each byte that nobody has written.
 const PATTERN: u8 = 0xa5;
 
 /// Room for some values of a C type, or NULL.
@@ -16,12 +17,12 @@ pub struct Room<T> {
 }
 
 impl<T: Copy> Room<T> {
-    /// Exactly `count` values.
+    /// Returns room for exactly `count` values.
     pub fn new(count: usize) -> Room<T> {
         Room::of_bytes(count * size_of::<T>())
     }
 
-    /// So many bytes, which need not be a whole number of values.
+    /// Returns that many bytes, which need not be a whole number of values.
     pub fn of_bytes(bytes: usize) -> Room<T> {
         let layout = Layout::from_size_align(bytes, 8).expect("a small piece");
         // SAFETY: the size is not zero where memory is asked for.
@@ -32,12 +33,12 @@ impl<T: Copy> Room<T> {
         Room { at, bytes, values: PhantomData }
     }
 
-    /// NULL.
+    /// Returns NULL.
     pub fn null() -> Room<T> {
         Room { at: std::ptr::null_mut(), bytes: 0, values: PhantomData }
     }
 
-    /// These values.
+    /// Returns room that holds these values.
     pub fn with(values: &[T]) -> Room<T> {
         let room = Room::new(values.len());
         // SAFETY: as many bytes as the values have, and elsewhere.
@@ -45,7 +46,7 @@ impl<T: Copy> Room<T> {
         room
     }
 
-    /// How many values there is room for.
+    /// Returns how many values there is room for.
     pub fn count(&self) -> usize {
         self.bytes / size_of::<T>()
     }
@@ -70,7 +71,7 @@ impl<T: Copy> Room<T> {
         self.untouched_from(0)
     }
 
-    /// The value at `index`; any bytes are a value of the types that are asked for.
+    /// Returns the value at `index`. Any bytes are a value of the types that are asked for.
     pub fn get(&self, index: usize) -> T {
         assert!((index + 1) * size_of::<T>() <= self.bytes, "value {index} of {} bytes", self.bytes);
         // SAFETY: within the piece, and initialised.
@@ -94,13 +95,13 @@ impl<T> Drop for Room<T> {
     }
 }
 
-/// A string as C passes it, with nothing behind its NUL, or NULL.
+/// A string as C passes it, with nothing behind its NUL. It may be NULL.
 pub struct Text {
     bytes: Option<Box<[u8]>>,
 }
 
 impl Text {
-    /// Bytes without a NUL.
+    /// Returns a string of bytes without a NUL.
     pub fn new(bytes: &[u8]) -> Text {
         let upto = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         Text { bytes: Some(bytes[..upto].iter().copied().chain([0]).collect()) }
@@ -118,7 +119,7 @@ impl Text {
         self.bytes.as_ref().map_or(std::ptr::null(), |bytes| bytes.as_ptr().cast())
     }
 
-    /// The bytes without the NUL.
+    /// Returns the bytes without the NUL.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.as_deref().map_or(&[], |bytes| &bytes[..bytes.len() - 1])
     }
@@ -140,12 +141,13 @@ impl Texts {
         Texts { texts, pointers }
     }
 
-    /// NULL instead of an array.
+    /// Returns NULL in place of an array.
     pub fn null() -> Texts {
         Texts { texts: Vec::new(), pointers: Room::null() }
     }
 
-    /// Whether each is a string that can be a name: what is wrong with a name for sure, whatever the mesh.
+    /// Whether each of them is a string that can be a name. Where one is not, the call is wrong
+    /// with any mesh.
     pub fn are_names(&self) -> bool {
         let all = |index: usize| self.texts[..index].iter().any(|text| text.bytes() == self.texts[index].bytes());
         self.texts.iter().all(|text| !text.is_null() && text.is_utf8() && !text.bytes().is_empty())

@@ -1,11 +1,15 @@
-//! Random sequences of calls of the C ABI, decoded from any bytes; shared by the fuzz target and the replay of its corpus.
+//! Random sequences of calls of the C ABI, which are decoded from any bytes. The fuzz target and
+//! the replay of its corpus share this module.
 //!
-//! Worlds are offline ones of any size and real ones of this process alone (the host engine), so everything is local. Arguments are
-//! good, bad and absurd: live, freed, made-up and NULL handles, struct sizes that lie within their allocation, names that are none, buffers
-//! without a byte to spare. What must hold after each call is in [`Session::ended`] and beside each call; AddressSanitizer sees the rest.
+//! A world is an offline one of any size, or a real one of this process alone (the host engine).
+//! So everything is local. Arguments are good, bad and absurd: live, freed, made-up and NULL
+//! handles, struct sizes that lie within their allocation, strings that cannot be names, buffers
+//! without a byte to spare. [`Session::ended`] and the lines after each call check what must hold
+//! after the call. AddressSanitizer sees the rest.
 //!
-//! Left out, because it would outlast the input: dm_world_abort(NULL), which ends the default worlds for good. Left out, because it is
-//! undefined: pointers to less memory than the call is told, and communicators that are none.
+//! Two kinds of calls are left out. dm_default_world_abort ends the default worlds for good, so it
+//! would outlast the input. And pointers to less memory than the call is told, or to no
+//! communicator, are undefined.
 
 mod asking;
 mod carrying;
@@ -24,17 +28,17 @@ use devicemesh::ffi::*;
 
 use memory::{Room, Text, Texts};
 
-/// Calls of one input.
+/// The most calls of one input.
 const MOST_CALLS: usize = 150;
 
 /// One call, with arguments that it picks.
 type Call = fn(&mut Session<'_>);
 
-/// A handle that was given out.
+/// A handle that a call gave.
 struct Known {
     token: usize,
     alive: bool,
-    /// Of a world with communicators.
+    /// Whether it belongs to a world with communicators.
     real: bool,
 }
 
@@ -56,14 +60,14 @@ impl Handle {
     }
 }
 
-/// What is certain about a call before it is made.
+/// The facts about a call that are certain before the call is made.
 #[derive(Clone, Copy, Default)]
 struct Given {
-    /// A handle is not live.
+    /// One of the handles is not live.
     dead: bool,
-    /// Another argument is one that is never allowed.
+    /// Another argument is never allowed.
     wrong: bool,
-    /// Another argument may be refused for itself.
+    /// Another argument may be refused for its own sake.
     unsure: bool,
 }
 
@@ -72,18 +76,19 @@ pub struct Session<'a> {
     choices: Unstructured<'a>,
     worlds: Vec<Known>,
     meshes: Vec<Known>,
-    /// A handle of each root mesh with communicators that no call frees: for its end.
+    /// A handle of each root mesh with communicators. No call frees it, because it is needed to
+    /// end the mesh.
     keepers: Vec<usize>,
-    /// Groups begun and not ended.
+    /// The number of groups that were begun and not ended.
     groups: usize,
-    /// What operations of a group still work on.
+    /// The buffers on which operations of a group still work.
     kept: Vec<Room<u8>>,
     stores: Vec<*mut worlds::Counted>,
     /// The handles of results of the control plane, and whether each of them is live.
     results: Vec<(usize, bool)>,
 }
 
-/// Makes the calls that these bytes say; panics where one does not keep the contract.
+/// Makes the calls that these bytes say. Panics where a call does not keep the contract.
 pub fn check_any_calls(bytes: &[u8]) {
     let mut session = Session {
         choices: Unstructured::new(bytes),
@@ -106,7 +111,7 @@ pub fn check_any_calls(bytes: &[u8]) {
         ending::CALLS,
     ]
     .concat();
-    // Something to work on, so that short inputs get far.
+    // A world and a mesh exist from the start, so that short inputs get far.
     worlds::offline_world(&mut session);
     making::plain_mesh(&mut session);
     for _ in 0..MOST_CALLS {
@@ -120,7 +125,7 @@ pub fn check_any_calls(bytes: &[u8]) {
 }
 
 impl Session<'_> {
-    /// A number below `end`.
+    /// Returns a number below `end`.
     fn below(&mut self, end: usize) -> usize {
         self.choices.int_in_range(0..=end.max(1) - 1).unwrap_or(0)
     }
@@ -130,7 +135,7 @@ impl Session<'_> {
         self.choices.int_in_range(0..=times - 1).unwrap_or(0) == times - 1
     }
 
-    /// A number that is small, at an edge of its type, or anything.
+    /// Returns a number that is small, at an edge of its type, or anything.
     fn number(&mut self) -> u64 {
         match self.below(8) {
             0..=3 => self.below(9) as u64,
@@ -141,13 +146,13 @@ impl Session<'_> {
         }
     }
 
-    /// A mesh handle: mostly one that lives.
+    /// Returns a mesh handle, which mostly is live.
     fn mesh(&mut self) -> Handle {
         let pick = self.below(16);
         self.handle(pick, true)
     }
 
-    /// A world handle.
+    /// Returns a world handle.
     fn world(&mut self) -> Handle {
         let pick = self.below(16);
         self.handle(pick, false)
@@ -163,7 +168,7 @@ impl Session<'_> {
             2 => other,
             3 => any ^ 1 << self.below(64),
             _ if count == 0 => 0,
-            // The latest ones more often.
+            // The latest handles come more often.
             4..=7 => any,
             _ => {
                 let at = self.below(count);
@@ -176,7 +181,7 @@ impl Session<'_> {
         Handle { token, alive: known.is_some() || kept, real: kept || known.is_some_and(|known| known.real) }
     }
 
-    /// Any string, also one that is none.
+    /// Returns any string, or NULL.
     fn text(&mut self) -> Text {
         const NAMES: [&[u8]; 12] = [
             b"dp",
@@ -203,7 +208,7 @@ impl Session<'_> {
         }
     }
 
-    /// The name of one of the mesh's dimensions more often than not.
+    /// Returns a name, which mostly is that of one of the mesh's dimensions.
     fn dim_of(&mut self, mesh: Handle) -> Text {
         if self.rarely(4) {
             return self.text();
@@ -216,7 +221,7 @@ impl Session<'_> {
         name_of(mesh, index)
     }
 
-    /// Names of dimensions of the mesh and others; now and then no array.
+    /// Returns names of dimensions of the mesh and other names; now and then no array.
     fn dims_of(&mut self, mesh: Handle, most: usize) -> Texts {
         if self.rarely(24) {
             return Texts::null();
@@ -225,13 +230,15 @@ impl Session<'_> {
         Texts::new((0..count).map(|_| self.dim_of(mesh)).collect())
     }
 
-    /// An out-parameter, rarely NULL.
+    /// Returns an out-parameter, which is rarely NULL.
     fn out<T: Copy>(&mut self) -> Room<T> {
         if self.rarely(24) { Room::null() } else { Room::new(1) }
     }
 
-    /// What holds for every call: a status that exists and is no bug of the library's; one line that says what is wrong; a handle that is
-    /// not live is INVALID_HANDLE and nothing else, and what is never allowed is refused. `outs` were not written by a call that failed.
+    /// Checks what holds for every call, and returns whether the call succeeded. The status exists
+    /// and does not mean a bug of the library. One line says what is wrong. A handle that is not
+    /// live gives INVALID_HANDLE. An argument that is never allowed is refused. A call that failed
+    /// has not written `outs`.
     fn ended(&self, call: &str, status: dm_status, given: Given, outs: &[bool]) -> bool {
         let known = (DM_STATUS_OK..DM_STATUS_INTERNAL).contains(&status) || status == DM_STATUS_INVALID_STATE;
         assert!(known, "{call} gives {status}: {}", last_error());
@@ -270,20 +277,20 @@ impl Session<'_> {
         false
     }
 
-    /// A mesh that a call gave.
+    /// Notes a mesh that a call gave.
     fn made(&mut self, token: *mut dm_mesh, real: bool) {
         let token = token as usize;
         assert!(!self.meshes.iter().any(|known| known.alive && known.token == token), "{token:#x} is given out twice");
         self.meshes.push(Known { token, alive: true, real });
     }
 
-    /// Ends everything: what is left would be a leak.
+    /// Ends everything, because what is left would be a leak.
     fn finish(mut self) {
         collectives::end_groups(&mut self);
         control::free_results(&mut self);
         for keeper in std::mem::take(&mut self.keepers) {
             let mesh = keeper as *mut dm_mesh;
-            // Either ends its communicators; one may have done so before.
+            // A mesh may have ended before.
             // SAFETY: no options.
             let ended = unsafe { dm_finalize(mesh, std::ptr::null()) };
             if ended != DM_STATUS_OK {
@@ -292,7 +299,7 @@ impl Session<'_> {
             dm_free(mesh);
         }
         for known in &self.meshes {
-            // Some are freed already: no matter.
+            // Some handles are freed already, which does no harm.
             dm_free(known.token as *mut dm_mesh);
             assert_eq!(dm_ndim(known.token as *mut dm_mesh), 0);
         }

@@ -52,7 +52,7 @@ fn unflatten(session: &mut Session<'_>) {
     let (dim, out) = (session.dim_of(mesh), session.out::<*mut dm_mesh>());
     let count = session.below(4);
     let mut sizes: Vec<i32> = (0..count).map(|_| session.number() as i32).collect();
-    // Sizes that fit, where there is something to fit.
+    // The sizes fit the dimension, where there is one.
     let size = Room::<i32>::new(1);
     // SAFETY: a string or NULL; writable.
     let known = !dim.is_null() && unsafe { dm_size(mesh.mesh(), dim.as_ptr(), size.as_ptr()) } == DM_STATUS_OK;
@@ -111,7 +111,7 @@ fn reshape(session: &mut Session<'_>) {
     }
 }
 
-/// Makes the first size what the others leave of `whole`, more often than not, where they divide it.
+/// Makes the first size what the others leave of `whole`, mostly, where they divide `whole`.
 fn fit(session: &mut Session<'_>, sizes: &mut [i32], whole: i32) {
     if whole > 0 && !sizes.is_empty() && !session.rarely(4) {
         let inner: i32 = sizes[1..].iter().fold(1, |product: i32, size| product.saturating_mul(*size));
@@ -199,7 +199,7 @@ fn submesh(session: &mut Session<'_>) {
     }
 }
 
-/// How many names the call is told: what is there, or far too many.
+/// Returns how many names the call is told: as many as there are, or far too many.
 fn names_count(session: &mut Session<'_>, names: &Texts) -> usize {
     match session.rarely(32) {
         true => (1 << 16) + 1 + session.below(2),

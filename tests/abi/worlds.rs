@@ -12,7 +12,7 @@ use super::{Call, Given, Known, Session, last_error};
 pub const CALLS: &[Call] =
     &[offline_world, real_world, any_world, default_world, world_of_mesh, ask, info, barrier, abort, free, errors, log];
 
-/// A good offline world, of any size.
+/// Makes a good offline world of any size.
 pub fn offline_world(session: &mut Session<'_>) {
     const SIZES: [i32; 8] = [8, 1, 4, 6, 12, 24, 1 << 20, i32::MAX];
     let size = SIZES[session.below(SIZES.len())];
@@ -26,12 +26,13 @@ pub fn offline_world(session: &mut Session<'_>) {
     join(session, "an offline world", &device, &Room::with(&[options]), Given::default());
 }
 
-/// This process alone, with communicators; over its own store now and then.
+/// Makes a world of this process alone, with communicators. Now and then the world has a store of
+/// the caller.
 fn real_world(session: &mut Session<'_>) {
     if session.worlds.iter().filter(|world| world.real).count() >= 2 {
         return;
     }
-    // A receive without a send ends by then.
+    // A receive without a send ends after this time.
     let mut options = dm_world_options { world_size: 1, timeout_ms: 40, ..none() };
     let store = Room::with(&[store()]);
     if session.rarely(3) {
@@ -44,7 +45,7 @@ fn real_world(session: &mut Session<'_>) {
     join(session, "a world of one", &Text::new(b"cpu"), &Room::with(&[options]), Given::default());
 }
 
-/// Any options, but for those that would wait for others.
+/// Takes any options, except those with which the call would wait for other ranks.
 fn any_world(session: &mut Session<'_>) {
     const METHODS: [&[u8]; 6] = [b"env://", b"", b"tcp://", b"tcp://host:x", b"file://relative", b"zk://h"];
     let device = session.text();
@@ -81,7 +82,7 @@ fn join(session: &mut Session<'_>, what: &str, device: &Text, options: &Room<dm_
     }
 }
 
-/// The default world of cpu, which this process alone is: it has no launcher.
+/// Joins the default world of cpu, which is this process alone because there is no launcher.
 fn default_world(session: &mut Session<'_>) {
     let device = if session.rarely(4) { session.text() } else { Text::new(b"cpu") };
     if device.is_null() || device.is_utf8() && device.bytes() == b"cuda" {
@@ -99,7 +100,7 @@ fn default_world(session: &mut Session<'_>) {
 
 fn world_of_mesh(session: &mut Session<'_>) {
     let (mesh, out) = (session.mesh(), session.out::<*mut dm_world>());
-    // A mesh over existing communicators may have no world.
+    // A mesh over communicators of the caller may have no world.
     let given = Given { dead: !mesh.alive, wrong: out.is_null(), unsure: false };
     // SAFETY: `out` is writable or NULL.
     let status = unsafe { dm_get_world(mesh.mesh(), out.as_ptr()) };
@@ -158,7 +159,7 @@ fn abort(session: &mut Session<'_>) {
         // The next mesh joins the default world anew.
         session.ended("dm_default_world_abort", dm_default_world_abort(), Given::default(), &[]);
     }
-    // It ends a world for good: not too often.
+    // The call ends a world for good, so it comes rarely.
     if session.rarely(4) {
         let status = dm_world_abort(world.world());
         session.ended("dm_world_abort", status, Given { dead: !world.alive, wrong: false, ..Given::default() }, &[]);
@@ -175,7 +176,7 @@ fn free(session: &mut Session<'_>) {
     }
 }
 
-/// A level, often none, and a callback that asks the library.
+/// Sets a level, which often is none, and a callback that asks the library.
 fn log(session: &mut Session<'_>) {
     unsafe extern "C-unwind" fn on_record(_user_data: *mut c_void, level: dm_log_level, message: *const c_char) {
         assert!((DM_LOG_ERROR..=DM_LOG_DEBUG).contains(&level));
@@ -211,7 +212,7 @@ fn errors(session: &mut Session<'_>) {
 }
 
 impl Session<'_> {
-    /// A struct_size: mostly the true one, else smaller or larger.
+    /// Returns a struct_size: mostly the true one, and otherwise a smaller or a larger one.
     pub fn struct_size(&mut self, truth: usize) -> usize {
         match self.below(8) {
             0..=4 => truth,
@@ -222,7 +223,8 @@ impl Session<'_> {
     }
 }
 
-/// An options struct in exactly as many bytes as its size says (what is far too large is refused unread), the bytes behind it zero.
+/// An options struct in exactly as many bytes as its size says. Bytes behind the struct are 0. A
+/// size that is far too large is refused unread.
 pub fn sized<T: Copy>(size: usize, options: T) -> Room<T> {
     let place = Room::<T>::of_bytes(size.clamp(8, 8 + 4096));
     place.put(0, [0u8; 8 + 4096]);
@@ -248,13 +250,13 @@ fn none() -> dm_world_options {
     }
 }
 
-/// A store of the caller's, which counts how often it is dropped.
+/// A store of the caller, which counts how often it is dropped.
 pub struct Counted {
     values: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
     drops: Mutex<u32>,
 }
 
-/// At the end every world is gone, so each store was dropped once, or was never taken.
+/// Checks that each store was dropped once or was never taken. All worlds are gone by then.
 pub fn check_stores(stores: &[*mut Counted]) {
     for store in stores {
         // SAFETY: made by `store`, and nobody uses it any more.

@@ -14,7 +14,7 @@ static dm_world *world, *in_step;
 static int32_t me_in_world, ranks;
 static unsigned char *large;
 
-/* What a rank gives in that round: `length` bytes that no other rank and no other round has. */
+/* The bytes that a rank gives in that round. No other rank and no other round has them. */
 static size_t given(int32_t rank, int round, unsigned char *bytes)
 {
   const size_t length = (size_t)((rank * 7 + round * 5) % 23);

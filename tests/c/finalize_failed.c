@@ -66,7 +66,7 @@ static void one_is_late(void)
   works();
 }
 
-/* The same case with a mesh that has a long timeout. */
+/* One rank is late for the end of a mesh that has a long timeout. */
 static void one_is_late_for_the_end(void)
 {
   dm_mesh *hasty = line(400), *patient = line(0);

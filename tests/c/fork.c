@@ -16,7 +16,7 @@ static dm_mesh *mesh;
 static ncclComm_t comm;
 static int32_t rank, size;
 
-/* What a child does. Its failed checks become its exit status. */
+/* The work of a child. Its failed checks become its exit status. */
 typedef void body(void);
 
 static void ended(pid_t child)

@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-/* What a callback was given. Records may come from several threads. */
+/* The records that a callback was given. Records may come from several threads. */
 typedef struct {
   pthread_mutex_t lock;
   int count[5];

@@ -77,7 +77,7 @@ static void answers(const dm_mesh *mesh)
   uint64_t largest = 0;
   OK(dm_hash(tp, &other));
   CHECK(hash != other);
-  /* The same on every rank. */
+  /* Every rank finds these values. */
   dm_mesh *all = NULL;
   REQUIRE(dm_flatten(mesh, NULL, NULL, &all));
   OK(dm_all_reduce(all, NULL, &hash, &largest, 1, DM_UINT64, DM_MAX, NULL));

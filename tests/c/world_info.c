@@ -12,7 +12,7 @@ static dm_world_info asked(const dm_world *world)
   return info;
 }
 
-/* What holds on this one host, whoever started the ranks. */
+/* Checks what holds on this one host, whoever started the ranks. */
 static void on_this_host(const dm_world *world)
 {
   int32_t rank = -1, ranks = -1;

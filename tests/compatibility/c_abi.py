@@ -95,7 +95,7 @@ def is_reserved(what):
 
 
 def hidden_padding(text):
-    """Where a layout has bytes that no field covers, in words, or None. Callers leave anything
+    """Returns in words where a layout has bytes that no field covers, or None. Callers leave anything
     there, so a later release could not use them."""
     layout = parse(text)
     for what, size in layout.items():
@@ -155,7 +155,7 @@ def abidw(library):
 
 
 def additions(old, new, may_grow):
-    """What abidiff is told to let pass. A rule stands only for a struct that has grown, or whose
+    """Returns the changes that abidiff lets pass. A rule stands only for a struct that has grown, or whose
     reserved bytes are used, because a rule also hides changes of the structs that its struct
     points to."""
     old, new = parse(old), parse(new)

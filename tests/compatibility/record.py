@@ -42,8 +42,8 @@ def main():
         if recorded.exists():
             c_abi.compare_layouts(recorded.read_text(), layout, c_abi.sized(header))
         abi = c_abi.abidw(c_abi.stub(header, scratch, f"libdevicemesh.so.{series()}"))
-    # What the first release of the series had is the least that a caller's struct_size says; it
-    # stays when a struct grows.
+    # The least struct_size that a caller may say is the size in the first release of the series.
+    # It stays when a struct grows.
     least = folder / "least_sizes.txt"
     known = c_abi.parse(least.read_text()) if least.exists() else {}
     sizes = {f"struct {name}": known.get(f"struct {name}", c_abi.parse(layout)[f"struct {name}"]) for name in c_abi.sized(header)}

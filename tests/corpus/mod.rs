@@ -1,7 +1,7 @@
 //! The corpora of the fuzz targets, for the tests that replay them. fuzz/corpus.py writes them.
 
-/// Every input of a target with the place where it stands (`fuzz/corpus/abi.hex:12`), which tells which input a check
-/// fails on.
+/// Returns every input of a target with its place (`fuzz/corpus/abi.hex:12`), which tells on which
+/// input a check fails.
 pub fn inputs(target: &str) -> Vec<(String, Vec<u8>)> {
     let name = format!("fuzz/corpus/{target}.hex");
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);

@@ -1,6 +1,6 @@
 // Four ranks, as threads of this process, meet in a store of the caller's, which is a map. The
-// library drops the store exactly when the last world is gone. What the store returns or throws is
-// the error of the call that needed it.
+// library drops the store exactly when the last world is gone. The error that the store returns
+// or throws is the error of the call that needed the store.
 #include "check.hpp"
 
 #include <condition_variable>

@@ -1,9 +1,10 @@
-//! Shared by the replay of the corpus and the fuzz target.
+//! The check of frames that the replay of the corpus and the fuzz target share.
 
 use devicemesh::rendezvous::store::frame::{MAX_REQUEST, Measure, decode};
 
-/// What holds for any bytes: panics where it does not. They are taken apart as the server does it, at once and again
-/// in two pieces that end somewhere in the middle of each request.
+/// Checks what holds for any bytes, and panics where it does not hold. The bytes are read as the
+/// server reads them: at once, and again in two pieces that end somewhere in the middle of each
+/// request.
 pub fn check_any_bytes(bytes: &[u8]) {
     let (mut rest, mut taken) = (bytes, 0);
     loop {
@@ -12,7 +13,8 @@ pub fn check_any_bytes(bytes: &[u8]) {
         let cut = rest.len().min(1 + taken % 97);
         let first = measure.length(&rest[..cut]);
         match (&whole, first) {
-            // What is wrong with the first piece is wrong with the whole; a request that it holds whole is the same one.
+            // An error in the first piece is an error in the whole. A request that the first piece
+            // holds whole is equal to the first request of the whole.
             (whole, Err(why)) => assert_eq!(whole.as_ref().err(), Some(&why)),
             (whole, Ok(Some(length))) => assert!(matches!(whole, Ok(Some((_, used))) if *used == length)),
             (whole, Ok(None)) => match (measure.length(rest), whole) {

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from parts.base import CC, CXX, ROOT, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
 
 PLANTED = ROOT / "tests/gates/planted"
-# How a program of each language is compiled.
+# The compiler and the flags for a program of each language.
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()
             if line.startswith("host:"))

@@ -22,7 +22,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass
 class Death:
-    """How one rank of a job is lost."""
+    """The way in which one rank of a job is lost."""
 
     # How many ranks the job has.
     size: int

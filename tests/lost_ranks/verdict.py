@@ -17,10 +17,12 @@ KINDS = {"join": "joining", "barrier": "agreeing", **dict.fromkeys(MAKING, "agre
          **dict.fromkeys(COLLECTIVES, "in a collective"), "finalize": "finalizing", "free": "after finalizing"}
 
 # The statuses that a survivor may get, by how the rank was lost and the survivor's own phase.
-# "absent"  only by the deadline, because the lost rank may not have reached the store: then it was
-# never there "served"  only where the ranks still look for the store, and the rank that serves it
-# (rank 0) is the lost one or has left because of its own error stopped   TIMEOUT by the deadline;
-# PEER_LOST where another survivor met its deadline first and left
+# "absent"   Only the deadline tells, because the lost rank may not have reached the store: it was
+#            never there.
+# "served"   The ranks still look for the store, and the rank that serves it (rank 0) is the lost
+#            one or has left because of its own error.
+# A rank that was stopped gives TIMEOUT at the deadline, or PEER_LOST where another survivor met its
+# deadline first and left.
 ENDED, STOPPED = "ended", "stopped"
 ALLOWED = {
     (ENDED, "joining"): {"PEER_LOST": "", "TIMEOUT": "absent", "STORE": "served"},

@@ -1,15 +1,16 @@
-//! Meshes as what strides only describe: explicit lists of positions. A dimension is all of its groups, written out; a view is a list of
-//! dimensions and the array of its positions. Slow, and too simple to be wrong in the way that arithmetic can be.
+//! Meshes as explicit lists of positions, which strides only describe. A dimension is the list of
+//! all its groups. A view is a list of dimensions and the array of its positions. The model is
+//! slow, and too simple to be wrong in the way that arithmetic can be.
 
 use devicemesh::error::Status;
 
-/// A dimension: every position of the root is in one of its groups, at its coordinate.
+/// A dimension. Every position of the root is in one of its groups, at its coordinate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     pub name: String,
-    /// Ordered by their first positions.
+    /// The groups, ordered by their first positions.
     pub groups: Vec<Vec<usize>>,
-    /// By position: which group it is in, and at which coordinate.
+    /// For each position, its group and its coordinate there.
     places: Vec<(usize, usize)>,
 }
 
@@ -31,7 +32,7 @@ impl Axis {
         self.groups[0].len()
     }
 
-    /// The group that holds a position.
+    /// Returns the group that holds a position.
     pub fn group(&self, position: usize) -> &[usize] {
         &self.groups[self.places[position].0]
     }
@@ -44,7 +45,8 @@ impl Axis {
         self.groups == other.groups
     }
 
-    /// (size, stride) pairs of the walk, the most significant first; `None` where no list of strides describes it.
+    /// Returns the (size, stride) pairs of the walk, the most significant first; `None` where no
+    /// list of strides describes the walk.
     pub fn pairs(&self) -> Option<Vec<(usize, usize)>> {
         let offsets = |group: &[usize]| group.iter().map(|at| at.wrapping_sub(group[0])).collect::<Vec<_>>();
         let walk = offsets(&self.groups[0]);
@@ -53,7 +55,7 @@ impl Axis {
         }
         let (mut walk, mut pairs) = (walk, Vec::new());
         while walk.len() > 1 {
-            // The longest run of equal steps is the fastest pair; the rest must repeat it.
+            // The longest run of equal steps is the fastest pair, and the rest must repeat it.
             let stride = walk[1];
             let run = (0..walk.len()).take_while(|at| walk[*at] == at.wrapping_mul(stride)).count();
             if walk.len() % run != 0 {
@@ -69,7 +71,7 @@ impl Axis {
         Some(pairs)
     }
 
-    /// Each group reshaped, row-major: one dimension for each of the sizes.
+    /// Reshapes each group, row-major. Returns one dimension for each of the sizes.
     fn split(&self, sizes: &[usize], names: &[&str]) -> Vec<Axis> {
         let part = |index: usize| {
             let inner: usize = sizes[index + 1..].iter().product();
@@ -84,7 +86,7 @@ impl Axis {
     }
 }
 
-/// Why a call is refused.
+/// The status with which a call is refused.
 pub type Refused = Status;
 
 /// A view of one rank: the array of its positions, row-major over its axes.
@@ -99,14 +101,14 @@ pub struct View {
 pub struct Root {
     pub size: usize,
     pub axes: Vec<Axis>,
-    /// World ranks by position.
+    /// The world rank of each position.
     pub ranks: Vec<i32>,
-    /// This rank's position; `None` outside.
+    /// This rank's position; `None` where the rank is outside.
     pub position: Option<usize>,
-    /// Flattened dimensions, by name: its own, and those of what it is a range of.
+    /// The flattened dimensions of this root that are known by name.
     pub known: Vec<Axis>,
     pub inherited: Vec<Axis>,
-    /// Where it is a range: the positions it has of the other, and the axis that was cut there.
+    /// In a range: the positions of the outer root that it has, and the axis that was cut there.
     pub range: Option<(Vec<usize>, Axis)>,
 }
 
@@ -119,7 +121,7 @@ impl View {
         self.axes.iter().map(Axis::size).collect()
     }
 
-    /// Coordinates of the element at a row-major index.
+    /// Returns the coordinates of the element at a row-major index.
     pub fn coordinate(&self, mut index: usize) -> Vec<usize> {
         let mut coordinate = vec![0; self.axes.len()];
         for (at, axis) in self.axes.iter().enumerate().rev() {
@@ -158,12 +160,13 @@ impl Root {
         positions.iter().map(|position| self.ranks[*position]).collect()
     }
 
-    /// All flattened dimensions that are known by name.
+    /// Returns all flattened dimensions that are known by name.
     fn flat(&self) -> impl Iterator<Item = &Axis> {
         self.known.iter().chain(&self.inherited)
     }
 
-    /// Takes over the flattened dimensions of what this is a range of: those that stay at one index of the axis that was cut.
+    /// Takes over flattened dimensions of the root of which this root is a range: those that stay
+    /// at one index of the axis that was cut.
     pub fn inherit(&mut self, outer: &Root) {
         let Some((positions, cut)) = &self.range else { return };
         let stays = |axis: &&Axis| {
@@ -173,14 +176,16 @@ impl Root {
         self.inherited = outer.flat().filter(stays).map(|axis| renumbered(axis, positions)).collect();
     }
 
-    /// The array over these axes that holds a position: along each axis in turn to every coordinate.
+    /// Returns the array over these axes that holds a position. It goes along each axis in turn to
+    /// every coordinate.
     fn copy(&self, axes: &[Axis], from: usize) -> Vec<usize> {
         axes.iter().fold(vec![from], |array, axis| {
             array.iter().flat_map(|position| axis.group(*position).iter().copied()).collect()
         })
     }
 
-    /// Whether these axes make arrays at all: each rank once in its own array, and in the same place of the same array for every rank in it.
+    /// Whether these axes make arrays: each rank is once in its own array, and at one place of one
+    /// array for every rank in it.
     fn consistent(&self, axes: &[Axis]) -> bool {
         (0..self.size).all(|from| {
             let array = self.copy(axes, from);
@@ -191,7 +196,8 @@ impl Root {
         })
     }
 
-    /// A dimension of the view, or a flattened one whose groups lie within the view, in whichever of its copies.
+    /// Returns a dimension of the view, or a flattened one whose groups lie within the view, in
+    /// whichever of its copies.
     fn named(&self, view: &View, name: &str) -> Result<Axis, Refused> {
         let holds = |axis: &&Axis| {
             (0..self.size).all(|from| {
@@ -250,7 +256,7 @@ impl Root {
             return Err(Status::InvalidArgument);
         }
         let parts = view.axes[at].split(sizes, names);
-        // The one refusal that arrays would not need: of what strides cannot describe.
+        // Arrays would not need this refusal: strides cannot describe the parts.
         if parts.iter().any(|part| part.pairs().is_none()) {
             return Err(Status::InvalidArgument);
         }
@@ -277,7 +283,8 @@ impl Root {
         Ok(View { axes, positions: view.positions.clone() })
     }
 
-    /// The ranks at some indices of a dimension as a root of their own, with the view there; `None` where it is all of them.
+    /// Returns the ranks at some indices of a dimension as a root of their own, with the view
+    /// there; `None` where it is all of them.
     pub fn range(
         &self,
         view: &View,
@@ -293,7 +300,8 @@ impl Root {
         if len == cut.size() {
             return Ok(None);
         }
-        // In the order of the digits: the index among the range where the fastest digit of the axis was.
+        // The positions are in the order of the digits. The index among the range is where the
+        // fastest digit of the axis was.
         let place = cut.pairs().expect("views lie in strides").iter().map(|pair| pair.1).min().unwrap_or(1);
         let index = |position: usize| {
             let steps = cut.coordinate(position).checked_sub(start)?;
@@ -326,7 +334,7 @@ impl Root {
         if views.is_empty() || !self.consistent(&axes) || !are_names(&names) {
             return Err(Status::InvalidArgument);
         }
-        // All of them lie in one array, or there is none with them side by side.
+        // All views lie in one array. Otherwise no array has them side by side.
         let positions = self.copy(&axes, views[0].positions[0]);
         match views.iter().all(|view| positions.contains(&view.positions[0])) {
             true => Ok(View { axes, positions }),
@@ -334,7 +342,7 @@ impl Root {
         }
     }
 
-    /// All parallel copies of these dimensions, ordered by their first positions.
+    /// Returns all parallel copies of these dimensions, ordered by their first positions.
     pub fn submeshes(&self, view: &View, names: &[&str]) -> Result<Vec<View>, Refused> {
         let axes = self.picked(view, names)?;
         let mut copies: Vec<Vec<usize>> = (0..self.size).map(|from| self.copy(&axes, from)).collect();
@@ -343,7 +351,7 @@ impl Root {
         Ok(copies.into_iter().map(|positions| View { axes: axes.clone(), positions }).collect())
     }
 
-    /// As PyTorch prints it.
+    /// Returns the text that PyTorch prints for the view.
     pub fn describe(&self, view: &View) -> String {
         let dims: Vec<String> = view.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size())).collect();
         let strides = view.axes.iter().map(|axis| match axis.pairs().expect("views lie in strides").as_slice() {
@@ -358,14 +366,14 @@ impl Root {
     }
 }
 
-/// An axis over some of the positions, numbered by their places in the list.
+/// Returns an axis over some of the positions, numbered by their places in the list.
 fn renumbered(axis: &Axis, positions: &[usize]) -> Axis {
     let new = |old: &usize| positions.iter().position(|known| known == old);
     let groups = axis.groups.iter().map(|group| group.iter().filter_map(new).collect::<Vec<_>>());
     Axis::new(&axis.name, groups.filter(|group| !group.is_empty()).collect())
 }
 
-/// Whether they are not empty and all different.
+/// Whether the names are not empty and all different.
 fn are_names(names: &[&str]) -> bool {
     (0..names.len()).all(|at| !names[at].is_empty() && !names[..at].contains(&names[at]))
 }

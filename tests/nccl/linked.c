@@ -7,7 +7,7 @@
 
 static int asked, with_abort;
 
-/* As much of a table as a program needs: NULL for what it does not have. */
+/* A table with the functions that a program needs. It gives NULL for any other name. */
 static void *resolve(void *user_data, const char *name)
 {
 #define KNOWN(function) {#function, (void *)(size_t)&function}

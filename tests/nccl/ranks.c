@@ -225,7 +225,7 @@ static void attempt(void)
   dm_free(mesh);
 }
 
-/* What the library and the device show before there is any communicator. */
+/* Checks what the library and the device show before there is any communicator. */
 static void chosen(void)
 {
   const int32_t line[] = {size};
@@ -289,7 +289,7 @@ static void choose_device(int number)
   CHECK(retain(&context, number) == 0 && set(context) == 0);
 }
 
-/* What a caller may hand to dm_from_comms by mistake. */
+/* Hands to dm_from_comms what a caller may hand to it by mistake. */
 static void adopt(void)
 {
   const int32_t one[] = {1}, two[] = {2};
@@ -377,7 +377,7 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
-/* What is left of a mesh inherits its options, unless the call has others. */
+/* The mesh that is left after a shrink inherits the options, unless the call has others. */
 static void inherit(void)
 {
   const int32_t shape[] = {4, 2};

@@ -23,8 +23,8 @@ def run(command, timeout=DEADLINE, env=None, code=0, cwd=ROOT):
 
 
 def comments(path):
-    """What the first comments of a C or C++ test ask for: numbers of ranks, a static build,
-    flags."""
+    """Returns what the first comments of a C or C++ test ask for: numbers of ranks, a static
+    build, flags."""
     head = path.read_text()[:2000]
     ranks = re.search(r"/\* ranks: ([\d ]+)\*/", head)
     flags = re.search(r"/\* flags: (.+?) \*/", head)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Set in the process that has the stand-ins: the log of the device.
+/// This variable is set in the process that has the stand-ins. Its value is the log of the device.
 const LOG: &str = "CUDA_LOG";
 
 /// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name
@@ -26,8 +26,8 @@ pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Pa
     assert!(done.status.success() && output.contains("1 passed"), "{output}\nthe device's log:\n{recorded}");
 }
 
-/// What a process needs in its environment to find the stand-ins, which are built at the first
-/// call.
+/// Returns the environment that a process needs to find the stand-ins, which are built at the
+/// first call.
 pub fn environment() -> [(&'static str, PathBuf); 3] {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     let (folder, engine) =
@@ -53,8 +53,8 @@ pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
 
 /// The log of a device, by which the order of streams is followed.
 pub struct Order {
-    /// What each line that is a use of memory or an operation is known to come after: indices of
-    /// lines.
+    /// For each line that is a use of memory or an operation, the indices of the lines after which
+    /// it is known to come.
     after: HashMap<usize, Vec<usize>>,
     lines: Vec<String>,
 }
@@ -81,7 +81,7 @@ impl Order {
         Order { after, lines }
     }
 
-    /// The lines that say this, in order.
+    /// Returns the lines that say this, in order.
     pub fn of_kind(&self, what: &str) -> Vec<usize> {
         (0..self.lines.len()).filter(|index| self.lines[*index].ends_with(what)).collect()
     }
@@ -98,8 +98,8 @@ impl Order {
     }
 }
 
-/// The folder with the stand-ins of libcuda and libnccl. Another process may make the same files at
-/// the same time, so each gets its name when it is whole.
+/// Returns the folder with the stand-ins of libcuda and libnccl. Another process may make these
+/// files at the same time, so each file gets its name when it is whole.
 fn stand_ins() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
     std::fs::create_dir_all(&folder).unwrap();
@@ -132,7 +132,8 @@ fn compile(source: &str, library: &Path, flags: &[&str]) {
     std::fs::rename(unfinished, library).unwrap();
 }
 
-/// The functions that cudarc looks up in a driver, from its source: it panics where one is missing.
+/// Returns the functions that cudarc looks up in a driver, from its source. cudarc panics where
+/// one is missing.
 fn driver_functions() -> impl Iterator<Item = String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--format-version", "1", "--offline", "--all-features"]);

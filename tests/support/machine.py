@@ -1,5 +1,5 @@
-"""What a machine may have set that would change what the tests see: variables, the locale, and
-the rights of new files.
+"""Settings of a machine that would change what the tests see: variables, the locale, and the
+rights of new files.
 
 tests/run.py, the gates and pytest's conftest call `forget_machine` once, before anything else
 runs. A test sets what it needs."""
@@ -27,7 +27,8 @@ TOOLS = (
     r"|DATADIR|MANDIR|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|CMAKE_.*|GOROOT|GOBIN|GOOS|GOARCH|GOEXPERIMENT|GO111MODULE|CGO_.*"
     r"|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV|NO_BINARY)")
 CHANGES = re.compile(f"{LAUNCHER}|{OUTPUT}|{LIBRARIES}|{TOOLS}")
-# What tells the tests something, and PYTHONPYCACHEPREFIX, which says where Python may write.
+# The variables that tell the tests something, and PYTHONPYCACHEPREFIX, which says where Python may
+# write.
 WANTED = re.compile(
     r"DM_(LIB_DIR|SEED|LIVES|JAX_VERSION|TEST_SLOWNESS|INTEROP_PYTHON|TORCH_STORES)|GIT_SSL_.*|PYTHONPYCACHEPREFIX")
 # Libraries that must not take the place of those under test.

@@ -1,4 +1,4 @@
-"""Where the tests find the project and what was built, and which compilers they use."""
+"""The places of the project and of what was built, and the compilers that the tests use."""
 
 import os
 from pathlib import Path

@@ -1,10 +1,10 @@
-//! Shared by the tests of meshes as text and the fuzz target.
+//! The check of meshes as text that the tests and the fuzz target share.
 
 use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshText};
 use serde_json::Value;
 
-/// The ranks that a text says, from the description of its format alone.
+/// Returns the ranks that a text says. It follows the description of the format alone.
 pub fn read(text: &str) -> Vec<i64> {
     let value: Value = serde_json::from_str(text).unwrap();
     let list = |value: &Value| value.as_array().unwrap().clone();
@@ -27,7 +27,7 @@ pub fn read(text: &str) -> Vec<i64> {
     positions.into_iter().map(|position| at(position as i64)).collect()
 }
 
-/// That two views are equal in every way that a text carries.
+/// Checks that two views are equal in every way that a text carries.
 pub fn same(ours: &Mesh, theirs: &Mesh) {
     assert_eq!((ours.shape(), ours.dim_names()), (theirs.shape(), theirs.dim_names()));
     assert_eq!((ours.device_type(), ours.ranks()), (theirs.device_type(), theirs.ranks()));
@@ -35,7 +35,8 @@ pub fn same(ours: &Mesh, theirs: &Mesh) {
     assert_eq!(ours.hash(), theirs.hash());
 }
 
-/// What holds for any text, as `rank` of a world sees it: it is refused in one line, or it means what the reader above reads.
+/// Checks what holds for any text, as `rank` of a world sees it. The text is refused in one line,
+/// or it means what the reader above reads.
 pub fn check_any_text(text: &str, world_size: usize, rank: usize) {
     match MeshText::parse(text).and_then(|parsed| parsed.mesh(world_size, rank)) {
         Err(error) => {

@@ -87,3 +87,19 @@ pub(crate) struct Call {
     /// The root; `None` for a collective without one.
     pub(crate) root: Option<usize>,
 }
+
+impl Call {
+    /// Whether this rank's own elements can be read from its send buffer. If not, they are read
+    /// from its slot, where they are scaled.
+    pub(super) fn own_from_send(&self) -> bool {
+        !matches!(self.reduction, Some(Reduction::PreMulSum(_)))
+    }
+
+    /// Returns the operator by which the staged elements are reduced.
+    pub(super) fn op(&self) -> ReduceOp {
+        match self.reduction {
+            Some(Reduction::Plain(op)) => op,
+            _ => ReduceOp::Sum,
+        }
+    }
+}

@@ -5,9 +5,9 @@
 //! In the first stage, a rank writes a table to the start of its slot, before its data. For each
 //! rank the table has the count that goes there, the count that is expected from there, and where
 //! in the slot the data for that rank lies. In the second stage, every rank compares the tables.
-//! The count that one rank sends must be the count that the other expects. Every rank adds up the fingerprints of all
-//! counts that are sent and of all that are expected. So a difference between any two ranks is
-//! found by all ranks, and the communicator ends before any data is used.
+//! The count that one rank sends must be the count that the other expects. Every rank adds up the
+//! fingerprints of all counts that are sent and of all that are expected. So a difference between
+//! any two ranks is found by all ranks, and the communicator ends before any data is used.
 //!
 //! # Chunks
 //! The room of a slot behind the table is shared out in proportion to the counts, so all blocks end

@@ -10,7 +10,6 @@ use crate::copy;
 use crate::error::Result;
 use crate::reduce::{self, Target};
 use crate::segment::SLOTS;
-use crate::types::ReduceOp;
 
 /// The work of one rank in a collective.
 pub(super) struct Stages {
@@ -214,20 +213,6 @@ impl Stages {
         }
     }
 
-    /// Whether this rank's own elements can be read from its send buffer. If not, they are read
-    /// from its slot, where they are scaled.
-    fn own_from_send(&self) -> bool {
-        !matches!(self.call.reduction, Some(Reduction::PreMulSum(_)))
-    }
-
-    /// Returns the operator by which the staged elements are reduced.
-    fn op(&self) -> ReduceOp {
-        match self.call.reduction {
-            Some(Reduction::Plain(op)) => op,
-            _ => ReduceOp::Sum,
-        }
-    }
-
     /// Copies or scales the input to the result, in a communicator of one rank.
     unsafe fn copy_alone(&self) {
         if let Some(ragged) = &self.ragged {
@@ -253,7 +238,7 @@ impl Stages {
     unsafe fn stage_for_reduction(&self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (size, slot) = (self.element_size(), self.slot(self.comm.rank, chunk));
-        let (own, own_length) = if self.own_from_send() && !self.pipeline.direct {
+        let (own, own_length) = if self.call.own_from_send() && !self.pipeline.direct {
             part(length, self.comm.rank, self.comm.nranks, size)
         } else {
             (length, 0)
@@ -281,7 +266,13 @@ impl Stages {
         // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
         // they wrote them.
         unsafe {
-            reduce::reduce(self.call.dtype, self.op(), &self.inputs, &[Target::cached(self.call.recv)], self.call.count)
+            reduce::reduce(
+                self.call.dtype,
+                self.call.op(),
+                &self.inputs,
+                &[Target::cached(self.call.recv)],
+                self.call.count,
+            )
         };
     }
 
@@ -298,7 +289,7 @@ impl Stages {
         // receive buffer. In this step only this rank touches its part in any slot.
         unsafe {
             let mine = self.slot(rank, chunk).add(own * size);
-            let own_input = if self.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
+            let own_input = if self.call.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
             self.gather_inputs(chunk, own * size, own_input);
             let result = Target { at: self.call.recv.wrapping_add((start + own) * size), stream: self.pipeline.stream };
             let targets = match self.call.kind {
@@ -306,7 +297,7 @@ impl Stages {
                 _ if self.is_root() => &[result],
                 _ => &[Target::cached(mine)],
             };
-            reduce::reduce(self.call.dtype, self.op(), &self.inputs, targets, own_length);
+            reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
         }
     }
 
@@ -372,7 +363,7 @@ impl Stages {
                 Kind::Gather => self.stage_elements(send.add(start * size), self.slot(me, chunk), length),
                 Kind::AllToAll | Kind::ReduceScatter => {
                     for rank in 0..n {
-                        if rank == me && self.own_from_send() {
+                        if rank == me && self.call.own_from_send() {
                             continue;
                         }
                         let from = send.add((rank * count + start) * size);
@@ -415,10 +406,11 @@ impl Stages {
                 Kind::Scatter if !self.is_root() => copy(self.slot(me, chunk), 0),
                 Kind::ReduceScatter if length > 0 => {
                     let mine = self.slot(me, chunk).add(me * pitch);
-                    let own = if self.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
+                    let own =
+                        if self.call.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
                     self.gather_inputs(chunk, me * pitch, own);
                     let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
-                    reduce::reduce(self.call.dtype, self.op(), &self.inputs, &[out], length);
+                    reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
                 }
                 _ => {}
             }

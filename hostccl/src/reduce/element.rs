@@ -48,7 +48,7 @@ macro_rules! float {
             fn product(self, other: Self) -> Self {
                 self * other
             }
-            // The two choices differ for zeros and NaNs only. Of two zeros, the maximum is -0 when
+            // The two choices differ for zeros and NaNs only. Where both are zeros, the maximum is -0 when
             // both have the sign bit, and the minimum is -0 when either has. Every NaN becomes one
             // and the same NaN, so the order of the inputs makes no difference.
             #[inline(always)]

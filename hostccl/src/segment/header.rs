@@ -50,7 +50,7 @@ pub(crate) struct Failure {
     code: AtomicI32,
     /// The ranks to blame, as bits.
     ranks: RankBits,
-    /// Those of the ranks to blame whose processes have ended, as bits.
+    /// The ranks to blame whose processes have ended, as bits.
     lost: RankBits,
     /// The message.
     text: Text<64>,

@@ -13,8 +13,8 @@ fn hash(parts: [u64; 3]) -> u64 {
 }
 
 /// Returns `count` elements of one rank. Integers have any value, so that sums wrap. Floats are in
-/// (-2, 2) and use all their digits, so that the last bits of a sum show its order. The 8-bit floats
-/// have any finite value.
+/// (-2, 2) and use all their digits, so that the last bits of a sum show its order. The 8-bit
+/// floats have any finite value.
 pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * dtype.size());
     for i in 0..count as u64 {
@@ -62,7 +62,7 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
                 |a: $type, b: $type| match op {
                     ReduceOp::Sum | ReduceOp::Avg => a + b,
                     ReduceOp::Prod => a * b,
-                    // Of two zeros the positive one is larger.
+                    // The positive zero is larger than the negative one.
                     ReduceOp::Max => {
                         if a > b || a == b && a.is_sign_positive() {
                             a

@@ -13,12 +13,13 @@ use crate::wait::{Deadline, Wait};
 const LISTEN: Duration = Duration::from_millis(10);
 
 impl Round {
-    /// Returns the number of the call in its scope. It is the same on every rank and is used once.
+    /// Returns the number of the call in its scope. The number is equal on all ranks and is used
+    /// once.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns the name of the call in its world. It is the same on every rank, and no other call
+    /// Returns the name of the call in its world. The name is equal on all ranks, and no other call
     /// has it.
     pub fn name(&self) -> String {
         let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);

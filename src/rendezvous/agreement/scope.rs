@@ -35,7 +35,7 @@ pub struct Scope {
 const MOST_REFUSALS: u64 = 1000;
 
 impl Scope {
-    /// The keys of the scope begin with `prefix`, which is the same on all its ranks and is used
+    /// Returns a scope whose keys begin with `prefix`, which is equal on all its ranks and is used
     /// once.
     pub(in crate::rendezvous) fn new(membership: Membership, prefix: String) -> Scope {
         Scope {

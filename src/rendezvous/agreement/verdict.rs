@@ -50,7 +50,7 @@ pub(super) struct Verdict {
     os: i32,
     /// The world ranks that the error is about ([`Error::ranks`]).
     ranks: Vec<i32>,
-    /// Those of `ranks` that are lost ([`Error::lost`]).
+    /// The ranks among `ranks` that are lost ([`Error::lost`]).
     lost: Vec<i32>,
     /// Whether the call was given up or refused. Later ranks treat such a call differently.
     pub(super) reason: Reason,

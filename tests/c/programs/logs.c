@@ -1,6 +1,7 @@
-/* What tests/test_log.py reads the log of. The first argument is the case:
+/* The program whose log tests/test_log.py reads. The first argument is the case:
  *   mesh       a mesh, a flattened dimension that shares its communicator, finalize
- *   lost       a barrier in which the last rank is killed, and an all-reduce on the ranks that are left
+ *   lost       a barrier in which the last rank is killed, and an all-reduce on the ranks that are
+ *              left
  *   late       rank 1 comes to no dm_flatten before its deadline of 6 s
  *   stuck      rank 1 comes to no dm_all_reduce before its deadline of 6 s
  *   fork       a child of a rank makes a call that fails

@@ -1,5 +1,5 @@
-/* A communicator library that is libhostccl, but for a rank that stops (SIGSTOP) or fails in the
- * middle of making or ending a communicator. */
+/* A communicator library that is libhostccl, but for a rank that stops (SIGSTOP), ends or fails in
+ * the middle of making or ending a communicator. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -7,7 +7,8 @@
 #include <string.h>
 
 static const char *at = "";
-static int let_through, stop;
+static int let_through, stop, fails;
+static void (*runs)(void);
 
 /* From now on `function` lets this many calls through. The next call stops this process first, or
  * fails at once. */
@@ -18,6 +19,20 @@ void stall_at(const char *function, int calls, int stops)
   at = function;
   let_through = calls;
   stop = stops;
+  fails = !stops;
+  runs = NULL;
+}
+
+/* The next call of `function` runs `first` of the program before it does its work, or before it
+ * fails. */
+void run_at(const char *function, void (*first)(void), int then_fails);
+
+void run_at(const char *function, void (*first)(void), int then_fails)
+{
+  at = function;
+  let_through = stop = 0;
+  fails = then_fails;
+  runs = first;
 }
 
 /* Whether the call is to fail. */
@@ -25,8 +40,9 @@ static int met(const char *function)
 {
   if (strcmp(function, at) != 0 || let_through-- > 0) return 0;
   at = "";
+  if (runs != NULL) runs();
   if (stop) raise(SIGSTOP);
-  return !stop;
+  return fails;
 }
 
 #define FORWARD(name, parameters, arguments) \

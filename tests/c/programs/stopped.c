@@ -1,7 +1,7 @@
-/* One rank of four, of which one stops (SIGSTOP) in the middle of a collective call
- * (tests/test_lost_ranks.py). The arguments are the case and the rank that stops. By their
- * deadline the other ranks have an error that names the stopped rank, and nothing is left of what
- * they made. */
+/* One rank of four, of which one stops (SIGSTOP) or ends in the middle of a collective call
+ * (tests/test_lost_ranks.py). The arguments are the case and the rank that stops or ends. The other
+ * ranks have an error that names that rank, at their deadline or at once, and nothing is left of
+ * what they made. */
 #include "blocked.h"
 
 #include <dirent.h>
@@ -17,6 +17,7 @@ static dm_init_options options = DM_INIT_OPTIONS_INIT;
 static dm_mesh *mesh;
 static int32_t rank, victim, pids[kRanks];
 static void (*stall_at)(const char *function, int calls, int stops);
+static void (*run_at)(const char *function, void (*first)(void), int then_fails);
 
 /* How many descriptors and mappings of communicators this process has. */
 static void count_left(int *descriptors, int *mappings)
@@ -184,6 +185,26 @@ static void stop_one(int kind)
   }
 }
 
+static void end_here(void) { _exit(0); }
+
+/* Waits until the process of the victim is gone. Its parent, the tool, takes its number away. */
+static void wait_until_gone(void)
+{
+  const double patience = seconds_now() + 30;
+  while (kill(pids[victim], 0) == 0 && seconds_now() < patience) pause_ms(1);
+}
+
+/* Rank 0 ends when the others have its unique id, and they join when it is gone. Their own failure
+ * is a consequence of that death: rank 0 held the memory that the id names. With `then_fails` their
+ * library fails without naming anybody. */
+static void end_before_the_others_join(bool then_fails)
+{
+  run_at("ncclCommInitRankConfig", rank == victim ? end_here : wait_until_gone, rank != victim && then_fails);
+  GIVES(DM_STATUS_PEER_LOST, init(NULL));
+  printf("%s\n", dm_last_error());
+  CHECK(names_victim(dm_last_error()));
+}
+
 /* dm_abort and dm_world_abort while a communicator is being made. The victim stops inside the
  * call, another rank waits in it and aborts, and the remaining ranks get PEER_LOST. */
 static void abort_in_the_middle(bool of_world)
@@ -216,6 +237,7 @@ int main(int count, char **arguments)
   void *library = dlopen(join.ccl_library, RTLD_NOW);
   if (library == NULL) return 2;
   *(void **)&stall_at = dlsym(library, "stall_at");
+  *(void **)&run_at = dlsym(library, "run_at");
   victim = atoi(arguments[2]);
   REQUIRE(dm_world_init("cpu", &join, &sync_world));
   REQUIRE(dm_world_init("cpu", &join, &world));
@@ -229,6 +251,13 @@ int main(int count, char **arguments)
   options.world = world;
   options.timeout_ms = 1000;
   count_left(&descriptors, &mappings);
+  if (strcmp(arguments[1], "gone") == 0 || strcmp(arguments[1], "gone-failing") == 0) {
+    end_before_the_others_join(strcmp(arguments[1], "gone-failing") == 0);
+    dm_free(line);
+    dm_world_free(world);
+    dm_world_free(sync_world);
+    return finish();
+  }
   if (strcmp(arguments[1], "leaks") == 0) {
     /* One rank cannot take part, at every place in turn. */
     static const struct { const char *at; int calls; } places[] = {

@@ -1,1 +1,1 @@
-"""As much of mpi4py as the tests of mpi4jax use, over libdevicemesh."""
+"""The part of mpi4py that the tests of mpi4jax use, over libdevicemesh."""

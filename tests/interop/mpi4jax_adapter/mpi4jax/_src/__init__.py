@@ -1,1 +1,1 @@
-"""What mpi4jax's tests reach for behind its public functions."""
+"""The names behind mpi4jax's public functions that its tests use."""

@@ -1,0 +1,189 @@
+//! The anonymous file that holds a segment: how it is made, opened, sized and mapped.
+
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use super::header::Header;
+use super::layout::HEADER_BYTES;
+use crate::error::{Error, Result};
+use crate::fork::{self, Private};
+use crate::machine;
+use crate::types::ncclSystemError;
+
+/// The version of the layout. It changes with the layout, so that ranks with different versions of
+/// the library refuse each other.
+pub(crate) const LAYOUT_VERSION: u32 = 7;
+/// The first bytes of a segment, by which another file is recognised.
+const MAGIC: u64 = 0x6c63_6374_736f_6868;
+/// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
+const NAME: &CStr = c"hostccl";
+
+/// A mapping of a segment's first bytes.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    /// The address of the first byte.
+    pub(super) base: NonNull<u8>,
+    /// The length in bytes: the header alone, or the whole segment.
+    pub(super) bytes: usize,
+}
+
+// SAFETY: threads and processes share the memory in any case. Every access is atomic, or is ordered
+// by atomic accesses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(super) fn new(fd: RawFd, bytes: usize) -> Result<Mapping> {
+        let read_write = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let map = || unsafe { libc::mmap(std::ptr::null_mut(), bytes, read_write, libc::MAP_SHARED, fd, 0) };
+        let base = fork::map_apart(bytes, map);
+        if base == libc::MAP_FAILED {
+            let why = machine::explained_memory(bytes, &io::Error::last_os_error());
+            return Err(Error::new(ncclSystemError, format!("mapping {bytes} bytes of shared memory: {why}")));
+        }
+        Ok(Mapping { base: NonNull::new(base.cast()).expect("mmap never returns NULL here"), bytes })
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: a mapping is aligned to a page, has at least the header's size, and lives as long
+        // as `self`. All fields that change after `create` are atomics.
+        unsafe { self.base.cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if fork::is_child() {
+            // The segment is not mapped in the child, and other memory may lie at its address.
+            return;
+        }
+        // SAFETY: `self` made the mapping, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Makes a new segment, which has only a header, and returns its descriptor.
+pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
+    // SAFETY: the name is a C string, and the result is a new descriptor or -1.
+    let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) };
+    let refused = |reason| machine::explained_call("memfd_create", &reason);
+    let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
+    resize(&fd, HEADER_BYTES)?;
+    seal(&fd, libc::F_SEAL_SHRINK)?;
+    let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
+    // SAFETY: nobody else knows the segment yet, so nobody reads or writes it at the same time.
+    unsafe {
+        let header = mapping.base.cast::<Header>().as_ptr();
+        (&raw mut (*header).magic).write(MAGIC);
+        (&raw mut (*header).version).write(LAYOUT_VERSION);
+        (&raw mut (*header).token).write(token);
+    }
+    Ok(fd)
+}
+
+/// Turns the result of a system call into a descriptor or the error.
+///
+/// # Safety
+/// `fd` is an open descriptor that nobody else owns, or negative.
+unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's contract.
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+}
+
+/// Sets the size of a segment.
+pub(super) fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
+    // Beyond the limit on file sizes the kernel does not only refuse: it sends SIGXFSZ, which ends
+    // the process. So the limit is checked first.
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if bytes as libc::rlim_t > limit.rlim_cur {
+        let limit = limit.rlim_cur;
+        return Err(Error::new(
+            ncclSystemError,
+            format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
+        ));
+    }
+    // SAFETY: the call only takes a descriptor that this process owns.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
+        return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// Forbids every process to change the segment's size: `seals` says whether to forbid shrinking or
+/// growing. If the segment could shrink, a rank that touches the lost part would get SIGBUS.
+pub(super) fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
+    // SAFETY: the call only takes a descriptor that this process owns.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::system("sealing the size of shared memory", io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no
+/// segment with that token. Only the caller knows what that means: whether the process has ended,
+/// or has closed the segment.
+pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Option<Private<OwnedFd>>> {
+    let found = if owner == std::process::id() { open_here(fd) } else { open_there(owner, fd) }?;
+    let Some(file) = found else { return Ok(None) };
+    let about = file.metadata().map_err(|reason| Error::system("looking at shared memory", reason))?;
+    if !about.is_file() || about.len() < HEADER_BYTES as u64 {
+        return Ok(None);
+    }
+    let mapping = Mapping::new(file.as_raw_fd(), HEADER_BYTES)?;
+    let header = mapping.header();
+    if header.magic != MAGIC || header.token != token {
+        return Ok(None);
+    }
+    if header.version != LAYOUT_VERSION {
+        return Err(Error::usage(format!(
+            "another version of hostccl made the unique id (layout {}, this one has {LAYOUT_VERSION}): all ranks need the same library",
+            header.version
+        )));
+    }
+    Ok(Some(file.map(OwnedFd::from)))
+}
+
+/// Copies descriptor `fd` of this process, for which no `/proc` is needed. Returns `None` when it
+/// is not open for reading and writing.
+fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
+    // SAFETY: the call only asks about a number.
+    let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if mode < 0 || mode & libc::O_ACCMODE != libc::O_RDWR {
+        return Ok(None);
+    }
+    // SAFETY: the result is a new descriptor or -1.
+    let copied = Private::open(|| unsafe { owned(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0)) });
+    match copied {
+        Ok(copied) => Ok(Some(copied.map(fs::File::from))),
+        Err(reason) if reason.raw_os_error() == Some(libc::EBADF) => Ok(None),
+        Err(reason) => Err(Error::system("opening shared memory", reason)),
+    }
+}
+
+/// Opens the file that process `owner` has at `fd`. Returns `None` when that is no segment.
+fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
+    let path = format!("/proc/{owner}/fd/{fd}");
+    let refused = |reason: io::Error| match reason.kind() {
+        io::ErrorKind::NotFound => match machine::broken_proc() {
+            Some(why) => Err(Error::new(ncclSystemError, why)),
+            None => Ok(None),
+        },
+        io::ErrorKind::PermissionDenied => Err(Error::new(ncclSystemError, machine::denied(owner, &reason))),
+        _ => Err(Error::system(&format!("opening {path}"), reason)),
+    };
+    match fs::read_link(&path) {
+        // To open a file of another kind might block or have effects, so its name is checked first.
+        Ok(target) if !target.to_string_lossy().starts_with("/memfd:hostccl") => return Ok(None),
+        Ok(_) => {}
+        Err(reason) => return refused(reason),
+    }
+    let opened = Private::open(|| fs::OpenOptions::new().read(true).write(true).open(&path));
+    opened.map(Some).or_else(refused)
+}

@@ -1,0 +1,190 @@
+//! Ranks that fail, are aborted or are lost during a call.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{membership, ranks, soon};
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::verdict::Verdict;
+use crate::rendezvous::agreement::{Members, Scope};
+use crate::rendezvous::losses::Losses;
+use crate::rendezvous::store::{MemoryStore, Store};
+use crate::wait::Wait;
+
+#[test]
+fn a_rank_that_has_gone_is_not_waited_for() {
+    // A store that knows of losses writes them like this. The first loss was noted for a call that
+    // it did not harm.
+    let errors = ranks(5, |me, scope| {
+        let store = Arc::clone(&scope.membership.store);
+        scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
+        if me == 2 {
+            store.add("test/lost", 1, &soon()).unwrap();
+            store.set("test/lost/1", b"2", &soon()).unwrap();
+            return None;
+        }
+        if me == 4 {
+            // This rank calls when the others know already.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let began = Instant::now();
+        let error = scope.agree("second()", &soon()).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        Some((error, scope.agree("third()", &soon()).map(drop).unwrap_err()))
+    });
+    for (second, third) in errors.into_iter().flatten() {
+        assert_eq!((second.status(), third.status()), (Status::PeerLost, Status::PeerLost));
+        assert_eq!((second.ranks(), third.ranks()), (&[2][..], &[2][..]));
+        let words = "rank 2 was lost before it called second() as call 1: its process ended, it freed or aborted its world, or its host fell silent";
+        assert_eq!(second.message(), words);
+        assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
+    }
+}
+
+/// The library of rank 1 fails because rank 2 has died, and the store knows of the death a moment
+/// later.
+#[test]
+fn a_failure_that_a_lost_rank_may_explain_is_told_as_the_loss() {
+    let own = Error::new(Status::Ccl, "a connection was closed").with_ccl_result(2);
+    let errors = ranks(3, |me, scope| {
+        let round = scope.agree("dm_init()", &soon()).unwrap();
+        match me {
+            0 => Some(round.fetch("id", 2, &soon()).map(drop).unwrap_err()),
+            1 => {
+                assert!(round.fail(&own, &soon()));
+                Some(round.finish(&soon()).unwrap_err())
+            }
+            _ => {
+                std::thread::sleep(Duration::from_millis(20));
+                scope.membership.store.set("test/lost/1", b"2", &soon()).unwrap();
+                None
+            }
+        }
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[2][..]));
+        assert!(error.message().starts_with("rank 2 was lost in dm_init() as call 0"), "{error}");
+    }
+}
+
+#[test]
+fn a_failure_in_the_middle_reaches_every_rank() {
+    let errors = ranks(3, |me, scope| {
+        let round = scope.agree("dm_init()", &soon()).unwrap();
+        if me == 1 {
+            let own = Error::new(Status::Ccl, "out of memory").with_ccl_result(1);
+            round.fail(&own, &soon());
+            round.finish(&soon()).unwrap_err()
+        } else {
+            // Rank 1 never publishes this id.
+            round.fetch("id", 2, &soon()).map(drop).unwrap_err()
+        }
+    });
+    for error in errors {
+        assert_eq!((error.status(), error.ccl_result()), (Status::Ccl, 1));
+        assert_eq!(error.message(), "rank 1 failed in dm_init(): out of memory");
+    }
+}
+
+#[test]
+fn an_aborted_rank_frees_the_others() {
+    let errors = ranks(3, |me, scope| {
+        let wait = soon();
+        if me == 2 {
+            // Rank 1 never calls, so the others wait; then rank 2 is aborted.
+            let cancel = wait.cancel.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                cancel.raise();
+            });
+        }
+        if me == 1 {
+            return None;
+        }
+        Some(scope.agree("dm_init()", &wait).map(drop).unwrap_err())
+    });
+    assert_eq!(errors[0].as_ref().unwrap().status(), Status::PeerLost);
+    assert_eq!(errors[2].as_ref().unwrap().status(), Status::Aborted);
+}
+
+#[test]
+fn a_rank_that_ends_its_wait_for_any_reason_says_so() {
+    let began = Instant::now();
+    let errors = ranks(3, |me, scope| {
+        let watch: crate::wait::Watch = Arc::new(|| Err(Error::new(Status::Ccl, "its communicator failed")));
+        match me {
+            0 => Some(scope.agree("dm_flatten()", &soon()).map(drop).unwrap_err()),
+            1 => Some(scope.agree("dm_flatten()", &Wait { watch: Some(watch), ..soon() }).map(drop).unwrap_err()),
+            _ => None,
+        }
+    });
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for error in errors.into_iter().flatten() {
+        assert_eq!(error.status(), Status::Ccl, "{error}");
+        assert!(error.message().contains("its communicator failed"), "{error}");
+    }
+}
+
+/// A store that takes half a second to answer set_once, like a host that is far away or busy.
+struct Slow(MemoryStore);
+
+impl Store for Slow {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.0.set(key, value, wait)
+    }
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        self.0.get_any(keys, wait)
+    }
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        self.0.try_get(key, wait)
+    }
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        self.0.add(key, amount, wait)
+    }
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        std::thread::sleep(Duration::from_millis(500));
+        self.0.set_once(key, value, wait)
+    }
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        self.0.present(keys, wait)
+    }
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.0.delete(key, wait)
+    }
+    fn name(&self) -> &str {
+        "a slow store"
+    }
+}
+
+#[test]
+fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_the_same() {
+    let memory = MemoryStore::new();
+    let store: Arc<dyn Store> = Arc::new(Slow(memory.clone()));
+    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+    let scope = Scope::new(membership(store, losses, Members::All(2), 0), "test/world".to_owned());
+    let wait = soon();
+    let (aborted, took) = std::thread::scope(|threads| {
+        let waiting = threads.spawn(|| (scope.agree("dm_init()", &wait).map(drop).unwrap_err(), Instant::now()));
+        memory.get("test/world/0/here/0", &soon()).unwrap();
+        let raised = Instant::now();
+        wait.cancel.raise();
+        let (error, returned) = waiting.join().unwrap();
+        (error, returned - raised)
+    });
+    assert_eq!(aborted.status(), Status::Aborted);
+    assert!(took < Duration::from_millis(250), "{took:?}: 70 ms on a machine that does nothing else");
+    let told =
+        Verdict::read(&String::from_utf8(memory.get("test/world/0/verdict", &soon()).unwrap()).unwrap()).unwrap();
+    assert_eq!(told.status, Status::PeerLost);
+}
+
+#[test]
+fn a_watch_that_tells_of_a_deadline_is_not_taken_for_the_own_one() {
+    let errors = ranks(2, |me, scope| {
+        let watch: crate::wait::Watch = Arc::new(|| Err(Error::timeout("its communicator failed earlier")));
+        let wait = if me == 0 { Wait { watch: Some(watch), ..soon() } } else { soon() };
+        (me == 0).then(|| scope.agree("dm_finalize()", &wait).map(drop).unwrap_err())
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert_eq!((error.status(), error.message()), (Status::Timeout, "its communicator failed earlier"));
+}
