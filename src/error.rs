@@ -271,6 +271,13 @@ impl Error {
         self
     }
 
+    /// Returns the error with `text` at the end of its message.
+    #[must_use]
+    pub(crate) fn followed_by(mut self, text: &str) -> Error {
+        self.message = one_line(&format!("{}{text}", self.message));
+        self
+    }
+
     /// The status.
     pub fn status(&self) -> Status {
         self.status

@@ -3,7 +3,8 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use hostccl::fork;
@@ -12,7 +13,7 @@ use crate::ccl::Library;
 use crate::error::{Error, Result};
 use crate::wait::Deadline;
 
-/// Where the work of the thread stands.
+/// Where the work of a thread stands.
 enum Progress<T> {
     UnderWay,
     Done(Result<T>),
@@ -20,59 +21,118 @@ enum Progress<T> {
     Abandoned,
 }
 
-/// Returns what `work` returns. `wait` waits for the end of the work. It gets a function that says
-/// whether the work is done. When `wait` gives up first, its error is returned. The thread is then
-/// left behind inside the library, where nothing can end it, and hands what it still makes to
-/// `discard`. A panic of `work` ends the wait at once with an error.
-pub(super) fn in_background<T: Send + 'static>(
-    library: &Library,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-    discard: impl FnOnce(T) + Send + 'static,
-    wait: impl FnOnce(&dyn Fn() -> Result<bool>) -> Result<()>,
-) -> Result<Result<T>> {
-    let device = library.current_device()?;
-    let progress = Arc::new(Mutex::new(Progress::UnderWay));
-    let shared = Arc::clone(&progress);
-    let work = move || {
-        let done = catch_unwind(AssertUnwindSafe(|| device.select().and_then(|()| work())));
-        let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
-        let mut progress = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        match (&*progress, done) {
-            (Progress::Abandoned, Ok(made)) => {
-                drop(progress);
-                discard(made);
-            }
-            (_, done) => *progress = Progress::Done(done),
+/// Work that a [`Worker`] has begun.
+pub(super) struct Pending<T>(Arc<Mutex<Progress<T>>>);
+
+impl<T> Pending<T> {
+    fn progress(&self) -> MutexGuard<'_, Progress<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what the work returns. `wait` waits for the end of the work. It gets a function that
+    /// says whether the work is done. When `wait` gives up first, its error is returned, and the
+    /// thread is left behind.
+    pub(super) fn finish(self, wait: impl FnOnce(&dyn Fn() -> Result<bool>) -> Result<()>) -> Result<Result<T>> {
+        let waited = wait(&|| Ok(!matches!(*self.progress(), Progress::UnderWay)));
+        let progress = std::mem::replace(&mut *self.progress(), Progress::Abandoned);
+        match (progress, waited) {
+            (Progress::Done(done), _) => Ok(done),
+            (_, Err(error)) => Err(error),
+            (_, Ok(())) => Err(Error::internal("a wait for a thread ended before it")),
         }
-    };
-    let spawned = hostccl::thread::spawn("dm-background", work);
-    spawned.map_err(|error| Error::no_thread(&error))?;
-    let lock = || progress.lock().unwrap_or_else(PoisonError::into_inner);
-    let waited = wait(&|| Ok(!matches!(*lock(), Progress::UnderWay)));
-    match (std::mem::replace(&mut *lock(), Progress::Abandoned), waited) {
-        (Progress::Done(done), _) => Ok(done),
-        (_, Err(error)) => Err(error),
-        (_, Ok(())) => Err(Error::internal("a wait for a thread ended before it")),
     }
 }
 
-/// Runs `work` on a thread of its own, which has the calling thread's device and no group. Where no
-/// thread can be started, runs it here.
-pub(super) fn on_own_thread(library: &Library, name: &str, work: impl Fn() -> Result<()> + Sync) -> Result<()> {
-    let device = library.current_device();
-    std::thread::scope(|scope| {
-        let begin = || {
-            // Where the device cannot be selected, the work is tried all the same.
-            let _ = device.and_then(|device| device.select());
-            work()
-        };
-        match hostccl::thread::spawn_scoped(scope, name, begin) {
-            Ok(thread) => {
-                thread.join().unwrap_or_else(|_| Err(Error::internal("a call on a thread of its own panicked")))
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread on which calls of a communicator library run, one after another, so that the caller's
+/// wait ends by its deadline. It starts with the first call and ends with this value. A thread
+/// inside a call that does not return is left behind, because nothing can end it. The next call
+/// then gets a new thread.
+///
+/// The calls that make one communicator, and the abort after a failure, run on one thread, because
+/// up to 2.21 NCCL keeps what makes a communicator in variables of the thread that began
+/// (`ncclGroupJobMain`). The thread has no group, inside which a library would put the calls off.
+pub(super) struct Worker {
+    /// The library whose calls run here.
+    library: Arc<Library>,
+    /// The thread's name.
+    name: &'static str,
+    /// Whether a call is left out when the thread cannot have the caller's device.
+    needs_device: bool,
+    /// Where the thread gets its calls; `None` while there is no thread.
+    jobs: Mutex<Option<Sender<Job>>>,
+}
+
+impl Worker {
+    /// A thread of that name, not started yet.
+    pub(super) fn new(library: &Arc<Library>, name: &'static str) -> Worker {
+        Worker { library: Arc::clone(library), name, needs_device: true, jobs: Mutex::new(None) }
+    }
+
+    /// A thread for aborts, not started yet. Where the device cannot be selected, an abort is tried
+    /// all the same.
+    pub(super) fn for_abort(library: &Arc<Library>) -> Worker {
+        Worker { needs_device: false, ..Worker::new(library, "dm-abort") }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Option<Sender<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on the thread, with the device of the calling thread, and returns what it
+    /// returns. `wait` and its error are those of [`Pending::finish`]. When the caller has given
+    /// up, the thread hands what it still makes to `discard`. A panic of `work` ends the wait at
+    /// once with an error.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        discard: impl FnOnce(T) + Send + 'static,
+        wait: impl FnOnce(&dyn Fn() -> Result<bool>) -> Result<()>,
+    ) -> Result<Result<T>> {
+        // The thread may be inside a call that does not return.
+        self.start(work, discard)?.finish(wait).inspect_err(|_| drop(self.jobs().take()))
+    }
+
+    /// Begins `work` on the thread, as [`run`](Worker::run) does, and does not wait.
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        discard: impl FnOnce(T) + Send + 'static,
+    ) -> Result<Pending<T>> {
+        let (device, needs_device) = (self.library.current_device(), self.needs_device);
+        let progress = Arc::new(Mutex::new(Progress::UnderWay));
+        let shared = Arc::clone(&progress);
+        let job: Job = Box::new(move || {
+            let done = catch_unwind(AssertUnwindSafe(|| match device.and_then(|device| device.select()) {
+                Err(error) if needs_device => Err(error),
+                _ => work(),
+            }));
+            let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
+            let mut progress = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            match (&*progress, done) {
+                (Progress::Abandoned, Ok(made)) => {
+                    drop(progress);
+                    discard(made);
+                }
+                (_, done) => *progress = Progress::Done(done),
             }
-            Err(_) => work(),
+        });
+        self.hand_to_thread(job)?;
+        Ok(Pending(progress))
+    }
+
+    fn hand_to_thread(&self, job: Job) -> Result<()> {
+        let mut jobs = self.jobs();
+        if jobs.is_none() {
+            let (sender, receiver) = channel::<Job>();
+            let spawned = hostccl::thread::spawn(self.name, move || receiver.into_iter().for_each(|job| job()));
+            spawned.map_err(|error| Error::no_thread(&error))?;
+            *jobs = Some(sender);
         }
-    })
+        let sent = jobs.as_ref().is_some_and(|sender| sender.send(job).is_ok());
+        if sent { Ok(()) } else { Err(Error::internal("a thread of the library ended before its work")) }
+    }
 }
 
 /// How many threads of [`hand_over`] are at work.
@@ -176,8 +236,7 @@ mod tests {
     fn a_panic_of_the_work_ends_the_wait_at_once() {
         let library = ccl::for_device("cpu").unwrap();
         let wait = Wait::after(Duration::from_secs(3600));
-        let ended = in_background(
-            &library,
+        let ended = Worker::new(&library, "dm-background").run(
             || -> Result<()> { panic!("as it is meant to") },
             drop,
             |is_done| poll_until_done(&wait, || "the work".to_owned(), std::thread::sleep, is_done),

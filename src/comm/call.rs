@@ -42,12 +42,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::communicator::Communicator;
+use super::ending::discard;
 use super::groups::outside_groups;
 use super::options::DimOptions;
 use super::polling::millis;
 use super::root::RootComms;
 use super::world::{Turn, World};
-use crate::ccl::RawComm;
+use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -412,6 +413,7 @@ impl Log {
 
     /// Undoes the changes, the last one first.
     fn undo(&mut self) {
+        let mut unused: Vec<(Arc<Library>, RawComm)> = Vec::new();
         for change in self.changes.drain(..).rev() {
             match change {
                 Change::Range { root, range } => root.remove_range(&range),
@@ -419,9 +421,15 @@ impl Log {
                 // When no other mesh uses the communicator, it ends. Otherwise it stays planned.
                 Change::Dim { root, communicator } => root.remove_dim(&communicator),
                 Change::Made { communicator, is_published: true, .. } => communicator.unmake(),
-                Change::Made { communicator, raw, .. } if !raw.is_null() => drop(communicator.library().abort(raw)),
+                Change::Made { communicator, raw, .. } if !raw.is_null() => {
+                    unused.push((Arc::clone(communicator.library()), raw));
+                }
                 Change::Made { .. } => {}
             }
+        }
+        if let Some((library, _)) = unused.first() {
+            let raws: Vec<RawComm> = unused.iter().map(|(_, raw)| *raw).collect();
+            discard(library, &raws, None);
         }
     }
 }

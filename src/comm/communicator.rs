@@ -1,26 +1,26 @@
 //! One communicator of this rank: made, still to be made, or ended.
 
 mod calls;
+mod questions;
 
-use std::ffi::c_void;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::failure::{FirstFailure, blame, is_repeated, name_ranks, with_world_ranks};
-use super::gate::Gate;
-use crate::ccl::{CommConfig, Library, RawComm, result};
-use crate::error::{Error, Result, Status};
+use super::background::Worker;
+use super::failure::{FirstFailure, name_ranks};
+use super::handle::{Handle, PATIENCE};
+use crate::ccl::{CommConfig, Library, RawComm};
+use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
 use crate::wait::Deadline;
 
-/// How long an abort waits for a call of another thread that is inside the library. Such a call
-/// puts its work on a stream and returns. Only a call that connects to peers takes longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The shortest time that the end of a communicator and a question about it may take, however short
+/// the timeout of its mesh is. The threads on which they run have to come to their turn.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// Whether a communicator has a raw handle, and why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,18 +102,14 @@ pub(crate) struct Communicator {
     /// Its ranks as a one-dimensional view. The order of the view is the rank order in the
     /// communicator.
     group: Mesh,
-    /// The raw communicator; NULL unless `state` is `Ready`. Calls that must be quick read this
-    /// field alone.
-    raw: AtomicPtr<c_void>,
+    /// The raw communicator; there is none unless `state` is `Ready`.
+    handle: Arc<Handle>,
     /// The [`State`] as a number.
     state: AtomicU8,
     /// How many root meshes use it, freed ones included. When no user is left it may be destroyed.
     users: AtomicUsize,
     /// How many root meshes have it that have neither ended nor been freed.
     holders: AtomicUsize,
-    /// Whether this library ends it; false for a communicator that was adopted and stays the
-    /// caller's.
-    is_owned: bool,
     /// The way in which the first use makes this communicator.
     first_use: FirstUse,
     /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
@@ -129,47 +125,33 @@ pub(crate) struct Communicator {
     /// The first failure of this communicator, which later errors repeat. It is empty until this rank
     /// knows of one.
     failure: FirstFailure,
-    /// Held while the library is asked about the raw communicator, and while the raw communicator
-    /// is taken away, because the library may free it at once. Calls that wait for peers do not
-    /// hold it.
-    asking: Mutex<()>,
-    /// On libraries with streams, lets in one host call at a time.
-    gate: Gate,
-    /// The raw communicator that was taken away and is not ended yet, because a call was inside.
-    taken: Mutex<Option<RawComm>>,
-    /// Held by the thread that ends what was taken away. So a second abort returns only when the
-    /// first one is done.
-    ending: Mutex<()>,
     /// Keeps forked children from using the communicator.
     _own: Own<()>,
 }
 
 impl Communicator {
     pub(super) fn unmade(library: Arc<Library>, group: Mesh, first_use: FirstUse) -> Communicator {
+        let handle = Handle::new(Arc::clone(&library), group.clone(), true);
         Communicator {
             library,
             group,
-            raw: AtomicPtr::new(ptr::null_mut()),
+            handle,
             state: AtomicU8::new(State::Unmade as u8),
             users: AtomicUsize::new(0),
             holders: AtomicUsize::new(0),
-            is_owned: true,
             first_use,
             scope: Mutex::default(),
             timeout_millis: AtomicU64::new(0),
             agreed_name: OnceLock::new(),
             failure: FirstFailure::default(),
-            asking: Mutex::default(),
-            gate: Gate::default(),
-            taken: Mutex::default(),
-            ending: Mutex::default(),
             _own: Own::new(()),
         }
     }
 
     /// A communicator that the caller has made. With `is_owned` this library ends it.
     pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, is_owned: bool) -> Result<Communicator> {
-        let adopted = Communicator { is_owned, ..Communicator::unmade(library, group, FirstUse::default()) };
+        let handle = Handle::new(Arc::clone(&library), group.clone(), is_owned);
+        let adopted = Communicator { handle, ..Communicator::unmade(library, group, FirstUse::default()) };
         name_ranks(&adopted.library, raw, &adopted.group);
         adopted.set_ready(raw)?;
         Ok(adopted)
@@ -214,12 +196,6 @@ impl Communicator {
     pub(super) fn set_agreed_name(&self, name: String) {
         let _ = self.agreed_name.set(name);
     }
-
-    /// The name under which the ranks of an agreed call know it. `None` when it has no such name,
-    /// has ended, or has failed as far as this rank knows: then it cannot be shared.
-    pub(super) fn shareable_name(&self) -> Option<&str> {
-        self.agreed_name.get().filter(|_| self.is_sound()).map(String::as_str)
-    }
 }
 
 /// The raw communicator.
@@ -227,7 +203,7 @@ impl Communicator {
     /// The raw communicator; NULL when it is not made yet or has ended. This reads one atomic
     /// value.
     pub(crate) fn raw(&self) -> RawComm {
-        RawComm(self.raw.load(Ordering::Acquire))
+        self.handle.raw()
     }
 
     /// The raw communicator, or why there is none.
@@ -254,9 +230,9 @@ impl Communicator {
     /// Puts the raw communicator in place. When an abort came first, ends the raw communicator and
     /// fails.
     pub(super) fn set_ready(&self, raw: RawComm) -> Result<()> {
-        self.raw.store(raw.0, Ordering::SeqCst);
+        self.handle.set(raw);
         if !self.change(State::Unmade, State::Ready) {
-            let _ = self.take_and_abort();
+            let _ = self.end_by(&self.deadline(), None);
         }
         self.ready().map(drop)
     }
@@ -271,17 +247,35 @@ impl Communicator {
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
-            let _ = self.take_and_abort();
+            let _ = self.end_by(&self.deadline(), None);
         }
     }
 
     /// Ends it at once and wakes every call that is blocked in it. When this returns, the host
     /// engine's background work on it is over too. A communicator that stays the caller's is not
-    /// ended. On a library with streams, fails where another thread stays inside a call for
-    /// [`PATIENCE`]; that thread then ends the communicator when its call returns.
+    /// ended. On a library with streams, fails where the end has not come within
+    /// [`PATIENCE`]. It then goes on in the background.
     pub(super) fn abort(&self) -> Result<()> {
+        self.abort_by(&self.deadline(), None)
+    }
+
+    /// Does what [`abort`](Communicator::abort) does, until `deadline` and on the thread of
+    /// `worker`.
+    pub(super) fn abort_by(&self, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
         self.end(State::Aborted);
-        self.take_and_abort()
+        self.end_by(deadline, worker)
+    }
+
+    fn end_by(&self, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
+        self.handle.abort(deadline, worker)
+    }
+
+    /// Does what [`abort`](Communicator::abort) does for several communicators at the same time.
+    pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
+        communicators.iter().for_each(|communicator| communicator.end(State::Aborted));
+        let patience = communicators.iter().map(|communicator| communicator.patience()).max().unwrap_or(LEAST);
+        let handles: Vec<_> = communicators.iter().map(|communicator| Arc::clone(&communicator.handle)).collect();
+        Handle::abort_all(&handles, &Deadline::after(patience))
     }
 
     /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None`
@@ -289,59 +283,19 @@ impl Communicator {
     /// call for `patience`; that thread then aborts the communicator when its call returns.
     pub(super) fn take_to_finalize(&self, patience: Duration) -> Result<Option<RawComm>> {
         self.end(State::Finalized);
-        self.take_away();
-        let _ending = self.ending();
-        self.wait_for_calls(patience.min(PATIENCE))?;
-        Ok(self.taken().take().filter(|_| self.is_owned))
+        self.handle.take(&Deadline::after(patience.min(PATIENCE)))
     }
 
-    fn take_and_abort(&self) -> Result<()> {
-        self.take_away();
-        self.abort_taken(PATIENCE)
-    }
-
-    /// Takes the raw communicator away, so that no further call can enter it.
-    fn take_away(&self) {
-        let _asking = self.asking();
-        let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
-        if !raw.is_null() {
-            *self.taken() = Some(raw);
+    /// How long its end, or a question about it, may take: the timeout of its mesh, within bounds.
+    pub(super) fn patience(&self) -> Duration {
+        match self.timeout_millis.load(Ordering::Relaxed) {
+            0 => PATIENCE,
+            millis => Duration::from_millis(millis).clamp(LEAST, PATIENCE),
         }
     }
 
-    /// Aborts the raw communicator that was taken away, once no call is inside.
-    fn abort_taken(&self, patience: Duration) -> Result<()> {
-        let _ending = self.ending();
-        self.wait_for_calls(patience)?;
-        match self.taken().take() {
-            Some(raw) if self.is_owned => self.library.abort(raw),
-            _ => Ok(()),
-        }
-    }
-
-    fn wait_for_calls(&self, patience: Duration) -> Result<()> {
-        let no_call_matters = self.taken().is_none() || !self.is_owned;
-        if no_call_matters || self.gate.wait_until_idle(&Deadline::after(patience)) {
-            return Ok(());
-        }
-        Err(Error::timeout(format!(
-            "a thread was inside a call of {} on the communicator of {} for {} ms, and the library forbids ending a communicator meanwhile: it ends when that call returns; if the call waits for a rank that has gone, end this process",
-            self.library.label(),
-            self.label(),
-            patience.as_millis()
-        )))
-    }
-
-    fn ending(&self) -> MutexGuard<'_, ()> {
-        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn taken(&self) -> MutexGuard<'_, Option<RawComm>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn asking(&self) -> MutexGuard<'_, ()> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.patience())
     }
 }
 
@@ -368,12 +322,6 @@ impl Communicator {
         });
     }
 
-    /// Whether a further dimension can use it: it has neither ended nor failed, as far as this rank
-    /// knows.
-    pub(super) fn is_sound(&self) -> bool {
-        self.state().is_usable() && !self.has_failed()
-    }
-
     pub(super) fn add_user(&self) {
         self.users.fetch_add(1, Ordering::SeqCst);
     }
@@ -388,64 +336,9 @@ impl Communicator {
         self.users.load(Ordering::SeqCst) > 1
     }
 
-    /// Whether it has failed and no root mesh holds it any more.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.is_owned && self.holders.load(Ordering::SeqCst) == 0 && self.has_failed()
-    }
-}
-
-/// Questions to the library.
-impl Communicator {
-    /// Sets how long calls on it wait for their peers, in milliseconds. Each mesh that shares it
-    /// has a timeout of its own.
-    pub(super) fn set_timeout(&self, millis: u64) -> Result<()> {
-        if self.timeout_millis.swap(millis, Ordering::Relaxed) == millis {
-            return Ok(());
-        }
-        let (outcome, has_failed) = {
-            let _asking = self.asking();
-            let raw = self.ready()?;
-            let outcome = self.library.set_timeout(raw, millis);
-            let has_failed = outcome.is_err() && self.library.poll(raw).is_err();
-            (outcome, has_failed)
-        };
-        // A failure is logged, so the lock is given back before.
-        outcome.map_err(|error| self.explain_as(error, has_failed))
-    }
-
-    /// Whether nothing is in progress on it. Fails when it has failed. Does not wait.
-    pub(super) fn poll(&self) -> Result<bool> {
-        let polled = {
-            let _asking = self.asking();
-            let raw = self.ready()?;
-            self.library.poll(raw)
-        };
-        // A failure is logged, so the lock is given back before.
-        polled.map_err(|error| self.explain_as(error, true))
-    }
-
-    /// Ends it where another rank waits in a collective on it. This rank does not make that
-    /// collective, because it is in `call` instead. Both ranks then get an error that says so.
-    pub(super) fn refuse_collectives(&self, call: &str) -> Result<()> {
-        let raw = self.ready()?;
-        self.library.refuse(raw, call).map_err(|error| self.explain(raw, error))
-    }
-
-    /// Whether it has failed. Asks the library where no failure is known yet.
-    pub(super) fn has_failed(&self) -> bool {
-        self.failure.is_known() || (!self.raw().is_null() && self.poll().is_err() && self.failure.is_known())
-    }
-
     /// The error of a call that comes after its failure. `None` while no failure is known.
     pub(super) fn earlier_failure(&self) -> Option<Error> {
         self.failure.later_error(|| self.label())
-    }
-
-    /// Asks the library about the raw communicator, while nobody ends it.
-    #[cfg(feature = "cudarc")]
-    pub(super) fn ask<T>(&self, question: impl FnOnce(RawComm) -> T) -> Result<T> {
-        let _asking = self.asking();
-        self.ready().map(question)
     }
 
     /// Keeps how it failed. The first failure stands.
@@ -453,43 +346,5 @@ impl Communicator {
         if self.failure.note(error) {
             log::warn!("rank {}: the communicator of {} has failed: {error}", self.group.rank(), self.label());
         }
-    }
-
-    /// The error of a call on it, with what the library knows about the reason. When the whole
-    /// communicator has failed, keeps the failure.
-    pub(super) fn explain(&self, raw: RawComm, error: Error) -> Error {
-        let has_failed = {
-            let _asking = self.asking();
-            self.raw() == raw && self.library.poll(raw).is_err()
-        };
-        self.explain_as(error, has_failed)
-    }
-
-    /// Does what [`explain`](Communicator::explain) does. `has_failed` says whether the whole
-    /// communicator has failed, or only this call.
-    fn explain_as(&self, error: Error, has_failed: bool) -> Error {
-        if self.state() != State::Ready {
-            return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
-                .with_ccl_result(error.ccl_result());
-        }
-        let error = match error.ccl_result() {
-            // The engine found that the ranks' calls do not fit together. Its message says who
-            // called what.
-            result::INVALID_USAGE if has_failed && self.library.is_host_engine() => {
-                let mismatch = Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
-                mismatch.with_facts_of(&error)
-            }
-            _ => error,
-        };
-        if has_failed && is_repeated(&self.library, &error) {
-            let error = with_world_ranks(&self.group, error);
-            self.note_failure(&error);
-            return self.earlier_failure().unwrap_or(error);
-        }
-        let error = blame(&self.group, error);
-        if has_failed {
-            self.note_failure(&error);
-        }
-        error
     }
 }

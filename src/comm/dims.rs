@@ -156,7 +156,7 @@ pub(super) fn make_dims(
         return Ok(());
     };
     world.select_device()?;
-    let maker = Maker { library, peers: work.peers, timeout: root.timeout() };
+    let maker = Maker::new(library, work.peers, root.timeout());
     let mut dims = DimMaker { work, world, root, holder, maker, parent: shared.parent.clone() };
     for (place, (index, options)) in wanted.dims.iter().enumerate() {
         dims.make(&wanted.view, *index, options, shared.dims[place].as_ref())?;

@@ -1,80 +1,61 @@
-//! Ends communicators: at once, or in order when their work is done.
+//! Ends communicators: at once, or in order when their work is done. Every end has a deadline.
 
 use std::sync::Arc;
 use std::thread::sleep;
 
-use super::background::in_background;
+use super::background::Worker;
 use super::communicator::Communicator;
 use super::failure::blame;
+use super::handle::{CAUSES, GRACE};
 use super::polling::poll_until_done;
-use crate::error::{Error, Result};
-use crate::wait::Wait;
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result, Status};
+use crate::wait::{Deadline, Wait};
 
-/// Aborts communicators, each on a thread of its own where the library has streams. NCCL's abort
-/// raises the flag at which the communicator's kernels look, and then waits for the communicator's
-/// streams (`commDestroySync`). On a stream its work may lie behind the work of another
-/// communicator, which only that communicator's own flag ends. Inside a group of the calling
-/// thread NCCL would put the abort off until the end of the group.
+/// Aborts communicators at the same time. Fails where an end has not come within seconds. It then
+/// goes on in the background.
 pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
-    std::thread::scope(|scope| {
-        let (mut here, mut threads) = (Vec::new(), Vec::new());
-        for communicator in communicators {
-            let library = communicator.library();
-            if !library.has_streams() || communicator.raw().is_null() {
-                here.push(communicator);
-                continue;
-            }
-            let device = library.current_device();
-            let abort = move || {
-                // Where the device cannot be selected, the abort is tried all the same.
-                let _ = device.and_then(|device| device.select());
-                communicator.abort()
-            };
-            match hostccl::thread::spawn_scoped(scope, "dm-abort", abort) {
-                Ok(thread) => threads.push(thread),
-                Err(_) => here.push(communicator),
-            }
-        }
-        let outcome = here.into_iter().map(|communicator| communicator.abort()).fold(Ok(()), Result::and);
-        let panicked = |panic: Box<dyn std::any::Any + Send>| Err(Error::of_panic(&*panic));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
-    })
+    Communicator::abort_all(communicators)
+}
+
+/// Aborts raw communicators that nobody uses, after a call has failed. On a library with streams
+/// the aborts run at the same time, and those that take long go on in the background. `worker` is
+/// the thread that has made them.
+pub(super) fn discard(library: &Arc<Library>, raws: &[RawComm], worker: Option<&Worker>) {
+    if !library.has_streams() {
+        raws.iter().for_each(|raw| drop(library.abort(*raw)));
+        return;
+    }
+    let begin = |raw: &RawComm| {
+        let (raw, library) = (*raw, Arc::clone(library));
+        let own = Worker::for_abort(&library);
+        worker.unwrap_or(&own).start(move || library.abort(raw), drop)
+    };
+    // Without a thread nothing could bound the abort, so the communicator is left as it is.
+    let begun: Vec<_> = raws.iter().filter_map(|raw| begin(raw).ok()).collect();
+    let wait = Wait::after(GRACE);
+    for pending in begun {
+        let _ = pending.finish(|is_done| poll_until_done(&wait, String::new, sleep, is_done));
+    }
 }
 
 /// Flushes and destroys one communicator. Aborts it when its work is not done by the deadline.
 /// `tell` is called with the error before the abort, because the other ranks take a rank that
-/// aborts for a lost one.
+/// aborts for a lost one, and because the abort waits for the ranks of this host.
 pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let Some(raw) = communicator.take_to_finalize(wait.deadline.left()).inspect_err(tell)? else {
         return Ok(());
     };
     let library = communicator.library();
+    if library.has_streams() {
+        return finalize_on_streams(communicator, raw, wait, tell);
+    }
     let what = || format!("finalizing the communicator of {}", communicator.label());
-    let finalized = match library.has_streams() {
-        false => library.finalize(raw),
-        // A blocking communicator waits for its streams, and so for peers that may have gone.
-        true => {
-            let flushing = Arc::clone(library);
-            let flush = move || flushing.finalize(raw);
-            // While a thread is inside the communicator, nothing else may be done with it.
-            in_background(library, flush, drop, |is_done| poll_until_done(wait, what, sleep, is_done))
-                .inspect_err(tell)?
-        }
-    };
-    let flushed = finalized.and_then(|()| {
+    let flushed = library.finalize(raw).and_then(|()| {
         let blamed = |error| blame(communicator.group(), error);
         poll_until_done(wait, what, |pause| library.rest(raw, pause), || library.poll(raw).map_err(blamed))
     });
     match flushed {
-        // From 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a deadline.
-        Ok(()) if library.has_streams() => {
-            let destroying = Arc::clone(library);
-            let what = || format!("destroying the communicator of {}", communicator.label());
-            let destroy = move || destroying.destroy(raw);
-            in_background(library, destroy, drop, |is_done| poll_until_done(wait, what, sleep, is_done))
-                .and_then(|destroyed| destroyed)
-                .inspect_err(tell)
-        }
         Ok(()) => library.destroy(raw).inspect_err(tell),
         Err(error) => {
             tell(&error);
@@ -82,4 +63,72 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
             Err(error)
         }
     }
+}
+
+/// Does what [`finalize`] does, on a library with streams. Its calls run on one thread. While that
+/// thread is inside a call, nothing else may be done with the communicator, so a communicator whose
+/// call does not return is left as it is.
+fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
+    let library = communicator.library();
+    let worker = Worker::new(library, "dm-background");
+    let call =
+        |name: &'static str, wait: &Wait, late: fn(&Library, RawComm), work: fn(&Library, RawComm) -> Result<bool>| {
+            let what = || format!("{name} of {} on the communicator of {}", library.label(), communicator.label());
+            let (working, ending) = (Arc::clone(library), Arc::clone(library));
+            let run = move || Ok(work(&working, raw));
+            let discard = move |_| late(&ending, raw);
+            worker.run(run, discard, |is_done| poll_until_done(wait, what, sleep, is_done))?
+        };
+    let abort = |library: &Library, raw| drop(library.abort(raw));
+    // A blocking communicator waits for its streams, and so for peers that may have gone.
+    let finalized = call("ncclCommFinalize", wait, abort, |library, raw| library.finalize(raw).map(|()| true));
+    let finalized = finalized.map_err(with_causes).inspect_err(tell)?;
+    let mut stuck = None;
+    let flushed = finalized.and_then(|_| {
+        let what = || format!("finalizing the communicator of {} (ncclCommFinalize)", communicator.label());
+        poll_until_done(wait, what, sleep, || {
+            match call("ncclCommGetAsyncError", &question_wait(wait), abort, Library::poll) {
+                Ok(polled) => polled.map_err(|error| blame(communicator.group(), error)),
+                Err(late) => {
+                    stuck = Some(());
+                    Err(late)
+                }
+            }
+        })
+    });
+    match flushed {
+        // From 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a deadline.
+        Ok(()) => call("ncclCommDestroy", wait, |_, _| (), |library, raw| library.destroy(raw).map(|()| true))
+            .and_then(|destroyed| destroyed.map(drop))
+            .map_err(with_causes)
+            .inspect_err(tell),
+        Err(error) => {
+            let error = with_causes(error);
+            tell(&error);
+            if stuck.is_none() {
+                discard(library, &[raw], Some(&worker));
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The error of an end, with the likely causes where the end has not come in time.
+fn with_causes(error: Error) -> Error {
+    match error.status() {
+        Status::Timeout if error.ccl_result() == 0 => error.followed_by(&format!("; {CAUSES}")),
+        _ => error,
+    }
+}
+
+/// A deadline for an end that follows a failed call.
+pub(super) fn grace() -> Deadline {
+    Deadline::after(GRACE)
+}
+
+/// A wait for the answer to a question that a call with `wait` asks the library. It is not
+/// cancelled, because the answer is there at once, and a communicator about which a thread asks
+/// cannot be ended.
+pub(super) fn question_wait(wait: &Wait) -> Wait {
+    Wait::after(wait.deadline.left().max(GRACE))
 }

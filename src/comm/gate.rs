@@ -115,7 +115,8 @@ impl Gate {
         self.is_idle()
     }
 
-    fn is_idle(&self) -> bool {
+    /// Whether no call is inside. A group that keeps the gate does not count between two calls.
+    pub(super) fn is_idle(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0 || self.is_paused.load(Ordering::SeqCst)
     }
 

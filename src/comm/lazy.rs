@@ -31,7 +31,7 @@ impl RootComms {
             return outside_groups(library, || {
                 run_alone(world, self, &wait, |work| {
                     world.select_device()?;
-                    let maker = Maker { library, peers: work.peers, timeout };
+                    let maker = Maker::new(library, work.peers, timeout);
                     // There is nobody to wait for, so the making may block.
                     let raw = maker.meet("comm/single", group, config.blocking(true))?;
                     work.log.made(communicator, raw, timeout);
@@ -47,7 +47,7 @@ impl RootComms {
         }
         call.agree(&scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
             world.select_device()?;
-            let raw = Maker { library, peers: work.peers, timeout }.meet_for_use("comm/lazy", group, config)?;
+            let raw = Maker::new(library, work.peers, timeout).meet_for_use("comm/lazy", group, config)?;
             work.log.made(communicator, raw, timeout);
             Ok(())
         })?;

@@ -6,16 +6,23 @@
 //! in one group with those of a blocking communicator. But only the making of non-blocking
 //! communicators can be ended early. So where there are streams, ranks meet in a non-blocking
 //! communicator that nobody sees, and what is handed out is split from it (docs/nccl-sources.md).
+//!
+//! With `NCCL_COMM_BLOCKING=1` in the environment NCCL makes every communicator block, whatever its
+//! configuration says. So on a library with streams every call that makes a communicator runs on a
+//! thread of the library, and the wait for the thread ends by the deadline. A call that does not
+//! return leaves its thread behind (handle.rs).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::background::in_background;
+use super::background::Worker;
 use super::call::Peers;
 use super::communicator::{Communicator, FirstUse};
-use super::ending::finalize;
+use super::ending::{discard, finalize, grace, question_wait};
 use super::failure::{blame, name_ranks};
+use super::handle::Inside;
 use super::names::world_ranks;
 use super::polling::{millis, poll_until_done};
 use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
@@ -43,6 +50,23 @@ pub(super) struct Maker<'a> {
     pub(super) peers: Peers<'a>,
     /// How long calls on what is made may wait for their peers.
     pub(super) timeout: Duration,
+    /// On a library with streams, the thread that makes the communicators.
+    worker: Worker,
+}
+
+/// The place of a child's handle, which a library may write to from another thread.
+#[derive(Clone, Copy)]
+struct Place(*mut RawComm);
+
+// SAFETY: the place is on the heap, and its owner reads it only when the library is done with it.
+unsafe impl Send for Place {}
+
+impl<'a> Maker<'a> {
+    /// Makes communicators of `library` inside a call with those peers. Calls on them wait for
+    /// their peers for at most `timeout`.
+    pub(super) fn new(library: &'a Arc<Library>, peers: Peers<'a>, timeout: Duration) -> Maker<'a> {
+        Maker { library, peers, timeout, worker: Worker::new(library, "dm-background") }
+    }
 }
 
 impl Maker<'_> {
@@ -64,7 +88,7 @@ impl Maker<'_> {
         let made = made.inspect_err(|_| drop(seed.abort()))?.unwrap_or(RawComm::NULL);
         finalize(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
             .map(|()| made)
-            .inspect_err(|_| drop(self.library.abort(made)))
+            .inspect_err(|_| discard(self.library, &[made], None))
     }
 
     /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under
@@ -78,10 +102,11 @@ impl Maker<'_> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
         let ids = self.ids(key, group, rank)?;
         let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
-        if size > 1 && config.is_blocking() {
-            return self.meet_blocking(what, size, ids[0], rank, config);
-        }
-        let comm = self.library.init_rank(size, &ids, rank, &mut config)?;
+        let function = if ids.len() == 1 { "ncclCommInitRankConfig" } else { "ncclCommInitRankScalable" };
+        let what = || format!("{} ({function})", what());
+        let ending = Arc::clone(self.library);
+        let make = move |library: &Library| library.init_rank(size, &ids, rank, &mut config);
+        let comm = self.on_worker(what, make, move |late| drop(ending.abort(late)))?;
         // Only the host engine takes a timeout. Where it refuses, the polling still ends at the
         // deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
@@ -107,10 +132,10 @@ impl Maker<'_> {
         let maker = |index: usize| index * (size / count) + index.min(size % count);
         let world_rank = |position: usize| group.ranks().get(position).copied().unwrap_or_default();
         let Some(round) = self.peers.round().filter(|_| size > 1) else {
-            return Ok(vec![self.library.unique_id()?]);
+            return Ok(vec![self.unique_id()?]);
         };
         let (first, mine) = (rank == 0, (0..count).find(|index| maker(*index) == rank));
-        let made = mine.map(|_| self.library.unique_id()).transpose()?;
+        let made = mine.map(|_| self.unique_id()).transpose()?;
         let publish = |key: &str, id: &UniqueId, value: &[u8]| {
             round.publish(key, value, wait).inspect_err(|_| self.library.discard(id))
         };
@@ -137,20 +162,25 @@ impl Maker<'_> {
         })
     }
 
-    /// Makes a blocking communicator, on a library that cannot split. Once the library has begun,
-    /// nothing ends its work early.
-    fn meet_blocking(
+    /// A fresh id.
+    fn unique_id(&self) -> Result<UniqueId> {
+        self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), Library::unique_id, drop)
+    }
+
+    /// Runs a call of the library that makes something. On a library with streams it runs on the
+    /// thread of this maker, and `discard` gets what it makes after the deadline. Once the library
+    /// has begun, nothing ends a blocking call early.
+    fn on_worker<T: Send + 'static>(
         &self,
         what: impl Fn() -> String,
-        size: usize,
-        id: UniqueId,
-        rank: usize,
-        mut config: CommConfig,
-    ) -> Result<RawComm> {
-        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
-        let make = move || library.init_rank(size, &[id], rank, &mut config);
-        let discard = move |made| drop(ending.abort(made));
-        in_background(self.library, make, discard, |is_done| self.poll(what, sleep, is_done))?
+        work: impl FnOnce(&Library) -> Result<T> + Send + 'static,
+        discard: impl FnOnce(T) + Send + 'static,
+    ) -> Result<T> {
+        if !self.library.has_streams() {
+            return work(self.library);
+        }
+        let library = Arc::clone(self.library);
+        self.worker.run(move || work(&library), discard, |is_done| self.poll(what, sleep, is_done))?
     }
 
     /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour,
@@ -166,9 +196,9 @@ impl Maker<'_> {
         let began = Instant::now();
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
-        let (child, outcome) = self.child(parent, what, |raw, child| {
+        let (child, outcome) = self.child(parent, "ncclCommSplit", what, move |library, raw, child| {
             // SAFETY: `child` says what it is for.
-            unsafe { self.library.split(raw, color, key, child, &mut config) }
+            unsafe { library.split(raw, color, key, child, &mut config) }
         })?;
         if let Err(error) = outcome {
             self.peers.tell_before_abort(&error);
@@ -192,7 +222,7 @@ impl Maker<'_> {
         let restored = parent.set_timeout(millis(self.timeout));
         made?;
         if let Err(error) = restored {
-            let _ = self.library.abort(child);
+            discard(self.library, &[child], Some(&self.worker));
             return Err(error);
         }
         log_made("split off", group, began);
@@ -212,9 +242,9 @@ impl Maker<'_> {
         let began = Instant::now();
         let mut excluded = excluded.to_vec();
         let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
-        let (child, outcome) = self.child(parent, what, |raw, child| {
+        let (child, outcome) = self.child(parent, "ncclCommShrink", what, move |library, raw, child| {
             // SAFETY: `child` says what it is for.
-            unsafe { self.library.shrink(raw, &mut excluded, child, &mut config) }
+            unsafe { library.shrink(raw, &mut excluded, child, &mut config) }
         })?;
         // SAFETY: the handle is still there. The parent has most likely failed and reports that
         // now. Only the child counts here.
@@ -242,9 +272,10 @@ impl Maker<'_> {
         }
     }
 
-    /// Ends a parent whose child was not made in time, or is not needed any more.
+    /// Ends a parent whose child was not made in time, or is not needed any more. Where a thread is
+    /// still inside the parent, the parent ends when that thread returns.
     fn end_parent(&self, parent: &Communicator, child: *mut RawComm) {
-        let _ = parent.abort();
+        let _ = parent.abort_by(&grace(), Some(&self.worker));
         if self.library.is_host_engine() {
             // The child may have been made before the parent failed. The engine is done with both.
             // SAFETY: the handle is still there, and nobody writes to it any more.
@@ -253,27 +284,36 @@ impl Maker<'_> {
         }
     }
 
-    /// Starts the making of a child and waits until the parent is idle. Returns the place of the
-    /// child's handle, and how the wait ended. The place is on the heap. It is freed only by the
-    /// caller, because the library may write to it at any time until the parent is idle.
+    /// Starts the making of a child by the library's `function` and waits until the parent is idle.
+    /// Returns the place of the child's handle, and how the wait ended. The place is on the heap. It
+    /// is freed only by the caller, because the library may write to it at any time until the parent
+    /// is idle.
     fn child(
         &self,
         parent: &Communicator,
+        function: &'static str,
         what: impl Fn() -> String,
-        start: impl FnOnce(RawComm, *mut RawComm) -> Result<()>,
+        start: impl FnOnce(&Library, RawComm, *mut RawComm) -> Result<()> + Send + 'static,
     ) -> Result<(*mut RawComm, Result<()>)> {
+        let what = || format!("{} ({function})", what());
         let mut raw = parent.ready()?;
         parent.set_timeout(self.millis_left())?;
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
         let started = match self.library.has_streams() {
-            false => start(raw, child),
+            false => Ok(start(self.library, raw, child)),
             // No other thread ends the parent while the library begins.
-            true => parent.enter(CallName::OF_MAKING.tag(), || self.peers.wait().clone(), &what).and_then(|now| {
-                raw = now;
-                let started = start(now, child);
-                parent.leave();
-                started
-            }),
+            true => match parent.enter(CallName::OF_MAKING.tag(), || self.peers.wait().clone(), &what) {
+                Err(error) => Ok(Err(error)),
+                Ok(now) => {
+                    raw = now;
+                    self.start_child(parent.inside(), raw, Place(child), &what, start)
+                }
+            },
+        };
+        let started = match started {
+            Ok(started) => started,
+            // The thread is still inside the parent, and may write to the place.
+            Err(late) => return Ok((child, Err(late))),
         };
         if let Err(error) = started {
             // SAFETY: the handle came from a box, and a library that refuses to start does not keep
@@ -283,20 +323,69 @@ impl Maker<'_> {
             let _ = parent.set_timeout(millis(self.timeout));
             return Err(error);
         }
-        let outcome = self.poll(what, |pause| self.library.rest(raw, pause), || parent.poll());
+        let poll = || parent.poll_by(&question_wait(self.peers.wait()), Some(&self.worker));
+        let outcome = self.poll(what, |pause| self.library.rest(raw, pause), poll);
         Ok((child, outcome))
+    }
+
+    /// Runs `start` on the thread of this maker. The thread leaves the parent when the library's
+    /// call returns. The outer error says that it has not returned in time.
+    fn start_child(
+        &self,
+        inside: Inside,
+        raw: RawComm,
+        place: Place,
+        what: impl Fn() -> String,
+        start: impl FnOnce(&Library, RawComm, *mut RawComm) -> Result<()> + Send + 'static,
+    ) -> Result<Result<()>> {
+        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
+        let work = move || {
+            // The whole place goes to the thread, and not its pointer.
+            let place = place;
+            let started = start(&library, raw, place.0);
+            drop(inside);
+            started
+        };
+        let discard = move |()| {
+            let place = place;
+            // SAFETY: the place is never freed, because the caller has given up.
+            let late = unsafe { place.0.read_volatile() };
+            let _ = if late.is_null() { Ok(()) } else { ending.abort(late) };
+        };
+        self.worker.run(work, discard, |is_done| self.poll(what, sleep, is_done))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails. `explain` adds
     /// the reason to an error of its own.
     fn poll_new(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
         let rest = |pause| self.library.rest(comm, pause);
-        let result = self.poll(what, rest, || self.library.poll(comm).map_err(&explain));
+        let is_stuck = Cell::new(false);
+        let is_done = || {
+            let polled = self.ask(comm).inspect_err(|_| is_stuck.set(true))?;
+            polled.map_err(&explain)
+        };
+        let result = self.poll(what, rest, is_done);
         if let Err(error) = &result {
             self.peers.tell_before_abort(error);
-            let _ = self.library.abort(comm);
+            // While a thread is inside the communicator, nothing else may be done with it.
+            if !is_stuck.get() {
+                discard(self.library, &[comm], Some(&self.worker));
+            }
         }
         result
+    }
+
+    /// Asks a communicator that nobody else has yet whether it is ready. The outer error says that
+    /// the library has not answered in time.
+    fn ask(&self, comm: RawComm) -> Result<Result<bool>> {
+        if !self.library.has_streams() {
+            return Ok(self.library.poll(comm));
+        }
+        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
+        let wait = question_wait(self.peers.wait());
+        let what = || "ncclCommGetAsyncError".to_owned();
+        let late = move |_| drop(ending.abort(comm));
+        self.worker.run(move || Ok(library.poll(comm)), late, |is_done| poll_until_done(&wait, what, sleep, is_done))?
     }
 
     /// Waits until the background work is done. Fails at the deadline, when the call is cancelled,

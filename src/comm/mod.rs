@@ -23,7 +23,7 @@
 //! 4  the ritual of a call     call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
-//! 1  one communicator         failure  communicator
+//! 1  one communicator         handle  failure  communicator
 //! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
@@ -42,6 +42,7 @@ mod ending;
 mod failure;
 mod gate;
 mod groups;
+mod handle;
 mod lazy;
 mod lost;
 mod maker;

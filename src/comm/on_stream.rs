@@ -254,7 +254,7 @@ impl OnStream<'_> {
         let (mut device, ours) = (0, self.stream.context().ordinal());
         let code = match self.device_of {
             // SAFETY: the communicator is live while it is asked, and the out-parameter is valid.
-            Some(device_of) => Some(communicator.ask(|comm| unsafe { device_of(comm, &mut device) })?),
+            Some(device_of) => Some(communicator.ask_here(|comm| unsafe { device_of(comm, &mut device) })?),
             None => None,
         };
         match code == Some(result::SUCCESS) && usize::try_from(device).ok() != Some(ours) {

@@ -111,12 +111,15 @@ impl View {
         let outcome = match library.is_host_engine() {
             true => {
                 library.name_next_call(call);
-                self.outcome(name, communicator, raw, issue(library, raw))
+                self.settle(name, communicator, raw, issue(library, raw))
             }
             false => self.through_gate(name, index, communicator, call, |raw| {
-                self.outcome(name, communicator, raw, issue(library, raw))
+                self.settle(name, communicator, raw, issue(library, raw))
             }),
         };
+        // Explaining an error writes to the log, and the program's log callback may end the mesh. So
+        // the communicator is left before.
+        let outcome = outcome.map_err(|unexplained| self.explain(name, communicator, unexplained));
         if outcome.is_ok() {
             groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
         }
@@ -146,10 +149,10 @@ impl View {
         index: usize,
         communicator: &Arc<Communicator>,
         call: &CallName,
-        issue: impl FnOnce(RawComm) -> Result<()>,
-    ) -> Result<()> {
+        issue: impl FnOnce(RawComm) -> Outcome,
+    ) -> Outcome {
         if groups::holds_gate(communicator) {
-            let outcome = issue(communicator.enter_again()?);
+            let outcome = issue(communicator.enter_again().map_err(Unexplained::Known)?);
             communicator.pause();
             return outcome;
         }
@@ -157,7 +160,8 @@ impl View {
         // Sends, receives and collectives of one dimension have different tags. So they wait for
         // each other, and are not refused.
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
-        let raw = communicator.enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
+        let raw = communicator.enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described);
+        let raw = raw.map_err(Unexplained::Known)?;
         let outcome = issue(raw);
         match groups::hold_gate(communicator) {
             true => communicator.pause(),
@@ -271,24 +275,67 @@ impl View {
         }
     }
 
-    fn outcome(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Result<()> {
+    /// Waits for the operation where it is in progress, and asks the library for its words on a
+    /// failure. Runs inside the communicator, so it writes nothing to the log.
+    fn settle(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Outcome {
         if code == result::SUCCESS {
             return Ok(());
         }
         if code == result::IN_PROGRESS {
             let wait = self.root_comms().wait(None);
-            let done = poll_until_done(&wait, || name.to_owned(), sleep, || communicator.poll());
-            return done.inspect_err(|error| {
-                // The operation goes on in the library, and nobody waits for it any more.
-                if error.status() == Status::Timeout {
-                    communicator.note_failure(error);
-                }
+            let mut failed = false;
+            let done = poll_until_done(
+                &wait,
+                || name.to_owned(),
+                sleep,
+                || {
+                    let polled = communicator.poll_here()?;
+                    polled.inspect_err(|_| failed = true)
+                },
+            );
+            return done.map_err(|error| match failed {
+                true => Unexplained::OfCommunicator(error),
+                false => Unexplained::OfWait(error),
             });
         }
-        let library = communicator.library();
-        library.check(name, raw, code).map_err(|error| match is_repeated(library, &error) {
-            true => communicator.explain(raw, error).within(name),
-            false => communicator.explain(raw, error),
-        })
+        communicator.library().check(name, raw, code).map_err(|error| Unexplained::OfCall(raw, error))
     }
+
+    /// The error of an operation, with what is known about the reason. When the whole communicator
+    /// has failed, keeps the failure.
+    fn explain(&self, name: &str, communicator: &Arc<Communicator>, unexplained: Unexplained) -> Error {
+        match unexplained {
+            Unexplained::Known(error) => error,
+            Unexplained::OfCall(raw, error) => match is_repeated(communicator.library(), &error) {
+                true => communicator.explain(raw, error).within(name),
+                false => communicator.explain(raw, error),
+            },
+            Unexplained::OfCommunicator(error) => {
+                let aborted = self.root_comms().cancel().check().err();
+                aborted.unwrap_or_else(|| communicator.explain_as(error, true))
+            }
+            Unexplained::OfWait(error) => {
+                // The operation goes on in the library, and nobody waits for it any more.
+                if error.status() == Status::Timeout {
+                    communicator.note_failure(&error);
+                }
+                error
+            }
+        }
+    }
+}
+
+/// How an operation ended, inside its communicator.
+type Outcome = std::result::Result<(), Unexplained>;
+
+/// An error that was met inside a communicator, and is explained when the communicator is left.
+enum Unexplained {
+    /// The error needs no explanation: the operation has not entered the communicator.
+    Known(Error),
+    /// The library refused or failed the call on that raw communicator.
+    OfCall(RawComm, Error),
+    /// The communicator failed while the operation was in progress.
+    OfCommunicator(Error),
+    /// The wait for the operation ended before it.
+    OfWait(Error),
 }

@@ -307,7 +307,7 @@ impl RootComms {
         excluded: &[i32],
     ) -> Result<Arc<Communicator>> {
         world.select_device()?;
-        let maker = Maker { library: world.library()?, peers: work.peers, timeout: self.timeout() };
+        let maker = Maker::new(world.library()?, work.peers, self.timeout());
         let all = self.mesh().all_ranks();
         let config = named_config(maker.library, None, &parent_name(self.mesh()));
         let raw = maker.shrink(larger, &all, excluded, config.blocking(false))?;

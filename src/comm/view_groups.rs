@@ -40,7 +40,8 @@ fn wait_until_idle(root: &RootComms) -> Result<()> {
     for communicator in root.communicators().iter().filter(|communicator| communicator.state() == State::Ready) {
         // Operations of the host engine are done when they return.
         if !communicator.library().is_host_engine() {
-            poll_until_done(&wait, || "dm_group_end".to_owned(), sleep, || communicator.poll())?;
+            let poll = || communicator.poll_here()?.map_err(|error| communicator.explain_as(error, true));
+            poll_until_done(&wait, || "dm_group_end".to_owned(), sleep, poll)?;
         }
     }
     Ok(())

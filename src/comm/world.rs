@@ -266,6 +266,11 @@ impl World {
             log::warn!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
         }
         self.cancel.raise();
+        // The others are told first, because NCCL's abort waits until the ranks of this host have
+        // ended their communicators as well.
+        if !self.is_departure_told.swap(true, Ordering::SeqCst) {
+            self.rendezvous.leave();
+        }
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
         let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
         for made in self.comms.take_living() {
@@ -276,9 +281,6 @@ impl World {
         let outcome = abort_all(&ended);
         self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
         self.comms.share_nothing();
-        if !self.is_departure_told.swap(true, Ordering::SeqCst) {
-            self.rendezvous.leave();
-        }
         outcome
     }
 

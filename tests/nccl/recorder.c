@@ -11,8 +11,10 @@
  * milliseconds for which an operation stays in progress, and it is then never done;
  * RECORDER_INSIDE, microseconds that an operation and the end of a group last on the host;
  * RECORDER_STUCK, the rank whose ncclCommFinalize (RECORDER_STUCK_DESTROY: ncclCommDestroy of a
- * communicator that was split) does not return; RECORDER_TOGETHER, how many
- * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
+ * communicator that was split) does not return; RECORDER_HANG, "rank function milliseconds": which
+ * rank does not return from which function, for how long (0: never); RECORDER_LOCAL_PEERS, set where
+ * ncclCommAbort waits until the other ranks of the communicator have begun to end it;
+ * RECORDER_TOGETHER, how many ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
  * it lacks that function. */
 #include <hostccl.h>
 
@@ -140,6 +142,18 @@ static ncclResult_t told_to(const char *call)
   return (ncclResult_t)code;
 }
 
+/* Does not return where RECORDER_HANG names this function on this rank. */
+static void hang(const char *function)
+{
+  char named[64] = "";
+  int rank = -1, millis = 0;
+  const char *wish = getenv("RECORDER_HANG");
+  if (wish == NULL || sscanf(wish, "%d %63s %d", &rank, named, &millis) < 2) return;
+  if (rank != number_from("RANK", 0) || strcmp(named, function) != 0) return;
+  note("hang in %s", function);
+  for (const double until = now() + 1e-3 * millis; millis == 0 || now() < until; usleep(10000)) continue;
+}
+
 static int device(void)
 {
   int (*current)(int *) = NULL, number = -1;
@@ -169,9 +183,11 @@ static void note_net_name(const ncclConfig_t *config)
 /* The caller's configuration as any release lays it out. */
 static int wants_blocking(const ncclConfig_t *config)
 {
+  /* As in NCCL, the environment counts before the configuration. */
+  const int forced = number_from("NCCL_COMM_BLOCKING", -1);
   if (config == NULL) return 1;
   if (config->magic != 0xcafebeef || config->size < 20) note("bad config: size %zu, magic %x", config->size, config->magic);
-  return config->blocking != 0;
+  return forced == 0 || forced == 1 ? forced : config->blocking != 0;
 }
 
 static const char *name_of(const ncclConfig_t *config)
@@ -228,6 +244,7 @@ ncclResult_t ncclGetVersion(int *version)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
+  hang("ncclGetUniqueId");
   const ncclResult_t told = told_to("id");
   note("id");
   return told != ncclSuccess ? told : REAL(ncclGetUniqueId)(id);
@@ -256,6 +273,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
 #ifndef LACKS_INIT_CONFIG
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
+  hang("ncclCommInitRankConfig");
   return begin(out, size, &id, rank, config, 1);
 }
 #endif
@@ -263,6 +281,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
 #ifndef LACKS_SCALABLE
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config)
 {
+  hang("ncclCommInitRankScalable");
   for (int one = 0; one < ids; ++one) {
     for (int other = 0; other < one; ++other) {
       if (memcmp(&id[one], &id[other], sizeof *id) == 0) note("id %d is id %d", one, other);
@@ -275,6 +294,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int i
 #ifndef LACKS_SPLIT
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out, ncclConfig_t *config)
 {
+  hang("ncclCommSplit");
   ncclResult_t code = usable(parent, "split");
   ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
   ncclComm_t nobody = NULL;
@@ -311,6 +331,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
 #ifndef LACKS_SHRINK
 ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclComm_t *out, ncclConfig_t *config, int flags)
 {
+  hang("ncclCommShrink");
   ncclResult_t code = usable(parent, "shrink");
   ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
   if (code != ncclSuccess) return code;
@@ -340,6 +361,7 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclCom
 #ifndef LACKS_FINALIZE
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
+  hang("ncclCommFinalize");
   ncclResult_t code = usable(comm, "finalize");
   if (code == ncclSuccess) code = told_to("finalize");
   if (code != ncclSuccess) return code;
@@ -368,6 +390,24 @@ static void wait_for_other_aborts(ncclComm_t comm)
     }
 }
 
+/* The proxy of a rank runs while ranks of its host are connected to it, and NCCL's abort joins the
+ * proxy. The folder has a file for each rank that has begun an abort. */
+static void wait_for_local_peers(void)
+{
+  const char *folder = getenv("RECORDER_LOCAL_PEERS");
+  char path[4096];
+  if (folder == NULL || *folder == '\0') return;
+  snprintf(path, sizeof path, "%s/%d", folder, number_from("RANK", 0));
+  FILE *mine = fopen(path, "w");
+  if (mine != NULL) fclose(mine);
+  const double until = now() + 60;
+  for (int peer = 0; peer < number_from("WORLD_SIZE", 1) && now() < until;) {
+    snprintf(path, sizeof path, "%s/%d", folder, peer);
+    if (access(path, F_OK) == 0) ++peer;
+    else usleep(1000);
+  }
+}
+
 static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm_t), const char *call)
 {
   if (comm == NULL) return ncclSuccess;
@@ -378,7 +418,10 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
   comm->state = state;
   note("%s c%d", call, comm->number);
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: a thread is inside", call, comm->number);
-  if (state == kAborted) wait_for_other_aborts(comm);
+  if (state == kAborted) {
+    wait_for_other_aborts(comm);
+    wait_for_local_peers();
+  }
   struct ncclComm *child = comm->child;
   const ncclResult_t code = how(comm->real);
   if (child != NULL) {
@@ -392,6 +435,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
+  hang("ncclCommDestroy");
   if (number_from("RECORDER_STUCK_DESTROY", -1) == number_from("RANK", 0) && comm != NULL && comm->blocking) {
     note("stuck in destroy c%d", comm->number);
     sleep(60);
@@ -402,12 +446,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 #ifndef LACKS_ABORT
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
+  hang("ncclCommAbort");
   return end(comm, kAborted, REAL(ncclCommAbort), "abort");
 }
 #endif
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
 {
+  hang("ncclCommGetAsyncError");
   if (comm == NULL || comm->state != kLives) {
     note("STALE poll c%d", comm == NULL ? 0 : comm->number);
     return ncclInvalidArgument;
@@ -418,12 +464,14 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
 
 ncclResult_t ncclCommCount(ncclComm_t comm, int *count)
 {
+  hang("ncclCommCount");
   const ncclResult_t code = usable(comm, "count");
   return code != ncclSuccess ? code : REAL(ncclCommCount)(comm->real, count);
 }
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank)
 {
+  hang("ncclCommUserRank");
   const ncclResult_t code = usable(comm, "rank");
   return code != ncclSuccess ? code : REAL(ncclCommUserRank)(comm->real, rank);
 }
@@ -501,6 +549,7 @@ static ncclResult_t begun(struct ncclComm *comm, const char *call)
     ncclResult_t code = usable(comm, #name); \
     if (code != ncclSuccess) return code; \
     enter(comm, #name); \
+    hang(#name); \
     code = begun(comm, #name); \
     if (code == ncclSuccess) { \
       note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
@@ -549,6 +598,7 @@ ncclResult_t ncclGroupStart(void)
 
 ncclResult_t ncclGroupEnd(void)
 {
+  hang("ncclGroupEnd");
   note("group end");
   if (--group.depth > 0) return REAL(ncclGroupEnd)();
   for (int at = 0; at < group.count; ++at) {

@@ -1,0 +1,457 @@
+//! The raw communicator of this rank: who is inside it, and how it ends.
+//!
+//! A communicator library may not return. `ncclCommAbort` and `ncclCommFinalize` of NCCL wait until
+//! every captured CUDA graph with work of the communicator is destroyed, and until the ranks of
+//! this host have ended theirs. So on a library with streams each call that ends a communicator or
+//! asks about it runs on a thread of its own, and the caller waits for that thread until a deadline.
+//!
+//! When the deadline passes, the thread is left behind inside the library, where nothing can end
+//! it. The thread keeps its stack, this handle and the communicator's memory. If the call returns
+//! later, the thread gives all of that back. Otherwise the memory stays until the process ends. The
+//! end of the process does not wait for the thread.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::background::{Pending, Worker};
+use super::gate::Gate;
+use super::polling::poll_until_done;
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::wait::{Deadline, Wait};
+
+/// How long the end of a communicator may take at the most, with the wait for a call of another
+/// thread that is inside the library. Such a call puts its work on a stream and returns. Only a
+/// call that connects to peers takes longer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the end of a communicator may take after the deadline of a call has passed. The end
+/// goes on in the background.
+pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// How long a thread sleeps before it looks again whether a communicator can end.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The likely causes of an end that does not come, for messages.
+pub(super) const CAUSES: &str = "the likely cause is a captured CUDA graph with work of this communicator that was not destroyed, because NCCL waits for its graphs (destroy the graphs before the mesh ends); or a rank of this host has not ended its communicator, or work on a stream waits for a rank";
+
+/// What is left to be ended.
+#[derive(Default)]
+struct Ending {
+    /// The raw communicators that were taken away and not ended yet, because a call was inside.
+    taken: Vec<RawComm>,
+    /// How many threads are inside the library to end raw communicators.
+    under_way: usize,
+}
+
+/// How an end has begun.
+enum Begun {
+    /// It is over.
+    Done(Result<()>),
+    /// A thread has begun it.
+    UnderWay(Pending<()>),
+    /// Another thread is inside the communicator, or ends it.
+    Busy,
+}
+
+/// The raw communicator, with the threads that are inside it. Threads that the library keeps hold
+/// this handle past the life of its communicator.
+pub(super) struct Handle {
+    /// The library that makes and ends it.
+    library: Arc<Library>,
+    /// Its ranks, for messages.
+    group: Mesh,
+    /// Whether this library ends it; false for a communicator that was adopted and stays the
+    /// caller's.
+    is_owned: bool,
+    /// The raw communicator; NULL when it is not made yet, and after it was taken away.
+    raw: AtomicPtr<c_void>,
+    /// On libraries with streams, lets in one host call at a time.
+    gate: Gate,
+    /// Whether a thread asks the library about the raw communicator. Meanwhile nobody else asks,
+    /// and nobody ends the communicator.
+    is_asked: AtomicBool,
+    /// What is left to be ended.
+    ending: Mutex<Ending>,
+}
+
+impl Handle {
+    pub(super) fn new(library: Arc<Library>, group: Mesh, is_owned: bool) -> Arc<Handle> {
+        Arc::new(Handle {
+            library,
+            group,
+            is_owned,
+            raw: AtomicPtr::new(ptr::null_mut()),
+            gate: Gate::default(),
+            is_asked: AtomicBool::new(false),
+            ending: Mutex::default(),
+        })
+    }
+
+    /// Whether this library ends it.
+    pub(super) fn is_owned(&self) -> bool {
+        self.is_owned
+    }
+
+    /// The raw communicator; NULL when there is none. This reads one atomic value.
+    #[inline]
+    pub(super) fn raw(&self) -> RawComm {
+        RawComm(self.raw.load(Ordering::Acquire))
+    }
+
+    /// Puts a raw communicator in place.
+    pub(super) fn set(&self, raw: RawComm) {
+        self.raw.store(raw.0, Ordering::SeqCst);
+    }
+
+    /// The communicator's name in messages: its dimension, and its place.
+    fn label(&self) -> String {
+        self.group.describe()
+    }
+
+    fn ending(&self) -> MutexGuard<'_, Ending> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Calls on the communicator. While a call is inside, no other thread calls, and no thread ends the
+/// communicator.
+impl Handle {
+    /// Enters the communicator. Waits while a call under another tag is inside. `call` describes
+    /// this call in messages. Returns NULL, and is not inside, where the communicator has ended.
+    #[inline]
+    pub(super) fn enter(
+        self: &Arc<Handle>,
+        tag: u64,
+        wait: impl FnOnce() -> Wait,
+        call: &dyn Fn() -> String,
+    ) -> Result<RawComm> {
+        self.gate.enter(tag, wait, call)?;
+        // A thread that ends the communicator takes the raw communicator away before it looks who
+        // is inside.
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        if raw.is_null() {
+            self.leave();
+        }
+        Ok(raw)
+    }
+
+    /// Enters the communicator for a further call of a group that keeps the gate. Returns NULL, and
+    /// is not inside, where the communicator has ended.
+    pub(super) fn enter_again(self: &Arc<Handle>) -> RawComm {
+        self.gate.resume();
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        if raw.is_null() {
+            self.pause();
+        }
+        raw
+    }
+
+    /// Leaves the communicator after a call has returned.
+    #[inline]
+    pub(super) fn leave(self: &Arc<Handle>) {
+        self.gate.leave();
+        if self.raw.load(Ordering::SeqCst).is_null() {
+            self.end_what_was_taken();
+        }
+    }
+
+    /// Leaves the communicator after a call of a group has returned. Other threads enter when the
+    /// group ends.
+    pub(super) fn pause(self: &Arc<Handle>) {
+        self.gate.pause();
+        if self.raw.load(Ordering::SeqCst).is_null() {
+            self.end_what_was_taken();
+        }
+    }
+
+    /// Ends the communicator where another thread could not, because this thread was inside.
+    #[cold]
+    fn end_what_was_taken(self: &Arc<Handle>) {
+        if self.ending().taken.is_empty() {
+            return;
+        }
+        if let Err(error) = self.finish(&Deadline::after(PATIENCE), None) {
+            log::warn!("rank {}: {error}", self.group.rank());
+        }
+    }
+}
+
+/// A call that has entered. Dropping it leaves the communicator, on whichever thread.
+pub(super) struct Inside(Arc<Handle>);
+
+impl Inside {
+    /// The call that has entered `handle`.
+    pub(super) fn of(handle: &Arc<Handle>) -> Inside {
+        Inside(Arc::clone(handle))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Questions to the library.
+impl Handle {
+    /// Asks the library about the raw communicator, while nobody ends it. Returns `None` where
+    /// there is none. On a library with streams the question runs on `worker`, or else on a thread
+    /// of its own. Fails when the answer is not there by the deadline; `call` is the library's
+    /// function.
+    pub(super) fn ask<T: Send + 'static>(
+        self: &Arc<Handle>,
+        worker: Option<&Worker>,
+        wait: &Wait,
+        call: &'static str,
+        question: impl FnOnce(&Library, RawComm) -> T + Send + 'static,
+    ) -> Result<Option<T>> {
+        let what = || format!("{call} on the communicator of {}", self.label());
+        if self.raw().is_null() {
+            return Ok(None);
+        }
+        // Another thread's question may not return either.
+        let taken = || self.is_asked.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if !taken() {
+            poll_until_done(wait, what, sleep, || Ok(taken()))?;
+        }
+        let answered = Answered(Arc::clone(self));
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        if raw.is_null() {
+            return Ok(None);
+        }
+        if !self.library.has_streams() {
+            return Ok(Some(question(&self.library, raw)));
+        }
+        let own;
+        let worker = match worker {
+            Some(worker) => worker,
+            None => {
+                own = Worker::new(&self.library, "dm-background");
+                &own
+            }
+        };
+        let work = move || {
+            let answer = question(&answered.0.library, raw);
+            drop(answered);
+            Ok(answer)
+        };
+        worker.run(work, drop, |is_done| poll_until_done(wait, what, sleep, is_done))?.map(Some)
+    }
+
+    /// Does what [`ask`](Handle::ask) does, on the calling thread.
+    pub(super) fn ask_here<T>(
+        self: &Arc<Handle>,
+        wait: &Wait,
+        question: impl FnOnce(RawComm) -> T,
+    ) -> Result<Option<T>> {
+        let taken = || self.is_asked.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        poll_until_done(wait, || format!("a question on the communicator of {}", self.label()), sleep, || Ok(taken()))?;
+        let _answered = Answered(Arc::clone(self));
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        Ok((!raw.is_null()).then(|| question(raw)))
+    }
+}
+
+/// A question that is asked. Dropping it lets others ask, and end the communicator.
+struct Answered(Arc<Handle>);
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.0.is_asked.store(false, Ordering::SeqCst);
+        if self.0.raw.load(Ordering::SeqCst).is_null() {
+            self.0.end_what_was_taken();
+        }
+    }
+}
+
+/// The end.
+impl Handle {
+    /// Takes the raw communicator away, so that no further call can enter it.
+    pub(super) fn take_away(&self) {
+        // A call looks at the pointer after it has entered, and whoever ends the communicator looks
+        // afterwards who is inside.
+        let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
+        if !raw.is_null() && self.is_owned {
+            self.ending().taken.push(raw);
+        }
+    }
+
+    /// Whether nothing that was taken away is left to be ended.
+    fn has_ended(&self) -> bool {
+        let ending = self.ending();
+        ending.taken.is_empty() && ending.under_way == 0
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.gate.is_idle() && !self.is_asked.load(Ordering::SeqCst)
+    }
+
+    /// Begins to abort what was taken away, unless another thread is inside it. On a library with
+    /// streams a thread aborts it: `worker`, or else one of its own. Inside a group of the calling
+    /// thread NCCL would put the abort off until the end of the group.
+    fn begin(self: &Arc<Handle>, worker: Option<&Worker>) -> Begun {
+        let mut ending = self.ending();
+        if ending.taken.is_empty() {
+            return if ending.under_way == 0 { Begun::Done(Ok(())) } else { Begun::Busy };
+        }
+        if !self.is_quiet() {
+            return Begun::Busy;
+        }
+        let taken = std::mem::take(&mut ending.taken);
+        ending.under_way += 1;
+        drop(ending);
+        let under_way = UnderWay(Arc::clone(self));
+        let (library, raws) = (Arc::clone(&self.library), taken.clone());
+        let work = move || {
+            let outcome = raws.into_iter().map(|raw| library.abort(raw)).fold(Ok(()), Result::and);
+            drop(under_way);
+            outcome
+        };
+        if !self.library.has_streams() {
+            return Begun::Done(work());
+        }
+        let started = match worker {
+            Some(worker) => worker.start(work, drop),
+            None => Worker::for_abort(&self.library).start(work, drop),
+        };
+        match started {
+            Ok(pending) => Begun::UnderWay(pending),
+            Err(error) => {
+                // Without a thread nothing can bound the abort. A later abort tries again.
+                self.ending().taken.extend(taken);
+                Begun::Done(Err(error))
+            }
+        }
+    }
+
+    /// Waits until what was taken away has ended, and ends it when it can.
+    fn finish(self: &Arc<Handle>, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
+        loop {
+            match self.begin(worker) {
+                Begun::Done(outcome) => return outcome,
+                Begun::UnderWay(pending) => return self.finish_begun(pending, deadline),
+                Begun::Busy if deadline.passed() => return Err(self.late(deadline)),
+                Begun::Busy => self.rest(deadline),
+            }
+        }
+    }
+
+    fn finish_begun(&self, pending: Pending<()>, deadline: &Deadline) -> Result<()> {
+        let wait = Wait { deadline: *deadline, ..Wait::after(Duration::ZERO) };
+        let ended = pending.finish(|is_done| poll_until_done(&wait, String::new, sleep, is_done));
+        ended.unwrap_or_else(|_| Err(self.late_abort(deadline)))
+    }
+
+    /// Lets a short time pass, or less when the call inside returns.
+    fn rest(&self, deadline: &Deadline) {
+        match self.gate.is_idle() {
+            true => sleep(PAUSE.min(deadline.left())),
+            false => {
+                self.gate.wait_until_idle(&Deadline::after(deadline.slice()));
+            }
+        }
+    }
+
+    /// The error of an end that has not come by the deadline.
+    fn late(&self, deadline: &Deadline) -> Error {
+        let (library, label, millis) = (self.library.label(), self.label(), deadline.timeout().as_millis());
+        if !self.gate.is_idle() {
+            return Error::timeout(format!(
+                "a thread was inside a call of {library} on the communicator of {label} for {millis} ms, and the library forbids ending a communicator meanwhile: it ends when that call returns; if the call waits for a rank that has gone, end this process"
+            ));
+        }
+        if self.is_asked.load(Ordering::SeqCst) && self.ending().under_way == 0 {
+            return Error::timeout(format!(
+                "ncclCommGetAsyncError of {library} on the communicator of {label} did not return within {millis} ms, and the library forbids ending a communicator meanwhile: it ends when that call returns"
+            ));
+        }
+        self.late_abort(deadline)
+    }
+
+    /// The error of an abort that has begun and not returned by the deadline.
+    fn late_abort(&self, deadline: &Deadline) -> Error {
+        let (library, label, millis) = (self.library.label(), self.label(), deadline.timeout().as_millis());
+        Error::timeout(format!(
+            "ncclCommAbort of {library} on the communicator of {label} did not return within {millis} ms; it goes on on a thread that is left behind; {CAUSES}"
+        ))
+    }
+
+    /// Aborts the raw communicator, if there is one. Returns when it has ended, and the host
+    /// engine's background work on it is over too. Fails at the deadline. Whatever is inside then
+    /// ends the communicator later.
+    pub(super) fn abort(self: &Arc<Handle>, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
+        self.take_away();
+        self.finish(deadline, worker)
+    }
+
+    /// Aborts the raw communicators of several handles at the same time. NCCL's abort raises the
+    /// flag at which the communicator's kernels look, and then waits for the communicator's streams
+    /// (`commDestroySync`). On a stream its work may lie behind the work of another communicator,
+    /// which only that communicator's own flag ends.
+    pub(super) fn abort_all(handles: &[Arc<Handle>], deadline: &Deadline) -> Result<()> {
+        handles.iter().for_each(|handle| handle.take_away());
+        let mut outcome = Ok(());
+        let (mut begun, mut busy) = (Vec::new(), Vec::new());
+        for handle in handles {
+            match handle.begin(None) {
+                Begun::Done(ended) => outcome = outcome.and(ended),
+                Begun::UnderWay(pending) => begun.push((handle, pending)),
+                Begun::Busy => busy.push(handle),
+            }
+        }
+        // The call inside one communicator may end only when another one was aborted, so all are
+        // looked at in turn.
+        while !busy.is_empty() && !deadline.passed() {
+            busy.retain(|handle| match handle.begin(None) {
+                Begun::Done(Ok(())) => false,
+                Begun::Done(Err(error)) => {
+                    outcome = std::mem::replace(&mut outcome, Ok(())).and(Err(error));
+                    false
+                }
+                Begun::UnderWay(pending) => {
+                    begun.push((*handle, pending));
+                    false
+                }
+                Begun::Busy => true,
+            });
+            busy.first().inspect(|handle| handle.rest(deadline));
+        }
+        let late = busy.into_iter().map(|handle| Err(handle.late(deadline)));
+        let outcome = late.fold(outcome, Result::and);
+        begun.into_iter().map(|(handle, pending)| handle.finish_begun(pending, deadline)).fold(outcome, Result::and)
+    }
+
+    /// Takes the raw communicator away, waits until nobody is inside, and returns it for the
+    /// caller to end. `None` when there is none, or it stays the program's. Fails at the deadline;
+    /// whatever is inside then aborts the communicator later.
+    pub(super) fn take(self: &Arc<Handle>, deadline: &Deadline) -> Result<Option<RawComm>> {
+        self.take_away();
+        while !self.has_ended() {
+            if self.is_quiet() {
+                if let Some(raw) = self.ending().taken.pop() {
+                    return Ok(Some(raw));
+                }
+            }
+            if deadline.passed() {
+                return Err(self.late(deadline));
+            }
+            self.rest(deadline);
+        }
+        Ok(None)
+    }
+}
+
+/// A thread that ends what was taken away. Dropping it notes that the thread is done.
+struct UnderWay(Arc<Handle>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.ending().under_way -= 1;
+    }
+}
