@@ -38,6 +38,32 @@ fn nobody_is_lost() {
     }
 }
 
+/// After 1,000 refusals in a row a rank tells the others of no further one. A call in which the rank
+/// takes part ends the row, also one that agrees on lost ranks.
+#[test]
+fn a_rank_that_takes_part_tells_of_its_next_refusal() {
+    let refusal = || Error::invalid("lost_ranks is wrong");
+    let told = ranks(3, |me, scope| {
+        if me == 2 {
+            die(&scope);
+            return None;
+        }
+        if me == 0 {
+            (0..1000).for_each(|_| scope.tell_refusal("probe", &refusal(), &soon()));
+        }
+        assert_eq!(lost(&scope, &[]).unwrap(), [2]);
+        match me {
+            0 => scope.tell_refusal("dm_shrink", &refusal(), &soon()),
+            _ => {
+                let error = lost(&scope, &[]).unwrap_err();
+                assert_eq!((error.status(), error.ranks()), (Status::InvalidArgument, &[0][..]), "{error}");
+            }
+        }
+        Some(lost(&scope, &[]).unwrap())
+    });
+    assert_eq!(told, [Some(vec![2]), Some(vec![2]), None]);
+}
+
 #[test]
 fn a_rank_that_is_accused_and_lives_is_told_so() {
     let told = ranks(4, |me, scope| lost(&scope, if me == 1 { &[2] } else { &[] }));
