@@ -46,3 +46,11 @@ def test_adopting_from_the_copy_that_is_loaded(run, tmp_path):
 
 def test_adopting_where_no_copy_is_loaded(run):
     run("adopt from nowhere", ranks=1, library=False, DM_CCL_LIBRARY=run.recorder())
+
+
+def test_every_thread_beside_rccl_has_the_callers_device(run):
+    """HIP begins each thread with device 0, so a thread of the library takes the caller's."""
+    library = run.library("recorder.c", "librccl.so.1", "-DHIP")
+    for rank, lines in run("amd", ranks=4, library=library, cuda=False)[1].items():
+        used = re.findall(r"device[ =](-?\d+)", "\n".join(lines))
+        check(len(used) > 10 and set(used) == {str(7 - rank)}, f"rank {rank}: {lines}")

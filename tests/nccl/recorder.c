@@ -14,7 +14,7 @@
  * communicator that was split) does not return; RECORDER_TOGETHER, how many
  * ncclCommAbort must have begun (in all) before one returns; RECORDER_DEAF, nothing is noticed of a
  * peer's end, as over NVLink. Built with -DLACKS_SPLIT and so on,
- * it lacks that function. */
+ * it lacks that function; built with -DHIP it is RCCL with AMD's runtime. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -141,8 +141,59 @@ static ncclResult_t told_to(const char *call)
   return (ncclResult_t)code;
 }
 
+#ifdef HIP
+/* As RCCL it is linked to AMD's runtime, in which every thread begins with device 0. */
+static __thread int hip_device;
+
+int hipGetDevice(int *number);
+int hipGetDevice(int *number)
+{
+  *number = hip_device;
+  return 0;
+}
+
+int hipSetDevice(int number);
+int hipSetDevice(int number)
+{
+  hip_device = number;
+  return 0;
+}
+
+int hipGetDeviceCount(int *count);
+int hipGetDeviceCount(int *count)
+{
+  *count = number_from("HIP_COUNT", 8);
+  return 0;
+}
+
+int hipStreamQuery(void *stream);
+int hipStreamQuery(void *stream)
+{
+  return (int)(size_t)stream;
+}
+
+const char *hipGetErrorString(int code);
+const char *hipGetErrorString(int code)
+{
+  return code == 700 ? "an illegal memory access was encountered" : "an error";
+}
+#endif
+
+/* Notes the calling thread's device before a call of RCCL that needs one. */
+static void note_device(const char *call)
+{
+#ifdef HIP
+  note("device %d: %s", hip_device, call);
+#else
+  (void)call;
+#endif
+}
+
 static int device(void)
 {
+#ifdef HIP
+  return hip_device;
+#endif
   int (*current)(int *) = NULL, number = -1;
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver != NULL) *(void **)&current = dlsym(driver, "cuCtxGetDevice");
@@ -297,6 +348,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
   ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
   ncclComm_t nobody = NULL;
   const int blocking = wants_blocking(config);
+  note_device("split");
   if (code != ncclSuccess) return code;
   note_net_name(config);
   host.blocking = parent->blocking;
@@ -364,6 +416,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
   if (code == ncclSuccess) code = told_to("finalize");
   if (code != ncclSuccess) return code;
   note("finalize c%d", comm->number);
+  note_device("finalize");
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY finalize c%d: a thread is inside", comm->number);
   /* A blocking communicator waits for its work, which may wait for a peer that has gone. */
   if (comm->blocking && number_from("RECORDER_STUCK", -1) == number_from("RANK", 0)) sleep(60);
@@ -397,6 +450,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
   }
   comm->state = state;
   note("%s c%d", call, comm->number);
+  note_device(call);
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: a thread is inside", call, comm->number);
   if (state == kAborted) wait_for_other_aborts(comm);
   struct ncclComm *child = comm->child;

@@ -335,6 +335,34 @@ static void another_device(void)
   dm_free(mesh);
 }
 
+/* RCCL and AMD's runtime, without a CUDA driver. The program has chosen its device. */
+static void choose_amd_device(void)
+{
+  void *rccl = dlopen(getenv("RECORDER"), RTLD_NOW | RTLD_LOCAL);
+  int (*set)(int) = NULL;
+  CHECK(rccl != NULL);
+  if (rccl == NULL) return;
+  *(void **)&set = dlsym(rccl, "hipSetDevice");
+  CHECK(set(7 - atoi(getenv("RANK"))) == 0);
+}
+
+static void amd(void)
+{
+  dm_mesh *mesh = NULL;
+  float mine = 1, sum_of = 0;
+  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  OK(dm_all_reduce(mesh, "tp", &mine, &sum_of, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum_of == 2);
+  OK(dm_stream_wait(mesh, NULL, NULL, 0));
+  FAILS(DM_STATUS_TIMEOUT, "not done after 100 ms", dm_stream_wait(mesh, NULL, stream_of(600), 100));
+  FAILS(DM_STATUS_DEVICE, "illegal memory access", dm_stream_wait(mesh, NULL, stream_of(700), 100));
+  OK(dm_finalize(mesh, NULL));
+  dm_free(mesh);
+  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  OK(dm_abort(mesh));
+  dm_free(mesh);
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
@@ -343,6 +371,7 @@ int main(int count, char **arguments)
     strcmp(what, "adopt") == 0 ? adopt() : adopt_from_nowhere();
     return finish();
   }
+  if (strcmp(what, "amd") == 0) choose_amd_device();
   join.timeout_ms = 30000;
   join.ccl_library = getenv("RECORDER");
   REQUIRE(dm_world_init("cuda", &join, &world));
@@ -353,6 +382,7 @@ int main(int count, char **arguments)
   if (strcmp(what, "work") == 0) wait_for_work();
   if (strcmp(what, "failures") == 0) wait_for_failures();
   if (strcmp(what, "dead") == 0) wait_for_the_dead();
+  if (strcmp(what, "amd") == 0) amd();
   if (strcmp(what, "another device") == 0) another_device();
   if (strncmp(what, "pointers", 8) == 0) pointers(getenv("DM_CHECK_POINTERS") == NULL ? "" : getenv("DM_CHECK_POINTERS"));
   dm_world_free(world);
