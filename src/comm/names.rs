@@ -33,13 +33,15 @@ pub(super) fn world_ranks(group: &Mesh) -> String {
 /// `NCCL_COMM_SPLIT_SHARE_RESOURCES` a child uses its parent's channels, so there the parent gets
 /// all of them.
 pub(super) fn parent_config(library: &Library, name: Option<&str>) -> CommConfig {
-    let config = CommConfig::unset(library.version()).blocking(false);
-    let config = match name {
-        Some(name) => named_config(library, Some(&config), name),
-        None => config,
-    };
     let shares = std::env::var("NCCL_COMM_SPLIT_SHARE_RESOURCES").is_ok_and(|value| !matches!(value.trim(), "" | "0"));
-    if shares { config } else { config.least() }
+    let config = match shares {
+        true => CommConfig::unset(library.version()),
+        false => CommConfig::least(library.version()),
+    };
+    match name {
+        Some(name) => named_config(library, Some(&config.blocking(false)), name),
+        None => config.blocking(false),
+    }
 }
 
 /// The caller's `ncclConfig_t`, or one in which nothing is set, with `name` as the communicator's

@@ -233,12 +233,13 @@ static void note_limits(int number, const ncclConfig_t *config)
   const int has = config != NULL && config->size >= 32 && config->version >= NCCL_VERSION(2, 17, 0);
   const int more = has && config->size >= 72 && config->version >= NCCL_VERSION(2, 27, 0);
   int values[4] = {NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT}, set = 0;
-  const int places[4] = {6, 7, 14, 17};
+  const int places[4] = {6, 7, 14, 17}, newest = has && config->size >= 120 && config->version >= NCCL_VERSION(2, 32, 0);
   for (int at = 0; at < 4; ++at) {
     if (at < 2 ? has : more) values[at] = fields[places[at]];
     set |= values[at] != NCCL_CONFIG_UNDEF_INT;
   }
   if (set) note("limits c%d minCTAs=%d maxCTAs=%d collnetEnable=%d nvlsCTAs=%d", number, values[0], values[1], values[2], values[3]);
+  if (newest && fields[28] != NCCL_CONFIG_UNDEF_INT) note("limits c%d nvlsHostMode=%d", number, fields[28]);
 }
 
 static const char *name_of(const ncclConfig_t *config)
