@@ -43,7 +43,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* ---- the version of the header ---- */
+
+/**
+ * The version of this header: 10000 * major + 100 * minor + patch, so 200 is 0.2.0. dm_version gives
+ * that of the loaded library.
+ */
+#define DEVICEMESH_VERSION 200
+
 /* ---- flags and placements ---- */
+
+/**
+ * No rank: what dm_neighbor gives past the edge of a dimension.
+ */
+#define DM_RANK_NONE (-1)
 
 /**
  * World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
@@ -59,6 +72,11 @@
  * makes it current. It is an error on cpu, and an offline world does not use it.
  */
 #define DM_WORLD_DEVICE 2
+
+/**
+ * What the get of dm_store_callbacks returns when the key did not come in time.
+ */
+#define DM_STORE_NOT_YET 1
 
 /**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.
@@ -200,8 +218,11 @@ typedef int32_t dm_log_level;
  * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
  *
  * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
- * thread of this process, and from several at once. Each returns 0 for success; anything else ends
- * the call that needed it with DM_STATUS_STORE and that number. Initialise with
+ * thread of this process, and from several threads at once. Each returns 0 for success, and get
+ * returns DM_STORE_NOT_YET when the key did not come in time. Any other number says that the
+ * service is broken: it ends the call that needed it at once with DM_STATUS_STORE, and the message
+ * has the number. Keys and values are the library's: valid during the call, so a function copies
+ * what it keeps. A function must return: a C++ exception may not leave it. Initialise with
  * DM_STORE_CALLBACKS_INIT.
  */
 typedef struct dm_store_callbacks {
@@ -218,8 +239,10 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*set)(void *user_data, const char *key, const void *value, size_t len);
   /**
-   * Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of
-   * its bytes to value. Returns non-zero when the key did not come in time.
+   * Waits up to timeout_ms milliseconds for key; 0 looks once. When the key is there, copies at
+   * most capacity bytes of its value to value, writes the length of the whole value to len_out,
+   * and returns 0. The library calls again with a larger buffer where that length is more than
+   * capacity. When the key did not come in time, returns DM_STORE_NOT_YET.
    */
   int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
   /**
@@ -228,8 +251,9 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
   /**
-   * Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
-   * after dm_free of the last mesh. May be NULL.
+   * Called exactly once, when the world is gone: inside the dm_world_free that frees its last
+   * handle, or on a thread of the library where a mesh was freed last. No other function is
+   * called any more by then. It is not called where dm_world_init failed. May be NULL.
    */
   void (*drop)(void *user_data);
   /**
@@ -419,9 +443,18 @@ typedef struct dm_init_options {
    */
   const int32_t *ranks;
   /**
-   * NULL, or ndim elements, one per dimension.
+   * The number of elements of ranks: n; 0 where ranks is NULL.
+   */
+  size_t num_ranks;
+  /**
+   * NULL, or one element for each dimension of the mesh.
    */
   const struct dm_dim_options *dim_options;
+  /**
+   * The number of elements of dim_options: that of the mesh's dimensions; 0 where dim_options
+   * is NULL.
+   */
+  size_t num_dim_options;
   /**
    * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
    * as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
@@ -461,6 +494,10 @@ typedef struct dm_call_options {
    * NULL, or one element for each dimension that the call makes.
    */
   const struct dm_dim_options *dim_options;
+  /**
+   * The number of elements of dim_options; 0 where dim_options is NULL.
+   */
+  size_t num_dim_options;
 } dm_call_options;
 
 /**
@@ -623,6 +660,11 @@ typedef int32_t dm_op;
  * names the limit and how to raise it.
  */
 #define DM_STATUS_EXHAUSTED 16
+
+/**
+ * The arguments are right, but the call may not be made now; the message says what to do first.
+ */
+#define DM_STATUS_INVALID_STATE 17
 
 /* ---- types of elements ---- */
 
@@ -875,11 +917,12 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * Collective over the world. location is the path of this rank, from far to near
  * ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
  * containers of one machine. Ranks may give different levels, but for a plan all paths should
- * have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
+ * have the same levels. timeout_ms 0: the world's timeout. *locations_out is borrowed from the
+ * world: valid until its last handle and mesh are freed.
  *
  * ```c
  * dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
- * dm_world_locations(world, NULL, &plan.locations);
+ * dm_world_locations(world, NULL, 0, &plan.locations);
  * plan.world_size = world_size;
  * plan.shape = shape;
  * plan.ndim = ndim;
@@ -889,7 +932,10 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
  * DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
  */
-dm_status dm_world_locations(const struct dm_world *world, const char *location, const char *const **locations_out);
+dm_status dm_world_locations(const struct dm_world *world,
+                             const char *location,
+                             int64_t timeout_ms,
+                             const char *const **locations_out);
 
 /**
  * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
@@ -928,8 +974,8 @@ dm_status dm_default_world_abort(void);
  * in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
  * it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
  * aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
- * DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
- * DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations wait in a
+ * group of this thread), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
 
@@ -1151,21 +1197,21 @@ dm_status dm_flatten(const struct dm_mesh *mesh,
                      struct dm_mesh **mesh_out);
 
 /**
- * The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
- * with a communicator.
+ * The view with dimension dim replaced by ndim dimensions, whose sizes in shape multiply to its
+ * size, each with a communicator.
  *
  * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
- * not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
- * elements, one per new dimension. The caller frees the handle with dm_free.
+ * not be those of the view's other dimensions. options NULL: the defaults; its dim_options has
+ * ndim elements, one per new dimension. The caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+ * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (shape, names), and
  * those of dm_flatten.
  */
 dm_status dm_unflatten(const struct dm_mesh *mesh,
                        const char *dim,
-                       const int32_t *sizes,
-                       const char *const *names,
-                       size_t n,
+                       const int32_t *shape,
+                       size_t ndim,
+                       const char *const *dim_names,
                        const struct dm_call_options *options,
                        struct dm_mesh **mesh_out);
 
@@ -1173,27 +1219,27 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
  * All ranks of this view, row-major, under another shape: a second factorisation of the same
  * ranks, each dimension with a communicator.
  *
- * Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
- * the new dimensions is the slowest. A name that the view or its root has already must mean the
+ * Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
+ * the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
  * same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
  * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
  * dp=2, cp=2, tp=2) of 16 ranks:
  *
  * ```c
- * dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+ * dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
  * ```
  *
  * Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
- * the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+ * the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
  * with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+ * Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
  * both layouts), and those of dm_flatten.
  */
 dm_status dm_reshape(const struct dm_mesh *mesh,
-                     const int32_t *sizes,
-                     const char *const *names,
-                     size_t n,
+                     const int32_t *shape,
+                     size_t ndim,
+                     const char *const *dim_names,
                      const struct dm_call_options *options,
                      struct dm_mesh **mesh_out);
 
@@ -1324,11 +1370,27 @@ dm_status dm_shape(const struct dm_mesh *mesh, int32_t *sizes, size_t capacity, 
 dm_status dm_size(const struct dm_mesh *mesh, const char *dim, int32_t *size_out);
 
 /**
+ * "cuda" or "cpu": where the buffers of the mesh's collectives lie; NULL for an invalid handle
+ * (dm_last_error then says so).
+ *
+ * Local. The string is static.
+ */
+const char *dm_device_type(const struct dm_mesh *mesh);
+
+/**
+ * Whether this process's rank is in the view. It never gives DM_STATUS_NOT_MEMBER, and answers
+ * also when the mesh has ended.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (member_out is NULL).
+ */
+dm_status dm_is_member(const struct dm_mesh *mesh, bool *member_out);
+
+/**
  * This process's rank in the world, whether or not it is in the mesh.
  *
  * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
+dm_status dm_rank(const struct dm_mesh *mesh, int32_t *world_rank_out);
 
 /**
  * This process's rank along a dimension: its coordinate along it, and its rank in that
@@ -1338,7 +1400,7 @@ dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
  * dimensions).
  */
-dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t *rank_out);
+dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t *dim_rank_out);
 
 /**
  * This rank's coordinate in the view, one number per dimension.
@@ -1449,7 +1511,7 @@ dm_status dm_translate_world_rank(const struct dm_mesh *mesh,
  * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
  * it.
  *
- * Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
+ * Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset) modulo the
  * dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -1461,10 +1523,10 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * The shape and the offsets of one rank's block of a tensor whose dimensions are split over
  * dimensions of the mesh.
  *
- * Local, no communication. placements has one element per dimension of mesh. tensor_shape,
- * local_shape_out and offset_out have tensor_ndim elements each; all three may be NULL when it is
- * 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor
- * dimension d is element `offset_out[d] + i` of the tensor.
+ * Local, no communication. placements has one element per dimension of mesh, so num_placements is
+ * dm_ndim(mesh). tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
+ * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element
+ * i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
  *
  * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
  * last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
@@ -1481,12 +1543,13 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
  * another way when they do not divide (13 rows over a (3, 2) mesh).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
+ * Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
  * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
  * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_local_shard(const struct dm_mesh *mesh,
                          const struct dm_placement *placements,
+                         size_t num_placements,
                          const size_t *tensor_shape,
                          size_t tensor_ndim,
                          int32_t world_rank,
@@ -1612,7 +1675,7 @@ dm_status dm_get_device_proc(const char *device_type, const char *symbol, void *
  * resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
  * an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
  * docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
- * missing; it is named), DM_STATUS_INVALID_ARGUMENT (device type cuda is in use already).
+ * missing; it is named), DM_STATUS_INVALID_STATE (device type cuda is in use already).
  */
 dm_status dm_set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data);
 
@@ -1808,7 +1871,7 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  * No operation of a group may write to a buffer that another one of the same group reads or
  * writes: their order is not defined. A group that is not ended does nothing: while operations are
  * queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
- * same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+ * same thread are refused (DM_STATUS_INVALID_STATE), and when the thread ends, on cpu the
  * communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
@@ -1824,7 +1887,7 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * their results are there.
  *
  * Errors: the first error of any of the operations, as they would give it, also of one that was
- * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+ * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE
  * when no group was begun. Call it on every path: until then operations of this thread only wait.
  * DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
  * none of the group's operations runs, or, when the abort comes while they run, those on other
@@ -1940,9 +2003,9 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
  *
  * Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
  * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
- * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout, or
- * operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an
- * offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout),
+ * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
  */
 dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeout_ms);
 
@@ -2042,10 +2105,12 @@ void dm_buffers_free(struct dm_buffers *buffers);
 /* ---- life and death of a mesh ---- */
 
 /**
- * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
+ * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well, while it is being
+ * made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the view's
+ * dimensions; the first error in the order of the dimensions counts.
  *
- * Local; it does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a
- * rank's process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and
+ * Local; it does not wait and makes nothing. Errors: DM_STATUS_PEER_LOST (a rank's process has
+ * gone, or it aborted; named where known), DM_STATUS_MISMATCH and
  * DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
  */
@@ -2116,7 +2181,8 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
  * leave out the same ranks, whatever each of them knew. The call waits until every rank has made
  * it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
- * get DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+ * get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
+ * rank that lives and that the others take for lost gets
  * DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
  * deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
  *
@@ -2139,7 +2205,8 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  *
  * ncclCommShrink makes the new communicators from those of the mesh. Errors:
  * DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
- * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
+ * DM_STATUS_INVALID_ARGUMENT (an empty list, a rank outside the mesh, this rank, nothing left),
+ * DM_STATUS_INVALID_STATE (no rank is lost),
  * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
  * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
  * then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
@@ -2206,11 +2273,11 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_init_options in which everything is the default.
  */
-#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, 0, NULL, NULL, NULL, 0 }
+#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, 0, NULL, NULL, 0, NULL, 0, 0 }
 /**
  * A dm_call_options in which everything is the default.
  */
-#define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL }
+#define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL, 0 }
 /**
  * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
  */

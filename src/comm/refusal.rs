@@ -33,7 +33,10 @@ pub(super) fn tell_if_refused<T>(
     let begun = scope.calls_begun();
     let outcome = call();
     if let Err(error) = &outcome {
-        let is_refusal = matches!(error.status(), Status::InvalidArgument | Status::NotFound | Status::Unsupported);
+        let is_refusal = matches!(
+            error.status(),
+            Status::InvalidArgument | Status::NotFound | Status::Unsupported | Status::InvalidState
+        );
         // A call that has begun its agreement has told the other ranks of its failure itself.
         if is_refusal && scope.calls_begun() == begun {
             scope.tell_refusal(function, error, &Wait { cancel, ..Wait::after(TELL) });

@@ -42,7 +42,7 @@ impl View {
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
     /// call may be repeated, with the ranks that are lost by then. `lost` has the lost ranks, the
     /// same ones on every rank. With `None` the ranks that are left agree on who is lost; they all
-    /// get [`Status::InvalidArgument`] when nobody is. The new mesh has the timeout and the options
+    /// get [`Status::InvalidState`] when nobody is. The new mesh has the timeout and the options
     /// of this one, and is lazy where this one is. `options` may have other options for its
     /// dimensions, and says how long the call may take.
     pub fn shrink(&self, dim: Option<&str>, lost: Option<&[i32]>, options: &CallOptions) -> Result<View> {
@@ -53,8 +53,11 @@ impl View {
             )));
         };
         match lost {
-            None if !world.rendezvous().is_offline() => self.shrink_by_agreement(world, dim, options),
-            lost => self.shrink_by_list(world, dim, lost.unwrap_or_default(), options),
+            None if world.rendezvous().is_offline() => Err(Error::invalid_state(
+                "dm_shrink: no rank of an offline world (DM_WORLD_OFFLINE) is ever lost: name the ranks to leave out in lost_ranks",
+            )),
+            None => self.shrink_by_agreement(world, dim, options),
+            Some(lost) => self.shrink_by_list(world, dim, lost, options),
         }
     }
 

@@ -177,6 +177,16 @@ impl View {
     /// The communicator along dimension `index`. It is made now if it was only planned. Where there
     /// is none, the error says why.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+        let communicator = self.planned_communicator(index)?;
+        if communicator.state() == State::Unmade {
+            self.root.make_at_first_use(communicator, self.mesh.dim_name(index))?;
+        }
+        Ok(communicator)
+    }
+
+    /// The communicator along dimension `index`, which may be planned only. Where there is none,
+    /// the error says why.
+    pub(super) fn planned_communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
         self.check_index(index)?;
         self.root.alive()?;
         if self.root.is_offline() {
@@ -199,9 +209,6 @@ impl View {
                 self.mesh.describe()
             )));
         };
-        if communicator.state() == State::Unmade {
-            self.root.make_at_first_use(communicator, self.mesh.dim_name(index))?;
-        }
         Ok(communicator)
     }
 

@@ -4,7 +4,6 @@ use std::ffi::c_char;
 
 use super::arguments::{give_list, list};
 use super::ask::dim_text;
-use super::communicators::view_along;
 use super::guard::guard;
 use super::make::{find, give};
 use super::options::read_call_options;
@@ -12,10 +11,12 @@ use super::pointers::out;
 use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::error::Error;
 
-/// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
+/// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well, while it is being
+/// made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the view's
+/// dimensions; the first error in the order of the dimensions counts.
 ///
-/// Local; it does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a
-/// rank's process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and
+/// Local; it does not wait and makes nothing. Errors: DM_STATUS_PEER_LOST (a rank's process has
+/// gone, or it aborted; named where known), DM_STATUS_MISMATCH and
 /// DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
 /// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
 ///
@@ -25,8 +26,9 @@ use crate::error::Error;
 pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> dm_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (view, index) = unsafe { view_along(mesh, dim)? };
-        view.check(index)
+        let dim = unsafe { dim_text(dim)? };
+        let view = find(mesh)?;
+        dim.map_or_else(|| view.check_all(), |name| view.check_along(name))
     })
 }
 
@@ -116,7 +118,8 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
 /// leave out the same ranks, whatever each of them knew. The call waits until every rank has made
 /// it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
-/// get DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+/// get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
+/// rank that lives and that the others take for lost gets
 /// DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
 /// deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
 ///
@@ -139,7 +142,8 @@ pub unsafe extern "C" fn dm_lost_ranks(
 ///
 /// ncclCommShrink makes the new communicators from those of the mesh. Errors:
 /// DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
-/// DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
+/// DM_STATUS_INVALID_ARGUMENT (an empty list, a rank outside the mesh, this rank, nothing left),
+/// DM_STATUS_INVALID_STATE (no rank is lost),
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
 /// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
 /// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.

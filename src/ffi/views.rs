@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::arguments::{names, natural, optional_text, short_list, text};
+use super::arguments::{names, natural, optional_text, short_list, sizes, text};
 use super::ask::dim_text;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
@@ -70,88 +70,85 @@ pub unsafe extern "C" fn dm_flatten(
     })
 }
 
-/// The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
-/// with a communicator.
+/// The view with dimension dim replaced by ndim dimensions, whose sizes in shape multiply to its
+/// size, each with a communicator.
 ///
 /// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
-/// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
-/// elements, one per new dimension. The caller frees the handle with dm_free.
+/// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has
+/// ndim elements, one per new dimension. The caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (shape, names), and
 /// those of dm_flatten.
 ///
 /// # Safety
-/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or
-/// points to struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or
-/// writable.
+/// dim and each of the ndim names are NUL-terminated; shape has ndim elements; options is NULL or
+/// points to struct_size bytes, and its dim_options is NULL or has as many elements as it says;
+/// mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_unflatten(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    sizes: *const i32,
-    names: *const *const c_char,
-    n: usize,
+    shape: *const i32,
+    ndim: usize,
+    dim_names: *const *const c_char,
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     collective(mesh, "dm_unflatten", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (dim, sizes, names, options) = unsafe {
+        let (dim, shape, names, options) = unsafe {
             (
                 text("dim", dim)?,
-                super::arguments::sizes("sizes", sizes, n)?,
-                super::arguments::names("names", names, n)?,
-                read_call_options(options, n)?,
+                sizes("shape", shape, ndim)?,
+                names("dim_names", dim_names, ndim)?,
+                read_call_options(options, ndim)?,
             )
         };
-        give(find(mesh)?.unflatten(dim, &sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.unflatten(dim, &shape, &names, &options)?, mesh_out)
     })
 }
 
 /// All ranks of this view, row-major, under another shape: a second factorisation of the same
 /// ranks, each dimension with a communicator.
 ///
-/// Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
-/// the new dimensions is the slowest. A name that the view or its root has already must mean the
+/// Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
+/// the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
 /// same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
 /// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
 /// dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
-/// dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+/// dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
 /// ```
 ///
 /// Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
-/// the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+/// the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
 /// with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+/// Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
 /// both layouts), and those of dm_flatten.
 ///
 /// # Safety
-/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or points to
-/// struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or writable.
+/// shape has ndim elements; each of the ndim names is NUL-terminated; options is NULL or points to
+/// struct_size bytes, and its dim_options is NULL or has as many elements as it says; mesh_out is
+/// NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_reshape(
     mesh: *const dm_mesh,
-    sizes: *const i32,
-    names: *const *const c_char,
-    n: usize,
+    shape: *const i32,
+    ndim: usize,
+    dim_names: *const *const c_char,
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     collective(mesh, "dm_reshape", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (sizes, names, options) = unsafe {
-            (
-                super::arguments::sizes("sizes", sizes, n)?,
-                super::arguments::names("names", names, n)?,
-                read_call_options(options, n)?,
-            )
+        let (shape, names, options) = unsafe {
+            (sizes("shape", shape, ndim)?, names("dim_names", dim_names, ndim)?, read_call_options(options, ndim)?)
         };
-        give(find(mesh)?.reshape(&sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.reshape(&shape, &names, &options)?, mesh_out)
     })
 }
 

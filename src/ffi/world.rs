@@ -167,11 +167,12 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// Collective over the world. location is the path of this rank, from far to near
 /// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
 /// containers of one machine. Ranks may give different levels, but for a plan all paths should
-/// have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
+/// have the same levels. timeout_ms 0: the world's timeout. *locations_out is borrowed from the
+/// world: valid until its last handle and mesh are freed.
 ///
 /// ```c
 /// dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
-/// dm_world_locations(world, NULL, &plan.locations);
+/// dm_world_locations(world, NULL, 0, &plan.locations);
 /// plan.world_size = world_size;
 /// plan.shape = shape;
 /// plan.ndim = ndim;
@@ -187,6 +188,7 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 pub unsafe extern "C" fn dm_world_locations(
     world: *const dm_world,
     location: *const c_char,
+    timeout_ms: i64,
     locations_out: *mut *const *const c_char,
 ) -> dm_status {
     guard(|| {
@@ -194,7 +196,8 @@ pub unsafe extern "C" fn dm_world_locations(
         // SAFETY: the caller's contract.
         let location = unsafe { optional_text("location", location)? };
         let world = find(world)?;
-        let locations = world.locations(location)?;
+        let timeout = || timeout("timeout_ms", timeout_ms);
+        let locations = world.tell_if_refused("dm_world_locations", || world.locations(location, timeout()?))?;
         let Borrowed(first) = world.lend(&locations, || {
             let texts: Vec<CString> =
                 locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
@@ -262,8 +265,8 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 /// in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
 /// it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
 /// aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
-/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
-/// DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations wait in a
+/// group of this thread), DM_STATUS_INVALID_HANDLE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {

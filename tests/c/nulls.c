@@ -89,12 +89,12 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
   NO("mesh_out", dm_slice(mesh, names, 2, NULL));
   NO_HANDLE(dm_flatten(NULL, NULL, NULL, &made));
   NO("mesh_out", dm_flatten(mesh, NULL, NULL, NULL));
-  NO_HANDLE(dm_unflatten(NULL, "dp", ones, parts, 2, NULL, &made));
-  NO("dim", dm_unflatten(mesh, NULL, ones, parts, 2, NULL, &made));
-  NO("sizes", dm_unflatten(mesh, "dp", NULL, parts, 2, NULL, &made));
-  NO("names", dm_unflatten(mesh, "dp", ones, NULL, 2, NULL, &made));
-  NO("names[1]", dm_unflatten(mesh, "dp", ones, holes, 2, NULL, &made));
-  NO("mesh_out", dm_unflatten(mesh, "dp", ones, parts, 2, NULL, NULL));
+  NO_HANDLE(dm_unflatten(NULL, "dp", ones, 2, parts, NULL, &made));
+  NO("dim", dm_unflatten(mesh, NULL, ones, 2, parts, NULL, &made));
+  NO("sizes", dm_unflatten(mesh, "dp", NULL, 2, parts, NULL, &made));
+  NO("names", dm_unflatten(mesh, "dp", ones, 2, NULL, NULL, &made));
+  NO("names[1]", dm_unflatten(mesh, "dp", ones, 2, holes, NULL, &made));
+  NO("mesh_out", dm_unflatten(mesh, "dp", ones, 2, parts, NULL, NULL));
   NO("meshes", dm_concatenate(NULL, 1, &made));
   NO_HANDLE(dm_concatenate(nothing, 1, &made));
   NO("mesh_out", dm_concatenate(&mesh, 1, NULL));

@@ -48,7 +48,7 @@ static void names_that_share(void)
   dm_mesh *mesh = square(), *other = NULL;
   const int32_t shape[] = {2, ranks / 2};
   const char *names[] = {"epp", "edp"};
-  REQUIRE(dm_reshape(mesh, shape, names, 2, NULL, &other));
+  REQUIRE(dm_reshape(mesh, shape, 2, names, NULL, &other));
   ncclComm_t one, two;
   REQUIRE(dm_get_comm(mesh, "pp", &one));
   REQUIRE(dm_get_comm(other, "epp", &two));

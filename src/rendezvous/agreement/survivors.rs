@@ -133,7 +133,7 @@ impl Round {
     fn proposal(&self) -> Verdict {
         let lost = self.lost();
         if lost.is_empty() {
-            return Verdict::of(&Error::invalid(format!(
+            return Verdict::of(&Error::invalid_state(format!(
                 "no rank is lost: there is nothing to leave out by {}; the mesh has ended on all ranks, so make it anew (dm_init)",
                 self.call
             )));
