@@ -28,7 +28,7 @@ from .errors import DeviceError, UnsupportedError
 if TYPE_CHECKING:
     from .buffers import Memory
 
-__all__ = ["Join", "current_stream", "follow", "keep", "owner", "stream_handle"]
+__all__ = ["Join", "current_stream", "follow", "keep", "owner", "stream_handle", "stream_of_device"]
 
 # Makes the current stream of an array's library wait for an operation.
 Join = Callable[[], None]
@@ -190,6 +190,18 @@ def current_stream(arrays: Sequence[Any]) -> int:
             found = owner(array, None).current()
             if found is not None:
                 return found
+    return 0
+
+
+def stream_of_device(device: Optional[int]) -> int:
+    """The current stream of torch or CuPy on a device. The default stream where neither of them is
+    imported."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return stream_handle(torch.cuda.current_stream(device))
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None:
+        return stream_handle(cupy.cuda.get_current_stream(device))
     return 0
 
 

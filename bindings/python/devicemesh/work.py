@@ -16,8 +16,8 @@ from collections import deque
 from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
 
-from ._library import Timeout, milliseconds
-from .errors import DeviceMeshError, InvalidArgumentError, MeshTimeoutError, UnsupportedError
+from ._library import Deadline, Timeout, milliseconds
+from .errors import DeviceMeshError, InvalidStateError, MeshTimeoutError, UnsupportedError
 
 __all__ = ["Work"]
 
@@ -63,7 +63,7 @@ class Work:
         """
         if not self._over.is_set():
             if self._unissued:
-                raise InvalidArgumentError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
+                raise InvalidStateError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
             if not self._over.wait(None if timeout is None else milliseconds(timeout) / 1000):
                 raise MeshTimeoutError(f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout")
         if self._error is not None:
@@ -138,6 +138,12 @@ class WorkQueue:
                 self.works.popleft()
             del task  # a thread without work keeps no array alive
 
+    def finish(self, deadline: Optional[Deadline], call: str) -> None:
+        """Returns when the operations that were issued so far are over."""
+        last = self.last
+        if not last._over.wait(None if deadline is None else deadline.seconds()):
+            raise MeshTimeoutError(f"{call}: {last._what} was issued before and is not over by the deadline; it continues, and ends by the mesh's timeout")
+
 
 lock = threading.Lock()
 queues: Dict[Key, WorkQueue] = {}
@@ -190,27 +196,30 @@ def perform(work: Work, run: Callable[[], Any], earlier: Sequence[Work]) -> None
         work._finish()
 
 
-def after_earlier(member: Member) -> None:
+def after_earlier(member: Member, deadline: Optional[Deadline] = None, call: str = "") -> None:
     """Returns when the asynchronous operations along this communicator are over. So a blocking
-    operation comes after those that were issued before it."""
+    operation comes after those that were issued before it. Without a deadline of the call, those
+    operations end by the mesh's timeout."""
     queue = queues.get(member._key)
     if queue is not None:
-        queue.last._over.wait()
+        queue.finish(deadline, call)
 
 
-def after_all_of(root: Callable[[], Any]) -> None:
+def after_all_of(root: Callable[[], Any], deadline: Deadline, call: str) -> None:
     """Returns when the asynchronous operations on all views of this root mesh are over."""
     for queue in list(queues.values()):
+        is_its = False
         # A mesh that has ended has no root any more. Equal root meshes share their communicators.
         with contextlib.suppress(DeviceMeshError):
-            if not queue.last.is_completed() and queue.mesh.root() == root():
-                queue.last._over.wait()
+            is_its = not queue.last.is_completed() and bool(queue.mesh.root() == root())
+        if is_its:
+            queue.finish(deadline, call)
 
 
-def after_all_in(world: Any) -> None:
+def after_all_in(world: Any, deadline: Deadline, call: str) -> None:
     """Returns when the asynchronous operations on the meshes of this world are over. None is the
     default world."""
     for queue in list(queues.values()):
         its = queue.mesh._world
-        if its is world or (world is None and its._is_default):
-            queue.last._over.wait()
+        if its is world or (world is None and (its is None or its._is_default)):
+            queue.finish(deadline, call)
