@@ -236,12 +236,9 @@ class DeviceMesh(MeshViews):
         torch or CuPy on this rank's device, or the default stream. With ``mesh_dim`` only the ranks
         and the communicator of that dimension are asked about.
         """
-        handle = stream_of_device(self._device_number) if stream is None and self.device_type == "cuda" else stream_handle(stream)
+        here = stream is None and self.device_type == "cuda"
+        handle = stream_of_device(self.get_group(self._names[0])._device_number) if here and self._names else stream_handle(stream)
         check(interrupt.call(self._end, library.dm_stream_wait, self._handle, self._dim(mesh_dim), handle or None, milliseconds(timeout)))
-
-    @property
-    def _device_number(self) -> Optional[int]:
-        return self.get_group(self._names[0])._device_number if self._names else None
 
     def lost_ranks(self) -> Tuple[int, ...]:
         """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it

@@ -35,7 +35,7 @@ class Work:
     is enqueued. There wait() makes the current streams of the arrays' libraries wait for it.
     """
 
-    __slots__ = ("_what", "_over", "_error", "_unissued", "_joins")
+    __slots__ = ("_what", "_over", "_error", "_unissued", "_joins", "_passes")
 
     def __init__(self, what: str, *, unissued: bool = False) -> None:
         self._what = what
@@ -45,14 +45,13 @@ class Work:
         self._unissued = unissued
         # On cuda: each makes the current stream of an array's library wait for the operation.
         self._joins: Sequence[Callable[[], Any]] = ()
+        # On cuda: each waits, within a deadline, until the operation's stream has passed it.
+        self._passes: Sequence[Callable[[Deadline], Any]] = ()
 
-    @classmethod
-    def on_streams(cls, what: str, joins: Sequence[Callable[[], Any]]) -> "Work":
-        """The handle of an operation that was put on a stream."""
-        work = cls(what)
-        work._joins = joins
-        work._finish()
-        return work
+    def _on_streams(self, joins: Sequence[Callable[[], Any]], passes: Sequence[Callable[[Deadline], Any]]) -> "Work":
+        """Notes the streams on which the operation was put."""
+        self._joins, self._passes = joins, passes
+        return self
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Returns True when the operation is over, and raises its error if it has failed.
@@ -60,6 +59,9 @@ class Work:
         None waits until the end, which the mesh's timeout brings. With a timeout in seconds a
         MeshTimeoutError says that the operation is not over; it continues. Ctrl-C ends the wait
         and not the operation.
+
+        On cuda None makes the current streams wait, and returns at once. With a timeout this thread
+        waits too, until the stream has done its work, as DeviceMesh.wait does.
         """
         if not self._over.is_set():
             if self._unissued:
@@ -70,6 +72,10 @@ class Work:
             raise self._error
         for join in self._joins:
             join()
+        if timeout is not None and self._passes:
+            deadline = Deadline(timeout)
+            for passes in self._passes:
+                passes(deadline)
         return True
 
     def is_completed(self) -> bool:

@@ -84,7 +84,7 @@ torch.cuda = types.SimpleNamespace(
     current_stream=lambda device: state.current, default_stream=lambda device: default, ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
 sys.modules["torch"] = torch
 
-from devicemesh import buffers, init_device_mesh  # noqa: E402
+from devicemesh import MeshTimeoutError, buffers, init_device_mesh  # noqa: E402
 
 mesh = init_device_mesh("cuda", (SIZE,), mesh_dim_names=("x",), timeout=60)
 group = mesh.get_group()
@@ -128,10 +128,18 @@ with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs
     group.all_reduce(Tensor(values()), stream=side)
 with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclAllReduce", "stream 1 records event 1"):
     work = group.all_reduce(Tensor(values()), stream=side, async_op=True)
-with expect():  # an event has a number of its own in each block
-    pass
 with expect("stream 0 waits event 0"):
     work.wait()
+with expect("stream 0 waits event 0"):
+    work.wait(timeout=5)
+os.environ["CUDA_BUSY"] = "1"
+with expect("stream 0 waits event 0"):
+    try:
+        work.wait(timeout=0.2)
+        raise AssertionError("the device is busy")
+    except MeshTimeoutError:
+        pass
+del os.environ["CUDA_BUSY"]
 with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclSend", "stream 1 runs ncclRecv", "stream 1 records event 1", "stream 0 waits event 1"):
     received = Tensor(numpy.zeros(4))
     with mesh.group():
