@@ -139,7 +139,7 @@ class FakeDriver(Driver):
     """The driver's events over Stream."""
 
     def __init__(self):
-        self.has_events, self.events, self.is_busy, self.places, self.pushed = True, {}, False, {}, []
+        self.has_events, self.events, self.is_busy, self.pushed = True, {}, False, []
         self.capturing = set()
         self._cuda = types.SimpleNamespace(cuEventQuery=lambda event: 600 if self.is_busy else 0, cuEventDestroy_v2=lambda event: self.events.pop(event.value))
 
@@ -166,9 +166,6 @@ class FakeDriver(Driver):
     def is_capturing(self, stream):
         return stream in self.capturing
 
-    def device_of(self, address):
-        return self.places.get(address, OUR_DEVICE)
-
 
 class Case(unittest.TestCase):
     def setUp(self):
@@ -191,7 +188,7 @@ class Case(unittest.TestCase):
         self.ran = []
         for patch in (
             mock.patch.dict(sys.modules, {"torch": torch, "cupy": cupy}), mock.patch.object(_streams, "driver", lambda: self.driver),
-            mock.patch.object(_operands, "driver", lambda: self.driver), mock.patch.object(_streams, "held", _streams.Held()),
+            mock.patch.object(_streams, "held", _streams.Held()),
             mock.patch.object(library, "dm_all_reduce", lambda *arguments: self.runs(arguments[-1])),
             mock.patch.object(library, "dm_all_gather", lambda *arguments: self.runs(arguments[-1])),
             mock.patch.object(library, "dm_all_gatherv", lambda *arguments: self.runs(arguments[-1])),
@@ -314,13 +311,6 @@ class Torchs(Case):
         ):
             with self.assertRaisesRegex(InvalidArgumentError, says):
                 self.group.all_reduce(wrong)
-        values = numpy.zeros(4)
-        self.driver.places[values.ctypes.data] = -1
-        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies in host memory, at 0x"):
-            self.group.all_reduce(Interface(values))
-        self.driver.places[values.ctypes.data] = 5
-        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies on device 5"):
-            self.group.all_reduce(Interface(values))
         self.assertEqual(self.ran, [])
 
     def test_an_error_of_the_operation(self):
