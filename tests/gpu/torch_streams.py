@@ -126,7 +126,7 @@ def a_group():
 
 @case
 def a_thread_of_its_own():
-    """The thread has made no CUDA call before."""
+    """The thread has made no CUDA call before, so its current device is 0."""
     found = []
 
     def run():

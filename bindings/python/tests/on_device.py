@@ -47,7 +47,7 @@ class Stream:
 
 
 class Tensor:
-    is_cuda, device = True, ("cuda", RANK)
+    is_cuda, device = True, types.SimpleNamespace(index=RANK)
 
     def __init__(self, values):
         self.values, self.streams = values, []
@@ -81,7 +81,7 @@ state = types.SimpleNamespace(current=default)
 torch = types.ModuleType("torch")
 torch.Tensor, torch.autograd = Tensor, types.SimpleNamespace(graph=None)
 torch.cuda = types.SimpleNamespace(
-    current_stream=lambda device: state.current, default_stream=lambda device: default, ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
+    current_device=lambda: RANK, current_stream=lambda device: state.current, default_stream=lambda device: default, ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
 sys.modules["torch"] = torch
 
 from devicemesh import MeshTimeoutError, buffers, init_device_mesh  # noqa: E402

@@ -70,14 +70,17 @@ class Tensor:
     is_rocm = False
 
     def __init__(self, values, is_cuda=True, index=OUR_DEVICE):
-        self.values, self.is_cuda, self.device, self.on, self.asked = values, is_cuda, ("cuda", index), [], []
+        self.values, self.is_cuda, self.on, self.asked = values, is_cuda, [], []
+        self.device = types.SimpleNamespace(index=index)
 
     def __dlpack_device__(self):
-        return (10 if self.is_rocm else 2, self.device[1]) if self.is_cuda else (1, 0)
+        return (10 if self.is_rocm else 2, self.device.index) if self.is_cuda else (1, 0)
 
     def __dlpack__(self, *, stream=None, max_version=None):
         if self.is_cuda:
             self.asked.append(stream)
+            if self.device.index != torch.cuda.current_device():
+                raise BufferError("Can't export tensors on a different CUDA device index")
             assert stream not in (1, 2) if self.is_rocm else stream != 0, f"unsupported stream on cuda: {stream}"
             current = torch.cuda.current_stream(self.device)
             if of(stream) is not current:
@@ -173,12 +176,12 @@ class Case(unittest.TestCase):
         Stream.all.clear()
         self.default = Stream(0)
         self.side = Stream(0x77)
-        self.current, self.cupys = self.default, CupyStream(0x99)
+        self.current, self.cupys, self.device = self.default, CupyStream(0x99), OUR_DEVICE
         torch = types.ModuleType("torch")
         torch.Tensor, torch.version = Tensor, types.SimpleNamespace(hip=None)
         torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace())
         torch.cuda = types.SimpleNamespace(
-            current_stream=lambda device: self.current, default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
+            current_device=lambda: self.device, device=self.on_device, current_stream=lambda device: self.current, default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
         cupy = types.ModuleType("cupy")
         cupy.ndarray = Ndarray
         cupy.cuda = types.SimpleNamespace(
@@ -197,6 +200,7 @@ class Case(unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cuda", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
         self.group = mesh.get_group("tp")
 
     def runs(self, stream):
@@ -212,6 +216,13 @@ class Case(unittest.TestCase):
         before, self.current = self.current, stream
         yield
         self.current = before
+
+    @contextlib.contextmanager
+    def on_device(self, device):
+        """torch.cuda.device(device)."""
+        before, self.device = self.device, device.index
+        yield
+        self.device = before
 
     def tensor(self, count=4):
         return Tensor(numpy.zeros(count, "float32"))
@@ -286,6 +297,11 @@ class Torchs(Case):
             self.assertEqual(f"operation {operations}" in self.default.before, not is_async)
             group.work.wait()
             self.assertIn(f"operation {operations}", self.default.before)
+
+    def test_a_thread_with_another_current_device(self):
+        self.device = 5
+        self.group.all_reduce(self.tensor())
+        self.assertEqual((self.ran[0][0], self.device), (0, 5))
 
     def test_lists(self):
         with self.within(self.side):
@@ -403,7 +419,9 @@ class Buffers(unittest.TestCase):
     """Exported buffers are given back whatever goes wrong, while the error is still there."""
 
     def test_errors(self):
-        group = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True)).get_group("tp")
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
+        group = mesh.get_group("tp")
         values, other = bytearray(8), bytearray(8)
 
         def breaks(*_):
@@ -437,7 +455,9 @@ class Buffers(unittest.TestCase):
                 values.append(1)
 
     def test_an_array_that_makes_an_operation_of_its_own(self):
-        group = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True)).get_group("tp")
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
+        group = mesh.get_group("tp")
         inner, outer = bytearray(4), bytearray(4)
 
         class Nested:
