@@ -190,7 +190,8 @@ def test_tag_of_the_wheel(python, tmp_path):
 
 
 def test_order_of_streams(python, programs, tmp_path):
-    """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in for the driver shows the order of streams."""
+    """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in
+    for the driver shows the order of streams."""
     def library(soname, *sources):
         def make(folder):
             folder.mkdir()
@@ -206,7 +207,8 @@ def test_order_of_streams(python, programs, tmp_path):
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.long)])
 def test_threads_along_the_dimensions_of_a_mesh(python, rounds):
-    """The numbers are right, or there is an error. The long form has two processes beside it that keep the cores busy."""
+    """The numbers are right, or there is an error. The long form has two processes beside it that
+    keep the cores busy."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if rounds > 20 else 0)]
     try:
         output = run(TOOL, "run", "-n", 2, "--", python, "tests/order.py", rounds, timeout=500, **OURS)

@@ -38,8 +38,14 @@ pub(crate) fn abort_default_worlds() -> Result<()> {
     CPU_WORLD.abort().and(CUDA_WORLD.abort())
 }
 
-/// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew.
-pub(crate) fn finalize_default_worlds(timeout: Option<Duration>) -> Result<()> {
+/// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew. If
+/// `timeout` is a refusal, the other ranks are told in the world that would end first.
+pub(crate) fn finalize_default_worlds(timeout: Result<Option<Duration>>) -> Result<()> {
+    let first = [&CPU_WORLD, &CUDA_WORLD].into_iter().find_map(|world| joined_default_world(world.device_type));
+    let timeout = match first {
+        Some(world) => world.tell_if_refused("dm_world_finalize", || timeout)?,
+        None => timeout?,
+    };
     CPU_WORLD.finalize(timeout).and(CUDA_WORLD.finalize(timeout))
 }
 

@@ -1,6 +1,6 @@
-"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers, and
-the way of a call into the library, into an open group or to the thread of asynchronous operations.
-communicator.py has the collectives."""
+"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers,
+and the way of a call into the library, into an open group or to the thread of asynchronous
+operations. communicator.py has the collectives."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and jax) and
-            # device memory (jax). Another protocol may.
+            # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and
+            # jax) and device memory (jax). Another protocol may.
             if isinstance(error, InvalidArgumentError):
                 raise
             if hasattr(array, "__array_interface__"):

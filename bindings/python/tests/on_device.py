@@ -1,8 +1,10 @@
-"""Operations on cuda by way of the C library, in the order of streams: `devicemesh run -n 2 -- python tests/on_device.py FOLDER`, with
-tests/nccl/recorder.c in NCCL's place and tests/nccl/device.c and events.c in the driver's. The stand-in writes into the log of each rank what is put on which
-stream, and this program compares the log with what it expects.
+"""Operations on cuda by way of the C library, in the order of streams: `devicemesh run -n 2 --
+python tests/on_device.py FOLDER`, with tests/nccl/recorder.c in NCCL's place and
+tests/nccl/device.c and events.c in the driver's. The stand-in writes into the log of each rank what
+is put on which stream, and this program compares the log with what it expects.
 
-A module that has the few functions of torch that the package calls stands in torch's place. Its streams and events are the stand-in's.
+A module that has the few functions of torch that the package calls stands in torch's place. Its
+streams and events are the stand-in's.
 """
 
 import contextlib

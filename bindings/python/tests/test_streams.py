@@ -65,7 +65,8 @@ def of(handle):
 
 
 class Tensor:
-    """torch.Tensor. Its __dlpack__ makes the consumer's stream wait for the current one, and refuses what torch's refuses."""
+    """torch.Tensor. Its __dlpack__ makes the consumer's stream wait for the current one, and
+    refuses what torch's refuses."""
 
     is_rocm = False
 
