@@ -36,7 +36,8 @@ pub(super) struct FastPart {
 
 pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
-/// Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
+/// Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
+/// communicators; dm_free frees the handle alone.
 ///
 /// ```c
 /// dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -49,7 +50,7 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
 /// their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
 /// names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
-/// timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+/// timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
 /// After a join that failed, was late or was aborted, the next call joins anew. The caller frees
 /// the handle with dm_free.
 ///
