@@ -39,11 +39,16 @@ pub(crate) fn abort_default_worlds() -> Result<()> {
 }
 
 /// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew.
-/// `timeout` bounds the whole call; `None` stands for the longest timeout of these worlds.
-pub(crate) fn finalize_default_worlds(timeout: Option<Duration>) -> Result<()> {
+/// `timeout` bounds the whole call; `None` stands for the longest timeout of these worlds. If
+/// `timeout` is a refusal, the other ranks are told in the world that would end first.
+pub(crate) fn finalize_default_worlds(timeout: Result<Option<Duration>>) -> Result<()> {
     let all = [&CPU_WORLD, &CUDA_WORLD];
-    let joined = all.iter().filter_map(|world| joined_default_world(world.device_type));
-    let Some(timeout) = timeout.or_else(|| joined.map(|world| world.rendezvous().timeout()).max()) else {
+    let joined = || all.iter().filter_map(|world| joined_default_world(world.device_type));
+    let timeout = match joined().next() {
+        Some(first) => first.tell_if_refused("dm_world_finalize", || timeout)?,
+        None => timeout?,
+    };
+    let Some(timeout) = timeout.or_else(|| joined().map(|world| world.rendezvous().timeout()).max()) else {
         return Ok(());
     };
     each_within(timeout, all, |world, left| world.finalize(Some(left)))

@@ -288,7 +288,7 @@ pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> 
 /// anew. Errors: those of dm_world_finalize.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {
-    guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)?))
+    guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)))
 }
 
 /// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any

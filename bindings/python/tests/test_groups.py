@@ -1,4 +1,5 @@
-"""Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest tests/test_groups.py`, for any N. Every rank runs every test."""
+"""Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest
+tests/test_groups.py`, for any N. Every rank runs every test."""
 
 import asyncio
 import gc
@@ -8,7 +9,7 @@ import unittest
 
 import numpy
 
-from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, NotFoundError, init_device_mesh
+from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -28,7 +29,8 @@ class Groups(unittest.TestCase):
         self.mesh.finalize()
 
     def exchange(self):
-        """A ring, which shows that nothing of an earlier group is still under way: its values would arrive in the place of these."""
+        """A ring, which shows that nothing of an earlier group is still under way: its values would
+        arrive in the place of these."""
         sent, got = numpy.full(7, RANK + 100), numpy.zeros(7, "int64")
         with self.mesh.group():
             self.group.send(sent, self.right)
@@ -41,7 +43,7 @@ class Groups(unittest.TestCase):
     def test_finalize_inside_a_group_is_refused(self):
         with self.assertRaises(Mistake), self.mesh.group():
             self.group.all_reduce(self.mine)
-            with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"):
+            with self.assertRaisesRegex(InvalidStateError, "1 operation is queued"):
                 self.mesh.finalize()
             raise Mistake
         self.exchange()
@@ -158,7 +160,7 @@ class Groups(unittest.TestCase):
         async def other():
             await inside.wait()
             for call in (lambda: self.group.all_reduce(others), self.mesh.group().__enter__, self.mesh.finalize):
-                with self.assertRaisesRegex(InvalidArgumentError, "another task of this thread awaits inside"):
+                with self.assertRaisesRegex(InvalidStateError, "another task of this thread awaits inside"):
                     call()
             refused.set()
 
