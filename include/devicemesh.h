@@ -2117,6 +2117,33 @@ void dm_buffers_free(struct dm_buffers *buffers);
 dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 
 /**
+ * Waits until the work on a stream is done, where cudaStreamSynchronize would wait for ever for a
+ * rank that is lost. DM_STATUS_OK: the work is done, and no communicator has failed by then.
+ *
+ * Local: it makes no communicator, and may be called from several threads. The waiting thread
+ * sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Meanwhile it
+ * asks the communicators for their asynchronous errors, and the store every two seconds for lost
+ * ranks. dim names the dimension whose communicator and ranks are asked about; NULL stands for
+ * all communicators of the mesh that exist. timeout_ms 0: the mesh's timeout. The stream may hold
+ * other work, too. A stream that is being captured is refused. On cpu a collective is done when it
+ * returns: stream is NULL there, and the call returns at once after the check that dm_check makes.
+ *
+ * A failure leaves the work on the stream: dm_abort ends it. When a rank is lost, the call waits
+ * one second more, because work that does not need the rank may end by itself. After that it
+ * gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So ranks end their
+ * processes after dm_finalize. dm_last_error_info names the lost ranks, the dimension and the time
+ * that passed.
+ *
+ * Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost), DM_STATUS_CCL (a
+ * communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
+ * DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_NOT_FOUND,
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu, a stream that is being
+ * captured).
+ */
+dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stream, int64_t timeout_ms);
+
+/**
  * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any
  * of its views, here and, with the host engine, on the other ranks, where they get
  * DM_STATUS_PEER_LOST.

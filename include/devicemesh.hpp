@@ -1714,6 +1714,13 @@ public:
   /// the communicators of all dimensions. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
+  /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and no communicator of dim (none given: of the mesh) has failed. Local.
+  /// timeout 0: the mesh's. A lost rank and the deadline end the wait. See dm_stream_wait.
+  Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));
+  }
+
   /// Returns when every rank of this rank's group along dim has called it; says nothing about work on devices. Collective over the group. 0: the mesh's
   /// timeout. See dm_barrier.
   Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const

@@ -204,7 +204,8 @@ impl Losses {
     /// Reads the notes of losses that are in the store by now. Fails when the store does not
     /// answer.
     pub(super) fn refresh(&self, of_caller: &Wait) -> Result<()> {
-        let wait = Wait { watch: None, ..of_caller.with_deadline(Deadline::after(SHORT)) };
+        let deadline = Deadline::after(SHORT.min(of_caller.deadline.left()));
+        let wait = Wait { watch: None, ..of_caller.with_deadline(deadline) };
         self.look(&wait);
         while !wait.deadline.passed() {
             let (number, key) = self.next();

@@ -128,8 +128,13 @@ impl World {
     /// most. A store that does not answer leaves it at what this rank knows. When rank 0 serves the
     /// store, and the store is out of reach, rank 0 is lost.
     pub fn lost_ranks(&self) -> Result<Vec<i32>> {
+        self.lost_ranks_by(&Wait::after(self.timeout))
+    }
+
+    /// Does what [`World::lost_ranks`] does, and asks the store for no longer than `wait` lasts.
+    pub fn lost_ranks_by(&self, wait: &Wait) -> Result<Vec<i32>> {
         let session = self.session()?;
-        let refreshed = session.losses.refresh(&Wait::after(self.timeout));
+        let refreshed = session.losses.refresh(wait);
         let mut lost: Vec<i32> = session.losses.all(|rank| rank != self.place.rank as i32).into_iter().collect();
         let is_unreachable = refreshed.is_err_and(|error| error.status() == Status::Store);
         if is_unreachable && session.served && self.place.rank != 0 && !lost.contains(&0) {

@@ -9,7 +9,7 @@ use super::memory::{Room, Text};
 use super::{Call, Given, Handle, Session, last_error};
 
 pub const CALLS: &[Call] =
-    &[comm, proc, reducing, copying, ragged, exchange, one_sided, group_start, group_end, check, end];
+    &[comm, proc, reducing, copying, ragged, exchange, one_sided, group_start, group_end, check, stream_wait, end];
 
 fn comm(session: &mut Session<'_>) {
     let mesh = session.mesh();
@@ -231,6 +231,17 @@ fn check(session: &mut Session<'_>) {
     // SAFETY: a string or NULL.
     let status = unsafe { dm_check(mesh.mesh(), dim.as_ptr()) };
     session.ended("dm_check", status, Given { dead: !mesh.alive, wrong: !dim.is_utf8(), ..Given::default() }, &[]);
+}
+
+/// Waits for the stream NULL. Any other stream would be followed on a mesh of a device.
+fn stream_wait(session: &mut Session<'_>) {
+    let mesh = session.mesh();
+    let dim = session.dim_of(mesh);
+    let timeout = -i64::from(session.rarely(4));
+    // SAFETY: a string or NULL, and no stream.
+    let status = unsafe { dm_stream_wait(mesh.mesh(), dim.as_ptr(), std::ptr::null_mut(), timeout) };
+    let given = Given { dead: !mesh.alive, wrong: !dim.is_utf8() || timeout < 0, ..Given::default() };
+    session.ended("dm_stream_wait", status, given, &[]);
 }
 
 fn end(session: &mut Session<'_>) {

@@ -234,6 +234,12 @@ static void communicating(const dm_mesh *mesh)
   NO_HANDLE(dm_group_end(NULL));
   NO_HANDLE(dm_check(NULL, "dp"));
   FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_check(mesh, NULL));
+  NO_HANDLE(dm_stream_wait(NULL, "dp", NULL, 0));
+  OK(dm_stream_wait(mesh, NULL, NULL, 0));
+  OK(dm_stream_wait(mesh, "dp", NULL, 1));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "device type cpu has no streams", dm_stream_wait(mesh, "dp", recv, 0));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1", dm_stream_wait(mesh, "dp", NULL, -1));
+  FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_stream_wait(mesh, "nowhere", NULL, 0));
   NO_HANDLE(dm_abort(NULL));
   NO_HANDLE(dm_finalize(NULL, NULL));
 

@@ -1,0 +1,239 @@
+//! Waits for the work on a stream, against a deadline, and says which rank is to blame when the
+//! work cannot be done.
+//!
+//! A kernel of NCCL that waits for a lost peer turns until its communicator is aborted, and
+//! cudaStreamSynchronize waits with it. So this wait asks the stream again and again. Meanwhile it
+//! asks the communicators for their asynchronous errors, and the store for lost ranks, because
+//! over NVLink and shared memory NCCL does not notice the end of a peer.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::communicator::{Communicator, State};
+use super::view::View;
+use crate::ccl::StreamQuery;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::ranges;
+use crate::wait::{Deadline, Wait};
+
+/// The shortest pause between two questions to the stream.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+/// The longest pause between two questions to the stream.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
+const PART_OF_WAIT: u32 = 32;
+/// The store is asked for the first time after this long, because most waits are shorter.
+const FIRST_LOOK: Duration = Duration::from_millis(250);
+/// The longest time between two questions to the store. All ranks of a world ask one server.
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
+/// How long the work may go on after a rank is known to be lost. Work that does not need that
+/// rank may end in this time, and the ranks that were lost with it become known.
+const GRACE: Duration = Duration::from_secs(1);
+/// The pause between two questions to the store while a loss is known or suspected.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+impl View {
+    /// Returns when all work on `stream` is done and no communicator along `dim` has failed.
+    /// `None` as `dim` stands for all communicators of the mesh that exist, and `None` as
+    /// `timeout` for the mesh's timeout. **Local**: it makes no communicator, and may be called
+    /// from several threads.
+    ///
+    /// `stream` is a `cudaStream_t` or `CUstream` of the program. On the host engine, which has no
+    /// streams, it is NULL, and the call returns after one check of the communicators.
+    ///
+    /// Fails with `DM_STATUS_PEER_LOST` and the ranks when a rank is lost and the work is not done
+    /// a second later, with `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when
+    /// work on the stream has failed. The work then stays on the stream until the mesh is aborted.
+    pub fn stream_wait(&self, dim: Option<&str>, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
+        let began = Instant::now();
+        let outcome = self.waited_for(dim).and_then(|waited_for| {
+            waited_for.wait(stream, timeout).map_err(|error| match &waited_for.dim {
+                Some(dim) => error.along(dim),
+                None => error,
+            })
+        });
+        outcome.map_err(|error| error.within("dm_stream_wait").after_waiting(began.elapsed()))
+    }
+
+    fn waited_for(&self, dim: Option<&str>) -> Result<WaitedFor<'_>> {
+        self.root_comms().alive()?;
+        self.library()?;
+        if !self.mesh().is_member() {
+            return Err(Error::not_member(format!(
+                "rank {} is not in {}, so it has no work there",
+                self.mesh().rank(),
+                self.mesh().describe()
+            )));
+        }
+        let Some(name) = dim else {
+            let communicators = self.root_comms().dim_communicators();
+            let ranks = self.root_comms().mesh().root_ranks().to_vec();
+            return Ok(WaitedFor { view: self, dim: None, communicators, ranks });
+        };
+        let (mesh, index) = self.mesh().along(Some(name))?;
+        let planned = self.space().communicator(mesh.dim_name(index), mesh.dim_layout(index));
+        Ok(WaitedFor {
+            view: self,
+            dim: Some(name.to_owned()),
+            communicators: Vec::from_iter(planned),
+            ranks: mesh.group_ranks(index)?.to_vec(),
+        })
+    }
+}
+
+/// The communicators whose work a stream may hold, and their ranks.
+struct WaitedFor<'a> {
+    view: &'a View,
+    /// The name of the dimension, where the caller gave one.
+    dim: Option<String>,
+    /// The communicators that are asked for their asynchronous errors.
+    communicators: Vec<Arc<Communicator>>,
+    /// The ranks of the world whose loss ends the wait.
+    ranks: Vec<i32>,
+}
+
+impl WaitedFor<'_> {
+    fn wait(&self, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
+        let library = self.view.library()?;
+        if library.is_host_engine() {
+            return match stream.is_null() {
+                true => self.check().map(drop),
+                false => Err(Error::invalid(format!(
+                    "stream is {stream:p}, but device type cpu has no streams: pass NULL (a collective is done when it returns)"
+                ))),
+            };
+        }
+        let query = StreamQuery::of(library)?;
+        if let (false, Some(world)) = (query.has_device()?, self.view.root_comms().world()) {
+            world.select_device()?;
+        }
+        query.check_not_captured(stream)?;
+        let (began, deadline) = (Instant::now(), self.view.root_comms().wait(timeout).deadline);
+        let mut look = Look::default();
+        loop {
+            // The communicators are asked first: an operation that is not on the stream yet leaves
+            // its communicator in progress.
+            let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
+            if query.is_done(stream)? && is_issued {
+                return self.check().map(drop);
+            }
+            let waited = began.elapsed();
+            if look.is_due(waited) {
+                look.note(self.lost(&deadline), waited);
+            }
+            if let Some(lost) = look.lost_for(GRACE, waited) {
+                return Err(self.peer_lost(lost, waited));
+            }
+            if deadline.passed() {
+                return Err(self.late(&look.lost, &deadline));
+            }
+            let pause = (waited / PART_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            sleep(pause.min(deadline.left()));
+        }
+    }
+
+    /// Fails when the mesh has ended or a communicator has failed. Returns false when an operation
+    /// is not on its stream yet.
+    fn check(&self) -> Result<bool> {
+        self.view.root_comms().alive()?;
+        let mut is_issued = true;
+        for communicator in &self.communicators {
+            if !matches!(communicator.state(), State::Unmade | State::Absent) {
+                is_issued &= communicator.poll()?;
+            }
+        }
+        Ok(is_issued)
+    }
+
+    /// The ranks that are lost as far as the store knows. A store that does not answer says
+    /// nothing.
+    fn lost(&self, deadline: &Deadline) -> Vec<i32> {
+        let world = self.view.root_comms().world().filter(|world| !world.rendezvous().is_offline());
+        let wait = Wait { deadline: *deadline, ..self.view.root_comms().wait(None) };
+        let mut lost = world.and_then(|world| world.rendezvous().lost_ranks_by(&wait).ok()).unwrap_or_default();
+        lost.retain(|rank| self.ranks.contains(rank));
+        lost.sort_unstable();
+        lost
+    }
+
+    /// The error of a communicator that has failed because a rank is lost, with the rank. NCCL does
+    /// not say which rank it is, and the store may hear of the loss a moment later than NCCL.
+    fn name_lost<T>(&self, error: Error, deadline: &Deadline) -> Result<T> {
+        if error.status() != Status::PeerLost || !error.ranks().is_empty() {
+            return Err(error);
+        }
+        let patience = Deadline::after(GRACE.min(deadline.left()));
+        loop {
+            let lost = self.lost(&patience);
+            if !lost.is_empty() {
+                return Err(error.within(&said(&lost)).with_lost(&lost));
+            }
+            if patience.passed() {
+                return Err(error);
+            }
+            sleep(LOOK_AGAIN.min(patience.left()));
+        }
+    }
+
+    fn peer_lost(&self, lost: &[i32], waited: Duration) -> Error {
+        let message = format!(
+            "{}, and the work on the stream was not done after {:.1} s: dm_abort ends the work, dm_shrink makes a mesh of the ranks that are left",
+            said(lost),
+            waited.as_secs_f64()
+        );
+        Error::new(Status::PeerLost, message).with_lost(lost)
+    }
+
+    fn late(&self, lost: &[i32], deadline: &Deadline) -> Error {
+        if !lost.is_empty() {
+            return self.peer_lost(lost, deadline.timeout());
+        }
+        let of_dim = self.dim.as_ref().map_or_else(String::new, |dim| format!(" (dimension {dim})"));
+        Error::timeout(format!(
+            "the work on the stream{of_dim} was not done after {} ms; no rank is known to be lost and no communicator has failed: wait again, or end the work with dm_abort",
+            deadline.timeout().as_millis()
+        ))
+    }
+}
+
+/// Says which ranks were lost.
+fn said(lost: &[i32]) -> String {
+    format!("{} {} lost", ranges(lost), if lost.len() == 1 { "was" } else { "were" })
+}
+
+/// When the store is asked, and what it has said.
+struct Look {
+    /// How long the wait has lasted when the store is asked next.
+    next: Duration,
+    /// The lost ranks that the store named last.
+    lost: Vec<i32>,
+    /// How long the wait had lasted when the first loss became known.
+    since: Option<Duration>,
+}
+
+impl Default for Look {
+    fn default() -> Look {
+        Look { next: FIRST_LOOK, lost: Vec::new(), since: None }
+    }
+}
+
+impl Look {
+    fn is_due(&self, waited: Duration) -> bool {
+        waited >= self.next
+    }
+
+    fn note(&mut self, lost: Vec<i32>, waited: Duration) {
+        if !lost.is_empty() {
+            self.since.get_or_insert(waited);
+            self.lost = lost;
+        }
+        self.next = waited + if self.since.is_some() { LOOK_AGAIN } else { (waited / 2).min(LONGEST_LOOK) };
+    }
+
+    /// The lost ranks, when the first of them has been known for `grace`.
+    fn lost_for(&self, grace: Duration, waited: Duration) -> Option<&[i32]> {
+        self.since.filter(|since| waited >= *since + grace).map(|_| &self.lost[..])
+    }
+}
