@@ -29,7 +29,7 @@ if wanted inventory && ! has_result inventory 1; then
   verdict ok inventory 1 0 "the machine is in logs.tar"
 fi
 # One small case with everything that NCCL says, for each setting and release.
-settings=(NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH,P2P,SHM,NVLS,REG,ALLOC)
+settings=(NCCL_DEBUG=INFO "NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH,P2P,SHM,NVLS,REG,ALLOC")
 for n in $ranks; do
   ((n < 2)) || { check info "$n" "$deadline" "$build/meshes" && break; }
 done
@@ -48,7 +48,7 @@ for name in kill shrink stream_wait; do
   done
 done
 for name in abort destroy aborts; do variant=$name each alone "2 8" 1 "$build/alone" "$name"; done
-for name in works abort finalize world making; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
+for name in works abort finalize world making unseen; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
 each memory "1 8" 1 "$build/memory"
 each cost "2 8" 1 "$build/cost" 5
 each adopt "1 8" 1 "$build/adopt"

@@ -7,7 +7,10 @@
  *   abort     dm_abort while the graph lives
  *   finalize  dm_finalize while the graph lives
  *   world     dm_world_abort while the graph lives
- *   making    dm_init and dm_finalize while this thread captures: both must be refused */
+ *   making    dm_init and dm_finalize while this thread captures a stream that waits for the legacy
+ *             default stream: both must be refused
+ *   unseen    dm_init while this thread captures a non-blocking stream, of which no function of the
+ *             driver tells: what comes of it is printed, and nothing is required */
 #include "experiment.h"
 
 enum { kCount = 1024, kDeadline = 5000 };
@@ -58,11 +61,29 @@ static dm_status finalize(void *unused)
   return dm_finalize(mesh, &within);
 }
 
+static dm_status make_another(void *unused)
+{
+  const int32_t shape[] = {ranks};
+  dm_mesh *second = NULL;
+  (void)unused;
+  const dm_status made = dm_init(device_type(), shape, 1, NULL, &options, &second);
+  dm_free(second);
+  return made;
+}
+
+/* A call on this thread, because the thread that captures is what matters. It must be refused. */
+static void refused_while_capturing(const char *what, dm_status (*call)(void *))
+{
+  const dm_status status = call(NULL);
+  seen(rank, what, "%s: %s", dm_status_name(status), status == DM_STATUS_OK ? "" : dm_last_error());
+  CHECK(status != DM_STATUS_OK && strstr(dm_last_error(), "captur") != NULL);
+}
+
 /* The end must have returned; where it failed, the message says that a graph may be the reason. */
 static void end_with_a_graph(const char *what, dm_status (*call)(void *))
 {
   trial end = {.what = what, .call = call};
-  const int returned = trial_run(&end, rank, 40);
+  const int returned = trial_run(&end, rank, 30);
   CHECK(returned);
   if (returned && end.status != DM_STATUS_OK) CHECK(strstr(end.message, "graph") != NULL);
 }
@@ -71,10 +92,11 @@ int main(int argc, char **argv)
 {
   const char *mode = argc > 1 ? argv[1] : "works";
   if (!on_gpu()) experiment_skip("the host engine has no graphs");
+  void *stream = NULL;
   options.world = join_world(&rank, &ranks);
   open_graphs();
   const int32_t shape[] = {ranks};
-  options.timeout_ms = 60000;
+  options.timeout_ms = 15000;
   REQUIRE(dm_init(device_type(), shape, 1, NULL, &options, &mesh));
   ncclComm_t comm = NULL;
   ncclResult_t (*rawAllReduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
@@ -84,29 +106,33 @@ int main(int argc, char **argv)
   float host[2 * kCount];
   for (size_t at = 0; at < kCount; ++at) host[at] = (float)(rank + 1);
   device_put(send, host, kCount * sizeof(float));
+  /* A blocking stream, which waits for the legacy default stream, is one that the library can ask
+   * about. */
+  if (strcmp(mode, "making") == 0) driver_says(driver.stream_create(&stream, 0), "cuStreamCreate");
+  else stream = device_stream();
   /* NCCL may connect at the first use, which a capture would hold. */
-  OK(dm_all_reduce(mesh, NULL, send, recv, kCount, DM_FLOAT32, DM_SUM, device_stream()));
-  device_sync();
+  OK(dm_all_reduce(mesh, NULL, send, recv, kCount, DM_FLOAT32, DM_SUM, stream));
+  driver_says(driver.stream_synchronize(stream), "cuStreamSynchronize");
   OK(dm_world_barrier(options.world, 0));
 
   void *captured = NULL, *executable = NULL;
-  driver_says(graph.begin(device_stream(), 1 /* thread-local */), "cuStreamBeginCapture");
-  OK(dm_all_reduce(mesh, NULL, send, recv, kCount, DM_FLOAT32, DM_SUM, device_stream()));
-  const ncclResult_t raw = rawAllReduce(send, recv + kCount, kCount, ncclFloat, ncclSum, comm, (cudaStream_t)device_stream());
+  driver_says(graph.begin(stream, 1 /* thread-local */), "cuStreamBeginCapture");
+  OK(dm_all_reduce(mesh, NULL, send, recv, kCount, DM_FLOAT32, DM_SUM, stream));
+  const ncclResult_t raw = rawAllReduce(send, recv + kCount, kCount, ncclFloat, ncclSum, comm, (cudaStream_t)stream);
   CHECK(raw == ncclSuccess);
   if (strcmp(mode, "making") == 0) {
-    dm_mesh *second = NULL;
-    const dm_status made = dm_init(device_type(), shape, 1, NULL, &options, &second);
-    seen(rank, "dm_init while this thread captures", "%s: %s", dm_status_name(made), made == DM_STATUS_OK ? "" : dm_last_error());
-    CHECK(made != DM_STATUS_OK && strstr(dm_last_error(), "captur") != NULL);
-    dm_free(second);
-    const dm_status ended = dm_finalize(mesh, NULL);
-    seen(rank, "dm_finalize while this thread captures", "%s: %s", dm_status_name(ended), ended == DM_STATUS_OK ? "" : dm_last_error());
-    CHECK(ended != DM_STATUS_OK && strstr(dm_last_error(), "captur") != NULL);
+    refused_while_capturing("dm_init while this thread captures", make_another);
+    refused_while_capturing("dm_finalize while this thread captures", finalize);
+  } else if (strcmp(mode, "unseen") == 0) {
+    const dm_status made = make_another(NULL);
+    seen(rank, "dm_init while this thread captures a non-blocking stream", "%s: %s", dm_status_name(made), made == DM_STATUS_OK ? "" : dm_last_error());
+    seen(rank, "the end of that capture", "CUresult %d", graph.end(stream, &captured));
+    experiment_end();
   }
-  driver_says(graph.end(device_stream(), &captured), "cuStreamEndCapture");
+  driver_says(graph.end(stream, &captured), "cuStreamEndCapture");
   driver_says(graph.instantiate(&executable, captured, 0), "cuGraphInstantiate");
-  for (int replay = 0; replay < 3; ++replay) driver_says(graph.launch(executable, device_stream()), "cuGraphLaunch");
+  for (int replay = 0; replay < 3; ++replay) driver_says(graph.launch(executable, stream), "cuGraphLaunch");
+  driver_says(driver.stream_synchronize(stream), "cuStreamSynchronize");
   device_get(host, recv, sizeof host);
   for (size_t at = 0; at < 2 * kCount; ++at) CHECK(host[at] == (float)(ranks * (ranks + 1) / 2));
   OK(dm_world_barrier(options.world, 0));
@@ -120,7 +146,7 @@ int main(int argc, char **argv)
   seen(rank, "freeing the graph", "took %.3f s", seconds_now() - began);
   if (strcmp(mode, "works") == 0 || strcmp(mode, "making") == 0) {
     trial end = {.what = "dm_finalize after the graph was freed", .call = finalize};
-    CHECK(trial_run(&end, rank, 40) && end.status == DM_STATUS_OK);
+    CHECK(trial_run(&end, rank, 30) && end.status == DM_STATUS_OK);
   }
   experiment_end();
 }

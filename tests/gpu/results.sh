@@ -52,7 +52,9 @@ results() {
     echo
     echo "| case | setting | NCCL | verdict | s | |"
     echo "|---|---|---|---|---|---|"
-    awk -F'\t' '$5 ~ /^(ok|FAIL|skip)$/ { gsub(/\|/, "\\|", $7); printf "| %s x%s | %s | %s | %s | %s | %s |\n", $3, $4, $1, $2, $5, $6, $7 }' "$tsv"
+    # The last verdict of each case, in the order in which the cases first came.
+    awk -F'\t' '$5 ~ /^(ok|FAIL|skip)$/ { key = $1 FS $2 FS $3 FS $4; if (!(key in line)) order[++n] = key; gsub(/\|/, "\\|", $7)
+      line[key] = sprintf("| %s x%s | %s | %s | %s | %s | %s |", $3, $4, $1, $2, $5, $6, $7) } END { for (at = 1; at <= n; ++at) print line[order[at]] }' "$tsv"
     echo
     echo "| ranks | setting | NCCL | figure | value |"
     echo "|---|---|---|---|---|"
@@ -116,8 +118,9 @@ check() {
   elif [[ -n ${pattern:-} ]] && (($(grep -c "$pattern" "$output") != ${lines:-0})); then
     text="$(grep -c "$pattern" "$output") lines like «$pattern» instead of ${lines:-0}"
   fi
-  while IFS='|' read -r _ what number unit; do record "$label" "$count" FIGURE "$number $unit" "$what"; done < <(grep '^FIGURE|' "$output")
-  while IFS='|' read -r _ what said; do record "$label" "$count" SEEN "$what" "$said"; done < <(grep '^SEEN|' "$output")
+  # Pipes and no process substitution, which needs /dev/fd.
+  grep '^FIGURE|' "$output" | while IFS='|' read -r _ what number unit; do record "$label" "$count" FIGURE "$number $unit" "$what"; done
+  grep '^SEEN|' "$output" | while IFS='|' read -r _ what said; do record "$label" "$count" SEEN "$what" "$said"; done
   printf '==== exit code %s after %s s\n' "$code" "$ended" >>"$output"
   keep_log "$label.x$count"
   if ((code == 77)); then verdict skip "$label" "$count" "$ended" "$text"

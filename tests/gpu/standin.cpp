@@ -91,7 +91,12 @@ int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes
 // So a captured collective leaves its result, and a program that replays it sees that result.
 int cuStreamBeginCapture_v2(void *, int) { return is_capturing = true, kOk; }
 int cuStreamEndCapture(void *, void **graph) { return is_capturing = false, *graph = &module, kOk; }
-int cuStreamIsCapturing(void *, int *status) { return *status = is_capturing ? 1 : 0, kOk; }
+// The legacy default stream (handle 1) answers with CUDA_ERROR_STREAM_CAPTURE_IMPLICIT during a capture.
+int cuStreamIsCapturing(void *stream, int *status)
+{
+  *status = 0;
+  return stream == reinterpret_cast<void *>(1) && is_capturing ? 906 : kOk;
+}
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) { return *executable = graph, kOk; }
 int cuGraphLaunch(void *, void *) { return current == nullptr ? kInvalidValue : kOk; }
 int cuGraphExecDestroy(void *) { return kOk; }
