@@ -1,7 +1,7 @@
 """Operations that run while the program goes on (``async_op=True``), and the handle to wait for
 them.
 
-On cuda every operation is asynchronous: the stream keeps the order. On cpu a thread of this package
+On cuda every operation is asynchronous, and its stream keeps the order (_streams.py). On cpu a thread of this package
 runs the operations. Each communicator has a queue of its own with one such thread, so its
 operations run in the order in which they were issued. A blocking operation first waits until the
 queue of its communicator is empty. A thread without work ends after IDLE seconds.
@@ -32,10 +32,10 @@ class Work:
 
     Every operation returns one. That of a blocking operation is over already. That of an operation
     inside ``with mesh.group():`` is over when the group is. On cuda it is over when the operation
-    is enqueued: the stream orders what follows.
+    is enqueued. There wait() makes the current streams of the arrays' libraries wait for it.
     """
 
-    __slots__ = ("_what", "_over", "_error", "_unissued")
+    __slots__ = ("_what", "_over", "_error", "_unissued", "_joins")
 
     def __init__(self, what: str, *, unissued: bool = False) -> None:
         self._what = what
@@ -43,6 +43,16 @@ class Work:
         self._error: Optional[BaseException] = None
         # Whether this operation waits for the end of a group.
         self._unissued = unissued
+        # On cuda: each makes the current stream of an array's library wait for the operation.
+        self._joins: Sequence[Callable[[], Any]] = ()
+
+    @classmethod
+    def on_streams(cls, what: str, joins: Sequence[Callable[[], Any]]) -> "Work":
+        """The handle of an operation that was put on a stream."""
+        work = cls(what)
+        work._joins = joins
+        work._finish()
+        return work
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Returns True when the operation is over, and raises its error if it has failed.
@@ -58,6 +68,8 @@ class Work:
                 raise MeshTimeoutError(f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout")
         if self._error is not None:
             raise self._error
+        for join in self._joins:
+            join()
         return True
 
     def is_completed(self) -> bool:
