@@ -33,7 +33,7 @@ fn each_knows_another_loss() {
 fn nobody_is_lost() {
     for agreed in ranks(3, |_, scope| lost(&scope, &[])) {
         let error = agreed.unwrap_err();
-        assert_eq!(error.status(), Status::InvalidArgument);
+        assert_eq!(error.status(), Status::InvalidState);
         assert!(error.message().contains("no rank is lost"), "{error}");
     }
 }
@@ -100,7 +100,7 @@ fn ranks_that_die_at_any_moment_are_left_out() {
                 match scope.agree_on_lost("dm_shrink()", &[], &soon()) {
                     Ok(agreed) => calls.push(agreed.lost),
                     // The rank that dies has given the call up.
-                    Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidArgument) => {}
+                    Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidState) => {}
                     Err(error) => return Err(error),
                 }
             }
