@@ -16,16 +16,20 @@ from support.pinned import Unavailable
 HERE = ROOT / "tests/nccl"
 
 
+# What the configuration of a communicator sets from which others are split.
+LEAST = "minCTAs=1 maxCTAs=1 collnetEnable=0 nvlsCTAs=1"
+
+
 def check(condition, text):
     assert condition, text
 
 
 class Job:
-    """Runs tests/nccl/ranks.c, by default over a recorder and a driver that lack nothing."""
+    """Runs a program of tests/nccl, by default over a recorder and a driver that lack nothing."""
 
-    def __init__(self, programs, folder):
+    def __init__(self, programs, folder, program="ranks"):
         self.programs, self.folder = programs, folder
-        self.ranks = programs.c("tests/nccl/ranks.c", "-Wall", "-Wextra", "-Werror", name="nccl-ranks", link=[*LINK, "-ldl"])
+        self.ranks = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", name=f"nccl-{program}", link=[*LINK, "-ldl"])
 
     def library(self, source, soname, *flags):
         """A library in a folder of its own, under the name by which the loader looks for it."""
@@ -81,6 +85,8 @@ class Expected:
             self.lines.append("id")
         self.made += 1
         self.lines.append(f"init c{self.made} size={size} rank={rank} blocking={blocking} ids=1 name={name} device={self.rank}")
+        if not blocking:
+            self.lines.append(f"limits c{self.made} {LEAST}")
         return self.made
 
     def split(self, parent, color, key, name):

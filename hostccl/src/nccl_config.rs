@@ -141,6 +141,21 @@ impl CommConfig {
         if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
     }
 
+    /// Returns this config for a communicator on which no operation ever runs: with one channel,
+    /// and without the resources of networks that reduce. Only the fields that the struct has and
+    /// that are unset are changed.
+    #[must_use]
+    pub fn least(mut self) -> CommConfig {
+        for (name, value) in [("minCTAs", 1i32), ("maxCTAs", 1), ("collnetEnable", 0), ("nvlsCTAs", 1)] {
+            let field = INTEGERS.iter().find(|(known, ..)| *known == name);
+            let Some((_, at, since)) = field.copied() else { continue };
+            if self.has(at, 4, since) && self.int(at) == NCCL_CONFIG_UNDEF_INT {
+                self.put(at, &value.to_ne_bytes());
+            }
+        }
+        self
+    }
+
     /// Whether calls on the communicator wait until they are done. They do when the field is unset.
     pub fn is_blocking(&self) -> bool {
         self.int(AT_BLOCKING) != 0
@@ -246,6 +261,15 @@ mod tests {
         }
         same!(blocking, cgaClusterSize, minCTAs, maxCTAs, netName, splitShare, trafficClass, commName);
         assert_eq!((offset_of!(ncclConfig_t, magic), offset_of!(ncclConfig_t, version)), (AT_MAGIC, AT_VERSION));
+    }
+
+    #[test]
+    fn a_communicator_without_operations_takes_the_least() {
+        let least = CommConfig::unset(22_703).least();
+        assert_eq!([24, 28, 56, 68].map(|at| least.int(at)), [1, 1, 0, 1]);
+        assert_eq!([20, 40, 60, 64].map(|at| least.int(at)), [UNSET; 4]);
+        let older = CommConfig::unset(22_501).least();
+        assert_eq!([24, 28, 56, 68].map(|at| older.int(at)), [1, 1, UNSET, UNSET]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::communicator::{Communicator, State};
 use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
-use super::names::{named_config, ranks_text};
+use super::names::{parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
 use super::refusal::tell_if_refused;
 use super::root::{Life, RootComms, RootSpec};
@@ -309,8 +309,8 @@ impl RootComms {
         world.select_device()?;
         let maker = Maker { library: world.library()?, peers: work.peers, timeout: self.timeout() };
         let all = self.mesh().all_ranks();
-        let config = named_config(maker.library, None, &parent_name(self.mesh()));
-        let raw = maker.shrink(larger, &all, excluded, config.blocking(false))?;
+        let config = parent_config(maker.library, Some(&parent_name(self.mesh())));
+        let raw = maker.shrink(larger, &all, excluded, config)?;
         let parent = new_parent(&maker, all, raw)?;
         work.log.set_parent(self, &parent);
         Ok(parent)

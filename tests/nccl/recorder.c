@@ -12,7 +12,8 @@
  * RECORDER_INSIDE, microseconds that an operation and the end of a group last on the host;
  * RECORDER_STUCK, the rank whose ncclCommFinalize (RECORDER_STUCK_DESTROY: ncclCommDestroy of a
  * communicator that was split) does not return; RECORDER_TOGETHER, how many
- * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
+ * ncclCommAbort must have begun (in all) before one returns; RECORDER_DEAF, nothing is noticed of a
+ * peer's end, as over NVLink. Built with -DLACKS_SPLIT and so on,
  * it lacks that function. */
 #include <hostccl.h>
 
@@ -174,6 +175,21 @@ static int wants_blocking(const ncclConfig_t *config)
   return config->blocking != 0;
 }
 
+/* Notes which of the limits of a communicator without operations its configuration sets. */
+static void note_limits(int number, const ncclConfig_t *config)
+{
+  const int *fields = (const int *)(const void *)config;
+  const int has = config != NULL && config->size >= 32 && config->version >= NCCL_VERSION(2, 17, 0);
+  const int more = has && config->size >= 72 && config->version >= NCCL_VERSION(2, 27, 0);
+  int values[4] = {NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT}, set = 0;
+  const int places[4] = {6, 7, 14, 17};
+  for (int at = 0; at < 4; ++at) {
+    if (at < 2 ? has : more) values[at] = fields[places[at]];
+    set |= values[at] != NCCL_CONFIG_UNDEF_INT;
+  }
+  if (set) note("limits c%d minCTAs=%d maxCTAs=%d collnetEnable=%d nvlsCTAs=%d", number, values[0], values[1], values[2], values[3]);
+}
+
 static const char *name_of(const ncclConfig_t *config)
 {
   const int named = config != NULL && config->size >= 56 && config->version >= NCCL_VERSION(2, 27, 0) && config->commName != NULL;
@@ -184,6 +200,7 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
 {
   ncclResult_t state = ncclSuccess, asked;
   if (comm->failed != ncclSuccess) return comm->failed;
+  if (number_from("RECORDER_DEAF", 0) && comm->child == NULL && comm->blocking) return ncclSuccess;
   asked = REAL(ncclCommGetAsyncError)(comm->real, &state);
   if (asked != ncclSuccess) state = asked;
   /* The parent of a shrink has failed. As in NCCL, only the making of the child is checked. */
@@ -250,6 +267,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   if (size > 1) root = *out;
   note_net_name(config);
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
+  note_limits((*out)->number, config);
   return blocking ? ncclSuccess : ncclInProgress;
 }
 
@@ -297,6 +315,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     return code;
   }
   note("split c%d color=%d key=%d blocking=%d name=%s -> c%d", parent->number, color, key, blocking, name_of(config), comm == NULL ? 0 : comm->number);
+  note_limits(comm == NULL ? 0 : comm->number, config);
   if (parent->blocking) {
     *out = comm;
     return ncclSuccess;
@@ -325,6 +344,7 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclCom
   }
   note("shrink c%d without %d from %d flags=%d blocking=%d name=%s -> c%d", parent->number, count, excluded[0], flags, comm->blocking,
        name_of(config), comm->number);
+  note_limits(comm->number, config);
   if (parent->blocking) {
     *out = comm;
     return ncclSuccess;
