@@ -59,8 +59,8 @@ def test_the_handlers_need_nothing_of_xla_and_export_what_is_ours(python):
     assert needed <= SYSTEM, f"{HANDLERS.name} needs {sorted(needed)}"
     exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", HANDLERS).stdout.splitlines() if " T " in line}
     named = re.findall(r"^HANDLER\((\w+),", (PACKAGE / "src/handlers.cpp").read_text(), re.M)
-    ours = {f"devicemesh_{name}" for name in named} | {"devicemesh_jax_connect", "devicemesh_jax_group"}
-    assert exported == ours and len(ours) == 12, exported ^ ours
+    ours = {f"devicemesh_{name}" for name in named} | {"devicemesh_jax_connect", "devicemesh_jax_group", "devicemesh_jax_queued"}
+    assert exported == ours and len(ours) == 13, exported ^ ours
 
 
 @pytest.mark.lengthy
@@ -93,7 +93,7 @@ def test_beside_jax_distributed(python, free_port):
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT)
 def test_a_thousand_host_calls_beside_jitted_programs_under_load(python):
-    """The sums are right, whatever runs when."""
+    """The sums are right, whatever runs when and on which thread."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         output = on_ranks(4, python, "-m", "unittest", "-k=beside_a_running_program", "test_order", DM_JAX_ROUNDS=1000)
@@ -101,7 +101,7 @@ def test_a_thousand_host_calls_beside_jitted_programs_under_load(python):
         for process in busy:
             process.kill()
             process.wait()
-    assert output.count("Ran 1 test") == 4, output
+    assert output.count("Ran 4 tests") == 4, output
 
 
 @pytest.mark.long

@@ -39,6 +39,7 @@ def load() -> ctypes.CDLL:
             continue
         connect.restype, connect.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
         found.devicemesh_jax_group.restype, found.devicemesh_jax_group.argtypes = None, [ctypes.c_int]
+        found.devicemesh_jax_queued.restype, found.devicemesh_jax_queued.argtypes = None, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
         # The handlers must use the copy of libdevicemesh that the package devicemesh uses, because
         # another copy would not know its meshes.
         problem = connect(devicemesh_library.PATH.encode())

@@ -13,10 +13,14 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "devicemesh.h"
 #include "elements.h"
@@ -35,7 +39,7 @@ using TokenOut = ffi::Result<ffi::Token>;
 #define DEVICEMESH_FUNCTIONS(X)                                                                                       \
   X(dm_lookup) X(dm_free) X(dm_size) X(dm_describe) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
   X(dm_all_reduce) X(dm_reduce) X(dm_broadcast) X(dm_all_gather) X(dm_reduce_scatter) X(dm_all_to_all) X(dm_send)     \
-  X(dm_recv) X(dm_group_start) X(dm_group_end)
+  X(dm_recv) X(dm_group_start) X(dm_group_end) X(dm_get_comm)
 
 struct Library {
 #define MEMBER(name) decltype(&::name) name = nullptr;
@@ -49,6 +53,33 @@ Library library;
 // handlers before it opens one and before it ends one, so a handler that sees a group belongs to a
 // program that was called inside it.
 std::atomic<int> open_groups{0};
+
+// The asynchronous host calls of Python (async_op=True) that are not over, by the communicator and
+// the name of the dimension along which they run.
+struct Queued {
+  using Key = std::pair<const void *, std::string>;
+  std::mutex lock;
+  std::condition_variable less;
+  std::map<Key, int> calls;
+  // The number of all these calls, which a handler reads without the lock.
+  std::atomic<int> all{0};
+
+  void change(Key key, int by) {
+    std::lock_guard<std::mutex> held(lock);
+    if ((calls[key] += by) == 0) calls.erase(key);
+    all += by;
+    less.notify_all();
+  }
+
+  // Returns when no such call along this dimension is left. Each of them ends at the deadline of
+  // its mesh at the latest.
+  void wait(const Key &key) {
+    std::unique_lock<std::mutex> held(lock);
+    less.wait(held, [&] { return calls.count(key) == 0; });
+  }
+};
+
+Queued queued;
 
 ffi::ErrorCode code_of(dm_status status) {
   switch (status) {
@@ -180,8 +211,17 @@ struct Call {
                         "dimension " + dim_name + " of mesh \"" + mesh_name + "\" has " + std::to_string(now) + " ranks now and had " + std::to_string(size) +
                             " when this was traced; trace it again, or register the new mesh under another name");
     }
-    ffi::Error wrong = check_device(mesh, mesh_name, platform);
-    return wrong.failure() || platform == "cpu" ? wrong : find_stream(origin);
+    if (ffi::Error wrong = check_device(mesh, mesh_name, platform); wrong.failure()) return wrong;
+    return platform == "cpu" ? after_queued() : find_stream(origin);
+  }
+
+  // The host calls that were queued before XLA was given this call come first.
+  ffi::Error after_queued() {
+    if (queued.all.load() == 0) return ffi::Error::Success();
+    ncclComm_t comm = nullptr;
+    if (dm_status status = library.dm_get_comm(mesh, dim, &comm)) return error_of(status);
+    queued.wait({comm, dim_name});
+    return ffi::Error::Success();
   }
 
   ffi::Error find_stream(Origin origin) {
@@ -359,6 +399,12 @@ extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_con
 
 // Counts open groups: change is 1 when one has been opened, -1 when one has ended.
 extern "C" __attribute__((visibility("default"))) void devicemesh_jax_group(int change) { open_groups += change; }
+
+// Counts asynchronous host calls along a dimension: change is 1 when one has been queued, -1 when
+// one is over.
+extern "C" __attribute__((visibility("default"))) void devicemesh_jax_queued(const void *comm, const char *dim, int change) {
+  queued.change({comm, dim}, change);
+}
 
 #define HANDLER(name, operands)                                                                                                        \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *devicemesh_##name(XLA_FFI_CallFrame *);                             \

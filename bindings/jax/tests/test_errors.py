@@ -1,6 +1,7 @@
 """What goes wrong is a Python error with the library's message, on every rank, and after recover() the next call works."""
 
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import devicemesh
 import devicemesh_jax as dmj
@@ -143,6 +144,38 @@ class Errors(unittest.TestCase):
                 failing.block_until_ready()
             dmj.recover()
             self.assertEqual(float(program(x)[-1]), WORLD)
+
+    def test_host_calls_inside_a_callback(self):
+        # The program waits for its callback, so the callback cannot wait for the program.
+        group = FLAT.get_group()
+
+        def callback(x):
+            group.all_reduce(numpy.ones(3))
+            return x
+
+        program = jax.jit(lambda x: dmj.all_reduce(x, FLAT) + jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), dmj.all_reduce(x, FLAT)))
+        for length in (4, 1_000_000):
+            self.raises(jax.errors.JaxRuntimeError, "a callback of a jitted program .* while jitted collectives run: their order can be another one", program, jnp.ones(length))
+            dmj.recover()
+        # Without collectives it has nothing to wait for.
+        alone = jax.jit(lambda x: jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+        self.assertEqual(alone(jnp.ones(4)).tolist(), [1] * 4)
+
+    def test_errors_of_another_thread(self):
+        MESH.register("leaving")
+        total = jax.jit(lambda x: dmj.all_reduce(x * 2, "leaving", "inner"))
+        x = jnp.ones(1_000_000)
+        total(x).block_until_ready()
+        devicemesh.unregister("leaving")
+        with ThreadPoolExecutor(1) as other:
+            failing = other.submit(total, x).result()
+            for _ in range(2):
+                with self.assertRaisesRegex(jax.errors.JaxRuntimeError, 'no mesh is registered as "leaving"'):
+                    FLAT.get_group().all_reduce(numpy.ones(3))
+                self.raises(jax.errors.JaxRuntimeError, 'no mesh is registered as "leaving"', dmj.all_reduce, x, FLAT)
+            del failing
+            self.assertIsNotNone(dmj.recover())
+            self.assertEqual(float(other.submit(dmj.all_reduce, x, FLAT).result()[-1]), WORLD)
 
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)

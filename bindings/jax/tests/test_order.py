@@ -8,6 +8,7 @@ import os
 import re
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import devicemesh_jax as dmj
 import jax
@@ -83,6 +84,62 @@ class Order(unittest.TestCase):
             behind = step(jnp.full(length, turn + 2, "float32"))
             sums = [set(numpy.unique(array)) for array in (jitted, host, behind)]
             self.assertEqual(sums, [{(turn + 1) * WORLD}, {-turn * WORLD}, {(turn + 2) * WORLD}], f"round {turn}: sums of different arrays")
+
+    def rounds(self, round_of):
+        """Makes ROUNDS rounds. round_of(turn, length, pause) gives the pairs of an array and the value of its elements. Equal sizes and one communicator leave nothing
+        but the order to tell the collectives of a round apart; pause() lets the ranks reach them at different times."""
+        jitter = numpy.random.default_rng(RANK)
+        for turn in range(ROUNDS):
+            pairs = round_of(turn, (8, 100_000)[turn % 2], lambda: time.sleep(jitter.uniform(0, 0.003) * (turn % 3)))
+            sums = [(set(numpy.unique(array)), {value * WORLD}) for array, value in pairs]
+            self.assertEqual([got for got, _ in sums], [right for _, right in sums], f"round {turn}: sums of different arrays")
+
+    def test_host_calls_of_another_thread_beside_a_running_program(self):
+        step, group = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT)), FLAT.get_group()
+
+        def one(turn, length, pause):
+            jitted = step(jnp.full(length, turn + 1, "float32"))
+            pause()
+            host = numpy.full(length, -turn, "float32")
+            other.submit(group.all_reduce, host).result()
+            behind = other.submit(step, jnp.full(length, turn + 2, "float32")).result()
+            pause()
+            last = numpy.full(length, turn + 3, "float32")
+            group.all_reduce(last)
+            return (jitted, turn + 1), (host, -turn), (behind, turn + 2), (last, turn + 3)
+
+        with ThreadPoolExecutor(1) as other:
+            self.rounds(one)
+
+    def test_programs_of_two_threads_beside_a_running_program(self):
+        step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
+
+        def one(turn, length, pause):
+            first = step(jnp.full(length, turn + 1, "float32"))
+            pause()
+            second = other.submit(step, jnp.full(length, -turn, "float32")).result()
+            pause()
+            return (first, turn + 1), (second, -turn), (step(jnp.full(length, turn + 2, "float32")), turn + 2)
+
+        with ThreadPoolExecutor(1) as other:
+            self.rounds(one)
+
+    def test_asynchronous_host_calls_beside_a_running_program(self):
+        step, group = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT)), FLAT.get_group()
+
+        def one(turn, length, pause):
+            host, inside = numpy.full(length, -turn, "float32"), numpy.full(length, turn + 4, "float32")
+            works = [group.all_reduce(host, async_op=True)]
+            jitted = step(jnp.full(length, turn + 1, "float32"))
+            pause()
+            with FLAT.group(async_op=True) as together:
+                group.all_reduce(inside)
+            behind = step(jnp.full(length, turn + 2, "float32"))
+            for work in (*works, together.work):
+                work.wait()
+            return (host, -turn), (jitted, turn + 1), (inside, turn + 4), (behind, turn + 2)
+
+        self.rounds(one)
 
     def test_meshes_made_and_ended_after_what_jax_was_given(self):
         # A flattening splits the communicator that the jitted collectives are on, and finalize ends it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, List
 
-__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "has_ended", "mesh_changes"]
+__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "has_ended", "mesh_changes", "queue_changes"]
 
 # Each function runs on the calling thread before a call of the library that can wait for other
 # ranks. It returns when the outstanding work of this thread is over, and raises when that work has
@@ -20,6 +20,9 @@ before_call: List[Callable[[], Any]] = []
 # Each function is called with 1 when a thread has opened a group, and with -1 when a group has
 # ended.
 group_changes: List[Callable[[int], Any]] = []
+# Each function is called with the key of a queue of asynchronous operations (work.py), and 1 when
+# an operation was put into it or -1 when one is over.
+queue_changes: List[Callable[[Any, int], Any]] = []
 # Each function is called with a mesh object that was made, and with None when a mesh of this
 # process has ended. So a name can pass from a mesh that has ended to an equal one.
 mesh_changes: List[Callable[[Any], Any]] = []

@@ -16,6 +16,7 @@ from collections import deque
 from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
 
+from ._beside import queue_changes
 from ._library import Timeout, milliseconds
 from .errors import DeviceMeshError, InvalidArgumentError, MeshTimeoutError, UnsupportedError
 
@@ -136,11 +137,18 @@ class WorkQueue:
             task()
             with lock:
                 self.works.popleft()
+                tell(self.key, -1)
             del task  # a thread without work keeps no array alive
 
 
 lock = threading.Lock()
 queues: Dict[Key, WorkQueue] = {}
+
+
+def tell(key: Key, change: int) -> None:
+    """Tells other packages that a queue has one operation more or less."""
+    for changed in queue_changes:
+        changed(key, change)
 
 
 def forget() -> None:
@@ -175,6 +183,7 @@ def submit(members: Sequence[Member], work: Work, run: Callable[[], Any]) -> Wor
             queue.tasks.append(partial(perform, work, run, earlier) if queue is each[0] else work._over.wait)
             queue.works.append(work)
             queue.last = work
+            tell(queue.key, 1)
             queue.ready.notify()
     return work
 
