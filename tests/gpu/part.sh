@@ -45,7 +45,7 @@ with() {
   if ((list)); then printf '%-16s NCCL %-8s ranks %-6s %s\n' "$setting" "$nccl" "$ranks" "$*" && return; fi
   for name in "$@"; do
     # The short form keeps one case of each kind: what it is for is the lists and the folder.
-    ((short)) && [[ " inventory info config graph shrink jax torch " != *" $name "* ]] || only+=(--only "$name")
+    ((short)) && [[ " inventory info config graph shrink jax torch bench " != *" $name "* ]] || only+=(--only "$name")
   done
   ((${#only[@]})) || return 0
   ((left > 0)) || { echo "part $part: $seconds s are used up; left: $setting, NCCL $nccl, $ranks ranks: $*" && return; }
