@@ -157,16 +157,17 @@ def test_a_part_goes_on_where_it_stopped(suite, bad, packed, tmp_path):
 
 
 def test_parts_in_an_empty_root(packed, tmp_path):
-    """A short form of every part, from the packed folder, without cargo, compilers and network."""
+    """A short form of every part, from the packed folder, without cargo, compilers and network.
+    Part b has PyTorch and JAX alone, which are not there."""
     if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
                       capture_output=True).returncode != 0:
         pytest.skip("no namespaces of mounts and networks here (unshare)")
     parts = "a b c d bench eight-a eight-b eight-c"
     done = run(sys.executable, "tests/gpu/bare.py", packed, tmp_path, "bash", "-c",
-               f"for part in {parts}; do ./part.sh $part --dry-run --short --out /out/$part || exit; done; command -v cargo cc pip", code=None, timeout=200)
+               f"for part in {parts}; do ./part.sh $part --dry-run --short --out /out/$part; done; command -v cargo cc pip", code=None, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr
     ended = re.findall(r"^part (\S+): ended after \d+ s; (\d+) ok, 0 FAIL", done.stdout, re.M)
-    assert [name for name, _ in ended] == parts.split() and all(int(count) > 0 for _, count in ended), done.stdout + done.stderr
+    assert [name for name, _ in ended] == parts.split() and all(int(count) > 0 for name, count in ended if name != "b"), done.stdout + done.stderr
     assert "No such file" not in done.stderr, done.stderr
 
 
