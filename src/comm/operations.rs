@@ -83,7 +83,7 @@ impl View {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
         let checked = if count > 0 { buffers } else { &[] };
-        self.issue(name, index, stream, checked, issue).map_err(|error| self.with_dim(error, index))
+        self.issue(name, index, stream, checked, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
     }
 
     /// Runs `issue` on the communicator along dimension `index`. The arguments are checked, except

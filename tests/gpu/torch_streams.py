@@ -1,100 +1,256 @@
-"""PyTorch's streams and the collectives of the Python package: results are right inside
-torch.cuda.stream(s) without any wait of the program's, tensors may be freed right after a call, and
-memory that is not of this GPU is refused. Point 4 of the list in docs/gpu-results.md."""
+"""PyTorch's streams and the Python package, on a GPU: under devicemesh run or torchrun, with two
+ranks or more. Processes may share a GPU where NCCL lets them (NCCL_HOSTID, see run.sh).
+
+Every case makes the GPU busy before the data is there, so that an operation on the wrong stream, or
+one for which nobody waits, gives wrong numbers. Each rank prints a line "ok NAME" or "failed NAME:
+why" for each case, which run.sh keeps as seen. It exits with 1 when a case has failed.
+"""
 
 import os
 import sys
+import threading
+import traceback
 
 from nccl_copy import follow_loaded, seen, skip
 
 try:
     import torch
+    import torch.distributed  # noqa: F401  # loads NCCL
 except ImportError as error:
     skip(f"no PyTorch in {sys.executable}: {error}")
 if not torch.cuda.is_available():
     skip(f"PyTorch {torch.__version__} sees no GPU")
-import torch.distributed  # noqa: E402, F401  # loads NCCL
-
 follow_loaded()
 import devicemesh  # noqa: E402
 
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 torch.cuda.set_device(device)
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ROUNDS, LENGTH, CYCLES = 20, 1 << 20, 20_000_000
-mesh = devicemesh.init_device_mesh("cuda", (SIZE,), mesh_dim_names=("all",))
-group = mesh.get_group("all")
-group.all_reduce(torch.ones(8, device=device))  # connects
-torch.cuda.synchronize()
-wanted = float(SIZE * (SIZE + 1) // 2)
-failures = []
+mesh = devicemesh.init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("x",), timeout=120)
+group = mesh.get_group()
+rank, size = group.rank, group.size
+COUNT, BUSY = 1 << 20, 200_000_000  # elements; cycles, about a tenth of a second
+RIGHT = size * (size + 1) / 2
+cases = []
 
 
-def rounds(what, once):
-    """How often one round gives a wrong sum."""
-    wrong = sum(not bool((once(number) == wanted).all()) for number in range(ROUNDS))
-    seen(what, f"{wrong} of {ROUNDS} wrong")
-    if wrong:
-        failures.append(what)
+def case(function):
+    cases.append(function)
+    return function
 
 
-def producer_on_side_stream(_):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        tensor = torch.zeros(LENGTH, device=device)
-        torch.cuda._sleep(CYCLES)  # what the tensor holds is written late
-        tensor += RANK + 1
-        group.all_reduce(tensor)
-        result = tensor.clone()  # on the same stream, behind the collective or not
-    stream.synchronize()
-    return result
+def busy():
+    """The current stream is busy for some time. What is put on it afterwards is late."""
+    torch.cuda._sleep(BUSY)
 
 
-def consumer_on_side_stream(_):
-    stream = torch.cuda.Stream()
-    tensor = torch.full((LENGTH,), float(RANK + 1), device=device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        gathered = torch.full((LENGTH,), -1.0, device=device)
-        torch.cuda._sleep(CYCLES if RANK == 0 else 0)
-        gathered.copy_(tensor)
-        group.all_reduce(gathered)
-        result = gathered * 1
-    stream.synchronize()
-    return result
+def produced():
+    """A tensor of this rank that gets its numbers late, on the current stream."""
+    tensor = torch.zeros(COUNT, device=device)
+    busy()
+    return tensor.fill_(rank + 1)
 
 
-def freed_at_once(_):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        tensor = torch.full((LENGTH,), float(RANK + 1), device=device)
-    torch.cuda.current_stream().wait_stream(stream)
-    result = torch.empty(LENGTH, device=device)
-    torch.cuda._sleep(CYCLES)
-    group.all_gather(tensor[:1].clone(), torch.empty(SIZE, device=device))
+def expect(tensor, right, what="the result"):
+    found = tensor.unique().tolist()
+    assert found == [right], f"{what} is {found[:8]}, not {right}"
+
+
+@case
+def the_default_stream():
+    tensor = produced()
     group.all_reduce(tensor)
-    result.copy_(tensor)
-    del tensor  # PyTorch may give the memory to the next allocation of `stream`
+    expect(tensor.clone(), RIGHT)
+
+
+@case
+def the_current_stream():
+    stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        torch.full((LENGTH,), -7.0, device=device)
-    torch.cuda.synchronize()
-    return result
-
-
-rounds("all-reduce inside torch.cuda.stream, written late", producer_on_side_stream)
-rounds("all-reduce inside torch.cuda.stream, read at once", consumer_on_side_stream)
-rounds("tensor freed right after its collective", freed_at_once)
-for what, tensor in (("host memory", torch.zeros(4)), ("pinned host memory", torch.zeros(4).pin_memory())):
-    try:
+        tensor = produced()
         group.all_reduce(tensor)
+        copy = tensor.clone()
+    stream.synchronize()
+    expect(copy, RIGHT)
+
+
+@case
+def a_stream_that_is_named():
+    side = torch.cuda.Stream(device)
+    tensor = produced()
+    group.all_reduce(tensor, stream=side)
+    expect(tensor.clone(), RIGHT)
+
+
+@case
+def asynchronous_on_a_named_stream():
+    side = torch.cuda.Stream(device)
+    tensor = produced()
+    with torch.cuda.stream(side):
+        busy()
+    work = group.all_reduce(tensor, stream=side, async_op=True)
+    work.wait()
+    expect(tensor.clone(), RIGHT)
+
+
+@case
+def waited_for_on_another_stream():
+    first, second = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    with torch.cuda.stream(first):
+        tensor = produced()
+        work = group.all_reduce(tensor, async_op=True)
+    with torch.cuda.stream(second):
+        work.wait()
+        copy = tensor.clone()
+    second.synchronize()
+    expect(copy, RIGHT)
+
+
+@case
+def memory_that_is_freed_early():
+    """The allocator must not give the memory to another tensor before the operation has read it."""
+    side = torch.cuda.Stream(device)
+    gathered = torch.zeros(size * COUNT, device=device)
+    with torch.cuda.stream(side):
+        busy()
+    tensor = torch.full((COUNT,), float(rank), device=device)
+    work = group.all_gather(tensor, gathered, stream=side, async_op=True)
+    address = tensor.data_ptr()
+    del tensor
+    others = [torch.full((COUNT,), -1.0, device=device) for _ in range(4)]
+    assert address not in [other.data_ptr() for other in others], "the memory was given away while the stream was busy"
+    work.wait()
+    for each in range(size):
+        expect(gathered[each * COUNT : (each + 1) * COUNT], each, f"the block of rank {each}")
+
+
+@case
+def a_group():
+    side = torch.cuda.Stream(device)
+    sent, received = produced(), torch.zeros(COUNT, device=device)
+    with mesh.group():
+        group.send(sent, (rank + 1) % size, stream=side)
+        group.recv(received, (rank - 1) % size, stream=side)
+    expect(received.clone(), (rank - 1) % size + 1)
+
+
+@case
+def a_thread_of_its_own():
+    """The thread has made no CUDA call before."""
+    found = []
+
+    def run():
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            tensor = produced()
+            group.all_reduce(tensor)
+            found.append(tensor.clone())
+        stream.synchronize()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    expect(found[0], RIGHT)
+
+
+@case
+def a_cuda_graph():
+    tensor, right = torch.full((COUNT,), rank + 1.0, device=device), RIGHT
+    group.all_reduce(tensor.clone())  # NCCL connects before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        group.all_reduce(tensor)
+    for replay in range(3):
+        graph.replay()
         torch.cuda.synchronize()
-        failures.append(what)
-        seen(f"all-reduce of {what}", "was accepted")
-    except (ValueError, devicemesh.DeviceMeshError) as error:
-        seen(f"all-reduce of {what}", f"{type(error).__name__}: {error}")
+        expect(tensor, right, f"the result of replay {replay}")
+        right *= size
+    del graph  # graphs end before their mesh
+
+
+@case
+def other_memory_is_refused():
+    wrong = [("cpu memory", torch.zeros(3)), ("cpu memory", torch.zeros(3).pin_memory())]
+    if torch.cuda.device_count() > 1:
+        wrong.append(("lies on device", torch.zeros(3, device=torch.device("cuda", (device.index + 1) % torch.cuda.device_count()))))
+    for text, tensor in wrong:
+        try:
+            group.all_reduce(tensor)
+        except ValueError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"{text} was expected")
+
+
+@case
+def a_wait_with_a_deadline():
+    tensor = produced()
+    if rank == 0:
+        group.all_reduce(tensor)
+        try:
+            mesh.wait(timeout=2)
+        except devicemesh.MeshTimeoutError:
+            pass
+        else:
+            raise AssertionError("the peers have not called yet")
+        mesh.world.barrier()
+    else:
+        mesh.world.barrier()
+        group.all_reduce(tensor)
+    mesh.wait(timeout=60)
+    expect(tensor, RIGHT)
+
+
+@case
+def cupy():
+    try:
+        import cupy as cp
+    except ImportError:
+        return "cupy is not installed"
+    with cp.cuda.Device(device.index), cp.cuda.Stream(non_blocking=True) as stream:
+        array = cp.full(COUNT, rank + 1, dtype=cp.float32)
+        group.all_reduce(array)
+        copy = array.copy()
+        stream.synchronize()
+        assert cp.unique(copy).tolist() == [RIGHT], cp.unique(copy).tolist()[:8]
+    return None
+
+
+@case
+def jax():
+    """The array is read, and the result is torch's."""
+    try:
+        import jax as module
+        import jax.numpy as jnp
+    except ImportError:
+        return "jax is not installed"
+    mine = [each for each in module.local_devices() if each.platform == "gpu" and each.id == device.index]
+    if not mine:
+        return "jax sees no such GPU"
+    gathered = torch.zeros(size * COUNT, device=device)
+    group.all_gather(module.device_put(jnp.full(COUNT, rank, dtype=jnp.float32), mine[0]) * 1, gathered)
+    for each in range(size):
+        expect(gathered[each * COUNT : (each + 1) * COUNT], each, f"the block of rank {each}")
+    return None
+
+
+failed = 0
+for function in cases:
+    try:
+        skipped = function()
+        line = f"skipped {function.__name__}: {skipped}" if skipped else f"ok {function.__name__}"
+    except BaseException as error:
+        failed += 1
+        traceback.print_exc()
+        line = f"failed {function.__name__}: {type(error).__name__}: {error}"
+    seen("PyTorch's streams", line)
+    try:
+        # All ranks begin the next case together, also after a failure.
+        torch.cuda.synchronize()
+        mesh.world.barrier(timeout=60)
+    except BaseException as error:
+        os.write(1, f"rank {rank}: failed after {function.__name__}: {error}\n".encode())
+        mesh.abort()
+        sys.exit(1)
 mesh.finalize()
-if failures:
-    print("not so:", failures, flush=True)
-os.write(1, f"TORCH={torch.__version__}\n".encode())
-sys.stdout.flush()
-os._exit(1 if failures else 0)
+sys.exit(1 if failed else 0)

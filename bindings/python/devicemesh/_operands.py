@@ -12,7 +12,7 @@ from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence
 from . import _interrupt as interrupt
 from ._beside import before_call
 from ._cuda import driver
-from ._library import check, flag, int32, library, listed, sizes
+from ._library import Deadline, check, flag, int32, library, listed, sizes
 from ._open_groups import opened
 from ._queries import MeshQueries
 from ._streams import current_stream, follow, keep, owner, stream_handle
@@ -132,7 +132,15 @@ class Operands:
             joins = follow(kept, later)
         finally:
             keep(kept)
-        return Work.on_streams(f"{function.__name__[3:]} along {self._name}", joins) if later else DONE
+        if not later:
+            return DONE
+        work = Work(f"{function.__name__[3:]} along {self._name}")._on_streams(joins, [partial(self._pass, kept[0].stream)])
+        work._finish()
+        return work
+
+    def _pass(self, stream: int, deadline: Deadline) -> None:
+        """Waits until the work on a stream is done."""
+        check(interrupt.call(self._end, library.dm_stream_wait, self._handle, self._dim, stream or None, deadline.milliseconds()))
 
     def _blocks(self, arrays: Any, counts: Optional[Sequence[int]], written: bool, stream: int, what: str) -> Blocks:
         """A buffer for each rank of the group: arrays in a list, or one array with as many elements

@@ -28,7 +28,7 @@ from .errors import DeviceError, UnsupportedError
 if TYPE_CHECKING:
     from .buffers import Memory
 
-__all__ = ["Join", "current_stream", "follow", "keep", "owner", "stream_handle"]
+__all__ = ["Join", "current_stream", "follow", "keep", "owner", "stream_handle", "stream_of_device"]
 
 # Makes the current stream of an array's library wait for an operation.
 Join = Callable[[], None]
@@ -176,6 +176,9 @@ def owner(array: Any, device: Optional[int]) -> Owner:
     cupy: Any = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
         return CuPy(cupy.cuda, int(array.device.id))
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and isinstance(array, getattr(jax, "Array", ())):
+        return Other(None, device)  # JAX has no current stream; __dlpack__ orders the operation behind XLA
     interface = getattr(array, "__cuda_array_interface__", None)
     named = interface.get("stream") if isinstance(interface, dict) else None
     return Other(None if named is None else stream_handle(named), device)
@@ -190,6 +193,18 @@ def current_stream(arrays: Sequence[Any]) -> int:
             found = owner(array, None).current()
             if found is not None:
                 return found
+    return 0
+
+
+def stream_of_device(device: Optional[int]) -> int:
+    """The current stream of torch or CuPy on a device. The default stream where neither of them is
+    imported."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return stream_handle(torch.cuda.current_stream(device))
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None:
+        return stream_handle(cupy.cuda.get_current_stream(device))
     return 0
 
 

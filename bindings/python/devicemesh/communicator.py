@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple
 
 from . import _control as control
-from ._library import Timeout, check, is_bool, library, within
+from ._library import Deadline, Timeout, check, is_bool, library, within
 from ._open_groups import outside_groups
 from ._operands import Operands
 from .buffers import memory
@@ -59,6 +59,11 @@ class Collectives(Operands, ObjectCollectives):
     def check(self) -> None:
         """Raises the communicator's asynchronous error, if it has one. Does not wait."""
         check(library.dm_check(self._handle, self._dim))
+
+    def wait(self, stream: Any = None, *, timeout: Timeout = None) -> None:
+        """Waits until the work on a stream is done, with a deadline, and looks at this dimension
+        meanwhile. See DeviceMesh.wait."""
+        self._mesh.wait(stream, self._name, timeout=timeout)  # type: ignore[attr-defined]
 
     @operation
     def all_reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None, async_op: bool = False) -> Work:
@@ -204,23 +209,26 @@ class Collectives(Operands, ObjectCollectives):
     def barrier(self, *, timeout: Timeout = None) -> None:
         """Returns when every rank of the group has called it. It does not wait for work on
         devices."""
-        self._begin("barrier")
-        control.barrier(self, timeout)
+        with self._refusals.barrier():
+            deadline = self._begin("barrier", timeout)
+        control.barrier(self, deadline)
 
-    def _begin(self, call: str) -> None:
+    @property
+    def _refusals(self) -> control.Refusals:
+        return control.group_refusals(self)
+
+    def _begin(self, call: str, timeout: Timeout) -> Deadline:
         outside_groups(call)
+        deadline = Deadline(timeout)
         if queues:
-            after_earlier(self)
+            after_earlier(self, deadline, call)
+        return deadline
 
-    def _root(self, root: Any) -> Tuple[bool, int]:
-        number = self._member("root", root)
-        return number == self._rank, number
+    def _gather(self, data: bytes, deadline: Deadline) -> List[bytes]:
+        return control.all_gather(self, data, deadline)
 
-    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
-        return control.all_gather(self, data, timeout)
-
-    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
-        return control.broadcast(self, data, root, timeout)
+    def _cast(self, data: bytes, root: int, deadline: Deadline) -> bytes:
+        return control.broadcast(self, data, root, deadline)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         raise TypeError("a Communicator lives in one process and cannot be pickled; pickle its mesh")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Seque
 
 from . import _interrupt as interrupt
 from ._beside import before_call, group_changes
-from ._library import check, flag, library
+from ._library import Deadline, check, flag, library
 from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
 from ._streams import follow, keep
@@ -54,6 +54,9 @@ class Member(Protocol):
     @property
     def handle(self) -> int:
         """The raw communicator. On a lazy mesh this makes it."""
+
+    def _pass(self, stream: int, deadline: Deadline) -> None:
+        """Waits until the work on a stream is done."""
 
 
 class Queued:
@@ -139,8 +142,9 @@ class Group:
                 check(status)
             if failure is None and outer is None and not later:
                 joins = follow(memories(queue), self._async)
+                passes = [partial(operation.of._pass, operation.kept[0].stream) for operation in queue] if self._mesh.device_type != "cpu" else []
                 for work in (self.work, *inner):
-                    work._joins = joins
+                    work._on_streams(joins, passes)
             if failure is None and outer is not None:
                 outer._queue += queue
                 outer._inner += [self.work, *inner]
