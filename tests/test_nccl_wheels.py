@@ -4,6 +4,7 @@ The oldest release is always fetched, for its header. The others (170 to 320 MB 
 where they are there; `make test-nccl` fetches them."""
 
 import re
+import sys
 
 import pytest
 
@@ -43,12 +44,25 @@ def libcuda(tmp_path):
     return tmp_path / "cuda"
 
 
+def whole(folder, scratch):
+    return folder / "lib/libnccl.so.2"
+
+
+def cut(folder, scratch):
+    """The library as tests/gpu/pack.sh packs it: without the code of other GPUs."""
+    run(sys.executable, "tests/gpu/cut_nccl.py", folder / "lib/libnccl.so.2", scratch / "cut.so", "90")
+    run("strip", scratch / "cut.so")
+    return scratch / "cut.so"
+
+
+@pytest.mark.parametrize("library", [whole, cut])
 @pytest.mark.parametrize("pin", [pin for pin in RELEASES if is_there(pin) or pin == NCCL_WHEEL])
-def test_release(pin, libcuda, tmp_path):
+def test_release(pin, library, libcuda, tmp_path):
     folder = nccl_wheel(pin)
+    path = library(folder, tmp_path)
     (tmp_path / "layout.h").write_text(layout())
     includes = [f"-I{tmp_path}", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *(f"-isystem{path}" for path in (folder / "include", *cuda_headers()))]
     run(CC, *FLAGS, *includes, "tests/nccl/wheel.c", *LINK, "-o", tmp_path / "wheel")
     for how, libraries in (("none", ""), ("driver", libcuda)):
         variables = environment(LD_LIBRARY_PATH=libraries, CUDA_VERSION="11040", NCCL_DEBUG="", DM_CCL_LIBRARY="", VIRTUAL_ENV="")
-        run(tmp_path / "wheel", folder / "lib/libnccl.so.2", how, env=variables)
+        run(tmp_path / "wheel", path, how, env=variables)

@@ -57,6 +57,15 @@ static inline void device_attach(void)
   if (on_gpu()) driver_says(driver.context_set(driver.context), "cuCtxSetCurrent");
 }
 
+/* Puts the address of a function of the driver into a function pointer; returns whether there is one. */
+static inline int driver_has(const char *name, void *function_out)
+{
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  void *address = library == NULL ? NULL : dlsym(library, name);
+  memcpy(function_out, &address, sizeof address);
+  return address != NULL;
+}
+
 /* Takes the device that LOCAL_RANK says (all ranks may share one) and makes the stream. */
 static inline void device_open(void)
 {

@@ -41,5 +41,17 @@ int main(void)
   if (find(cuda, "cuDeviceGet", &device_get) && device_get(&device, 0) == 0 && find(cuda, "cuDeviceGetName", &device_name))
     (void)device_name(text, (int)sizeof text, device);
   printf("DEVICE=%s\n", text);
+  /* CU_DEVICE_ATTRIBUTE_*; what NCCL asks for before it uses cuMem and NVLS. */
+  static const struct {
+    const char *name;
+    int attribute;
+  } attributes[] = {{"COMPUTE_CAPABILITY_MAJOR", 75},          {"COMPUTE_CAPABILITY_MINOR", 76},
+                    {"VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 102}, {"HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", 103},
+                    {"GPU_DIRECT_RDMA_SUPPORTED", 116},         {"HANDLE_TYPE_FABRIC_SUPPORTED", 128},
+                    {"MULTICAST_SUPPORTED", 132},               {"HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 141}};
+  int (*get_attribute)(int *, int, int) = NULL, value = 0;
+  if (!find(cuda, "cuDeviceGetAttribute", &get_attribute)) return 0;
+  for (size_t at = 0; at < sizeof attributes / sizeof *attributes; ++at)
+    if (get_attribute(&value, attributes[at].attribute, device) == 0) printf("%s=%d\n", attributes[at].name, value);
   return 0;
 }

@@ -1,29 +1,36 @@
 #!/usr/bin/env bash
-# Runs libdevicemesh on real NCCL with 1, 2, 4 and 8 ranks on one GPU, and writes what came of it as Markdown. See README.md beside this file.
+# Runs libdevicemesh on real NCCL, on one GPU or several, under one setting of NCCL, and writes what
+# came of it case by case. part.sh runs the lists for a first day. See README.md beside this file.
 set -uo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: tests/gpu/run.sh [options]
+usage: run.sh [options]
   --ranks "1 2 4 8"   numbers of ranks
   --only NAME         only this case (may be given again); --list names them
   --deadline SECONDS  each case is ended after so long (120; some have more, in proportion)
-  --budget SECONDS    all together; what does not fit is skipped
-  --out DIR           where results.md and log.txt go (target/gpu/results)
+  --budget SECONDS    all together; a case that does not fit is skipped
+  --out DIR           where results.tsv, results.md and logs.tar go (target/gpu/results)
+  --seen DIR          results of an earlier run: its cases are not run again (may be given again)
+  --again             runs also what DIR of --out has a verdict for
+  --setting NAME      sockets, cumem, cumem-host, multirank, multirank-docker, native, native-docker
+  --native            the same as --setting native: nothing of NCCL's is set, a GPU for each rank
+  --nccl NAME         the libnccl.so.2 to use: a path, "machine", or a release of the packed folder
+  --set NAME=VALUE    one more environment variable for all ranks (may be given again)
   --dry-run           without a GPU: the host engine on host memory, the same programs
   --dry-run=driver    the same, but by the GPU's way: a stand-in for the CUDA driver, libhostccl.so in NCCL's place
-  --nccl PATH         the libnccl.so.2 to use
-  --set NAME=VALUE    one more environment variable for all ranks (may be given again)
 TEXT
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
-build=${DM_GPU_BUILD:-$root/target/gpu}
-cases=(collectives meshes check hsdp_tp abort kill adopt lazy config cost overhead torch adopt_torch multirank sanitizer)
+# A packed folder has the programs beside this script; a checkout has them in target/gpu.
+if [[ -x $here/probe ]]; then build=$here root=
+else root=$(cd "$here/../.." && pwd) && build=${DM_GPU_BUILD:-$root/target/gpu}; fi
+cases=(inventory info collectives meshes check abort kill alone graph stream_wait shrink memory cost adopt lazy config
+  overhead renew uneven sanitizer torch adopt_torch other_copy torch_streams torch_graph jax jax_buffers jax_mismatch bench hsdp_tp)
 command_line="tests/gpu/run.sh ${*@Q}"
 
-mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-} more=()
+mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-machine} more=() seen=() again=0 setting=sockets
 while (($#)); do
   case $1 in
     --ranks) ranks=${2:?} && shift ;;
@@ -31,6 +38,10 @@ while (($#)); do
     --deadline) deadline=${2:?} && shift ;;
     --budget) budget=${2:?} && shift ;;
     --out) out=${2:?} && shift ;;
+    --seen) seen+=("${2:?}") && shift ;;
+    --again) again=1 ;;
+    --setting) setting=${2:?} && shift ;;
+    --native) setting=native ;;
     --nccl) nccl=${2:?} && shift ;;
     --set) more+=("${2:?}") && shift ;;
     --dry-run) mode=host ;;
@@ -44,18 +55,38 @@ for name in ${only+"${only[@]}"}; do
   [[ " ${cases[*]} " == *" $name "* ]] || { echo "no case $name; --list names them" && exit 2; }
 done
 
-[[ -x $build/probe ]] || "$here/pack.sh" || exit 1
+[[ -x $build/probe ]] || "$here/pack.sh" --no-nccl || exit 1
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
-log=$out/log.txt figures=$(mktemp) table=$(mktemp) output=$(mktemp) running=
-: >"$log"
-# What is ended early takes what it started with it: the tool ends its ranks when it is told to end.
+# What a case prints goes to running.log first, which is left behind when this is killed.
+output=$out/running.log running=
+# A case that is ended early takes its ranks along: the tool ends them when it is told to end.
 # shellcheck disable=SC2329  # called by the trap
-stop() {
-  [[ -z $running ]] || kill -TERM "$running" 2>/dev/null
-  rm -f "$figures" "$table" "$output"
-}
+stop() { [[ -z $running ]] || kill -TERM "$running" 2>/dev/null; }
 trap stop EXIT
 trap 'exit 130' INT TERM
+python=${DM_GPU_PYTHON:-python3}
+
+# ---- the settings ----
+
+# NCCL refuses two ranks of one host on one GPU. Up to 2.29 every process therefore says that it is
+# another host, and they talk through sockets on the loopback. Since 2.30 "multirank" lets ranks of
+# one host share a GPU, with the transports that ranks of one host have. Few blocks, because the
+# processes take turns on the GPU.
+shared=(NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_DEBUG=WARN)
+apart=("${shared[@]}" NCCL_NET=Socket NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0)
+# shellcheck disable=SC2016  # for the rank's own shell
+own_host=(bash -c 'export NCCL_HOSTID="r$RANK"; exec "$@"' rank)
+case $setting in
+  sockets) nccl_settings=("${apart[@]}" NCCL_CUMEM_ENABLE=0) as_own_host=("${own_host[@]}") ;;
+  cumem) nccl_settings=("${apart[@]}" NCCL_CUMEM_ENABLE=1 NCCL_CUMEM_HOST_ENABLE=0) as_own_host=("${own_host[@]}") ;;
+  cumem-host) nccl_settings=("${apart[@]}" NCCL_CUMEM_ENABLE=1 NCCL_CUMEM_HOST_ENABLE=1) as_own_host=("${own_host[@]}") ;;
+  multirank) nccl_settings=("${shared[@]}" NCCL_MULTI_RANK_GPU_ENABLE=1) as_own_host=() ;;
+  multirank-docker) nccl_settings=("${shared[@]}" NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_CUMEM_HOST_ENABLE=0) as_own_host=() ;;
+  native) nccl_settings=(NCCL_DEBUG=WARN) as_own_host=() ;;
+  native-docker) nccl_settings=(NCCL_DEBUG=WARN NCCL_CUMEM_HOST_ENABLE=0) as_own_host=() ;;
+  *) echo "no setting $setting" && usage && exit 2 ;;
+esac
+nccl_settings+=(${more+"${more[@]}"})
 
 # ---- the machine ----
 
@@ -63,7 +94,7 @@ trap 'exit 130' INT TERM
 find_nccl() {
   local candidate
   candidate=$(ldconfig -p 2>/dev/null | awk '/libnccl\.so\.2 /{print $NF; exit}')
-  [[ -n $candidate ]] || candidate=$(python3 - 2>/dev/null <<'PYTHON'
+  [[ -n $candidate ]] || candidate=$("$python" - 2>/dev/null <<'PYTHON'
 import glob, importlib.util
 for folder in importlib.util.find_spec("nvidia").submodule_search_locations:
     print(*glob.glob(folder + "/nccl/lib/libnccl.so.2")[:1], sep="\n")
@@ -72,193 +103,63 @@ PYTHON
   printf '%s' "${candidate%%$'\n'*}"
 }
 
+# A release of the packed folder, unpacked at its first use.
+unpack_nccl() { # RELEASE
+  local library=$build/nccl/libnccl-$1.so.2
+  if [[ ! -f $library && -f $library.xz ]]; then
+    { xz -dc "$library.xz" 2>/dev/null || "$python" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$library.xz"; } \
+      >"$library.part" && mv "$library.part" "$library"
+  fi
+  printf '%s' "$library"
+}
+
 version_text() { # 22809 -> 2.28.9, 13000 -> 13.0
   if ((${1:-0} >= 20000)); then echo "$(($1 / 10000)).$(($1 / 100 % 100)).$(($1 % 100))"
   else echo "$((${1:-0} / 1000)).$((${1:-0} % 1000 / 10))"; fi
 }
 
+asked=$nccl
 case $mode in
   gpu)
     export DM_DEVICE=cuda
-    [[ -n $nccl ]] || nccl=$(find_nccl)
+    case $nccl in
+      machine) nccl=$(find_nccl) ;;
+      */*) ;;
+      *) nccl=$(unpack_nccl "$nccl") ;;
+    esac
     ;;
   host) export DM_DEVICE=cpu && nccl=$build/libhostccl.so ;;
   driver)
-    export DM_DEVICE=cuda LD_LIBRARY_PATH=$build/standin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export DM_DEVICE=cuda DM_GPU_STANDIN=1 LD_LIBRARY_PATH=$build/standin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     nccl=$build/libhostccl.so
     ;;
 esac
 export DM_CCL_LIBRARY=$nccl DM_LIBRARY
 DM_LIBRARY=$(echo "$build"/libdevicemesh.so.[0-9]*.[0-9]*)
+packages=$build/python handlers=$build/libdevicemesh_jax.so
+[[ -d $packages || -z $root ]] || packages=$root/bindings/python:$root/bindings/jax handlers=$root/target/jax/libdevicemesh_jax.so
 
 probed=$("$build/probe")
 has_gpu=$?
 value() { sed -n "s/^$1=//p" <<<"$probed" | head -n 1; }
-nccl_version=$(value NCCL_VERSION)
+nccl_version=$(value NCCL_VERSION) devices=$(value DEVICES)
 why=
 if [[ $mode == gpu ]]; then
   if ((has_gpu != 0)); then why="no GPU: $(value WHY)"
-  elif [[ -z $nccl_version ]]; then why="no NCCL: $(value NCCL_WHY); say where libnccl.so.2 is with --nccl"; fi
+  elif [[ -z $nccl_version ]]; then why="no NCCL $asked: $(value NCCL_WHY); say where libnccl.so.2 is with --nccl"
+  elif [[ $setting == multirank* ]] && ((nccl_version < 23000)); then why="NCCL $(version_text "$nccl_version") is older than 2.30"; fi
 fi
-
-# Several ranks on one GPU: NCCL refuses that on one host, so every process says that it is another host (which NCCL_HOSTID is for), and they talk through
-# sockets on the loopback. Few blocks, because the processes take turns on the GPU. The library says what it warns of, in the log.
-nccl_settings=(NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 NCCL_CUMEM_ENABLE=0
-  NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_DEBUG=WARN ${more+"${more[@]}"})
-# shellcheck disable=SC2016  # for the rank's own shell
-as_own_host=(bash -c 'export NCCL_HOSTID="r$RANK"; exec "$@"' rank)
-
-# ---- results and cases ----
-
-passed=0 failed=0 skipped=0 torch=none began_all=$SECONDS
-
-machine="$(uname -m), $(nproc) cores, Linux $(uname -r); device: $(value DEVICE)"
+machine="$(uname -m), $(nproc) cores, Linux $(uname -r); devices: ${devices:-0} x $(value DEVICE)"
 driver_version="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) (CUDA $(version_text "$(value CUDA_DRIVER_VERSION)"))"
+release=$(version_text "${nccl_version:-0}")
+[[ $mode == gpu ]] || release=$asked-$mode
 
-# Written anew after every case, so that something is there also when this is ended from outside.
-results() {
-  {
-    case $mode in
-      gpu) echo "## $(value DEVICE), $(date -u +%Y-%m-%d)" ;;
-      *) echo "## Dry run, $(date -u +%Y-%m-%d): nothing here ran on a GPU" ;;
-    esac
-    echo
-    echo "- machine: $machine"
-    ((has_gpu != 0)) || echo "- driver: $driver_version"
-    echo "- communicator library: $nccl, version $(version_text "${nccl_version:-0}"); PyTorch: $torch"
-    echo "- libdevicemesh: commit $(cat "$build/commit")"
-    echo "- command: \`$command_line\`"
-    echo "- each rank's environment: \`${nccl_settings[*]} NCCL_HOSTID=r\$RANK\`"
-    echo
-    echo "$passed passed, $failed failed, $skipped skipped."
-    echo
-    echo "| case | verdict | s | |"
-    echo "|---|---|---|---|"
-    cat "$table"
-    echo
-    echo "| ranks | figure | value |"
-    echo "|---|---|---|"
-    cat "$figures"
-  } >"$out/results.md"
-}
+# shellcheck source=tests/gpu/results.sh
+. "$here/results.sh"
+# shellcheck source=tests/gpu/cases.sh
+. "$here/cases.sh"
 
-verdict() { # ok|FAIL|skip, label, seconds, text
-  local text=${4:-}
-  case $1 in ok) ((++passed)) ;; FAIL) ((++failed)) ;; *) ((++skipped)) ;; esac
-  printf '%-4s %s (%s s)%s\n' "$1" "$2" "$3" "${text:+: $text}"
-  printf '| %s | %s | %s | %s |\n' "$2" "$1" "$3" "${text//|/\\|}" >>"$table"
-  results
-}
-
-wanted() { [[ -z ${only+x} || ${#only[@]} -eq 0 || " ${only[*]} " == *" $1 "* ]]; }
-
-# Runs one case: CASE RANKS SECONDS COMMAND... Variables that the caller may set: settings (more of the environment), launch (what goes before the
-# command), expect (the exit code), grace (how long the others may go on after the first failure), lines (so many lines like `pattern` must have come).
-check() {
-  local case=$1 count=$2 limit=$3 label="$1 x$2" left=$((budget - SECONDS + began_all)) began ended code=0 text=''
-  shift 3
-  wanted "$case" || return 0
-  if [[ -n $why ]]; then verdict skip "$label" 0 "$why" && return; fi
-  if ((budget > 0 && left <= 0)); then verdict skip "$label" 0 "the budget of $budget s is used up" && return; fi
-  ((budget == 0 || limit <= left)) || limit=$left
-  began=$(date +%s.%N)
-  # The tool's own time-out ends the ranks in order; the outer one is for the tool itself.
-  env "${nccl_settings[@]}" ${settings[@]+"${settings[@]}"} timeout --kill-after=15 $((limit + 30)) \
-    "$build/devicemesh" run -n "$count" --timeout "$limit" --grace-period "${grace:-15}" -- ${launch[@]+"${launch[@]}"} "$@" >"$output" 2>&1 </dev/null &
-  running=$!
-  wait "$running" || code=$?
-  running=
-  ended=$(awk -v from="$began" -v to="$(date +%s.%N)" 'BEGIN { printf "%.1f", to - from }')
-  { printf '==== %s: exit code %s after %s s: %s\n' "$label" "$code" "$ended" "$*" && cat "$output"; } >>"$log"
-  if ((code == 124 && limit == left)); then text="ended with the budget of $budget s" code=77
-  elif ((code == 77)); then text=$(sed -n 's/^WHY=//p' "$output" | head -n 1)
-  elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 5 | tr '\n' ' ')"
-  elif [[ -n ${pattern:-} ]] && (($(grep -c "$pattern" "$output") != ${lines:-0})); then
-    text="$(grep -c "$pattern" "$output") lines like «$pattern» instead of ${lines:-0}"
-  fi
-  grep '^FIGURE|' "$output" | sed "s/^FIGURE|\(.*\)|\(.*\)|\(.*\)$/| x$count | \1 | \2 \3 |/" >>"$figures"
-  torch_version=$(sed -n 's/^TORCH=//p' "$output" | head -n 1)
-  [[ -z $torch_version ]] || torch=$torch_version
-  if ((code == 77)); then verdict skip "$label" "$ended" "$text"
-  elif [[ -n $text ]]; then verdict FAIL "$label" "$ended" "$text"
-  else verdict ok "$label" "$ended"; fi
-}
-
-each() { # CASE "LEAST MOST" FACTOR COMMAND...: for the numbers of ranks within these
-  local case=$1 least=${2% *} most=${2#* } factor=$3 n
-  shift 3
-  for n in $ranks; do
-    ((n < least || n > most)) || check "$case" "$n" $((deadline * factor)) "$@"
-  done
-}
-
-launch=("${as_own_host[@]}")
-each collectives "1 8" 1 "$build/collectives"
-each meshes "1 8" 1 "$build/meshes"
-for n in $ranks; do
-  case $n in 1) shape="1 1 1" ;; 2) shape="1 1 2" ;; 4) shape="1 2 2" ;; 8) shape="2 2 2" ;; *) continue ;; esac
-  program=$build/hsdp_tp && [[ $DM_DEVICE == cpu ]] || program=$build/hsdp_tp_cuda
-  # shellcheck disable=SC2086  # three words
-  pattern='^check: one process gets the same losses' lines=1 check hsdp_tp "$n" $((deadline * 2)) "$program" --data "$build/digits.csv" --shape $shape --check
-done
-for n in $ranks; do
-  case $n in 1) shape=1,1,1 ;; 2) shape=1,1,2 ;; 4) shape=1,2,2 ;; 8) shape=2,2,2 ;; *) continue ;; esac
-  pattern='^verified: ' lines=1 check check "$n" "$deadline" "$build/devicemesh" check "$shape" dp,cp,tp --flatten dp,cp=dpcp --device "$DM_DEVICE" \
-    --sizes 4B,1MiB --iterations 10 --repeats 3 --timeout "$deadline" --quiet
-done
-each abort "2 8" 1 "$build/abort"
-for n in $ranks; do
-  ((n < 2)) || grace=60 expect=137 pattern='^survivor [0-9]* fine$' lines=$((n - 1)) check kill "$n" "$deadline" "$build/kill"
-done
-each adopt "1 8" 1 "$build/adopt"
-each lazy "1 8" 1 "$build/meshes" lazy
-# NCCL_MAX_CTAS would override what the configs ask for.
-launch=(env -u NCCL_MAX_CTAS "${as_own_host[@]}")
-each config "1 8" 1 "$build/config"
-launch=("${as_own_host[@]}")
-each cost "2 8" 1 "$build/cost" 5
-each overhead "1 2" 1 "$build/overhead"
-python=${DM_GPU_PYTHON:-python3}
-if wanted torch; then
-  if [[ -z $why ]] && ! "$python" -c 'import torch' 2>/dev/null; then verdict skip torch 0 "no PyTorch in $python (DM_GPU_PYTHON names another)"
-  else each torch "2 8" 1 "$python" "$here/torch_mesh.py"; fi
-fi
-
-if wanted adopt_torch; then
-  if [[ -z $why && $mode != gpu ]]; then verdict skip adopt_torch 0 "a dry run"
-  elif [[ -z $why ]] && ! "$python" -c 'import torch' 2>/dev/null; then verdict skip adopt_torch 0 "no PyTorch in $python (DM_GPU_PYTHON names another)"
-  else
-    settings=("PYTHONPATH=$here/../../bindings/python")
-    each adopt_torch "1 8" 1 "$python" "$here/torch_adopt.py"
-    settings=()
-  fi
-fi
-
-# Since 2.30 NCCL also takes several ranks of one host on a GPU when it is told to.
-launch=()
-if wanted multirank; then
-  if [[ -z $why && $mode != gpu ]]; then verdict skip multirank 0 "a dry run"
-  elif [[ -z $why ]] && ((nccl_version < 23000)); then verdict skip multirank 0 "NCCL $(version_text "$nccl_version") is older than 2.30"
-  else
-    settings=(NCCL_MULTI_RANK_GPU_ENABLE=1)
-    each multirank "2 8" 1 "$build/meshes"
-    settings=()
-  fi
-fi
-
-if wanted sanitizer; then
-  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer /usr/local/cuda*/compute-sanitizer/compute-sanitizer 2>/dev/null)
-  sanitizer=${sanitizer%%$'\n'*}
-  if [[ -z $why && $mode != gpu ]]; then verdict skip sanitizer 0 "a dry run"
-  elif [[ -z $why && -z $sanitizer ]]; then verdict skip sanitizer 0 "no compute-sanitizer in PATH or /usr/local/cuda*"
-  else
-    launch=("${as_own_host[@]}" "$sanitizer" --tool memcheck --error-exitcode 99)
-    each sanitizer "1 2" 2 "$build/collectives"
-  fi
-fi
-
-# ---- the end ----
-
-echo "results: $out/results.md, output of all: $log"
+rm -f "$output"
+echo "results: $out/results.tsv and results.md, output of all: $out/logs.tar"
 echo "$passed passed, $failed failed, $skipped skipped"
-((failed == 0 && passed > 0))
+((failed == 0 && passed + before > 0))

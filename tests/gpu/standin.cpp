@@ -38,6 +38,7 @@ const Kernel kKernels[] = {KERNEL(matmul),     KERNEL(bias_relu), KERNEL(relu_ba
 
 int context, module;
 thread_local void *current;
+thread_local bool is_capturing;
 
 int copy(void *to, const void *from, std::size_t bytes)
 {
@@ -85,6 +86,23 @@ int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes
 {
   return copy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
 }
+
+// Capturing runs the work at once, as the host engine does, and a launch of the graph does nothing.
+// So a captured collective leaves its result, and a program that replays it sees that result.
+int cuStreamBeginCapture_v2(void *, int) { return is_capturing = true, kOk; }
+int cuStreamEndCapture(void *, void **graph) { return is_capturing = false, *graph = &module, kOk; }
+// The legacy default stream (handle 1) answers with CUDA_ERROR_STREAM_CAPTURE_IMPLICIT during a capture.
+int cuStreamIsCapturing(void *stream, int *status)
+{
+  *status = 0;
+  return stream == reinterpret_cast<void *>(1) && is_capturing ? 906 : kOk;
+}
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) { return *executable = graph, kOk; }
+int cuGraphLaunch(void *, void *) { return current == nullptr ? kInvalidValue : kOk; }
+int cuGraphExecDestroy(void *) { return kOk; }
+int cuGraphDestroy(void *) { return kOk; }
+// No attribute: neither cuMem nor multicast.
+int cuDeviceGetAttribute(int *value, int, int) { return *value = 0, kOk; }
 
 // The image must at least be PTX that has every kernel of the source.
 int cuModuleLoadData(void **out, const void *image)

@@ -8,6 +8,8 @@ import statistics
 import sys
 import time
 
+from nccl_copy import follow_loaded
+
 try:
     import torch
     import torch.distributed as dist
@@ -68,11 +70,8 @@ def main():
         print(f"WHY=PyTorch {torch.__version__} sees no GPU")
         return 77
     if DEVICE == "cuda":
-        # PyTorch's communicators are valid in PyTorch's copy of NCCL only, which need not be the one that run.sh found.
-        with open("/proc/self/maps") as maps:
-            loaded = sorted({line.split()[-1] for line in maps if "/libnccl.so" in line})
-        if loaded:
-            os.environ["DM_CCL_LIBRARY"] = loaded[0]
+        # PyTorch's communicators are valid in PyTorch's copy of NCCL only.
+        follow_loaded()
     dm = Library(os.environ["DM_LIBRARY"])
     shape, names = {2: ((2,), ("tp",)), 4: ((2, 2), ("dp", "tp"))}.get(SIZE, ((2, 2, SIZE // 4), ("dp", "cp", "tp")))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if DEVICE == "cuda" else torch.device("cpu")

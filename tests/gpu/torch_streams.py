@@ -3,7 +3,7 @@ ranks or more. Processes may share a GPU where NCCL lets them (NCCL_HOSTID, see 
 
 Every case makes the GPU busy before the data is there, so that an operation on the wrong stream, or
 one for which nobody waits, gives wrong numbers. Each rank prints a line "ok NAME" or "failed NAME:
-why" for each case. It exits with 1 when a case has failed.
+why" for each case, which run.sh keeps as seen. It exits with 1 when a case has failed.
 """
 
 import os
@@ -11,9 +11,17 @@ import sys
 import threading
 import traceback
 
-import torch
+from nccl_copy import follow_loaded, seen, skip
 
-import devicemesh
+try:
+    import torch
+    import torch.distributed  # noqa: F401  # loads NCCL
+except ImportError as error:
+    skip(f"no PyTorch in {sys.executable}: {error}")
+if not torch.cuda.is_available():
+    skip(f"PyTorch {torch.__version__} sees no GPU")
+follow_loaded()
+import devicemesh  # noqa: E402
 
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 torch.cuda.set_device(device)
@@ -127,7 +135,7 @@ def a_group():
 
 @case
 def a_thread_of_its_own():
-    """The thread has made no CUDA call before, so its current device is 0."""
+    """The thread has made no CUDA call before."""
     found = []
 
     def run():
@@ -235,7 +243,7 @@ for function in cases:
         failed += 1
         traceback.print_exc()
         line = f"failed {function.__name__}: {type(error).__name__}: {error}"
-    os.write(1, f"rank {rank}: {line}\n".encode())
+    seen("PyTorch's streams", line)
     try:
         # All ranks begin the next case together, also after a failure.
         torch.cuda.synchronize()
