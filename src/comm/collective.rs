@@ -72,7 +72,7 @@ impl View {
     /// where the collective works in place. **Collective over the group.**
     ///
     /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
-    /// `DM_STATUS_UNSUPPORTED` inside a group that this thread has begun.
+    /// `DM_STATUS_INVALID_STATE` inside a group that this thread has begun.
     pub fn collective(
         &self,
         index: usize,
@@ -92,7 +92,7 @@ impl View {
             )));
         }
         if in_group(library) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::invalid_state(format!(
                 "{name}: a group puts its work off, but buffers are borrowed for the call alone: end the group first"
             )));
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devicemesh::comm::{Collective, Memory, Operator, View, World, WorldOptions};
+use devicemesh::comm::{CallOptions, Collective, DimOptions, Memory, Operator, View, World, WorldOptions};
 use devicemesh::error::{Result, Status};
 use devicemesh::rendezvous::JoinOptions;
 use devicemesh::rendezvous::store::{MemoryStore, Store};
@@ -111,7 +111,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             "has 1 numbers, but dimension replicate has 2 ranks",
         );
         mesh.group_start().unwrap();
-        refused(mesh.all_reduce("replicate", &mut four, Operator::Sum), Status::Unsupported, "end the group first");
+        refused(mesh.all_reduce("replicate", &mut four, Operator::Sum), Status::InvalidState, "end the group first");
         mesh.group_end().unwrap();
         mesh.all_reduce("replicate", &mut four, Operator::Sum).unwrap();
     });
@@ -141,6 +141,26 @@ fn bytes_travel_along_a_dimension_and_over_the_world() {
         let made = if rank == 1 { world.barrier(None) } else { world.broadcast_bytes(b"", 0, None).map(drop) };
         assert_eq!(made.unwrap_err().status(), Status::Mismatch);
         assert_eq!(world.locations(Some("here"), None).unwrap(), ["here"; 3]);
+    });
+}
+
+#[test]
+fn a_call_that_may_not_be_made_now_and_options_of_other_dimensions_are_told_apart() {
+    in_worlds(2, |world, _| {
+        let mesh = View::init(world, &[2, 1], &["replicate", "shard"]).unwrap();
+        assert_eq!(mesh.group_end().unwrap_err().status(), Status::InvalidState);
+        mesh.check_all().unwrap();
+        let two = CallOptions::default().dims(vec![DimOptions::default().own(); 2]);
+        let refused = mesh.flatten(Some("all"), &two).map(drop).unwrap_err();
+        assert_eq!(refused.status(), Status::InvalidArgument);
+        assert!(refused.message().ends_with("there are options for 2 dimensions, but this call makes 1"), "{refused}");
+        // A slice must not be in a group.
+        mesh.group_start().unwrap();
+        let in_group = mesh.broadcast("replicate", &mut [1.0f32], 0).unwrap_err();
+        assert_eq!(in_group.status(), Status::InvalidState, "{in_group}");
+        mesh.group_end().unwrap();
+        let nobody = mesh.shrink(Some("replicate"), None, &CallOptions::default()).map(drop).unwrap_err();
+        assert_eq!(nobody.status(), Status::InvalidState, "{nobody}");
     });
 }
 
@@ -197,7 +217,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
         }
         mesh.group_start().unwrap();
         let error = mesh.collective(0, sum, UINT8, 1, send.at(0), other.at(0)).unwrap_err();
-        assert_eq!(error.status(), Status::Unsupported, "{error}");
+        assert_eq!(error.status(), Status::InvalidState, "{error}");
         mesh.group_end().unwrap();
         mesh.root_comms().finalize().unwrap();
     };
