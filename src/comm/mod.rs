@@ -20,16 +20,17 @@
 //! 7  what a program calls     operations  control  ragged  lost  view_groups  slices  buffers  on_stream  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
-//! 4  the ritual of a call     call
+//! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
-//! 1  one communicator         handle  failure  communicator
+//! 1  one communicator         world_device  handle  failure  communicator
 //! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
 mod background;
 mod buffers;
 mod call;
+mod call_log;
 mod communicator;
 mod control;
 mod create;
@@ -61,6 +62,7 @@ mod slices;
 mod view;
 mod view_groups;
 mod world;
+mod world_device;
 mod world_end;
 
 pub use buffers::{Buffer, BufferAt, Collective, Memory};

@@ -288,7 +288,7 @@ impl<'a> MeshRequest<'a> {
 
     /// This process's rank in a mesh that joins no world: the rank at the coordinate that its
     /// communicators say.
-    fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
+    fn place(&self, library: &Arc<ccl::Library>, comms: &[RawComm]) -> Result<usize> {
         let whole = Mesh::new(&self.spec(MAX_WORLD, 0))?;
         let position = adopted_position(&whole, library, comms)?;
         if self.options.ranks.is_null() {
