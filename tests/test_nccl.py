@@ -164,10 +164,17 @@ def same_path(records, **how):
 
 
 def in_any_order(lines):
-    """The lines, with aborts that follow each other sorted, because they are made at the same
-    time."""
-    runs = itertools.groupby(lines, lambda line: line.startswith("abort c"))
-    return [line for aborts, run in runs for line in (sorted(run) if aborts else run)]
+    """The lines, with ends that follow each other sorted by communicator, because communicators end
+    at the same time. The one that the others are split from is finalized when they are gone."""
+    ended = []
+    for is_end, run in itertools.groupby(lines, lambda line: line.startswith(("abort c", "finalize c", "destroy c"))):
+        run = list(run)
+        parents = {line.split()[1] for line in lines if line.startswith("split")}
+        ordered = [line.split()[1] for line in run if is_end and not line.startswith("abort")]
+        for parent in parents.intersection(ordered):
+            check(set(ordered[ordered.index(parent):]) == {parent}, f"{parent} ends before what was split from it: {run}")
+        ended += sorted(run, key=lambda line: line.split()[1]) if is_end else run
+    return ended
 
 
 @pytest.mark.parametrize("lacks, how", [((), {}), (("SPLIT",), {"splits": False}), (("FINALIZE",), {"finalizes": False}), (("SCALABLE",), {})],

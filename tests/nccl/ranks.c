@@ -784,6 +784,7 @@ static void hang(const char *which, int shrinks)
     (void)begun(is_group ? stuck_in_a_group : stuck_in_an_operation, mesh);
     while (insiders() == 0) usleep(1000);
   }
+  OK(dm_world_barrier(world, 0));
   step(which, "dm_abort", step_abort, mesh);
   dm_free(mesh);
   OK(dm_world_barrier(world, 0));
