@@ -7,6 +7,7 @@
 
 mod blame;
 mod call_name;
+mod capture;
 mod communicators;
 mod config;
 mod cuda;

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
@@ -45,14 +46,55 @@ impl<T> Pending<T> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// The threads of makings that are over. They wait for the next making, and never end.
+static IDLE: Mutex<Vec<Arc<Worker>>> = Mutex::new(Vec::new());
+
+/// A [`Worker`] for one call of ours that makes communicators.
+///
+/// All of NCCL's calls that make a communicator, and the abort after a failure, run on one thread,
+/// and this thread lives as long as the process. The reason is in NCCL up to 2.26: the job that
+/// makes a non-blocking communicator is in a variable of the thread that began it
+/// (`ncclGroupJobMain`). From 2.19 on the communicator points to it (`comm->groupJob`), and a later
+/// call of any thread follows that pointer.
+pub(super) struct MakingWorker(Arc<Worker>);
+
+impl MakingWorker {
+    /// Takes a thread that is idle, or one that is not started yet.
+    pub(super) fn take(library: &Arc<Library>) -> MakingWorker {
+        let mut idle = idle();
+        let known = idle.iter().position(|worker| worker.library.is_same(library));
+        let taken = known.map(|at| idle.swap_remove(at));
+        MakingWorker(taken.unwrap_or_else(|| Arc::new(Worker::new(library, "dm-making"))))
+    }
+}
+
+impl std::ops::Deref for MakingWorker {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        &self.0
+    }
+}
+
+impl Drop for MakingWorker {
+    fn drop(&mut self) {
+        // A thread inside a call that does not return is left behind, and is not idle.
+        if self.0.jobs().is_some() && self.0.under_way.load(Ordering::SeqCst) == 0 {
+            idle().push(Arc::clone(&self.0));
+        }
+    }
+}
+
+fn idle() -> MutexGuard<'static, Vec<Arc<Worker>>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A thread on which calls of a communicator library run, one after another, so that the caller's
 /// wait ends by its deadline. It starts with the first call and ends with this value. A thread
 /// inside a call that does not return is left behind, because nothing can end it. The next call
 /// then gets a new thread.
 ///
-/// The calls that make one communicator, and the abort after a failure, run on one thread, because
-/// up to 2.21 NCCL keeps what makes a communicator in variables of the thread that began
-/// (`ncclGroupJobMain`). The thread has no group, inside which a library would put the calls off.
+/// The thread has no group, inside which a library would put the calls off.
 pub(super) struct Worker {
     /// The library whose calls run here.
     library: Arc<Library>,
@@ -60,6 +102,8 @@ pub(super) struct Worker {
     name: &'static str,
     /// Whether a call is left out when the thread cannot have the caller's device.
     needs_device: bool,
+    /// How many calls were handed to the thread and have not returned.
+    under_way: Arc<AtomicUsize>,
     /// Where the thread gets its calls; `None` while there is no thread.
     jobs: Mutex<Option<Sender<Job>>>,
 }
@@ -67,7 +111,13 @@ pub(super) struct Worker {
 impl Worker {
     /// A thread of that name, not started yet.
     pub(super) fn new(library: &Arc<Library>, name: &'static str) -> Worker {
-        Worker { library: Arc::clone(library), name, needs_device: true, jobs: Mutex::new(None) }
+        Worker {
+            library: Arc::clone(library),
+            name,
+            needs_device: true,
+            under_way: Arc::default(),
+            jobs: Mutex::new(None),
+        }
     }
 
     /// A thread for aborts, not started yet. Where the device cannot be selected, an abort is tried
@@ -103,12 +153,15 @@ impl Worker {
         let (device, needs_device) = (self.library.current_device(), self.needs_device);
         let progress = Arc::new(Mutex::new(Progress::UnderWay));
         let shared = Arc::clone(&progress);
+        let under_way = Arc::clone(&self.under_way);
+        under_way.fetch_add(1, Ordering::SeqCst);
         let job: Job = Box::new(move || {
             let done = catch_unwind(AssertUnwindSafe(|| match device.and_then(|device| device.select()) {
                 Err(error) if needs_device => Err(error),
                 _ => work(),
             }));
             let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
+            under_way.fetch_sub(1, Ordering::SeqCst);
             let mut progress = shared.lock().unwrap_or_else(PoisonError::into_inner);
             match (&*progress, done) {
                 (Progress::Abandoned, Ok(made)) => {

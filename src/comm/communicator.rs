@@ -11,7 +11,7 @@ use hostccl::fork::Own;
 
 use super::background::Worker;
 use super::failure::{FirstFailure, name_ranks};
-use super::handle::{Handle, PATIENCE};
+use super::handle::{GRACE, Handle, PATIENCE};
 use crate::ccl::{CommConfig, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
@@ -247,7 +247,7 @@ impl Communicator {
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
-            let _ = self.end_by(&self.deadline(), None);
+            self.end_soon(None);
         }
     }
 
@@ -256,14 +256,20 @@ impl Communicator {
     /// ended. On a library with streams, fails where the end has not come within
     /// [`PATIENCE`]. It then goes on in the background.
     pub(super) fn abort(&self) -> Result<()> {
-        self.abort_by(&self.deadline(), None)
+        self.end(State::Aborted);
+        self.end_by(&self.deadline(), None)
     }
 
-    /// Does what [`abort`](Communicator::abort) does, until `deadline` and on the thread of
-    /// `worker`.
-    pub(super) fn abort_by(&self, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
+    /// Aborts it after a call has failed, so that nobody waits for the end: at once where a thread
+    /// stays inside, and for a moment otherwise. The end goes on in the background.
+    pub(super) fn abort_soon(&self, worker: Option<&Worker>) {
         self.end(State::Aborted);
-        self.end_by(deadline, worker)
+        self.end_soon(worker);
+    }
+
+    fn end_soon(&self, worker: Option<&Worker>) {
+        let patience = if self.handle.is_occupied() { Duration::ZERO } else { GRACE };
+        let _ = self.end_by(&Deadline::after(patience), worker);
     }
 
     fn end_by(&self, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {

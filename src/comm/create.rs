@@ -1,19 +1,23 @@
 //! Root meshes: one with communicators of its own, and one over communicators that exist.
 
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
+use super::background::Worker;
 use super::call::Call;
 use super::communicator::Communicator;
 use super::dims::{SharedComms, WantedDims, make_dims};
+use super::handle::PATIENCE;
 use super::names::ranks_text;
 use super::options::{DimOptions, MeshOptions};
+use super::polling::poll_until_done;
 use super::root::{RootComms, RootSpec};
 use super::world::{EndsWithWorld, World};
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use crate::wait::Deadline;
+use crate::wait::{Deadline, Wait};
 
 impl RootComms {
     /// A mesh with its communicators. **Collective over the world** (also for ranks outside the
@@ -46,6 +50,9 @@ impl RootComms {
             let root = RootComms::new(spec)?;
             world.register(as_weak(&root));
             return Ok(root);
+        }
+        if !options.lazy {
+            world.library()?.check_no_capture("dm_init", None)?;
         }
         let mesh = &spec.mesh;
         let text = format!("dm_init({}{})", call_text(mesh), options.agreed());
@@ -95,7 +102,7 @@ impl RootComms {
         }
         let mut adopted: Vec<Arc<Communicator>> = Vec::new();
         for (index, raw) in comms.iter().enumerate() {
-            let (size, rank) = library.size_and_rank(*raw)?;
+            let (size, rank) = size_and_rank(&library, *raw)?;
             let (name, wanted) = (mesh.dim_name(index), mesh.dim_size(index));
             let coordinate = mesh.local_rank(index)?;
             if (size, rank) != (wanted, coordinate) {
@@ -132,10 +139,10 @@ impl RootComms {
 
 /// The position of this process in a mesh of that shape that joins no world: the position of the
 /// coordinate that its communicators say.
-pub(crate) fn adopted_position(whole: &Mesh, library: &Library, comms: &[RawComm]) -> Result<usize> {
+pub(crate) fn adopted_position(whole: &Mesh, library: &Arc<Library>, comms: &[RawComm]) -> Result<usize> {
     let mut position = 0;
     for (index, comm) in comms.iter().enumerate() {
-        let (size, (ranks, coordinate)) = (whole.dim_size(index), library.size_and_rank(*comm)?);
+        let (size, (ranks, coordinate)) = (whole.dim_size(index), size_and_rank(library, *comm)?);
         if ranks != size {
             return Err(Error::invalid(format!(
                 "the communicator of dimension {} has {ranks} ranks, but the dimension has {size}",
@@ -145,6 +152,18 @@ pub(crate) fn adopted_position(whole: &Mesh, library: &Library, comms: &[RawComm
         position = position * size + coordinate;
     }
     Ok(position)
+}
+
+/// The size of a communicator that exists, and this process's rank in it. On a library with streams
+/// the question runs on a thread of its own, because the communicator may be in any state.
+fn size_and_rank(library: &Arc<Library>, raw: RawComm) -> Result<(usize, usize)> {
+    if !library.has_streams() {
+        return library.size_and_rank(raw);
+    }
+    let (asked, wait) = (Arc::clone(library), Wait::after(PATIENCE));
+    let what = || format!("ncclCommCount and ncclCommUserRank of {} on a communicator to adopt", library.label());
+    let worker = Worker::new(library, "dm-background");
+    worker.run(move || asked.size_and_rank(raw), drop, |is_done| poll_until_done(&wait, what, sleep, is_done))?
 }
 
 /// Returns the reference by which a world notes a root mesh.

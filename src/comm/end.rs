@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::call::{Call, Peers};
-use super::ending::finalize;
+use super::communicator::Held;
+use super::ending::{end_together, finalize};
 use super::groups::{self, refuse_inside};
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
@@ -45,7 +46,10 @@ impl RootComms {
     /// Does what [`finalize`](RootComms::finalize) does, and waits for at most `timeout` (`None`:
     /// the mesh's timeout).
     pub fn finalize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        self.tell_if_refused("dm_finalize", || refuse_inside("dm_finalize", self.library()))?;
+        self.tell_if_refused("dm_finalize", || {
+            refuse_inside("dm_finalize", self.library())?;
+            self.library().map_or(Ok(()), |library| library.check_no_capture("dm_finalize", None))
+        })?;
         if self.scope().is_none() {
             self.alive()?;
             self.end(Life::Finalized);
@@ -91,33 +95,52 @@ impl RootComms {
         Wait { watch: Some(watch), ..self.wait(timeout) }
     }
 
-    /// Lets go of every communicator, the last made first, so that children go before the parent
-    /// from which they were split.
+    /// Lets go of every communicator. Children go before the parent from which they were split, and
+    /// on a library with streams all children end at the same time.
     fn destroy(&self, peers: Peers<'_>) -> Result<()> {
         let ranges = self.take_ranges();
-        let mut outcome = ranges.iter().rev().map(|range| range.destroy(peers)).fold(Ok(()), Result::and);
+        let outcome = ranges.iter().rev().map(|range| range.destroy(peers)).fold(Ok(()), Result::and);
+        let (mut children, mut parents) = (Vec::new(), Vec::new());
         for (communicator, has_work) in self.take_communicators().into_iter().rev() {
             let is_last = communicator.drop_user();
             if let Some(world) = self.world().filter(|_| is_last) {
                 world.comms().forget(&communicator);
             }
-            let ended = match communicator.has_failed().then(|| communicator.earlier_failure()).flatten() {
-                // The work failed with the communicator, so there is nothing to flush. A
-                // communicator that is only split from has no work.
-                Some(error) => {
-                    if has_work {
-                        peers.tell(&error);
-                    }
-                    let _ = if is_last { communicator.abort() } else { Ok(()) };
-                    if has_work { Err(error) } else { Ok(()) }
-                }
-                None if is_last => finalize(&communicator, peers.wait(), &|error| {
-                    peers.tell(error);
-                }),
-                None => Ok(()),
-            };
-            outcome = outcome.and(ended);
+            let part = Part { communicator, has_work, is_last };
+            if has_work { children.push(part) } else { parents.push(part) }
         }
-        outcome
+        let ended = end_together(&children, |part: &Part| &part.communicator, |part| part.end(peers));
+        let outcome = outcome.and(ended);
+        parents.iter().map(|part| part.end(peers)).fold(outcome, Result::and)
+    }
+}
+
+/// A communicator of a root mesh that ends.
+struct Part {
+    /// The root's hold on the communicator, which ends with this value.
+    communicator: Held,
+    /// Whether the root makes calls on it. A communicator that is only split from has no work.
+    has_work: bool,
+    /// Whether no other root mesh uses it, so that it ends here.
+    is_last: bool,
+}
+
+impl Part {
+    fn end(&self, peers: Peers<'_>) -> Result<()> {
+        let Part { communicator, has_work, is_last } = self;
+        match communicator.has_failed().then(|| communicator.earlier_failure()).flatten() {
+            // The work failed with the communicator, so there is nothing to flush.
+            Some(error) => {
+                if *has_work {
+                    peers.tell(&error);
+                }
+                let _ = if *is_last { communicator.abort() } else { Ok(()) };
+                if *has_work { Err(error) } else { Ok(()) }
+            }
+            None if *is_last => finalize(communicator, peers.wait(), &|error| {
+                peers.tell(error);
+            }),
+            None => Ok(()),
+        }
     }
 }

@@ -10,12 +10,39 @@ use super::handle::{CAUSES, GRACE};
 use super::polling::poll_until_done;
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result, Status};
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// Aborts communicators at the same time. Fails where an end has not come within seconds. It then
 /// goes on in the background.
 pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
     Communicator::abort_all(communicators)
+}
+
+/// Ends the communicators of `parts` by `end`, which returns by a deadline of its own. On a library
+/// with streams each of them ends on a thread of its own, because the end of one may wait for its
+/// other ranks, and ranks may have made theirs in different orders.
+pub(super) fn end_together<T: Sync>(
+    parts: &[T],
+    communicator_of: impl Fn(&T) -> &Arc<Communicator>,
+    end: impl Fn(&T) -> Result<()> + Sync,
+) -> Result<()> {
+    let has_streams = parts.iter().any(|part| communicator_of(part).library().has_streams());
+    if !has_streams || parts.len() < 2 {
+        return parts.iter().map(end).fold(Ok(()), Result::and);
+    }
+    std::thread::scope(|scope| {
+        let (mut here, mut threads) = (Vec::new(), Vec::new());
+        let end = &end;
+        for part in parts {
+            match hostccl::thread::spawn_scoped(scope, "dm-finalize", move || end(part)) {
+                Ok(thread) => threads.push(thread),
+                Err(_) => here.push(part),
+            }
+        }
+        let outcome = here.into_iter().map(end).fold(Ok(()), Result::and);
+        let panicked = |_| Err(Error::internal("finalizing a communicator panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
+    })
 }
 
 /// Aborts raw communicators that nobody uses, after a call has failed. On a library with streams
@@ -119,11 +146,6 @@ fn with_causes(error: Error) -> Error {
         Status::Timeout if error.ccl_result() == 0 => error.followed_by(&format!("; {CAUSES}")),
         _ => error,
     }
-}
-
-/// A deadline for an end that follows a failed call.
-pub(super) fn grace() -> Deadline {
-    Deadline::after(GRACE)
 }
 
 /// A wait for the answer to a question that a call with `wait` asks the library. It is not

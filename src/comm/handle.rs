@@ -10,6 +10,8 @@
 //! later, the thread gives all of that back. Otherwise the memory stays until the process ends. The
 //! end of the process does not wait for the thread.
 
+mod questions;
+
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -198,78 +200,6 @@ impl Drop for Inside {
     }
 }
 
-/// Questions to the library.
-impl Handle {
-    /// Asks the library about the raw communicator, while nobody ends it. Returns `None` where
-    /// there is none. On a library with streams the question runs on `worker`, or else on a thread
-    /// of its own. Fails when the answer is not there by the deadline; `call` is the library's
-    /// function.
-    pub(super) fn ask<T: Send + 'static>(
-        self: &Arc<Handle>,
-        worker: Option<&Worker>,
-        wait: &Wait,
-        call: &'static str,
-        question: impl FnOnce(&Library, RawComm) -> T + Send + 'static,
-    ) -> Result<Option<T>> {
-        let what = || format!("{call} on the communicator of {}", self.label());
-        if self.raw().is_null() {
-            return Ok(None);
-        }
-        // Another thread's question may not return either.
-        let taken = || self.is_asked.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if !taken() {
-            poll_until_done(wait, what, sleep, || Ok(taken()))?;
-        }
-        let answered = Answered(Arc::clone(self));
-        let raw = RawComm(self.raw.load(Ordering::SeqCst));
-        if raw.is_null() {
-            return Ok(None);
-        }
-        if !self.library.has_streams() {
-            return Ok(Some(question(&self.library, raw)));
-        }
-        let own;
-        let worker = match worker {
-            Some(worker) => worker,
-            None => {
-                own = Worker::new(&self.library, "dm-background");
-                &own
-            }
-        };
-        let work = move || {
-            let answer = question(&answered.0.library, raw);
-            drop(answered);
-            Ok(answer)
-        };
-        worker.run(work, drop, |is_done| poll_until_done(wait, what, sleep, is_done))?.map(Some)
-    }
-
-    /// Does what [`ask`](Handle::ask) does, on the calling thread.
-    pub(super) fn ask_here<T>(
-        self: &Arc<Handle>,
-        wait: &Wait,
-        question: impl FnOnce(RawComm) -> T,
-    ) -> Result<Option<T>> {
-        let taken = || self.is_asked.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        poll_until_done(wait, || format!("a question on the communicator of {}", self.label()), sleep, || Ok(taken()))?;
-        let _answered = Answered(Arc::clone(self));
-        let raw = RawComm(self.raw.load(Ordering::SeqCst));
-        Ok((!raw.is_null()).then(|| question(raw)))
-    }
-}
-
-/// A question that is asked. Dropping it lets others ask, and end the communicator.
-struct Answered(Arc<Handle>);
-
-impl Drop for Answered {
-    fn drop(&mut self) {
-        self.0.is_asked.store(false, Ordering::SeqCst);
-        if self.0.raw.load(Ordering::SeqCst).is_null() {
-            self.0.end_what_was_taken();
-        }
-    }
-}
-
 /// The end.
 impl Handle {
     /// Takes the raw communicator away, so that no further call can enter it.
@@ -286,6 +216,11 @@ impl Handle {
     fn has_ended(&self) -> bool {
         let ending = self.ending();
         ending.taken.is_empty() && ending.under_way == 0
+    }
+
+    /// Whether a thread is inside, with a call or a question.
+    pub(super) fn is_occupied(&self) -> bool {
+        !self.is_quiet()
     }
 
     fn is_quiet(&self) -> bool {

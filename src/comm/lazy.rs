@@ -1,6 +1,7 @@
 //! The first use of a communicator that was only planned: it is made then, alone or with the other
 //! ranks of its group.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::call::{Call, run_alone};
@@ -8,6 +9,7 @@ use super::communicator::{Communicator, State};
 use super::groups::outside_groups;
 use super::maker::Maker;
 use super::names::named_config;
+use super::refusal::tell_if_refused;
 use super::root::RootComms;
 use crate::error::{Error, Result};
 use crate::rendezvous::Scope;
@@ -19,6 +21,7 @@ impl RootComms {
         let Some(world) = self.world() else {
             return Err(Error::internal(format!("dimension {dim} of {} has no world", self.mesh().describe())));
         };
+        self.check_first_use(communicator, &format!("the first use of dimension {dim}"), None)?;
         let (library, first_use, group) = (communicator.library(), communicator.first_use(), communicator.group());
         let name = first_use.comm_name.as_deref().unwrap_or(dim);
         let config = named_config(library, first_use.config.as_ref(), name);
@@ -53,6 +56,22 @@ impl RootComms {
         })?;
         communicator.forget_scope();
         Ok(())
+    }
+
+    /// Fails where the first use of a planned communicator, by `call` on `stream`, would meet the
+    /// capture of a CUDA graph. The other ranks of the group are told.
+    pub(super) fn check_first_use(
+        &self,
+        communicator: &Arc<Communicator>,
+        call: &str,
+        stream: Option<*mut c_void>,
+    ) -> Result<()> {
+        let check = || communicator.library().check_no_capture(call, stream);
+        if communicator.group().size() == 1 {
+            return check();
+        }
+        let scope = self.scope_of_first_use(communicator)?;
+        tell_if_refused(Some(&scope), self.cancel().clone(), "dm_get_comm", check)
     }
 
     /// Notes that this rank has refused a call that may have been the first use of a communicator.

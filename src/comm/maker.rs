@@ -12,21 +12,21 @@
 //! thread of the library, and the wait for the thread ends by the deadline. A call that does not
 //! return leaves its thread behind (handle.rs).
 
+mod children;
+mod meeting;
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::background::Worker;
+use super::background::MakingWorker;
 use super::call::Peers;
-use super::communicator::{Communicator, FirstUse};
-use super::ending::{discard, finalize, grace, question_wait};
-use super::failure::{blame, name_ranks};
-use super::handle::Inside;
-use super::names::{parent_config, world_ranks};
+use super::ending::{discard, question_wait};
+use super::names::world_ranks;
 use super::polling::{millis, poll_until_done};
-use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
-use crate::error::{Error, Result, Status};
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result};
 use crate::logging::Me;
 use crate::mesh::Mesh;
 use crate::wait::Nearing;
@@ -39,10 +39,6 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 /// deadline and then says which ranks did not come.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// How many ranks meet at one id, where a library takes several ids. NCCL's root of an id serves
-/// its ranks one after another. With 256 ranks or more, the ranks pause before they connect to it.
-const RANKS_PER_ID: usize = 128;
-
 /// Makes communicators of one library inside one call.
 pub(super) struct Maker<'a> {
     pub(super) library: &'a Arc<Library>,
@@ -51,121 +47,18 @@ pub(super) struct Maker<'a> {
     /// How long calls on what is made may wait for their peers.
     pub(super) timeout: Duration,
     /// On a library with streams, the thread that makes the communicators.
-    worker: Worker,
+    worker: MakingWorker,
 }
-
-/// The place of a child's handle, which a library may write to from another thread.
-#[derive(Clone, Copy)]
-struct Place(*mut RawComm);
-
-// SAFETY: the place is on the heap, and its owner reads it only when the library is done with it.
-unsafe impl Send for Place {}
 
 impl<'a> Maker<'a> {
     /// Makes communicators of `library` inside a call with those peers. Calls on them wait for
     /// their peers for at most `timeout`.
     pub(super) fn new(library: &'a Arc<Library>, peers: Peers<'a>, timeout: Duration) -> Maker<'a> {
-        Maker { library, peers, timeout, worker: Worker::new(library, "dm-background") }
+        Maker { library, peers, timeout, worker: MakingWorker::take(library) }
     }
 }
 
 impl Maker<'_> {
-    /// A communicator over the ranks of the one-dimensional `group`, for their own calls. The ranks
-    /// meet by a fresh id under `key`.
-    pub(super) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
-        if !self.library.has_streams() {
-            return self.meet(key, group, config.blocking(false));
-        }
-        if !self.library.can_split() {
-            return self.meet(key, group, config.blocking_by_default());
-        }
-        let raw = self.meet(key, group, parent_config(self.library, None))?;
-        let seed = Communicator::unmade(Arc::clone(self.library), group.clone(), FirstUse::default());
-        seed.set_ready(raw)?;
-        let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
-        let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
-        let made = made.inspect_err(|_| drop(seed.abort()))?.unwrap_or(RawComm::NULL);
-        finalize(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
-            .map(|()| made)
-            .inspect_err(|_| discard(self.library, &[made], None))
-    }
-
-    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under
-    /// `key`.
-    pub(super) fn meet(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
-        let began = Instant::now();
-        self.connect(key, group, config).inspect(|_| log_made("made by id", group, began))
-    }
-
-    fn connect(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
-        let (size, rank) = (group.size(), group.local_rank(0)?);
-        let ids = self.ids(key, group, rank)?;
-        let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
-        let function = if ids.len() == 1 { "ncclCommInitRankConfig" } else { "ncclCommInitRankScalable" };
-        let what = || format!("{} ({function})", what());
-        let ending = Arc::clone(self.library);
-        let make = move |library: &Library| library.init_rank(size, &ids, rank, &mut config);
-        let comm = self.on_worker(what, make, move |late| drop(ending.abort(late)))?;
-        // Only the host engine takes a timeout. Where it refuses, the polling still ends at the
-        // deadline.
-        let _ = self.library.set_timeout(comm, self.millis_left());
-        name_ranks(self.library, comm, group);
-        let explain = |error: Error| match group.ranks().first() {
-            // The communicator was never complete, so the engine cannot name the lost rank. Then
-            // the lost rank is the one that made the id.
-            Some(maker) if error.status() == Status::PeerLost && error.blamed().is_empty() => {
-                error.within(&format!("rank {maker} was lost (it made the id)")).with_lost(&[*maker])
-            }
-            _ => blame(group, error),
-        };
-        self.poll_new(comm, what, explain)?;
-        Ok(comm)
-    }
-
-    /// The ids by which the ranks of `group` meet. There is one id, unless there are many ranks
-    /// and the library takes several ids. Then each part of the ranks has an id, which the first
-    /// rank of the part makes. All ranks get the same list from rank 0.
-    fn ids(&self, key: &str, group: &Mesh, rank: usize) -> Result<Vec<UniqueId>> {
-        let (size, wait) = (group.size(), self.peers.wait());
-        let count = if self.library.takes_several_ids() { size.div_ceil(RANKS_PER_ID) } else { 1 };
-        let maker = |index: usize| index * (size / count) + index.min(size % count);
-        let world_rank = |position: usize| group.ranks().get(position).copied().unwrap_or_default();
-        let Some(round) = self.peers.round().filter(|_| size > 1) else {
-            return Ok(vec![self.unique_id()?]);
-        };
-        let (first, mine) = (rank == 0, (0..count).find(|index| maker(*index) == rank));
-        let made = mine.map(|_| self.unique_id()).transpose()?;
-        let publish = |key: &str, id: &UniqueId, value: &[u8]| {
-            round.publish(key, value, wait).inspect_err(|_| self.library.discard(id))
-        };
-        if let (Some(id), Some(index), false) = (&made, mine, first) {
-            publish(&format!("{key}/id{index}"), id, &id.bytes)?;
-        }
-        let bytes = match made.filter(|_| first) {
-            Some(id) => {
-                let mut all = id.bytes.to_vec();
-                for index in 1..count {
-                    all.extend(round.fetch(&format!("{key}/id{index}"), world_rank(maker(index)), wait)?);
-                }
-                publish(key, &id, &all)?;
-                all
-            }
-            None => round.fetch(key, world_rank(0), wait)?,
-        };
-        UniqueId::list(&bytes, count).ok_or_else(|| {
-            Error::store(format!(
-                "the {count} unique ids under {key} have {} bytes instead of {}",
-                bytes.len(),
-                128 * count
-            ))
-        })
-    }
-
-    /// A fresh id.
-    fn unique_id(&self) -> Result<UniqueId> {
-        self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), Library::unique_id, drop)
-    }
-
     /// Runs a call of the library that makes something. On a library with streams it runs on the
     /// thread of this maker, and `discard` gets what it makes after the deadline. Once the library
     /// has begun, nothing ends a blocking call early.
@@ -180,178 +73,6 @@ impl Maker<'_> {
         }
         let library = Arc::clone(self.library);
         self.worker.run(move || work(&library), discard, |is_done| self.poll(what, sleep, is_done))?
-    }
-
-    /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour,
-    /// ordered by key. A rank without a colour takes part and gets no child. When the split fails
-    /// or is not done in time, the parent is aborted.
-    pub(super) fn split(
-        &self,
-        parent: &Communicator,
-        group: &Mesh,
-        place: Option<(i32, i32)>,
-        mut config: CommConfig,
-    ) -> Result<Option<RawComm>> {
-        let began = Instant::now();
-        let (color, key) = place.unwrap_or((NO_COLOR, 0));
-        let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
-        let (child, outcome) = self.child(parent, "ncclCommSplit", what, move |library, raw, child| {
-            // SAFETY: `child` says what it is for.
-            unsafe { library.split(raw, color, key, child, &mut config) }
-        })?;
-        if let Err(error) = outcome {
-            self.peers.tell_before_abort(&error);
-            self.end_parent(parent, child);
-            return Err(error);
-        }
-        // SAFETY: the handle came from a box, and a library that is done with the parent does not
-        // write to it any more.
-        let child = *unsafe { Box::from_raw(child) };
-        if place.is_none() && child.is_null() {
-            return parent.set_timeout(millis(self.timeout)).map(|()| None);
-        }
-        if child.is_null() {
-            return Err(Error::new(
-                Status::Ccl,
-                format!("ncclCommSplit of {} left no communicator for colour {color}, key {key}", self.library.name()),
-            ));
-        }
-        // The child may still be in progress by itself, so it is waited for as well.
-        let made = self.poll_new(child, what, |error| blame(group, error));
-        let restored = parent.set_timeout(millis(self.timeout));
-        made?;
-        if let Err(error) = restored {
-            discard(self.library, &[child], Some(&self.worker));
-            return Err(error);
-        }
-        log_made("split off", group, began);
-        Ok(Some(child))
-    }
-
-    /// The child of `parent` that joins the ranks of `group`: the ranks that are not `excluded`, by
-    /// their ranks in the parent. Calls in progress on the parent end, and the parent is of no
-    /// further use.
-    pub(super) fn shrink(
-        &self,
-        parent: &Communicator,
-        group: &Mesh,
-        excluded: &[i32],
-        mut config: CommConfig,
-    ) -> Result<RawComm> {
-        let began = Instant::now();
-        let mut excluded = excluded.to_vec();
-        let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
-        let (child, outcome) = self.child(parent, "ncclCommShrink", what, move |library, raw, child| {
-            // SAFETY: `child` says what it is for.
-            unsafe { library.shrink(raw, &mut excluded, child, &mut config) }
-        })?;
-        // SAFETY: the handle is still there. The parent has most likely failed and reports that
-        // now. Only the child counts here.
-        let made = unsafe { child.read_volatile() };
-        match outcome {
-            _ if !made.is_null() => {
-                if self.library.is_host_engine() {
-                    // SAFETY: the handle came from a box, and an engine that is done with the
-                    // parent does not write to it any more.
-                    drop(unsafe { Box::from_raw(child) });
-                }
-                self.poll_new(made, what, |error| blame(group, error))?;
-                log_made("shrunk", group, began);
-                Ok(made)
-            }
-            Ok(()) => {
-                Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
-            }
-            // Without a child, the parent's error is a failure that the others should hear of.
-            Err(error) => {
-                self.peers.tell_before_abort(&error);
-                self.end_parent(parent, child);
-                Err(error)
-            }
-        }
-    }
-
-    /// Ends a parent whose child was not made in time, or is not needed any more. Where a thread is
-    /// still inside the parent, the parent ends when that thread returns.
-    fn end_parent(&self, parent: &Communicator, child: *mut RawComm) {
-        let _ = parent.abort_by(&grace(), Some(&self.worker));
-        if self.library.is_host_engine() {
-            // The child may have been made before the parent failed. The engine is done with both.
-            // SAFETY: the handle is still there, and nobody writes to it any more.
-            let child = unsafe { child.read_volatile() };
-            let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
-        }
-    }
-
-    /// Starts the making of a child by the library's `function` and waits until the parent is idle.
-    /// Returns the place of the child's handle, and how the wait ended. The place is on the heap. It
-    /// is freed only by the caller, because the library may write to it at any time until the parent
-    /// is idle.
-    fn child(
-        &self,
-        parent: &Communicator,
-        function: &'static str,
-        what: impl Fn() -> String,
-        start: impl FnOnce(&Library, RawComm, *mut RawComm) -> Result<()> + Send + 'static,
-    ) -> Result<(*mut RawComm, Result<()>)> {
-        let what = || format!("{} ({function})", what());
-        let mut raw = parent.ready()?;
-        parent.set_timeout(self.millis_left())?;
-        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        let started = match self.library.has_streams() {
-            false => Ok(start(self.library, raw, child)),
-            // No other thread ends the parent while the library begins.
-            true => match parent.enter(CallName::OF_MAKING.tag(), || self.peers.wait().clone(), &what) {
-                Err(error) => Ok(Err(error)),
-                Ok(now) => {
-                    raw = now;
-                    self.start_child(parent.inside(), raw, Place(child), &what, start)
-                }
-            },
-        };
-        let started = match started {
-            Ok(started) => started,
-            // The thread is still inside the parent, and may write to the place.
-            Err(late) => return Ok((child, Err(late))),
-        };
-        if let Err(error) = started {
-            // SAFETY: the handle came from a box, and a library that refuses to start does not keep
-            // its place.
-            drop(unsafe { Box::from_raw(child) });
-            let error = parent.explain(raw, error);
-            let _ = parent.set_timeout(millis(self.timeout));
-            return Err(error);
-        }
-        let poll = || parent.poll_by(&question_wait(self.peers.wait()), Some(&self.worker));
-        let outcome = self.poll(what, |pause| self.library.rest(raw, pause), poll);
-        Ok((child, outcome))
-    }
-
-    /// Runs `start` on the thread of this maker. The thread leaves the parent when the library's
-    /// call returns. The outer error says that it has not returned in time.
-    fn start_child(
-        &self,
-        inside: Inside,
-        raw: RawComm,
-        place: Place,
-        what: impl Fn() -> String,
-        start: impl FnOnce(&Library, RawComm, *mut RawComm) -> Result<()> + Send + 'static,
-    ) -> Result<Result<()>> {
-        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
-        let work = move || {
-            // The whole place goes to the thread, and not its pointer.
-            let place = place;
-            let started = start(&library, raw, place.0);
-            drop(inside);
-            started
-        };
-        let discard = move |()| {
-            let place = place;
-            // SAFETY: the place is never freed, because the caller has given up.
-            let late = unsafe { place.0.read_volatile() };
-            let _ = if late.is_null() { Ok(()) } else { ending.abort(late) };
-        };
-        self.worker.run(work, discard, |is_done| self.poll(what, sleep, is_done))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails. `explain` adds

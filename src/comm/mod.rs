@@ -20,16 +20,17 @@
 //! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
-//! 4  the ritual of a call     call
+//! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
-//! 1  one communicator         handle  failure  communicator
+//! 1  one communicator         world_device  handle  failure  communicator
 //! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
 mod background;
 mod buffers;
 mod call;
+mod call_log;
 mod check;
 mod collective;
 mod communicator;
@@ -64,6 +65,7 @@ mod stream_wait;
 mod view;
 mod view_groups;
 mod world;
+mod world_device;
 mod world_end;
 
 pub use buffers::{Buffer, BufferAt, Memory};

@@ -158,6 +158,9 @@ impl View {
             )));
         }
         let (world, scope) = self.space().participants(text)?;
+        if !self.space().is_lazy() {
+            self.space().library().map_or(Ok(()), |library| library.check_no_capture(text, None))?;
+        }
         Ok((Call::begin(world, Some(self.space()), self.space().wait_for_peers(options.timeout))?, scope))
     }
 }

@@ -96,7 +96,10 @@ impl View {
         buffers: &[(&str, *const c_void)],
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
-        let raw = self.comm(index)?;
+        let raw = match self.dim_comms().ready(index) {
+            Some(raw) => raw,
+            None => self.comm_for_stream(name, index, stream)?,
+        };
         let communicator = self.communicator(index)?;
         let library = communicator.library();
         if library.is_host_engine() && !stream.is_null() {
@@ -129,6 +132,16 @@ impl View {
             groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
         }
         outcome
+    }
+
+    /// The raw communicator along dimension `index`, for an operation on that stream. The operation
+    /// may be the communicator's first use, which makes it.
+    #[cold]
+    fn comm_for_stream(&self, name: &str, index: usize, stream: *mut c_void) -> Result<RawComm> {
+        if let Some(planned) = self.planned(index) {
+            self.root_comms().check_first_use(planned, name, Some(stream))?;
+        }
+        self.comm(index)
     }
 
     /// The bytes of one element of that type. `None` for a type that this library does not know,

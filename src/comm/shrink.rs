@@ -198,7 +198,10 @@ impl View {
     }
 
     fn check_can_shrink(&self, world: &World) -> Result<()> {
-        self.space().library().map_or(Ok(()), |library| library.check_can_shrink())?;
+        self.space().library().map_or(Ok(()), |library| {
+            library.check_can_shrink()?;
+            library.check_no_capture("dm_shrink", None)
+        })?;
         if self.root_comms().life() == Life::Finalized {
             self.root_comms().alive()?;
         }

@@ -218,6 +218,12 @@ impl View {
         Ok(communicator)
     }
 
+    /// The communicator along dimension `index` that was planned and is not made yet.
+    pub(super) fn planned(&self, index: usize) -> Option<&Arc<Communicator>> {
+        let (communicator, _) = self.comms.comms.get(index)?.as_ref()?;
+        (communicator.state() == State::Unmade).then_some(communicator)
+    }
+
     /// The name under which calls along dimension `index` are issued.
     pub(super) fn call_name(&self, index: usize) -> &CallName {
         self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)

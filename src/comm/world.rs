@@ -2,6 +2,7 @@
 //! collective call.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,6 +14,7 @@ use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
+use super::world_device::{check_even_hosts, exclusive_device, log_join, takes_device};
 use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
@@ -131,7 +133,9 @@ impl World {
         let began = Instant::now();
         // An earlier world may be about to end, and with it a server at the same address.
         wait_for_handed_over(FREEING);
+        let ranks = Cell::new(0);
         let prepare = |world_size| {
+            ranks.set(world_size);
             if options.join.offline {
                 return Ok((None, None));
             }
@@ -155,6 +159,7 @@ impl World {
                 log::debug!("{Me}: takes device {} of {} on this host", device.number, device.count);
                 prepared.1 = Some(device);
             }
+            check_even_hosts(library, ranks.get(), local)?;
             let device = prepared.1.as_ref().and_then(exclusive_device);
             Ok(Some(Equipment { library: library.release(), device }))
         };
@@ -393,46 +398,6 @@ impl Drop for Turn<'_> {
         *lock(&self.0.is_in_call) = false;
         self.0.turn_over.notify_one();
     }
-}
-
-/// Whether this library chooses the device on which that library makes communicators.
-fn takes_device(library: &Library) -> bool {
-    !library.is_host_engine() && !library.is_rccl()
-}
-
-/// Tells the log what this process has joined.
-fn log_join(world: &rendezvous::World, library: Option<&Library>, device: Option<usize>, began: Instant) {
-    if !log::log_enabled!(log::Level::Info) {
-        return;
-    }
-    let device = device.map_or_else(String::new, |device| format!(", device {device}"));
-    let library = library.map_or_else(
-        || "offline".to_owned(),
-        |library| format!("{} at {}, met in {}", library.label(), library.path(), world.store_name()),
-    );
-    log::info!(
-        "rank {}: joined a world of {} ranks in {:.1} ms: launcher {}, local rank {}, device type {}{device}, {library}, libdevicemesh {}",
-        world.rank(),
-        world.size(),
-        began.elapsed().as_secs_f64() * 1e3,
-        world.launcher(),
-        world.local_rank(),
-        world.device_type(),
-        env!("CARGO_PKG_VERSION")
-    );
-}
-
-/// The device that no other rank may have, by its identity, with its name for messages; `None`
-/// where ranks may share it.
-fn exclusive_device(device: &Device) -> Option<(String, String)> {
-    let name = format!("device {} of {} on this host", device.number, device.count);
-    device.uuid.clone().filter(|_| !may_share_devices()).map(|uuid| (uuid, name))
-}
-
-/// Whether the environment lets NCCL put several ranks on one device.
-fn may_share_devices() -> bool {
-    let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty() && value != "0");
-    is_set("NCCL_MULTI_RANK_GPU_ENABLE") || is_set("NCCL_HOSTID")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::call::{Call, Peers};
 use super::communicator::Communicator;
-use super::ending::finalize;
+use super::ending::{end_together, finalize};
 use super::groups::refuse_inside;
 use super::world::World;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The call as the ranks agree on it, and as messages name it.
 const CALL: &str = "dm_world_finalize()";
@@ -24,7 +24,10 @@ impl World {
             self.take_to_finalize();
             return Ok(());
         }
-        self.tell_if_refused("dm_world_finalize", || refuse_inside("dm_world_finalize", self.library().ok()))?;
+        self.tell_if_refused("dm_world_finalize", || {
+            refuse_inside("dm_world_finalize", self.library().ok())?;
+            self.library().map_or(Ok(()), |library| library.check_no_capture("dm_world_finalize", None))
+        })?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
         let call = Call::begin(self, None, wait)?.agree(self.rendezvous().scope()?, CALL)?;
         log::info!("rank {}: dm_world_finalize ends the world of {} ranks", self.rank(), self.size());
@@ -37,30 +40,12 @@ impl World {
         let all = self.take_to_finalize();
         let (parents, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|communicator| self.comms().is_parent(communicator));
-        let outcome = end_together(&others, peers);
-        outcome.and(end_together(&parents, peers))
+        let all_of = |communicators: &[Arc<Communicator>]| {
+            end_together(communicators, |communicator| communicator, |communicator| end(communicator, peers))
+        };
+        let outcome = all_of(&others);
+        outcome.and(all_of(&parents))
     }
-}
-
-/// Ends communicators. On a library with streams each of them ends on a thread of its own, because
-/// finalizing one may wait for its other ranks, and ranks may have made theirs in different orders.
-fn end_together(communicators: &[Arc<Communicator>], peers: Peers<'_>) -> Result<()> {
-    let has_streams = communicators.iter().any(|communicator| communicator.library().has_streams());
-    if !has_streams || communicators.len() < 2 {
-        return communicators.iter().map(|communicator| end(communicator, peers)).fold(Ok(()), Result::and);
-    }
-    std::thread::scope(|scope| {
-        let (mut here, mut threads) = (Vec::new(), Vec::new());
-        for communicator in communicators {
-            match hostccl::thread::spawn_scoped(scope, "dm-finalize", || end(communicator, peers)) {
-                Ok(thread) => threads.push(thread),
-                Err(_) => here.push(communicator),
-            }
-        }
-        let outcome = here.into_iter().map(|communicator| end(communicator, peers)).fold(Ok(()), Result::and);
-        let panicked = |_| Err(Error::internal("finalizing a communicator panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
-    })
 }
 
 /// Ends one communicator. A failed one has no work to wait for, so it is aborted.

@@ -307,7 +307,7 @@ impl<'a> MeshRequest<'a> {
 
     /// This process's rank in a mesh that joins no world: the rank at the coordinate that its
     /// communicators say.
-    fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
+    fn place(&self, library: &Arc<ccl::Library>, comms: &[RawComm]) -> Result<usize> {
         let whole = self.whole(MAX_WORLD, 0)?;
         let position = adopted_position(&whole, library, comms)?;
         let Some((ranks, number)) = self.options.ranks else { return Ok(position) };

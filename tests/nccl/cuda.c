@@ -1,7 +1,9 @@
 /* A stand-in for libcuda.so.1 that has the functions for choosing a device. Environment:
  * CUDA_COUNT is the number of devices (8), CUDA_VERSION the version (12020), and CUDA_INIT the
- * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). Built with -DLACKS_UUID it lacks
- * the function for a device's UUID.
+ * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). CUDA_CAPTURED is the stream that is
+ * being captured: "legacy" is any stream that waits for the legacy stream, "thread" the per-thread
+ * default stream, and a number is a stream's handle. Built with -DLACKS_UUID it lacks the function
+ * for a device's UUID.
  *
  * Streams are numbers. With CUDA_BUSY their work never ends; else cuda_set_query sets what
  * cuStreamQuery gives. Built with -DPOINTERS it knows to which device memory belongs: cuda_own says
@@ -76,6 +78,18 @@ int cuCtxGetDevice(int *device)
 {
   if (current == NULL) return 201;
   *device = (int)(size_t)current - 0x1000;
+  return 0;
+}
+
+/* cuda.h's legacy stream is handle 1, and the per-thread stream handle 2. */
+int cuStreamIsCapturing(void *stream, int *status)
+{
+  const char *captured = getenv("CUDA_CAPTURED");
+  const size_t handle = (size_t)stream;
+  *status = 0;
+  if (captured == NULL) return 0;
+  if (handle == 1 && strcmp(captured, "legacy") == 0) return 906;
+  *status = handle == 2 ? strcmp(captured, "thread") == 0 : handle > 2 && handle == strtoull(captured, NULL, 0);
   return 0;
 }
 

@@ -624,6 +624,294 @@ static void finalize_world(void)
   dm_free(lazy);
 }
 
+/* The call of a step, and what it took. RECORDER_HANG holds while the call runs. */
+static void step(const char *hang, const char *name, dm_status (*call)(void *), void *argument)
+{
+  if (hang != NULL) setenv("RECORDER_HANG", hang, 1);
+  const double began = seconds_now();
+  const dm_status status = call(argument);
+  const double took = seconds_now() - began;
+  unsetenv("RECORDER_HANG");
+  printf("step %s %s %.2f %s\n", name, dm_status_name(status), took, status == DM_STATUS_OK ? "" : dm_last_error());
+  fflush(stdout);
+}
+
+static const int32_t *hang_shape;
+static size_t hang_ndim = 1;
+
+static dm_status step_init(void *out)
+{
+  return dm_init("cuda", hang_shape, hang_ndim, NULL, &options, (dm_mesh **)out);
+}
+
+static dm_status step_first_use(void *mesh)
+{
+  ncclComm_t comm = NULL;
+  return dm_get_comm((dm_mesh *)mesh, NULL, &comm);
+}
+
+static dm_status step_adopt(void *comm)
+{
+  const char *names[] = {"mine"};
+  dm_init_options none = DM_INIT_OPTIONS_INIT;
+  dm_mesh *adopted = NULL;
+  const dm_status status = dm_from_comms("cuda", hang_shape, 1, names, (ncclComm_t *)comm, &none, &adopted);
+  dm_free(adopted);
+  return status;
+}
+
+static dm_status step_check(void *mesh)
+{
+  return dm_check((dm_mesh *)mesh, NULL);
+}
+
+static dm_status step_finalize(void *mesh)
+{
+  return dm_finalize((dm_mesh *)mesh, NULL);
+}
+
+static dm_status step_abort(void *mesh)
+{
+  return dm_abort((dm_mesh *)mesh);
+}
+
+static dm_status step_world_finalize(void *nothing)
+{
+  (void)nothing;
+  return dm_world_finalize(world, 3000);
+}
+
+static dm_status step_world_abort(void *nothing)
+{
+  (void)nothing;
+  return dm_world_abort(world);
+}
+
+static dm_status step_shrink(void *mesh)
+{
+  const int32_t lost[] = {2, 3};
+  dm_mesh *left = NULL;
+  const dm_status status = dm_shrink((dm_mesh *)mesh, "dim_0", lost, 2, NULL, &left);
+  dm_free(left);
+  return status;
+}
+
+static void join_anew(void)
+{
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  join.timeout_ms = 30000;
+  join.ccl_library = getenv("RECORDER");
+  dm_world_free(world);
+  REQUIRE(dm_world_init("cuda", &join, &world));
+  options.world = world;
+}
+
+/* A thread of the program whose call does not return. */
+static void *stuck_in_a_group(void *mesh)
+{
+  float mine = 1, sum = 0;
+  OK(dm_group_start((dm_mesh *)mesh));
+  OK(dm_all_reduce((dm_mesh *)mesh, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  (void)dm_group_end((dm_mesh *)mesh);
+  return NULL;
+}
+
+static void *stuck_in_an_operation(void *mesh)
+{
+  float mine = 1, sum = 0;
+  (void)dm_all_reduce((dm_mesh *)mesh, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
+  return NULL;
+}
+
+/* The timeout of a call that makes a mesh. HANG_FAILS lists the calls that will not be done in time. */
+static void set_timeout_of(const char *call)
+{
+  const char *list = getenv("HANG_FAILS");
+  options.timeout_ms = list != NULL && strstr(list, call) != NULL ? 1000 : 30000;
+}
+
+/* One function of the library does not return on one rank ("rank function 0"). Every call of ours
+ * that makes, asks or ends communicators is tried, each with a communicator of its own. */
+static void hang(const char *which, int shrinks)
+{
+  const int32_t line[] = {size}, square[] = {2, 2};
+  dm_mesh *mesh = NULL;
+  char function[64];
+  int where = -1;
+  CHECK(sscanf(which, "%d %63s", &where, function) == 2);
+  hang_shape = line;
+  options.timeout_ms = 3000;
+  if (shrinks) {
+    hang_shape = square;
+    hang_ndim = 2;
+    REQUIRE(dm_init("cuda", hang_shape, hang_ndim, NULL, &options, &mesh));
+    OK(dm_world_barrier(world, 0));
+    if (rank > 1) _exit(0);
+    step(which, "dm_shrink", step_shrink, mesh);
+    return;
+  }
+  set_timeout_of("dm_init");
+  step(which, "dm_init", step_init, &mesh);
+  dm_free(mesh);
+  OK(dm_world_barrier(world, 0));
+  set_timeout_of("dm_get_comm");
+  dm_dim_options own = DM_DIM_OPTIONS_INIT;
+  own.flags = DM_DIM_OWN_COMM;
+  options.dim_options = &own;
+  options.flags = DM_INIT_LAZY;
+  REQUIRE(step_init(&mesh));
+  options.flags = 0;
+  options.dim_options = NULL;
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_get_comm", step_first_use, mesh);
+  dm_free(mesh);
+  OK(dm_world_barrier(world, 0));
+
+  /* Ends and questions take as long as the timeout of the mesh allows. */
+  options.timeout_ms = 3000;
+  mesh = made(line, 1, NULL);
+  ncclComm_t comm = comm_of(mesh, NULL);
+  setenv("DM_CCL_LIBRARY", getenv("RECORDER"), 1);
+  step(which, "dm_from_comms", step_adopt, &comm);
+  unsetenv("DM_CCL_LIBRARY");
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_check", step_check, mesh);
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_finalize", step_finalize, mesh);
+  dm_free(mesh);
+  OK(dm_world_barrier(world, 0));
+
+  options.flags = 0;
+  REQUIRE(step_init(&mesh));
+  OK(dm_world_barrier(world, 0));
+  const int is_group = strcmp(function, "ncclGroupEnd") == 0;
+  if (where == rank && (is_group || strcmp(function, "ncclAllReduce") == 0)) {
+    /* The call of another thread does not return. That thread has no deadline. */
+    int (*insiders)(void) = NULL;
+    REQUIRE(dm_get_proc(mesh, "recorder_inside", (void **)&insiders));
+    setenv("RECORDER_HANG", which, 1);
+    (void)begun(is_group ? stuck_in_a_group : stuck_in_an_operation, mesh);
+    while (insiders() == 0) usleep(1000);
+  }
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_abort", step_abort, mesh);
+  dm_free(mesh);
+  OK(dm_world_barrier(world, 0));
+
+  REQUIRE(step_init(&mesh));
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_world_finalize", step_world_finalize, NULL);
+  dm_free(mesh);
+  join_anew();
+  REQUIRE(step_init(&mesh));
+  OK(dm_world_barrier(world, 0));
+  step(which, "dm_world_abort", step_world_abort, NULL);
+  dm_free(mesh);
+}
+
+/* A call that does not return for a while. What it held is given back when it returns. */
+static void late(void)
+{
+  const int32_t line[] = {size};
+  options.timeout_ms = 3000;
+  hang_shape = line;
+  dm_mesh *mesh = made(line, 1, NULL);
+  const int before = living();
+  step("1 ncclCommAbort 4500", "dm_abort", step_abort, mesh);
+  CHECK(rank != 1 || living() == before);
+  if (rank == 1) step(NULL, "again", step_abort, mesh);
+  dm_free(mesh);
+  mesh = NULL;
+  OK(dm_world_barrier(world, 0));
+  options.timeout_ms = 1000;
+  step("1 ncclCommInitRankConfig 3000", "dm_init", step_init, &mesh);
+  const double until = seconds_now() + 60;
+  while (living() > 0 && seconds_now() < until) usleep(10000);
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+/* NCCL's abort waits for the ranks of this host. Rank 0 aborts, and the others wait for it. */
+static void local_peers(void)
+{
+  const int32_t line[] = {size};
+  options.timeout_ms = 30000;
+  dm_mesh *mesh = made(line, 1, NULL);
+  OK(dm_world_barrier(world, 0));
+  setenv("RECORDER_LOCAL_PEERS", getenv("PEERS"), 1);
+  if (rank > 0) GIVES(DM_STATUS_PEER_LOST, dm_world_barrier(world, 30000));
+  OK(dm_world_abort(world));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+/* Making and ending communicators while a CUDA graph is captured. */
+static void capture(void)
+{
+  const int32_t line[] = {size};
+  const char *const captured[] = {"legacy", "thread"};
+  dm_mesh *mesh = made(kCube, 3, kNames), *other = NULL, *flat = NULL;
+  options.flags = DM_INIT_LAZY;
+  dm_mesh *lazy = made(line, 1, NULL);
+  options.flags = 0;
+  note("captures");
+  for (size_t at = 0; at < 2; ++at) {
+    if (rank == 1) setenv("CUDA_CAPTURED", captured[at], 1);
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_init("cuda", line, 1, NULL, &options, &other));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_flatten(mesh, "all", NULL, &flat));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_finalize(mesh, NULL));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_world_finalize(world, 0));
+    unsetenv("CUDA_CAPTURED");
+  }
+  float mine = 1, sum = 0;
+  void *const stream = (void *)0xcafe;
+  if (rank == 1) setenv("CUDA_CAPTURED", "0xcafe", 1);
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "stream 0xcafe is being captured", dm_all_reduce(lazy, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, stream));
+  unsetenv("CUDA_CAPTURED");
+  note("captured");
+  /* Communicators that are made already may be captured. */
+  if (rank == 1) setenv("CUDA_CAPTURED", "0xcafe", 1);
+  OK(dm_all_reduce(mesh, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, stream));
+  unsetenv("CUDA_CAPTURED");
+  OK(dm_all_reduce(lazy, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, stream));
+  CHECK(sum == (float)size);
+  OK(dm_finalize(lazy, NULL));
+  OK(dm_finalize(mesh, NULL));
+  dm_free(lazy);
+  dm_free(mesh);
+}
+
+/* The program's log callback ends the mesh when an operation has failed. */
+static dm_mesh *to_abort;
+static double abort_took = -1;
+static void abort_from_log(void *nothing, dm_log_level level, const char *message)
+{
+  (void)nothing;
+  if (level != DM_LOG_WARN || strstr(message, "has failed") == NULL || abort_took >= 0) return;
+  const double began = seconds_now();
+  abort_took = 0;
+  OK(dm_abort(to_abort));
+  abort_took = seconds_now() - began;
+}
+
+static void log_callback(void)
+{
+  const int32_t line[] = {size};
+  void (*fail)(ncclComm_t, int) = NULL;
+  dm_mesh *mesh = made(line, 1, NULL);
+  REQUIRE(dm_get_proc(mesh, "recorder_break", (void **)&fail));
+  to_abort = mesh;
+  OK(dm_set_log(DM_LOG_WARN, abort_from_log, NULL));
+  fail(comm_of(mesh, NULL), ncclSystemError);
+  float mine = 1, sum = 0;
+  CHECK(dm_all_reduce(mesh, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL) != DM_STATUS_OK);
+  /* dm_abort would wait 5 s for its own thread if that were inside the communicator. */
+  CHECK(abort_took >= 0 && abort_took < 4);
+  OK(dm_set_log(DM_LOG_OFF, NULL, NULL));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
 /* Prints what the world says of this rank. */
 static void tell(void)
 {
@@ -685,6 +973,12 @@ int main(int count, char **arguments)
   if (strcmp(what, "stuck") == 0) stuck();
   if (strcmp(what, "together") == 0) together();
   if (strcmp(what, "anew") == 0) anew();
+  if (strcmp(what, "hang") == 0) hang(getenv("HANG"), 0);
+  if (strcmp(what, "hang in shrink") == 0) hang(getenv("HANG"), 1);
+  if (strcmp(what, "late") == 0) late();
+  if (strcmp(what, "local peers") == 0) local_peers();
+  if (strcmp(what, "capture") == 0) capture();
+  if (strcmp(what, "log callback") == 0) log_callback();
   if (strcmp(what, "lose") == 0) lose(DM_STATUS_OK);
   if (strcmp(what, "inherit") == 0) inherit();
   if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
@@ -692,5 +986,7 @@ int main(int count, char **arguments)
   for (size_t at = 0; at < sizeof plain / sizeof *plain; ++at)
     if (strcmp(what, plain[at]) == 0) chosen();
   dm_world_free(world);
+  /* Threads of the library stay inside the functions that do not return. */
+  if (strncmp(what, "hang", 4) == 0) return finish();
   return ended(strcmp(what, "path") == 0);
 }

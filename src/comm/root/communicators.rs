@@ -132,7 +132,7 @@ impl RootComms {
     /// user, the communicator ends.
     fn let_go(&self, communicator: &Arc<Communicator>) {
         if communicator.drop_user() {
-            let _ = communicator.abort();
+            communicator.abort_soon(None);
             if let Some(world) = &self.world {
                 world.comms().forget(communicator);
             }
