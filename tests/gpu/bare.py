@@ -45,6 +45,11 @@ def fill(root, packed, out):
     # What the packed programs need of the machine: libm and libgcc_s beside the C library.
     for path in {library for name in ("devicemesh", "meshes") for library in libraries(packed / name) if not library.startswith(str(packed))}:
         put(root, path)
+    # What NCCL names beside them: other files of the C library, and the C++ library.
+    folder = Path(next(path for path in libraries(packed / "meshes") if path.endswith("/libc.so.6"))).parent
+    for name in ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6", "libresolv.so.2", "libstdc++.so.6", "libgcc_s.so.1"):
+        if (folder / name).exists():
+            put(root, str(folder / name))
     # Python with its standard library and nothing else.
     python, standard = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
     for path in (python, *libraries(python), *(each for module in Path(standard, "lib-dynload").glob("*.so") for each in libraries(module))):

@@ -107,6 +107,7 @@ if wanted bench; then
   cores=$(nproc)
   # shellcheck disable=SC2016  # for the rank's own shell
   launch=(bash -c 'exec taskset -c "$LOCAL_RANK" "$@"' rank)
+  command -v taskset >/dev/null || launch=()
   for n in $ranks; do
     ((n >= 2)) || continue
     ((n <= cores)) || needs="$n ranks need $n cores, there are $cores"

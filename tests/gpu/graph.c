@@ -71,12 +71,14 @@ static dm_status make_another(void *unused)
   return made;
 }
 
-/* A call on this thread, because the thread that captures is what matters. It must be refused. */
+/* A call on this thread, because the thread that captures is what matters. It must be refused. The
+ * dry run has the host engine in NCCL's place, for which nothing is refused, because it has no
+ * streams. */
 static void refused_while_capturing(const char *what, dm_status (*call)(void *))
 {
   const dm_status status = call(NULL);
   seen(rank, what, "%s: %s", dm_status_name(status), status == DM_STATUS_OK ? "" : dm_last_error());
-  CHECK(status != DM_STATUS_OK && strstr(dm_last_error(), "captur") != NULL);
+  if (getenv("DM_GPU_STANDIN") == NULL) CHECK(status != DM_STATUS_OK && strstr(dm_last_error(), "captur") != NULL);
 }
 
 /* The end must have returned; where it failed, the message says that a graph may be the reason. */
@@ -123,6 +125,7 @@ int main(int argc, char **argv)
   if (strcmp(mode, "making") == 0) {
     refused_while_capturing("dm_init while this thread captures", make_another);
     refused_while_capturing("dm_finalize while this thread captures", finalize);
+    if (getenv("DM_GPU_STANDIN") != NULL) experiment_end();
   } else if (strcmp(mode, "unseen") == 0) {
     const dm_status made = make_another(NULL);
     seen(rank, "dm_init while this thread captures a non-blocking stream", "%s: %s", dm_status_name(made), made == DM_STATUS_OK ? "" : dm_last_error());

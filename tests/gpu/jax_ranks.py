@@ -2,8 +2,9 @@
 jax.jit, many in a row, with XLA's command buffers off and on (the argument "buffers"), and the
 device that XLA takes beside the one that the library takes.
 
-Arguments: nothing, "buffers", or "mismatch". The last needs two visible GPUs: XLA takes device 0,
-the library local rank modulo count, and the package must refuse with what to set."""
+Arguments: nothing, "buffers", or "mismatch". The last needs two visible GPUs: XLA gets another one
+than the library takes (local rank modulo count) on every rank, and the package must refuse with
+what to set."""
 
 import os
 import sys
@@ -14,7 +15,7 @@ MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 CUDA = os.environ.get("DM_DEVICE") == "cuda" and not os.environ.get("DM_GPU_STANDIN")
 if MODE == "buffers":
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN,CUSTOM_CALL,COLLECTIVES --xla_gpu_graph_min_graph_size=1"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
 if not CUDA:
     os.environ["JAX_PLATFORMS"] = "cpu"
 try:
@@ -31,8 +32,7 @@ if CUDA:
         skip(f"JAX {jax.__version__} sees no GPU")
     if MODE == "mismatch" and len(visible) < 2:
         skip("one visible GPU: XLA and the library cannot differ")
-    if MODE != "mismatch" and len(visible) > 1:
-        jax.config.update("jax_default_device", visible[LOCAL % len(visible)])
+    jax.config.update("jax_default_device", visible[(LOCAL + (MODE == "mismatch")) % len(visible)])
 elif MODE != "plain":
     skip("a dry run")
 seen("copies of NCCL that JAX has loaded", loaded())
@@ -76,10 +76,10 @@ except AssertionError:
 except Exception as error:  # what XLA raises for a handler's refusal
     if MODE != "mismatch":
         raise
-    seen("JAX on device 0, the mesh on local rank", f"{type(error).__name__}: {error}")
+    seen("JAX and the mesh on different devices", f"{type(error).__name__}: {error}")
     sys.stdout.flush()
     os._exit(0)
-seen(f"jitted collectives, {MODE}", f"10 rounds are right on {jax.devices()[0]}")
+seen(f"jitted collectives, {MODE}", f"10 rounds are right on {mine.devices()}")
 mesh.finalize()
 print(f"JAX={jax.__version__}", flush=True)
-os._exit(1 if MODE == "mismatch" and LOCAL > 0 else 0)
+os._exit(1 if MODE == "mismatch" else 0)

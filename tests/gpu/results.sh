@@ -95,7 +95,8 @@ check() {
   if has_result "$label" "$count"; then ((++before)) && return; fi
   if [[ -n $why ]]; then verdict skip "$label" "$count" 0 "$why" && return; fi
   if [[ -n ${needs:-} ]]; then verdict skip "$label" "$count" 0 "$needs" && return; fi
-  if [[ $mode == gpu && $setting == native* ]] && ((count > devices)); then
+  # The benchmark is of the host engine.
+  if [[ $mode == gpu && $setting == native* && $case != bench ]] && ((count > devices)); then
     verdict skip "$label" "$count" 0 "native is for a GPU for each rank: $count ranks, $devices GPUs" && return
   fi
   if ((budget > 0 && left <= 0)); then verdict skip "$label" "$count" 0 "the budget of $budget s is used up" && return; fi
