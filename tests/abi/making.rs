@@ -149,7 +149,7 @@ fn ranks(session: &mut Session<'_>, world: Handle, shape: &[i32]) -> Room<i32> {
     }
 }
 
-/// An array of options, each of which is as large as it says; `None` for NULL.
+/// An array of options, each as large as it says; `None` for NULL.
 pub fn dim_options(session: &mut Session<'_>, count: usize) -> Option<DimOptions> {
     if !session.rarely(4) {
         return None;
