@@ -81,13 +81,16 @@ int cuCtxGetDevice(int *device)
   return 0;
 }
 
+/* A stream that is always being captured into a graph. */
+#define CAPTURED ((void *)(size_t)0xca)
+
 /* cuda.h's legacy stream is handle 1, and the per-thread stream handle 2. */
 int cuStreamIsCapturing(void *stream, int *status)
 {
   const char *captured = getenv("CUDA_CAPTURED");
   const size_t handle = (size_t)stream;
-  *status = 0;
-  if (captured == NULL) return 0;
+  *status = stream == CAPTURED;
+  if (captured == NULL || stream == CAPTURED) return 0;
   if (handle == 1 && strcmp(captured, "legacy") == 0) return 906;
   *status = handle == 2 ? strcmp(captured, "thread") == 0 : handle > 2 && handle == strtoull(captured, NULL, 0);
   return 0;
@@ -107,9 +110,6 @@ int cuGetErrorString(int code, const char **text)
 
 static int queried, queries, relaxed;
 static __thread unsigned capture_mode;
-
-/* The stream that is being captured into a graph. */
-#define CAPTURED ((void *)(size_t)0xca)
 
 void cuda_set_query(int code);
 void cuda_set_query(int code)
@@ -131,12 +131,6 @@ int cuStreamQuery(void *stream)
   __atomic_add_fetch(&queries, 1, __ATOMIC_SEQ_CST);
   if (capture_mode == 2) __atomic_add_fetch(&relaxed, 1, __ATOMIC_SEQ_CST);
   return getenv("CUDA_BUSY") != NULL ? 600 : __atomic_load_n(&queried, __ATOMIC_SEQ_CST);
-}
-
-int cuStreamIsCapturing(void *stream, int *status)
-{
-  *status = stream == CAPTURED;
-  return 0;
 }
 
 int cuThreadExchangeStreamCaptureMode(unsigned *mode)
