@@ -2063,8 +2063,9 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
  * returns when this root's work has left the streams: where that lies behind a stuck call of
  * another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
- * inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
- * DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
+ * inside a call on it, and it waits for captured CUDA graphs with work of the communicator and for
+ * ranks of this host. So dm_abort gives DM_STATUS_TIMEOUT after the mesh's timeout, at least one
+ * second and at most five; the communicator then ends later. Calls on raw communicators
  * are the program's to keep away. Another rank that waits for this one through the store alone (to
  * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
  * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
