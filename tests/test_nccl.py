@@ -1,7 +1,9 @@
 """Device type cuda without a device: a recorder stands where NCCL would (tests/nccl/recorder.c,
 over libhostccl) and a libcuda that only counts (tests/nccl/cuda.c). Compares which calls reach
 NCCL on every rank and in which order, and checks the errors for bad drivers, bad libraries and
-calls that fail. Takes a minute, because each call of a job fails once in a job of its own."""
+calls that fail. Takes a minute, because each call of a job fails once in a job of its own, and
+because functions that do not return are waited for: with deadlines of one to five seconds, in jobs
+that run at the same time (15 s)."""
 
 import itertools
 import re

@@ -146,14 +146,15 @@ impl Maker<'_> {
                 Err(error) => Ok(Err(error)),
                 Ok(now) => {
                     raw = now;
-                    self.start_child(parent.inside(), raw, Place(child), &what, start)
+                    self.start_child(parent.inside(), raw, Place(child), what, start)
                 }
             },
         };
         let started = match started {
             Ok(started) => started,
-            // The thread is still inside the parent, and may write to the place.
-            Err(late) => return Ok((child, Err(late))),
+            // The thread is still inside the parent, and the place is its own from now on: the
+            // thread ends a child that it finds there. So the caller gets an empty place.
+            Err(late) => return Ok((Box::into_raw(Box::new(RawComm::NULL)), Err(late))),
         };
         if let Err(error) = started {
             // SAFETY: the handle came from a box, and a library that refuses to start does not keep
