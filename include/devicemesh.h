@@ -1,39 +1,89 @@
-/* libdevicemesh: PyTorch's DeviceMesh without Python. A job says "I am (replicate=2, shard=4)" and gets, for every dimension of that
- * mesh, a ready communicator.
+/* libdevicemesh: PyTorch's DeviceMesh without Python. A job says "I am (replicate=2, shard=4)" and
+ * gets, for every dimension of that mesh, a ready communicator.
  *
  * Generated from src/ffi by cbindgen (make header). Do not edit.
  *
+ * Names and meanings are those of PyTorch's DeviceMesh where it has the function: dm_get_local_rank
+ * is the rank along a dimension, dm_rank the rank in the world, and dm_size with dim NULL counts the
+ * ranks of the view.
+ *
  * Words used below
- *   Local         returns without talking to any other rank.
- *   Collective    every rank of the named set makes the same call, in the same order. A rank that makes a different call, or none, leads to
- *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on those that called, naming the ranks. NCCL alone compares nothing: the work of
- *                 dm_all_reduce ... dm_recv on cuda hangs on its stream then, or gives wrong data, until dm_abort.
- *   out           parameters named ..._out come last and are written only on success. Queries into a buffer (buffer, capacity, len_out) write
- *                 *len_out also with DM_STATUS_BUFFER_TOO_SMALL and DM_STATUS_NOT_MEMBER; capacity 0 asks for the length.
- *   borrowed      stays owned by the library; the named owner bounds its life.
- *   world rank    a process's number in the world, 0 to its size - 1.
- *   rank along    a process's number in its group along a dimension, 0 to the dimension's size - 1: its coordinate there and its rank in
- *   dim           the dimension's communicator. Arguments that hold one are named dim_rank, peer or root. Ranks, and sizes that count
- *                 ranks, are int32_t; counts of elements, bytes and array elements are size_t.
+ *   Local         The call returns without waiting for any other rank.
+ *   Collective    Every rank of the named set makes the same call, in the same order. A rank that
+ *                 makes a different call, or none, leads to DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT
+ *                 on the ranks that called, and the message names the ranks. NCCL alone compares
+ *                 nothing: on cuda the work of dm_all_reduce ... dm_recv then hangs on its stream,
+ *                 or gives wrong data, until dm_abort.
+ *   root mesh     The mesh that dm_init, dm_deserialize, dm_from_comms or dm_shrink made, with all
+ *                 its ranks. Every view belongs to one. dm_root gives it, and dm_finalize and
+ *                 dm_abort end it as a whole, by whichever view they are called.
+ *   range         A view that dm_slice_range made, and the views of it. For the calls that make
+ *                 something (dm_flatten, dm_unflatten, dm_reshape, dm_slice_range) and for
+ *                 dm_shrink, the ranks of the range stand in place of those of the root mesh: the
+ *                 call is collective over the ranks of the range alone.
+ *   refused       A call fails with DM_STATUS_INVALID_ARGUMENT, _NOT_FOUND, _UNSUPPORTED or
+ *                 _INVALID_STATE before this rank waits for anybody. A rank that refuses its own
+ *                 call that makes or ends something, or one of the control plane, tells the others:
+ *                 they fail at once with that status, and the message names the rank. A refused
+ *                 dm_all_reduce ... dm_recv is not told, as in NCCL: nothing was sent, so this rank
+ *                 may make the call again with right arguments, and the others wait for it until
+ *                 the deadline of the mesh (on cuda until dm_abort).
+ *   lost          A rank is lost when its process has ended, when it has left the world (by
+ *                 dm_world_abort, or by freeing the world and all its meshes without
+ *                 dm_world_finalize), or when its host fell silent. It stays lost.
+ *                 DM_STATUS_PEER_LOST says that a rank is lost or has aborted what the call uses.
+ *   out           Parameters named ..._out come last and are written only on success. Queries into
+ *                 a buffer (buffer, capacity, len_out) write *len_out also with
+ *                 DM_STATUS_BUFFER_TOO_SMALL and DM_STATUS_NOT_MEMBER; capacity 0 asks for the
+ *                 length.
+ *   borrowed      The thing stays the library's; the named owner bounds its life.
+ *   world rank    A process's number in the world, 0 to its size - 1.
+ *   rank along    A process's number in its group along a dimension, 0 to the dimension's size - 1.
+ *   dim           It is its coordinate there and its rank in the dimension's communicator.
+ *                 Arguments that hold one are named dim_rank, peer or root. Ranks, and sizes that
+ *                 count ranks, are int32_t; counts of elements, bytes and array elements size_t.
+ *   stream        On cuda a cudaStream_t. NULL is CUDA's legacy default stream of the device on
+ *                 which the communicator was made (dm_world_info.device), whatever the current
+ *                 device of the thread is. On cpu there are no streams: NULL.
+ *   timeout       In milliseconds. Calls that make or end a mesh have it in dm_call_options or
+ *                 dm_init_options. Calls that only wait for ranks, or make or end a world, take
+ *                 timeout_ms. 0 stands for the timeout of the mesh or the world.
  *
- * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
- * address: one that is stale or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour, and the functions that free ignore it. A process with several
- * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
- * world happen one after another, in the same order on every rank. A communicator has one order of issue: on cpu two threads that call along
- * dimensions that share one get the right numbers in any order, and two that call along one dimension at the same time are refused
- * (DM_STATUS_MISMATCH). NCCL does not show the order of the peers: there the library lets one host call at a time into a communicator, and the
- * program issues the calls in the same order on all ranks. dm_abort may come at any time, also beside a call that is just being issued
- * (docs/threads.md).
+ * Errors: an Errors list names what is particular to the call. DM_STATUS_INTERNAL and
+ * DM_STATUS_EXHAUSTED can come from any call. A failing call leaves its reason in dm_last_error of
+ * the calling thread. No function aborts the process or unwinds into C.
  *
- * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a process that has a world or communicators
- * every call gives DM_STATUS_UNSUPPORTED, but for questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
- * nothing. For this the library registers handlers with pthread_atfork when it first has something to keep from children
- * (docs/reliability.md, "Forked children").
+ * Threads: every function may be called from several threads at once, on the same handle. A handle
+ * is a token (slot and generation), not an address: one that is stale or made up gives
+ * DM_STATUS_INVALID_HANDLE, never undefined behaviour, and the functions that free ignore it. A
+ * process with several devices joins one dm_world per device, with explicit ranks, and makes its
+ * collective calls from one thread per device.
  *
- * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives DM_STATUS_INVALID_ARGUMENT. No function aborts the
- * process or unwinds into C. A failing call leaves its reason in dm_last_error of the calling thread.
+ * Order: the calls of one world that make or end something, and those of the control plane
+ * (dm_barrier, dm_all_gather_bytes ...), happen one after another, in the same order on every rank.
+ * Collectives on data (dm_all_reduce ... dm_recv) are ordered for each communicator alone: those
+ * along dimensions with different communicators may come in different orders on different ranks.
+ * A communicator has one order of issue. On cpu two threads
+ * that call along dimensions that share one get the right numbers in any order, and two that call
+ * along one dimension at the same time are refused (DM_STATUS_MISMATCH). NCCL does not show the
+ * order of the peers: there the library lets one host call at a time into a communicator, and the
+ * program issues the calls in the same order on all ranks. dm_abort may come at any time, also
+ * beside a call that is just being issued (docs/threads.md).
  *
- * Structs (all but dm_placement, which has room to grow) begin with struct_size, their size as the caller knows it, and grow only at their end: initialise them with their INIT macro. */
+ * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a
+ * process that has a world or communicators every call gives DM_STATUS_UNSUPPORTED, but for
+ * questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
+ * nothing. For this the library registers handlers with pthread_atfork when it first has something
+ * to keep from children (docs/reliability.md, "Forked children").
+ *
+ * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives
+ * DM_STATUS_INVALID_ARGUMENT.
+ *
+ * Structs (all but dm_placement, which has room to grow) begin with struct_size, their size as the
+ * caller knows it: initialise them with their INIT macro. They grow only at their end, and 0 is the
+ * default of every new field. So a program works with every newer library of the same SONAME. A
+ * program that was compiled with a newer header works with an older library as long as the fields
+ * that the library does not know are 0; otherwise the call gives DM_STATUS_INVALID_ARGUMENT. */
 
 
 #ifndef DEVICEMESH_H
@@ -43,7 +93,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* ---- the version of the header ---- */
+
+/**
+ * The version of this header: 10000 * major + 100 * minor + patch, so 200 is 0.2.0. dm_version gives
+ * that of the loaded library.
+ */
+#define DEVICEMESH_VERSION 200
+
 /* ---- flags and placements ---- */
+
+/**
+ * No rank: what dm_neighbor gives past the edge of a dimension.
+ */
+#define DM_RANK_NONE (-1)
 
 /**
  * World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
@@ -59,6 +122,11 @@
  * makes it current. It is an error on cpu, and an offline world does not use it.
  */
 #define DM_WORLD_DEVICE 2
+
+/**
+ * What the get of dm_store_callbacks returns when the key did not come in time.
+ */
+#define DM_STORE_NOT_YET 1
 
 /**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.
@@ -165,9 +233,8 @@ typedef struct dm_error_info {
    */
   size_t num_ranks;
   /**
-   * Those of ranks that are lost, in ascending order: their processes have ended, they left the
-   * world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
-   * a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+   * Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
+   * rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
    * valid until this thread's next failing call.
    */
   const int32_t *lost_ranks;
@@ -200,8 +267,11 @@ typedef int32_t dm_log_level;
  * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
  *
  * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
- * thread of this process, and from several at once. Each returns 0 for success; anything else ends
- * the call that needed it with DM_STATUS_STORE and that number. Initialise with
+ * thread of this process, and from several threads at once. Each returns 0 for success, and get
+ * returns DM_STORE_NOT_YET when the key did not come in time. Any other number says that the
+ * service is broken: it ends the call that needed it at once with DM_STATUS_STORE, and the message
+ * has the number. Keys and values are the library's: valid during the call, so a function copies
+ * what it keeps. A function must return: a C++ exception may not leave it. Initialise with
  * DM_STORE_CALLBACKS_INIT.
  */
 typedef struct dm_store_callbacks {
@@ -218,8 +288,10 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*set)(void *user_data, const char *key, const void *value, size_t len);
   /**
-   * Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of
-   * its bytes to value. Returns non-zero when the key did not come in time.
+   * Waits up to timeout_ms milliseconds for key; 0 looks once. When the key is there, copies at
+   * most capacity bytes of its value to value, writes the length of the whole value to len_out,
+   * and returns 0. The library calls again with a larger buffer where that length is more than
+   * capacity. When the key did not come in time, returns DM_STORE_NOT_YET.
    */
   int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
   /**
@@ -228,8 +300,9 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
   /**
-   * Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
-   * after dm_free of the last mesh. May be NULL.
+   * Called exactly once, when the world is gone: inside the dm_world_free that frees its last
+   * handle, or on a thread of the library where a mesh was freed last. No other function is
+   * called any more by then. It is not called where dm_world_init failed. May be NULL.
    */
   void (*drop)(void *user_data);
   /**
@@ -419,9 +492,18 @@ typedef struct dm_init_options {
    */
   const int32_t *ranks;
   /**
-   * NULL, or ndim elements, one per dimension.
+   * The number of elements of ranks: n; 0 where ranks is NULL.
+   */
+  size_t num_ranks;
+  /**
+   * NULL, or one element for each dimension of the mesh.
    */
   const struct dm_dim_options *dim_options;
+  /**
+   * The number of elements of dim_options: that of the mesh's dimensions; 0 where dim_options
+   * is NULL.
+   */
+  size_t num_dim_options;
   /**
    * How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
    * as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
@@ -461,6 +543,10 @@ typedef struct dm_call_options {
    * NULL, or one element for each dimension that the call makes.
    */
   const struct dm_dim_options *dim_options;
+  /**
+   * The number of elements of dim_options; 0 where dim_options is NULL.
+   */
+  size_t num_dim_options;
 } dm_call_options;
 
 /**
@@ -608,8 +694,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_ABORTED 13
 
 /**
- * A rank died, left the world, or aborted what the call uses. The message names it where known.
- * Only the lost_ranks of dm_error_info are gone for good.
+ * A rank is lost (see "lost" at the head of this file), or has aborted what the call uses. The
+ * message names it where known. Only the lost_ranks of dm_error_info are gone for good.
  */
 #define DM_STATUS_PEER_LOST 14
 
@@ -623,6 +709,11 @@ typedef int32_t dm_op;
  * names the limit and how to raise it.
  */
 #define DM_STATUS_EXHAUSTED 16
+
+/**
+ * The arguments are right, but the call may not be made now; the message says what to do first.
+ */
+#define DM_STATUS_INVALID_STATE 17
 
 /* ---- types of elements ---- */
 
@@ -823,8 +914,8 @@ dm_status dm_set_log(dm_log_level level,
  * other ranks on the members of the world.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
- * for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
- * everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+ * for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere.
+ * options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
  * Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
  * devices joins one world per device, each with an explicit rank, from one thread per device. Each
  * rank frees its handle with dm_world_free.
@@ -863,8 +954,10 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
  * Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
  * so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
  * names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
- * DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
- * rank has left by dm_world_abort.
+ * DM_STATUS_PEER_LOST a rank that is lost; DM_STATUS_ABORTED says that this rank has left by
+ * dm_world_abort; DM_STATUS_INVALID_STATE (operations wait in a group of this thread),
+ * DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world),
+ * DM_STATUS_STORE.
  */
 dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
 
@@ -875,33 +968,40 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * Collective over the world. location is the path of this rank, from far to near
  * ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
  * containers of one machine. Ranks may give different levels, but for a plan all paths should
- * have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
+ * have the same levels. timeout_ms 0: the world's timeout. *locations_out is borrowed from the
+ * world: valid until its last handle and mesh are freed.
  *
  * ```c
  * dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
- * dm_world_locations(world, NULL, &plan.locations);
+ * dm_world_locations(world, NULL, 0, &plan.locations);
  * plan.world_size = world_size;
  * plan.shape = shape;
  * plan.ndim = ndim;
  * dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
  * ```
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+ * The library owns the list and its strings: the caller copies what must live longer, and frees
+ * nothing. Equal answers are lent once, so repeated calls need no further memory.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
  * DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
  */
-dm_status dm_world_locations(const struct dm_world *world, const char *location, const char *const **locations_out);
+dm_status dm_world_locations(const struct dm_world *world,
+                             const char *location,
+                             int64_t timeout_ms,
+                             const char *const **locations_out);
 
 /**
- * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
- * (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
+ * Ends this rank's part in the world, without waiting for other ranks: wakes every call of it that
+ * is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root
+ * meshes, as dm_abort does. To the other ranks this rank is lost from then on.
  *
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective
  * call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
  * used any more; handles are still to be freed. Other ranks that wait for this one get
  * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
  * dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
- * this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_CCL.
+ * this for the worlds that dm_init joins by itself. Errors: those of dm_abort.
  */
 dm_status dm_world_abort(const struct dm_world *world);
 
@@ -928,8 +1028,8 @@ dm_status dm_default_world_abort(void);
  * in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
  * it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
  * aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
- * DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
- * DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations wait in a
+ * group of this thread), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
 
@@ -937,7 +1037,8 @@ dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
  * Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
  *
  * Collective over the default worlds that this process is in: all of them have the same ranks.
- * Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+ * timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
+ * their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
  * anew. Errors: those of dm_world_finalize.
  */
 dm_status dm_default_world_finalize(int64_t timeout_ms);
@@ -999,7 +1100,8 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
 /* ---- making meshes ---- */
 
 /**
- * Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
+ * Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
+ * communicators; dm_free frees the handle alone.
  *
  * ```c
  * dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -1012,7 +1114,7 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
  * their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
  * names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
- * timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+ * timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
  * After a join that failed, was late or was aborted, the next call joins anew. The caller frees
  * the handle with dm_free.
  *
@@ -1036,15 +1138,18 @@ dm_status dm_init(const char *device_type,
  * dimensions.
  *
  * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
- * as the dimension, and this process's rank in it is its coordinate (checked). The communicators
- * belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
- * communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
- * options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+ * as the dimension, and this process's rank in it is its coordinate (checked). On cuda the
+ * communicators belong to the library that the program has named (dm_world_options.ccl_library of
+ * options->world, or dm_set_ccl_resolver), or else to the only copy of NCCL that is loaded in the
+ * process; DM_CCL_LIBRARY does not count here, and several copies are refused with their paths.
+ * The communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort,
+ * unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
  * nothing is made here. options->world NULL: the mesh joins no world, its ranks
  * are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
- * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
+ * or none).
  */
 dm_status dm_from_comms(const char *device_type,
                         const int32_t *shape,
@@ -1136,7 +1241,8 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  * Joins all dimensions of this view into one, with a communicator over its ranks in row-major
  * order.
  *
- * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+ * Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
+ * the head of this file). name NULL joins the dimensions' names with "_". The same
  * dimensions under the same name give the communicator that exists, without communication; under
  * another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
  * defaults; its dim_options has one element. The caller frees the handle with dm_free.
@@ -1151,21 +1257,21 @@ dm_status dm_flatten(const struct dm_mesh *mesh,
                      struct dm_mesh **mesh_out);
 
 /**
- * The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
- * with a communicator.
+ * The view with dimension dim replaced by ndim dimensions, whose sizes in shape multiply to its
+ * size, each with a communicator.
  *
  * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
- * not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
- * elements, one per new dimension. The caller frees the handle with dm_free.
+ * not be those of the view's other dimensions. options NULL: the defaults; its dim_options has
+ * ndim elements, one per new dimension. The caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+ * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (shape, names), and
  * those of dm_flatten.
  */
 dm_status dm_unflatten(const struct dm_mesh *mesh,
                        const char *dim,
-                       const int32_t *sizes,
-                       const char *const *names,
-                       size_t n,
+                       const int32_t *shape,
+                       size_t ndim,
+                       const char *const *dim_names,
                        const struct dm_call_options *options,
                        struct dm_mesh **mesh_out);
 
@@ -1173,27 +1279,27 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
  * All ranks of this view, row-major, under another shape: a second factorisation of the same
  * ranks, each dimension with a communicator.
  *
- * Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
- * the new dimensions is the slowest. A name that the view or its root has already must mean the
+ * Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
+ * the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
  * same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
  * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
  * dp=2, cp=2, tp=2) of 16 ranks:
  *
  * ```c
- * dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+ * dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
  * ```
  *
  * Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
- * the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+ * the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
  * with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+ * Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
  * both layouts), and those of dm_flatten.
  */
 dm_status dm_reshape(const struct dm_mesh *mesh,
-                     const int32_t *sizes,
-                     const char *const *names,
-                     size_t n,
+                     const int32_t *shape,
+                     size_t ndim,
+                     const char *const *dim_names,
                      const struct dm_call_options *options,
                      struct dm_mesh **mesh_out);
 
@@ -1202,12 +1308,14 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * with a communicator of its own along dim. Examples are the first stages of a pipeline, every
  * second replica, and all ranks but the spare ones.
  *
- * Collective over the root mesh, also for the ranks at other indices: they get a handle too,
- * which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
- * The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
- * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
- * are for those ranks alone. The other dimensions keep their communicators. The result ends with
- * the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+ * Collective over the root mesh of this view (where this view is one of a range itself, over the
+ * ranks of that range), also for the ranks at other indices: they get a handle too, which answers
+ * DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+ * The result is a range. Row-major positions, strides (dm_describe), dm_submesh and
+ * dm_replica_groups count among the ranks that are left, and so do the calls on it that are
+ * collective over the root mesh and make something (dm_flatten ...). The other dimensions keep
+ * their communicators. dm_root gives the root mesh that this view belongs to, with all its ranks;
+ * the result ends with that mesh. A range of all indices is the view itself. options NULL: the
  * defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
  * with dm_free.
  *
@@ -1280,11 +1388,12 @@ dm_status dm_submesh(const struct dm_mesh *mesh,
 dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
- * before and any handle in a forked child.
+ * Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
+ * dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
  *
- * Other views are not touched, and communicators live as long as dm_get_comm says: a program that
- * makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+ * Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
+ * a forked child. Other views are not touched. A program that makes meshes and only frees them
+ * keeps the memory of every communicator until dm_world_finalize.
  * A thread of the library ends everything that takes time: failed communicators that no mesh
  * has any more, and the world, where this was its last handle. The end of the process waits for
  * that thread for two seconds.
@@ -1324,11 +1433,27 @@ dm_status dm_shape(const struct dm_mesh *mesh, int32_t *sizes, size_t capacity, 
 dm_status dm_size(const struct dm_mesh *mesh, const char *dim, int32_t *size_out);
 
 /**
+ * "cuda" or "cpu": where the buffers of the mesh's collectives lie; NULL for an invalid handle
+ * (dm_last_error then says so).
+ *
+ * Local. The string is static.
+ */
+const char *dm_device_type(const struct dm_mesh *mesh);
+
+/**
+ * Whether this process's rank is in the view. It never gives DM_STATUS_NOT_MEMBER, and answers
+ * also when the mesh has ended.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (member_out is NULL).
+ */
+dm_status dm_is_member(const struct dm_mesh *mesh, bool *member_out);
+
+/**
  * This process's rank in the world, whether or not it is in the mesh.
  *
  * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
+dm_status dm_rank(const struct dm_mesh *mesh, int32_t *world_rank_out);
 
 /**
  * This process's rank along a dimension: its coordinate along it, and its rank in that
@@ -1338,7 +1463,7 @@ dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
  * dimensions).
  */
-dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t *rank_out);
+dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t *dim_rank_out);
 
 /**
  * This rank's coordinate in the view, one number per dimension.
@@ -1402,8 +1527,9 @@ dm_status dm_replica_groups(const struct dm_mesh *mesh,
 dm_status dm_equal(const struct dm_mesh *a, const struct dm_mesh *b, bool *equal_out);
 
 /**
- * A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
- * on every machine.
+ * A hash of what dm_equal compares: with one release of the library, equal views have equal hashes
+ * on every rank, in every run and on every machine. Another release may compute another hash, so
+ * store the text of dm_serialize where something must last.
  *
  * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -1449,7 +1575,7 @@ dm_status dm_translate_world_rank(const struct dm_mesh *mesh,
  * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
  * it.
  *
- * Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
+ * Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset) modulo the
  * dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -1461,10 +1587,10 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * The shape and the offsets of one rank's block of a tensor whose dimensions are split over
  * dimensions of the mesh.
  *
- * Local, no communication. placements has one element per dimension of mesh. tensor_shape,
- * local_shape_out and offset_out have tensor_ndim elements each; all three may be NULL when it is
- * 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor
- * dimension d is element `offset_out[d] + i` of the tensor.
+ * Local, no communication. placements has one element per dimension of mesh, so num_placements is
+ * dm_ndim(mesh). tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
+ * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element
+ * i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
  *
  * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
  * last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
@@ -1476,17 +1602,19 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
  * ```
  *
- * The answers are those of PyTorch's DTensor, blocks without elements included: there the local
- * size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
- * PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
- * another way when they do not divide (13 rows over a (3, 2) mesh).
+ * A rank whose block has no elements gets local size 0, and the size of the tensor's dimension as
+ * offset. A block is always contiguous. With all orders 0 the answers are those of PyTorch's
+ * DTensor. The second placement above is _StridedShard in PyTorch. Where the sizes divide evenly,
+ * the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
+ * (3, 2) mesh).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
+ * Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
  * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
  * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_local_shard(const struct dm_mesh *mesh,
                          const struct dm_placement *placements,
+                         size_t num_placements,
                          const size_t *tensor_shape,
                          size_t tensor_ndim,
                          int32_t world_rank,
@@ -1612,7 +1740,7 @@ dm_status dm_get_device_proc(const char *device_type, const char *symbol, void *
  * resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
  * an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
  * docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
- * missing; it is named), DM_STATUS_INVALID_ARGUMENT (device type cuda is in use already).
+ * missing; it is named), DM_STATUS_INVALID_STATE (device type cuda is in use already).
  */
 dm_status dm_set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data);
 
@@ -1808,7 +1936,7 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  * No operation of a group may write to a buffer that another one of the same group reads or
  * writes: their order is not defined. A group that is not ended does nothing: while operations are
  * queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
- * same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+ * same thread are refused (DM_STATUS_INVALID_STATE), and when the thread ends, on cpu the
  * communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
@@ -1824,7 +1952,7 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * their results are there.
  *
  * Errors: the first error of any of the operations, as they would give it, also of one that was
- * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+ * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE
  * when no group was begun. Call it on every path: until then operations of this thread only wait.
  * DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
  * none of the group's operations runs, or, when the abort comes while they run, those on other
@@ -1935,14 +2063,14 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
  * Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
  * the mesh's timeout. The call goes through the store and uses no communicator, so it works on
  * every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
- * says nothing about work on devices. Like the calls that make something, the calls of one world
- * happen one after another, in the same order on every rank.
+ * says nothing about work on devices. It takes its turn among the calls of the world that make or
+ * end something (see "Order" at the head of this file).
  *
  * Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
  * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
- * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout, or
- * operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an
- * offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout),
+ * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
  */
 dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeout_ms);
 
@@ -2042,10 +2170,12 @@ void dm_buffers_free(struct dm_buffers *buffers);
 /* ---- life and death of a mesh ---- */
 
 /**
- * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
+ * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well, while it is being
+ * made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the view's
+ * dimensions; the first error in the order of the dimensions counts.
  *
- * Local; it does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a
- * rank's process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and
+ * Local; it does not wait and makes nothing. Errors: DM_STATUS_PEER_LOST (a rank's process has
+ * gone, or it aborted; named where known), DM_STATUS_MISMATCH and
  * DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
  */
@@ -2073,29 +2203,34 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
  * DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_NOT_FOUND,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu, a stream that is being
- * captured).
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu), DM_STATUS_INVALID_STATE (the
+ * stream is being captured).
  */
 dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stream, int64_t timeout_ms);
 
 /**
- * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any
- * of its views, here and, with the host engine, on the other ranks, where they get
- * DM_STATUS_PEER_LOST.
+ * Ends the root mesh of this view on this rank, without waiting for other ranks: wakes every call
+ * that is blocked in any of its views, here and, with the host engine, on the other ranks, where
+ * they get DM_STATUS_PEER_LOST.
  *
- * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
- * DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+ * Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
+ * cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
+ * communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
+ * answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator that another root mesh of this world shares ends
  * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
  * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
- * returns when this root's work has left the streams: where that lies behind a stuck call of
- * another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
- * inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
- * DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
- * are the program's to keep away. Another rank that waits for this one through the store alone (to
+ * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. NCCL's abort returns
+ * when this root's work has left the streams: where that lies behind a stuck call of another mesh,
+ * dm_world_abort ends both. NCCL forbids ending a communicator while a thread is inside a call on
+ * it. The library keeps its own calls away; calls on raw communicators are the program's to keep
+ * away. Another rank that waits for this one through the store alone (to
  * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
  * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
  * otherwise it waits until its deadline.
+ *
+ * Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
+ * when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
+ * each of them but the last the mesh has ended.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -2108,7 +2243,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
  * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
  * dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
- * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
+ * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
+ * DM_STATUS_INVALID_HANDLE.
  *
  * A communicator that has failed has no work to wait for: it is aborted, and the call gives its
  * failure on all ranks. The call does not wait for a rank that has not come one second after the
@@ -2118,9 +2255,8 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 
 /**
- * The world ranks of the mesh that are known to be lost by now, in ascending order: their
- * processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
- * silent. dm_shrink takes them.
+ * The world ranks of the mesh that are known to be lost by now (see "lost" at the head of this
+ * file), in ascending order. dm_shrink takes them.
  *
  * Local: it asks the store, and waits for half a second at most where the store does not answer.
  * *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
@@ -2134,7 +2270,8 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
  * died. Whole replicas go, with all their ranks.
  *
- * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
+ * Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
+ * of the range), also those whose replica goes: they get
  * a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
  * has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
  * mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
@@ -2143,21 +2280,23 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
  * leave out the same ranks, whatever each of them knew. The call waits until every rank has made
  * it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
- * get DM_STATUS_INVALID_ARGUMENT. A rank that lives and that the others take for lost gets
+ * get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
+ * rank that lives and that the others take for lost gets
  * DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
  * deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
  *
  * Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
  * that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
  * DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
- * one. Two sets of ranks that name each other as lost go on apart.
+ * one. Two sets of ranks that name each other as lost go on apart. A list that is wrong in itself
+ * is refused on its caller alone.
  *
- * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
- * that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
+ * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
+ * this rank itself refuses it: calls that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
  * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
  * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
- * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT, it may be called again on the same
- * handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
+ * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, it may be
+ * called again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
  * share no communicator with meshes made before. The caller frees the handle with dm_free.
  *
  * The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
@@ -2166,7 +2305,8 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  *
  * ncclCommShrink makes the new communicators from those of the mesh. Errors:
  * DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
- * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
+ * DM_STATUS_INVALID_ARGUMENT (an empty list, a rank outside the mesh, this rank, nothing left),
+ * DM_STATUS_INVALID_STATE (no rank is lost),
  * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
  * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
  * then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
@@ -2233,11 +2373,11 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_init_options in which everything is the default.
  */
-#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, 0, NULL, NULL, NULL, 0 }
+#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, 0, NULL, NULL, 0, NULL, 0, 0 }
 /**
  * A dm_call_options in which everything is the default.
  */
-#define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL }
+#define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL, 0 }
 /**
  * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
  */

@@ -78,6 +78,7 @@ enum class Status : dm_status {
   peer_lost = DM_STATUS_PEER_LOST,
   internal = DM_STATUS_INTERNAL,
   exhausted = DM_STATUS_EXHAUSTED,
+  invalid_state = DM_STATUS_INVALID_STATE,
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
@@ -612,11 +613,12 @@ struct Dim {
 namespace detail {
 
 // The options of one call. They borrow from dims.
-inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_dim_options *dims = nullptr) noexcept
+inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_dim_options *dims = nullptr, std::size_t num_dims = 0) noexcept
 {
   dm_call_options options = DM_CALL_OPTIONS_INIT;
   options.timeout_ms = timeout.count();
   options.dim_options = dims;
+  options.num_dim_options = num_dims;
   return options;
 }
 
@@ -659,7 +661,8 @@ public:
   /// Options for the call that makes them. They borrow from this object.
   [[nodiscard]] dm_call_options call(std::chrono::milliseconds timeout) const noexcept
   {
-    return detail::call_options(timeout, options());
+    const dm_dim_options *const given = options();
+    return detail::call_options(timeout, given, given != nullptr ? size() : 0);
   }
 
   /// An error that C cannot see: another number of names than of sizes, or a size that is no std::int32_t. Empty when there is none.
@@ -713,14 +716,18 @@ using Placement = dm_placement;
 
 /// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in. See dm_store_callbacks.
 ///
-/// The functions may be called from any thread of this process, and from several at once. Each returns 0 for success; any other number ends the
-/// call that needed it with Status::store and that number in the message. One that throws counts as returning -1.
+/// The functions may be called from any thread of this process, and from several at once. Each returns 0 for success, and get() returns not_yet when
+/// the key did not come in time. Any other number says that the service is broken: it ends the call that needed it at once with Status::store, and the
+/// message has the number. A function that throws counts as returning -1.
 class Store {
 public:
+  /// What get() returns when the key did not come in time (DM_STORE_NOT_YET).
+  static constexpr std::int32_t not_yet = DM_STORE_NOT_YET;
+
   virtual ~Store() = default;
   /// Stores value under key, replacing what was there.
   virtual std::int32_t set(std::string_view key, std::string_view value) = 0;
-  /// Waits up to timeout for key, then writes what it holds to value. Not 0 when the key did not come in time.
+  /// Waits up to timeout for key (0 looks once), then writes what it holds to value. Returns not_yet when the key did not come in time.
   virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
   /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
@@ -962,14 +969,14 @@ public:
   }
 
   /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
-  /// nullptr: the name of its host. See dm_world_locations.
-  [[nodiscard]] Returns<std::vector<std::string>> locations(const Text &location = {}) const
+  /// nullptr: the name of its host. timeout 0: the world's. See dm_world_locations.
+  [[nodiscard]] Returns<std::vector<std::string>> locations(const Text &location = {}, std::chrono::milliseconds timeout = {}) const
   {
     std::int32_t ranks = 0;
     const char *const *paths = nullptr;
     std::vector<std::string> locations;
     dm_status status = dm_world_size(capi(), &ranks);
-    if (status == DM_STATUS_OK) status = dm_world_locations(capi(), location.c_str(), &paths);
+    if (status == DM_STATUS_OK) status = dm_world_locations(capi(), location.c_str(), timeout.count(), &paths);
     if (status == DM_STATUS_OK) locations.assign(paths, paths + ranks);
     return Calls::give(status, std::move(locations));
   }
@@ -1038,6 +1045,7 @@ struct InitOptions {
     options.flags = (lazy ? DM_INIT_LAZY : 0u) | (own_comms ? DM_INIT_OWN_COMMS : 0u);
     options.world = world.capi();
     options.ranks = ranks.empty() ? nullptr : ranks.data();
+    options.num_ranks = ranks.size();
     options.timeout_ms = timeout.count();
     return options;
   }
@@ -1205,7 +1213,7 @@ public:
   // Ends it after a callback that returned: issues the operations, or hands them to the group around. What went wrong.
   std::optional<Error> end()
   {
-    if (starts_ > 0) refuse(Error(Status::invalid_argument, "group: its callback has called group_start() without group_end()"));
+    if (starts_ > 0) refuse(Error(Status::invalid_state, "group: its callback has called group_start() without group_end()"));
     std::optional<Error> failure = refused_;
     if (!failure && outer_ != nullptr) {
       for (Operation &operation : operations_) outer_->operations_.push_back(std::move(operation));
@@ -1364,19 +1372,16 @@ public:
     });
   }
 
-  /// The mesh that a text of serialize() says. Collective over the world, each rank with a text of the same mesh. dim_options are for the text's
-  /// dimensions, in their order; missing ones are the defaults, and there is nothing for more to apply to. See dm_deserialize.
+  /// The mesh that a text of serialize() says. Collective over the world, each rank with a text of the same mesh. dim_options is empty, or has one
+  /// element for each dimension of the text. See dm_deserialize.
   [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
   {
     if (options.world.gone()) return no_world();
     dm_init_options wishes = options.capi();
     std::vector<dm_dim_options> dims;
-    if (!dim_options.empty() && text.c_str() != nullptr) {
-      // C reads one for each dimension; a text has fewer of them than bytes.
-      dims.resize(std::strlen(text.c_str()) + 1, DimOptions().capi());
-      for (std::size_t at = 0; at < dims.size() && at < dim_options.size(); ++at) dims[at] = dim_options[at].capi();
-      wishes.dim_options = dims.data();
-    }
+    for (const DimOptions &one : dim_options) dims.push_back(one.capi());
+    wishes.dim_options = dims.empty() ? nullptr : dims.data();
+    wishes.num_dim_options = dims.size();
     return view([&](dm_mesh **mesh) { return dm_deserialize(text.c_str(), &wishes, mesh); });
   }
 
@@ -1420,7 +1425,7 @@ public:
   [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
     const dm_dim_options dim = options.capi();
-    const dm_call_options wishes = detail::call_options(timeout, &dim);
+    const dm_call_options wishes = detail::call_options(timeout, &dim, 1);
     return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
   }
 
@@ -1430,7 +1435,7 @@ public:
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
     const dm_call_options wishes = dims.call(timeout);
-    return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.names(), dims.size(), &wishes, mesh); });
+    return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
   /// All ranks of this view under another shape: a second factorisation, each dimension with a communicator. Collective over the root mesh.
@@ -1439,7 +1444,7 @@ public:
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
     const dm_call_options wishes = dims.call(timeout);
-    return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.names(), dims.size(), &wishes, mesh); });
+    return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
   /// The view with dim restricted to its indices start, start + step ... (len of them). Collective over the root mesh. See dm_slice_range.
@@ -1447,7 +1452,7 @@ public:
                                                 const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
     const dm_dim_options left = options.capi();
-    const dm_call_options wishes = detail::call_options(timeout, &left);
+    const dm_call_options wishes = detail::call_options(timeout, &left, 1);
     return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, &wishes, mesh); });
   }
 
@@ -1533,6 +1538,21 @@ public:
     std::int32_t size = 0;
     const dm_status status = dm_size(capi(), dim.c_str(), &size);
     return Calls::give(status, size);
+  }
+
+  /// "cuda" or "cpu": where the buffers of the mesh's collectives lie. Local. See dm_device_type.
+  [[nodiscard]] Returns<std::string> device_type() const
+  {
+    const char *const type = dm_device_type(capi());
+    return Calls::give(type != nullptr ? DM_STATUS_OK : DM_STATUS_INVALID_HANDLE, std::string(type != nullptr ? type : ""));
+  }
+
+  /// Whether this process's rank is in the view, also when the mesh has ended. Local. See dm_is_member.
+  [[nodiscard]] Returns<bool> is_member() const
+  {
+    bool member = false;
+    const dm_status status = dm_is_member(capi(), &member);
+    return Calls::give(status, member);
   }
 
   /// This process's rank in the world, whether or not it is in the mesh. Local. See dm_rank.
@@ -1646,9 +1666,9 @@ public:
   /// See dm_neighbor.
   [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int32_t offset, bool wrap = false) const
   {
-    std::int32_t rank = -1;
+    std::int32_t rank = DM_RANK_NONE;
     const dm_status status = dm_neighbor(capi(), dim.c_str(), offset, wrap, &rank);
-    return Calls::give(status, rank < 0 ? std::optional<std::int32_t>() : std::optional<std::int32_t>(rank));
+    return Calls::give(status, rank == DM_RANK_NONE ? std::optional<std::int32_t>() : std::optional<std::int32_t>(rank));
   }
 
   /// The block of a tensor that a rank holds (-1: this one), with a placement per mesh dimension: local_shard({dm::shard(0), dm::replicate()},
@@ -1656,12 +1676,9 @@ public:
   [[nodiscard]] Returns<LocalShard> local_shard(Span<const Placement> placements, Span<const std::size_t> tensor_shape,
                                                 std::int32_t world_rank = -1) const
   {
-    // C takes as many placements as there are dimensions; of a handle that is not live it says so.
-    if (const std::size_t ndim = dm_ndim(capi()); ndim > 0 && placements.size() != ndim)
-      return invalid<LocalShard>(std::to_string(placements.size()) + " placements for " + std::to_string(ndim) + " dimensions");
     LocalShard block{std::vector<std::size_t>(tensor_shape.size()), std::vector<std::size_t>(tensor_shape.size())};
-    const dm_status status = dm_local_shard(capi(), placements.data(), tensor_shape.data(), tensor_shape.size(), world_rank, block.shape.data(),
-                                            block.offset.data());
+    const dm_status status = dm_local_shard(capi(), placements.data(), placements.size(), tensor_shape.data(), tensor_shape.size(), world_rank,
+                                            block.shape.data(), block.offset.data());
     return Calls::give(status, std::move(block));
   }
 
@@ -1693,7 +1710,8 @@ public:
     return Calls::give(status, function<Function>(address));
   }
 
-  /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
+  /// The asynchronous error of dim's communicator, without waiting; success while it is well, and before it is made. nullptr: the first error among
+  /// the communicators of all dimensions. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
   /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and no communicator of dim (none given: of the mesh) has failed. Local.
@@ -2045,7 +2063,7 @@ public:
   Returns<void> group_end() const
   {
     if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && !group->ended())
-      return refused("group_end: this ends the group of group(), which ends by itself");
+      return refused(Error(Status::invalid_state, "group_end: this ends the group of group(), which ends by itself"));
     return Calls::done(dm_group_end(capi()));
   }
 
@@ -2183,15 +2201,14 @@ private:
     return Calls::give(status, BasicMesh(mesh));
   }
 
-  // A root mesh: the options as C has them, and what C cannot check for want of lengths.
+  // A root mesh: the options as C has them.
   template <class Make> static Returns<BasicMesh> make(const Dims &dims, const InitOptions &options, Make make)
   {
     if (options.world.gone()) return no_world();
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
-    if (!options.ranks.empty() && !holds(options.ranks.size(), dims))
-      return invalid<BasicMesh>("options.ranks has " + std::to_string(options.ranks.size()) + " ranks, not as many as the shape says");
     dm_init_options wishes = options.capi();
     wishes.dim_options = dims.options();
+    wishes.num_dim_options = wishes.dim_options != nullptr ? dims.size() : 0;
     return view([&](dm_mesh **mesh) { return make(wishes, mesh); });
   }
 
@@ -2199,17 +2216,6 @@ private:
   static Returns<BasicMesh> no_world()
   {
     return Calls::template fail<BasicMesh>(Status::invalid_handle, "options.world is a World that is empty or was moved from");
-  }
-
-  // Whether the sizes multiply to count, which is not 0; without multiplying, which could overflow.
-  static bool holds(std::size_t count, const Dims &dims) noexcept
-  {
-    for (std::size_t at = 0; at < dims.size(); ++at) {
-      const std::int32_t size = dims.sizes()[at];
-      if (size <= 0 || count % static_cast<std::size_t>(size) != 0) return false;
-      count /= static_cast<std::size_t>(size);
-    }
-    return count == 1;
   }
 
   // The ranks of this rank's group along dim; an error where a collective over dim would have one.

@@ -53,11 +53,13 @@ pub enum Status {
     Internal = 15,
     /// Handles, memory, descriptors or threads ran out.
     Exhausted = 16,
+    /// The arguments are right, but the call may not be made now.
+    InvalidState = 17,
 }
 
 impl Status {
     /// All statuses, in the order of their numbers.
-    pub const ALL: [Status; 17] = [
+    pub const ALL: [Status; 18] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::InvalidHandle,
@@ -75,6 +77,7 @@ impl Status {
         Status::PeerLost,
         Status::Internal,
         Status::Exhausted,
+        Status::InvalidState,
     ];
 
     /// The status with that number, if there is one.
@@ -111,6 +114,7 @@ impl Status {
             Status::PeerLost => c"DM_STATUS_PEER_LOST",
             Status::Internal => c"DM_STATUS_INTERNAL",
             Status::Exhausted => c"DM_STATUS_EXHAUSTED",
+            Status::InvalidState => c"DM_STATUS_INVALID_STATE",
         }
     }
 }
@@ -153,6 +157,11 @@ impl Error {
     /// `DM_STATUS_INVALID_ARGUMENT`.
     pub fn invalid(message: impl Into<String>) -> Error {
         Error::new(Status::InvalidArgument, message)
+    }
+
+    /// `DM_STATUS_INVALID_STATE`: the arguments are right, but the call may not be made now.
+    pub fn invalid_state(message: impl Into<String>) -> Error {
+        Error::new(Status::InvalidState, message)
     }
 
     /// `DM_STATUS_NOT_FOUND`.

@@ -36,7 +36,16 @@ fn generate(root: &Path) -> String {
         .iter()
         .flat_map(|(source, title)| exports(&root.join("src/ffi").join(source).with_extension("rs"), title))
         .collect();
-    with_headings(&tidy(&String::from_utf8(header).expect("the header is UTF-8")), &functions)
+    let header = String::from_utf8(header).expect("the header is UTF-8").replace("@VERSION@", &version().to_string());
+    with_headings(&tidy(&header), &functions)
+}
+
+/// The version in Cargo.toml as one number.
+fn version() -> u32 {
+    let part = |text: &str| text.parse::<u32>().expect("Cargo's versions are numbers");
+    10_000 * part(env!("CARGO_PKG_VERSION_MAJOR"))
+        + 100 * part(env!("CARGO_PKG_VERSION_MINOR"))
+        + part(env!("CARGO_PKG_VERSION_PATCH"))
 }
 
 /// The functions of a source file, with its heading.
@@ -72,6 +81,7 @@ fn with_headings(header: &str, functions: &[(String, &str)]) -> String {
 /// What the item that begins with this line belongs under.
 fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
     match item.strip_prefix("#define ") {
+        Some(name) if name.starts_with("DEVICEMESH_VERSION") => "the version of the header",
         Some(name) if name.starts_with("DM_STATUS_") => "statuses",
         Some(name) if ["DM_SUM", "DM_PROD", "DM_MAX", "DM_MIN", "DM_AVG"].iter().any(|op| name.starts_with(op)) => {
             "reductions"
@@ -115,7 +125,17 @@ fn tidy(header: &str) -> String {
         }
         lines.push(line.trim_end());
     }
-    lines.join("\n") + "\n"
+    lines.iter().map(|line| in_parentheses(line) + "\n").collect()
+}
+
+/// A constant below 0 stands in parentheses, as one does in C.
+fn in_parentheses(line: &str) -> String {
+    match line.strip_prefix("#define ").and_then(|rest| rest.split_once(" -")) {
+        Some((name, digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("#define {name} (-{digits})")
+        }
+        _ => line.to_owned(),
+    }
 }
 
 #[test]

@@ -49,7 +49,7 @@ static OF_PROGRAM: Mutex<OfProgram> = Mutex::new(OfProgram { library: None, is_s
 pub(crate) fn set_resolver(resolver: Option<Resolver>) -> Result<()> {
     let mut of_program = OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
     if of_program.is_settled {
-        return Err(Error::invalid(
+        return Err(Error::invalid_state(
             "dm_set_ccl_resolver: a library for device type cuda is in use already; call it before the first dm_init, dm_world_init and dm_get_device_proc of device type cuda or NULL",
         ));
     }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
-use crate::ccl::Library;
+use crate::ccl::{Library, result};
 use crate::error::{Error, Result};
 
 /// An open group of this thread in one library.
@@ -171,7 +171,7 @@ pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Resul
     });
     let Some((queued, first)) = waiting else { return Ok(()) };
     let operations = if queued == 1 { "1 operation is".to_owned() } else { format!("{queued} operations are") };
-    Err(Error::invalid(format!(
+    Err(Error::invalid_state(format!(
         "{call}: this thread has begun a group and not ended it; {operations} queued in it since {first} and not done: call dm_group_end first"
     )))
 }
@@ -208,7 +208,15 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, boo
     if let Some(error) = ended_before.flatten() {
         refuse(Some(library), &error);
     }
-    let ended = library.group_end();
+    let is_begun = in_group(library);
+    let ended = library.group_end().map_err(|error| match is_begun {
+        false if error.ccl_result() == result::INVALID_USAGE => Error::invalid_state(format!(
+            "dm_group_end: this thread has begun no group in {}: call dm_group_start first",
+            library.label()
+        ))
+        .with_ccl_result(error.ccl_result()),
+        _ => error,
+    });
     inside.iter().for_each(|communicator| communicator.pause());
     let closed = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;

@@ -17,7 +17,7 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  control  ragged  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
+//! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
@@ -30,6 +30,7 @@
 mod background;
 mod buffers;
 mod call;
+mod check;
 mod collective;
 mod communicator;
 mod control;

@@ -275,12 +275,6 @@ impl View {
         }
     }
 
-    /// The asynchronous error of the communicator along dimension `index`. Local.
-    pub fn check(&self, index: usize) -> Result<()> {
-        let checked = self.communicator(index).and_then(|communicator| communicator.poll().map(drop));
-        checked.map_err(|error| self.with_dim(error, index))
-    }
-
     fn outcome(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS {
             return Ok(());

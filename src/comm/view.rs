@@ -80,6 +80,12 @@ impl View {
         self.space.tell_if_refused(function, call)
     }
 
+    /// Does what [`tell_if_refused`](View::tell_if_refused) does, for a call that is collective over
+    /// the whole root mesh also where this view is one of a range.
+    pub(crate) fn tell_root_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.root.tell_if_refused(function, call)
+    }
+
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
         View::new(root.mesh().clone(), Arc::clone(&root), root)
@@ -177,6 +183,16 @@ impl View {
     /// The communicator along dimension `index`. It is made now if it was only planned. Where there
     /// is none, the error says why.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+        let communicator = self.planned_communicator(index)?;
+        if communicator.state() == State::Unmade {
+            self.root.make_at_first_use(communicator, self.mesh.dim_name(index))?;
+        }
+        Ok(communicator)
+    }
+
+    /// The communicator along dimension `index`, which may be planned only. Where there is none,
+    /// the error says why.
+    pub(super) fn planned_communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
         self.check_index(index)?;
         self.root.alive()?;
         if self.root.is_offline() {
@@ -199,9 +215,6 @@ impl View {
                 self.mesh.describe()
             )));
         };
-        if communicator.state() == State::Unmade {
-            self.root.make_at_first_use(communicator, self.mesh.dim_name(index))?;
-        }
         Ok(communicator)
     }
 

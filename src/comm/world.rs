@@ -229,12 +229,13 @@ impl World {
         wait.outcome(self.rendezvous.barrier_by(&wait))
     }
 
-    /// Returns the location of every rank, in rank order. **Collective over the world**.
-    pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
+    /// Returns the location of every rank, in rank order. **Collective over the world**. `timeout`
+    /// bounds the call; `None` stands for the world's timeout.
+    pub fn locations(&self, mine: Option<&str>, timeout: Option<Duration>) -> Result<Vec<String>> {
         self.alive()?;
         self.tell_if_refused("dm_world_locations", || {
             refuse_inside("dm_world_locations", self.library.as_ref())?;
-            let wait = self.wait(self.rendezvous.timeout());
+            let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
             let _turn = self.take_turn(&wait)?;
             wait.outcome(self.rendezvous.locations(mine, &wait))
         })

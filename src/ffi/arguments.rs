@@ -129,9 +129,9 @@ growing!(
     dm_world_options = 72,
     dm_world_info = 56,
     dm_store_callbacks = 56,
-    dm_call_options = 32,
+    dm_call_options = 40,
     dm_dim_options = 32,
-    dm_init_options = 48,
+    dm_init_options = 64,
     dm_plan_options = 48
 );
 

@@ -72,19 +72,48 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
     })
 }
 
+/// "cuda" or "cpu": where the buffers of the mesh's collectives lie; NULL for an invalid handle
+/// (dm_last_error then says so).
+///
+/// Local. The string is static.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_device_type(mesh: *const dm_mesh) -> *const c_char {
+    guard_or(std::ptr::null(), || {
+        MESHES.with(mesh as usize, |quick| if quick.mesh.device_type() == "cpu" { c"cpu" } else { c"cuda" }.as_ptr())
+    })
+}
+
+/// Whether this process's rank is in the view. It never gives DM_STATUS_NOT_MEMBER, and answers
+/// also when the mesh has ended.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (member_out is NULL).
+///
+/// # Safety
+/// member_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_is_member(mesh: *const dm_mesh, member_out: *mut bool) -> dm_status {
+    ask(|| {
+        let member_out = out("member_out", member_out)?;
+        let is_member = MESHES.with(mesh as usize, |quick| quick.mesh.is_member())?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { member_out.write(is_member) };
+        Ok(())
+    })
+}
+
 /// This process's rank in the world, whether or not it is in the mesh.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
-/// rank_out is NULL or writable.
+/// world_rank_out is NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm_status {
+pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, world_rank_out: *mut i32) -> dm_status {
     ask(|| {
-        let rank_out = out("rank_out", rank_out)?;
+        let world_rank_out = out("world_rank_out", world_rank_out)?;
         let rank = MESHES.with(mesh as usize, |quick| quick.mesh.rank())?;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { rank_out.write(rank) };
+        unsafe { world_rank_out.write(rank) };
         Ok(())
     })
 }
@@ -97,11 +126,15 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm
 /// dimensions).
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; rank_out is NULL or writable.
+/// dim is NULL or NUL-terminated; dim_rank_out is NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_char, rank_out: *mut i32) -> dm_status {
+pub unsafe extern "C" fn dm_get_local_rank(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    dim_rank_out: *mut i32,
+) -> dm_status {
     ask(|| {
-        let rank_out = out("rank_out", rank_out)?;
+        let dim_rank_out = out("dim_rank_out", dim_rank_out)?;
         // SAFETY: the caller's contract.
         let rank = MESHES.with(mesh as usize, |quick| match unsafe { quick.index(dim) } {
             Some(index) => quick.coordinate.get(index).map_or_else(|| quick.mesh.local_rank(index), |rank| Ok(*rank)),
@@ -112,7 +145,7 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
             }
         })??;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { rank_out.write(rank as i32) };
+        unsafe { dim_rank_out.write(rank as i32) };
         Ok(())
     })
 }
@@ -274,8 +307,9 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
     })
 }
 
-/// A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
-/// on every machine.
+/// A hash of what dm_equal compares: with one release of the library, equal views have equal hashes
+/// on every rank, in every run and on every machine. Another release may compute another hash, so
+/// store the text of dm_serialize where something must last.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///

@@ -343,7 +343,7 @@ pub unsafe extern "C" fn dm_recv(
 /// No operation of a group may write to a buffer that another one of the same group reads or
 /// writes: their order is not defined. A group that is not ended does nothing: while operations are
 /// queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
-/// same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+/// same thread are refused (DM_STATUS_INVALID_STATE), and when the thread ends, on cpu the
 /// communicators of these operations fail for all their ranks.
 ///
 /// Local. Groups nest: only the outermost end runs the operations. A group has the operations on
@@ -360,7 +360,7 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 /// their results are there.
 ///
 /// Errors: the first error of any of the operations, as they would give it, also of one that was
-/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE
 /// when no group was begun. Call it on every path: until then operations of this thread only wait.
 /// DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
 /// none of the group's operations runs, or, when the abort comes while they run, those on other

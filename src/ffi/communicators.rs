@@ -129,7 +129,7 @@ pub unsafe extern "C" fn dm_get_device_proc(
 /// resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
 /// an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
 /// docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
-/// missing; it is named), DM_STATUS_INVALID_ARGUMENT (device type cuda is in use already).
+/// missing; it is named), DM_STATUS_INVALID_STATE (device type cuda is in use already).
 ///
 /// # Safety
 /// resolve is NULL or gives functions as nccl.h declares them, and may be called with user_data

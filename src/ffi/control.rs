@@ -23,14 +23,14 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 /// Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
 /// the mesh's timeout. The call goes through the store and uses no communicator, so it works on
 /// every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
-/// says nothing about work on devices. Like the calls that make something, the calls of one world
-/// happen one after another, in the same order on every rank.
+/// says nothing about work on devices. It takes its turn among the calls of the world that make or
+/// end something (see "Order" at the head of this file).
 ///
 /// Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
 /// that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
-/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout, or
-/// operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an
-/// offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout),
+/// DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.

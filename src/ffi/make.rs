@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::arguments::{list, names, optional_text, short_list, sizes};
 use super::guard::guard;
 use super::handles::Table;
-use super::options::{InitOptions, read_init_options};
+use super::options::{InitOptions, read_init_options, read_init_world};
 use super::pointers::{null, out};
 use super::release;
-use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
+use super::types::{dm_init_options, dm_mesh, dm_status, dm_world, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
 use crate::comm::{
@@ -36,7 +36,8 @@ pub(super) struct FastPart {
 
 pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
-/// Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
+/// Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
+/// communicators; dm_free frees the handle alone.
 ///
 /// ```c
 /// dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -49,7 +50,7 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
 /// their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
 /// names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
-/// timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+/// timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
 /// After a join that failed, was late or was aborted, the next call joins anew. The caller frees
 /// the handle with dm_free.
 ///
@@ -179,28 +180,33 @@ impl<'a> MeshRequest<'a> {
     ) -> Result<MeshRequest<'a>> {
         logging::init_from_environment();
         // SAFETY: the caller's contract.
-        let options = unsafe { read_init_options(options, ndim)? };
-        let world = world_of(&options)?;
+        let world = world_of(unsafe { read_init_world(options)? })?;
         telling(world.as_ref().filter(|_| is_collective), || {
-            // SAFETY: the caller's contract.
-            let (device_type, shape, names) = unsafe {
+            // SAFETY: the caller's contract. The count of the dimensions is checked before the
+            // options are read by it.
+            let (device_type, shape, names, options) = unsafe {
                 (
                     optional_text("device_type", device_type)?,
                     sizes("shape", shape, ndim)?,
                     if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
+                    read_init_options(options, ndim)?,
                 )
             };
             MeshRequest::of(device_type, shape, names, world.clone(), options)
         })
     }
 
-    /// The request for the mesh that a text describes, with options that were read for its
-    /// dimensions.
-    pub(super) fn of_text(text: &'a MeshText, options: InitOptions) -> Result<MeshRequest<'a>> {
-        if !options.ranks.is_null() {
+    /// The request for the mesh that a text describes.
+    ///
+    /// # Safety
+    /// The conditions of `dm_init` hold for `options`, for the dimensions of the text.
+    pub(super) unsafe fn of_text(text: &'a MeshText, options: *const dm_init_options) -> Result<MeshRequest<'a>> {
+        // SAFETY: the caller's contract.
+        let (world, options) =
+            unsafe { (world_of(read_init_world(options)?)?, read_init_options(options, text.shape().len())?) };
+        if options.ranks.is_some() {
             return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
         }
-        let world = world_of(&options)?;
         let shape = text.shape().to_vec();
         let request = MeshRequest::of(Some(text.device_type()), shape, Some(text.names()), world, options)?;
         Ok(MeshRequest { text: Some(text), ..request })
@@ -265,21 +271,32 @@ impl<'a> MeshRequest<'a> {
 
     /// Fails when the request cannot be met in any world. Does not read the ranks.
     fn check(&self) -> Result<()> {
-        Mesh::new(&self.spec(MAX_WORLD, 0)).map(drop)
+        self.whole(MAX_WORLD, 0).map(drop)
+    }
+
+    /// The mesh of that shape with the ranks 0 .. n-1. Fails when the caller gave another number of
+    /// ranks.
+    fn whole(&self, world_size: usize, rank: usize) -> Result<Mesh> {
+        let mesh = Mesh::new(&self.spec(world_size, rank))?;
+        match self.options.ranks {
+            Some((_, number)) if number != mesh.size() => Err(Error::invalid(format!(
+                "options.num_ranks is {number}, but the shape ({}) has {} ranks",
+                self.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+                mesh.size()
+            ))),
+            _ => Ok(mesh),
+        }
     }
 
     fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
         if let Some(text) = self.text {
             return text.mesh(world_size, rank);
         }
-        let spec = self.spec(world_size, rank);
-        let mesh = Mesh::new(&spec)?;
-        if self.options.ranks.is_null() {
-            return Ok(mesh);
-        }
-        // SAFETY: the shape fits the world, and the caller vouches for as many ranks as it has.
-        let ranks = unsafe { list("options.ranks", self.options.ranks, mesh.size())? };
-        Mesh::new(&MeshSpec { ranks: Some(ranks), ..spec })
+        let mesh = self.whole(world_size, rank)?;
+        let Some((ranks, number)) = self.options.ranks else { return Ok(mesh) };
+        // SAFETY: the number of ranks is that of the shape, and the caller vouches for it.
+        let ranks = unsafe { list("options.ranks", ranks, number)? };
+        Mesh::new(&MeshSpec { ranks: Some(ranks), ..self.spec(world_size, rank) })
     }
 
     fn spec(&self, world_size: usize, rank: usize) -> MeshSpec<'_> {
@@ -290,14 +307,11 @@ impl<'a> MeshRequest<'a> {
     /// This process's rank in a mesh that joins no world: the rank at the coordinate that its
     /// communicators say.
     fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
-        let whole = Mesh::new(&self.spec(MAX_WORLD, 0))?;
+        let whole = self.whole(MAX_WORLD, 0)?;
         let position = adopted_position(&whole, library, comms)?;
-        if self.options.ranks.is_null() {
-            return Ok(position);
-        }
-        // SAFETY: the communicators show that the mesh has this shape, and the caller vouches for
-        // as many ranks.
-        let ranks = unsafe { list("options.ranks", self.options.ranks, whole.size())? };
+        let Some((ranks, number)) = self.options.ranks else { return Ok(position) };
+        // SAFETY: the number of ranks is that of the shape, and the caller vouches for it.
+        let ranks = unsafe { list("options.ranks", ranks, number)? };
         Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
     }
 }
@@ -312,8 +326,8 @@ fn telling<T>(world: Option<&Arc<World>>, part: impl FnOnce() -> Result<T>) -> R
 }
 
 /// The world that the caller gave; `None` for the default world.
-fn world_of(options: &InitOptions) -> Result<Option<Arc<World>>> {
-    if options.world.is_null() { Ok(None) } else { find_world(options.world).map(Some) }
+fn world_of(given: *const dm_world) -> Result<Option<Arc<World>>> {
+    if given.is_null() { Ok(None) } else { find_world(given).map(Some) }
 }
 
 /// Gives a view to the caller as a new handle.

@@ -6,7 +6,7 @@ use super::arguments::natural;
 use super::ask::mesh_along;
 use super::guard::ask;
 use super::pointers::out;
-use super::types::{dm_mesh, dm_status};
+use super::types::{DM_RANK_NONE, dm_mesh, dm_status};
 
 /// The world rank of the rank that is dim_rank along dim, in this rank's group along it.
 ///
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn dm_translate_world_rank(
 /// the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
 /// it.
 ///
-/// Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
+/// Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset) modulo the
 /// dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
 /// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn dm_neighbor(
         let (view, index) = unsafe { mesh_along(mesh, dim)? };
         let rank = view.neighbor(index, i64::from(offset), wrap)?;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { dim_rank_out.write(rank.map_or(-1, |rank| rank as i32)) };
+        unsafe { dim_rank_out.write(rank.map_or(DM_RANK_NONE, |rank| rank as i32)) };
         Ok(())
     })
 }

@@ -5,23 +5,25 @@ use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::types::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_DEVICE, DM_WORLD_OFFLINE, dm_call_options,
-    dm_dim_options, dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_STORE_NOT_YET, DM_WORLD_DEVICE, DM_WORLD_OFFLINE,
+    dm_call_options, dm_dim_options, dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::JoinOptions;
-use crate::rendezvous::store::{CallbackStore, Callbacks, Store};
+use crate::rendezvous::store::{self, CallbackStore, Callbacks, Store};
 
-/// The contents of `dm_init_options`.
+const _: () = assert!(DM_STORE_NOT_YET == store::NOT_YET);
+
+/// The contents of `dm_init_options`, without the world.
+#[derive(Default)]
 pub(super) struct InitOptions {
     /// The options of the mesh itself.
     pub(super) mesh: MeshOptions,
-    /// The caller's world, or NULL for the default world.
-    pub(super) world: *mut dm_world,
-    /// The caller's ranks, or NULL. Their number is known only when the shape is checked.
-    pub(super) ranks: *const i32,
+    /// The caller's ranks and their number, which is not compared with the shape yet; `None` where
+    /// the caller gave none.
+    pub(super) ranks: Option<(*const i32, usize)>,
     /// Whether the library ends communicators that it adopts.
     pub(super) own_comms: bool,
 }
@@ -123,31 +125,41 @@ unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<
     Ok(Some(Arc::new(unsafe { CallbackStore::new(callbacks)? })))
 }
 
+/// The world that the options of `dm_init` name; NULL for the default world.
+///
+/// # Safety
+/// `options` is NULL or as `dm_init` demands.
+pub(super) unsafe fn read_init_world(options: *const dm_init_options) -> Result<*mut dm_world> {
+    if options.is_null() {
+        return Ok(std::ptr::null_mut());
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    Ok(unsafe { read_struct("options", options)? }.world)
+}
+
 /// # Safety
 /// `options` is NULL or as `dm_init` demands for `ndim` dimensions.
 pub(super) unsafe fn read_init_options(options: *const dm_init_options, ndim: usize) -> Result<InitOptions> {
     if options.is_null() {
-        return Ok(InitOptions {
-            mesh: MeshOptions::default(),
-            world: std::ptr::null_mut(),
-            ranks: std::ptr::null(),
-            own_comms: false,
-        });
+        return Ok(InitOptions::default());
     }
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
     check_flags("options", options.flags, DM_INIT_LAZY | DM_INIT_OWN_COMMS)?;
     check_reserved("options", &[options.reserved])?;
+    if options.ranks.is_null() && options.num_ranks > 0 {
+        return Err(Error::invalid(format!("options.ranks is NULL, but options.num_ranks is {}", options.num_ranks)));
+    }
+    let given = GivenDims { options: options.dim_options, number: options.num_dim_options };
     // SAFETY: the caller's contract.
-    let dims = unsafe { read_dim_options("options.dim_options", options.dim_options, ndim)? };
+    let dims = unsafe { read_dim_options(given, ndim, "the mesh has")? };
     Ok(InitOptions {
         mesh: MeshOptions {
             lazy: options.flags & DM_INIT_LAZY != 0,
             dims,
             timeout: timeout("options.timeout_ms", options.timeout_ms)?,
         },
-        world: options.world,
-        ranks: options.ranks,
+        ranks: (!options.ranks.is_null()).then_some((options.ranks, options.num_ranks)),
         own_comms: options.flags & DM_INIT_OWN_COMMS != 0,
     })
 }
@@ -162,28 +174,44 @@ pub(super) unsafe fn read_call_options(options: *const dm_call_options, count: u
     let given = unsafe { read_struct("options", options)? };
     check_flags("options", given.flags, 0)?;
     check_reserved("options", &[given.reserved])?;
-    if count == 0 && !given.dim_options.is_null() {
-        return Err(Error::invalid("options.dim_options is not NULL, but this call makes no dimension"));
-    }
+    let dims = GivenDims { options: given.dim_options, number: given.num_dim_options };
     // SAFETY: the caller's contract.
-    let dims = unsafe { read_dim_options("options.dim_options", given.dim_options, count)? };
+    let dims = unsafe { read_dim_options(dims, count, "this call makes")? };
     let mut options = CallOptions::default().dims(dims);
     options.timeout = timeout("options.timeout_ms", given.timeout_ms)?;
     Ok(options)
 }
 
-/// Reads `count` elements. The struct_size of each element says where the next one begins.
+/// The options of dimensions as the caller gave them.
+struct GivenDims {
+    /// The first element, or NULL.
+    options: *const dm_dim_options,
+    /// The number of elements.
+    number: usize,
+}
+
+/// Reads the options of `count` dimensions. `owner` says in a message who has these dimensions. The
+/// struct_size of each element says where the next one begins.
 ///
 /// # Safety
-/// `options` is NULL or points to `count` initialised elements.
-pub(super) unsafe fn read_dim_options(
-    what: &str,
-    options: *const dm_dim_options,
-    count: usize,
-) -> Result<Vec<DimOptions>> {
+/// `given` has NULL, or as many initialised elements as it says.
+unsafe fn read_dim_options(given: GivenDims, count: usize, owner: &str) -> Result<Vec<DimOptions>> {
+    let what = "options.dim_options";
+    let GivenDims { options, number } = given;
+    match (options.is_null(), number) {
+        (true, 0) => return Ok(Vec::new()),
+        (true, _) => return Err(Error::invalid(format!("{what} is NULL, but options.num_dim_options is {number}"))),
+        (false, _) if number != count => {
+            return Err(Error::invalid(format!(
+                "options.num_dim_options is {number}, but {owner} {count} {}",
+                if count == 1 { "dimension" } else { "dimensions" }
+            )));
+        }
+        (false, _) => {}
+    }
     let mut list = Vec::new();
     let mut next = options;
-    for index in 0..if options.is_null() { 0 } else { count } {
+    for index in 0..count {
         // SAFETY: the caller's contract; `next` lies within the caller's array.
         let given = unsafe { read_struct(&format!("{what}[{index}]"), next)? };
         check_flags(&format!("{what}[{index}]"), given.flags, DM_DIM_OWN_COMM)?;

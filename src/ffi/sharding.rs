@@ -1,6 +1,6 @@
 //! Computes which block of a tensor a rank holds.
 
-use super::arguments::{check_reserved, list, short_list};
+use super::arguments::{check_reserved, short_list};
 use super::guard::ask;
 use super::make::find;
 use super::pointers::null;
@@ -11,10 +11,10 @@ use crate::sharding::{Placement, local_shard};
 /// The shape and the offsets of one rank's block of a tensor whose dimensions are split over
 /// dimensions of the mesh.
 ///
-/// Local, no communication. placements has one element per dimension of mesh. tensor_shape,
-/// local_shape_out and offset_out have tensor_ndim elements each; all three may be NULL when it is
-/// 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor
-/// dimension d is element `offset_out[d] + i` of the tensor.
+/// Local, no communication. placements has one element per dimension of mesh, so num_placements is
+/// dm_ndim(mesh). tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
+/// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element
+/// i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
 ///
 /// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
 /// last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
@@ -26,22 +26,24 @@ use crate::sharding::{Placement, local_shard};
 /// {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
 /// ```
 ///
-/// The answers are those of PyTorch's DTensor, blocks without elements included: there the local
-/// size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
-/// PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
-/// another way when they do not divide (13 rows over a (3, 2) mesh).
+/// A rank whose block has no elements gets local size 0, and the size of the tensor's dimension as
+/// offset. A block is always contiguous. With all orders 0 the answers are those of PyTorch's
+/// DTensor. The second placement above is _StridedShard in PyTorch. Where the sizes divide evenly,
+/// the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
+/// (3, 2) mesh).
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
+/// Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
 /// end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
 /// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
-/// placements is NULL or has as many elements as the mesh has dimensions; the other pointers are
+/// placements is NULL or has num_placements elements; the other pointers are
 /// NULL or have tensor_ndim elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_local_shard(
     mesh: *const dm_mesh,
     placements: *const dm_placement,
+    num_placements: usize,
     tensor_shape: *const usize,
     tensor_ndim: usize,
     world_rank: i32,
@@ -51,8 +53,15 @@ pub unsafe extern "C" fn dm_local_shard(
     ask(|| {
         let view = find(mesh)?;
         let mesh = view.mesh();
+        if num_placements != mesh.ndim() {
+            return Err(Error::invalid(format!(
+                "num_placements is {num_placements}, but {} has {} dimensions",
+                mesh.describe(),
+                mesh.ndim()
+            )));
+        }
         // SAFETY: the caller's contract.
-        let placements = unsafe { list("placements", placements, mesh.ndim())? };
+        let placements = unsafe { short_list("placements", placements, num_placements)? };
         let placements = placements.iter().enumerate().map(read_placement).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller's contract. Copied, as the caller may want the answer in the same
         // place.

@@ -5,7 +5,6 @@ use std::ffi::c_char;
 use super::arguments::{self, give_text};
 use super::guard::{ask, guard};
 use super::make::{MeshRequest, find};
-use super::options::read_init_options;
 use super::pointers::out;
 use super::release;
 use super::types::{dm_init_options, dm_mesh, dm_status};
@@ -92,7 +91,6 @@ pub unsafe extern "C" fn dm_deserialize(
         // SAFETY: the caller's contract.
         let text = MeshText::parse(unsafe { arguments::text("text", text)? })?;
         // SAFETY: the caller's contract.
-        let options = unsafe { read_init_options(options, text.shape().len())? };
-        MeshRequest::of_text(&text, options)?.create(mesh_out)
+        unsafe { MeshRequest::of_text(&text, options)? }.create(mesh_out)
     })
 }

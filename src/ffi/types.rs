@@ -72,14 +72,19 @@ pub const DM_STATUS_LIBRARY: dm_status = 11;
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
 /// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
-/// A rank died, left the world, or aborted what the call uses. The message names it where known.
-/// Only the lost_ranks of dm_error_info are gone for good.
+/// A rank is lost (see "lost" at the head of this file), or has aborted what the call uses. The
+/// message names it where known. Only the lost_ranks of dm_error_info are gone for good.
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
 /// This process has no more handles (2^24 of a kind), memory, descriptors or threads; the message
 /// names the limit and how to raise it.
 pub const DM_STATUS_EXHAUSTED: dm_status = 16;
+/// The arguments are right, but the call may not be made now; the message says what to do first.
+pub const DM_STATUS_INVALID_STATE: dm_status = 17;
+
+/// No rank: what dm_neighbor gives past the edge of a dimension.
+pub const DM_RANK_NONE: i32 = -1;
 
 /// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255
 /// goes to NCCL, which refuses those that it does not know; of a number that is not listed here,
@@ -153,9 +158,8 @@ pub struct dm_error_info {
     pub ranks: *const i32,
     /// The number of ranks.
     pub num_ranks: usize,
-    /// Those of ranks that are lost, in ascending order: their processes have ended, they left the
-    /// world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
-    /// a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+    /// Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
+    /// rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
     /// valid until this thread's next failing call.
     pub lost_ranks: *const i32,
     /// The number of lost_ranks.
@@ -258,11 +262,17 @@ pub struct dm_world_info {
     pub library: *const c_char,
 }
 
+/// What the get of dm_store_callbacks returns when the key did not come in time.
+pub const DM_STORE_NOT_YET: i32 = 1;
+
 /// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
 ///
 /// Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
-/// thread of this process, and from several at once. Each returns 0 for success; anything else ends
-/// the call that needed it with DM_STATUS_STORE and that number. Initialise with
+/// thread of this process, and from several threads at once. Each returns 0 for success, and get
+/// returns DM_STORE_NOT_YET when the key did not come in time. Any other number says that the
+/// service is broken: it ends the call that needed it at once with DM_STATUS_STORE, and the message
+/// has the number. Keys and values are the library's: valid during the call, so a function copies
+/// what it keeps. A function must return: a C++ exception may not leave it. Initialise with
 /// DM_STORE_CALLBACKS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -275,8 +285,10 @@ pub struct dm_store_callbacks {
     pub set: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32,
     >,
-    /// Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of
-    /// its bytes to value. Returns non-zero when the key did not come in time.
+    /// Waits up to timeout_ms milliseconds for key; 0 looks once. When the key is there, copies at
+    /// most capacity bytes of its value to value, writes the length of the whole value to len_out,
+    /// and returns 0. The library calls again with a larger buffer where that length is more than
+    /// capacity. When the key did not come in time, returns DM_STORE_NOT_YET.
     pub get: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,
@@ -292,8 +304,9 @@ pub struct dm_store_callbacks {
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,
-    /// Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
-    /// after dm_free of the last mesh. May be NULL.
+    /// Called exactly once, when the world is gone: inside the dm_world_free that frees its last
+    /// handle, or on a thread of the library where a mesh was freed last. No other function is
+    /// called any more by then. It is not called where dm_world_init failed. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
     /// Removes key; it is no error when it is not there. What it returns does not matter. May be
     /// NULL: then what the library has stored stays in the caller's service, some kilobytes for
@@ -346,8 +359,13 @@ pub struct dm_init_options {
     /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product
     /// of the shape).
     pub ranks: *const i32,
-    /// NULL, or ndim elements, one per dimension.
+    /// The number of elements of ranks: n; 0 where ranks is NULL.
+    pub num_ranks: usize,
+    /// NULL, or one element for each dimension of the mesh.
     pub dim_options: *const dm_dim_options,
+    /// The number of elements of dim_options: that of the mesh's dimensions; 0 where dim_options
+    /// is NULL.
+    pub num_dim_options: usize,
     /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
     /// as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
     /// and dm_abort.
@@ -369,6 +387,8 @@ pub struct dm_call_options {
     pub timeout_ms: i64,
     /// NULL, or one element for each dimension that the call makes.
     pub dim_options: *const dm_dim_options,
+    /// The number of elements of dim_options; 0 where dim_options is NULL.
+    pub num_dim_options: usize,
 }
 
 /// The options of dm_plan_ranks. Initialise with DM_PLAN_OPTIONS_INIT.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::arguments::{names, natural, optional_text, short_list, text};
+use super::arguments::{names, natural, optional_text, short_list, sizes, text};
 use super::ask::dim_text;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
@@ -43,7 +43,8 @@ pub unsafe extern "C" fn dm_slice(
 /// Joins all dimensions of this view into one, with a communicator over its ranks in row-major
 /// order.
 ///
-/// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+/// Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
+/// the head of this file). name NULL joins the dimensions' names with "_". The same
 /// dimensions under the same name give the communicator that exists, without communication; under
 /// another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
 /// defaults; its dim_options has one element. The caller frees the handle with dm_free.
@@ -70,88 +71,85 @@ pub unsafe extern "C" fn dm_flatten(
     })
 }
 
-/// The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
-/// with a communicator.
+/// The view with dimension dim replaced by ndim dimensions, whose sizes in shape multiply to its
+/// size, each with a communicator.
 ///
 /// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
-/// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
-/// elements, one per new dimension. The caller frees the handle with dm_free.
+/// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has
+/// ndim elements, one per new dimension. The caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (shape, names), and
 /// those of dm_flatten.
 ///
 /// # Safety
-/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or
-/// points to struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or
-/// writable.
+/// dim and each of the ndim names are NUL-terminated; shape has ndim elements; options is NULL or
+/// points to struct_size bytes, and its dim_options is NULL or has as many elements as it says;
+/// mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_unflatten(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    sizes: *const i32,
-    names: *const *const c_char,
-    n: usize,
+    shape: *const i32,
+    ndim: usize,
+    dim_names: *const *const c_char,
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     collective(mesh, "dm_unflatten", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (dim, sizes, names, options) = unsafe {
+        let (dim, shape, names, options) = unsafe {
             (
                 text("dim", dim)?,
-                super::arguments::sizes("sizes", sizes, n)?,
-                super::arguments::names("names", names, n)?,
-                read_call_options(options, n)?,
+                sizes("shape", shape, ndim)?,
+                names("dim_names", dim_names, ndim)?,
+                read_call_options(options, ndim)?,
             )
         };
-        give(find(mesh)?.unflatten(dim, &sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.unflatten(dim, &shape, &names, &options)?, mesh_out)
     })
 }
 
 /// All ranks of this view, row-major, under another shape: a second factorisation of the same
 /// ranks, each dimension with a communicator.
 ///
-/// Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
-/// the new dimensions is the slowest. A name that the view or its root has already must mean the
+/// Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
+/// the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
 /// same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
 /// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
 /// dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
-/// dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+/// dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
 /// ```
 ///
 /// Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
-/// the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+/// the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
 /// with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+/// Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
 /// both layouts), and those of dm_flatten.
 ///
 /// # Safety
-/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or points to
-/// struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or writable.
+/// shape has ndim elements; each of the ndim names is NUL-terminated; options is NULL or points to
+/// struct_size bytes, and its dim_options is NULL or has as many elements as it says; mesh_out is
+/// NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_reshape(
     mesh: *const dm_mesh,
-    sizes: *const i32,
-    names: *const *const c_char,
-    n: usize,
+    shape: *const i32,
+    ndim: usize,
+    dim_names: *const *const c_char,
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     collective(mesh, "dm_reshape", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (sizes, names, options) = unsafe {
-            (
-                super::arguments::sizes("sizes", sizes, n)?,
-                super::arguments::names("names", names, n)?,
-                read_call_options(options, n)?,
-            )
+        let (shape, names, options) = unsafe {
+            (sizes("shape", shape, ndim)?, names("dim_names", dim_names, ndim)?, read_call_options(options, ndim)?)
         };
-        give(find(mesh)?.reshape(&sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.reshape(&shape, &names, &options)?, mesh_out)
     })
 }
 
@@ -159,12 +157,14 @@ pub unsafe extern "C" fn dm_reshape(
 /// with a communicator of its own along dim. Examples are the first stages of a pipeline, every
 /// second replica, and all ranks but the spare ones.
 ///
-/// Collective over the root mesh, also for the ranks at other indices: they get a handle too,
-/// which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
-/// The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
-/// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
-/// are for those ranks alone. The other dimensions keep their communicators. The result ends with
-/// the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+/// Collective over the root mesh of this view (where this view is one of a range itself, over the
+/// ranks of that range), also for the ranks at other indices: they get a handle too, which answers
+/// DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+/// The result is a range. Row-major positions, strides (dm_describe), dm_submesh and
+/// dm_replica_groups count among the ranks that are left, and so do the calls on it that are
+/// collective over the root mesh and make something (dm_flatten ...). The other dimensions keep
+/// their communicators. dm_root gives the root mesh that this view belongs to, with all its ranks;
+/// the result ends with that mesh. A range of all indices is the view itself. options NULL: the
 /// defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
 /// with dm_free.
 ///
@@ -307,11 +307,12 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
     })
 }
 
-/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
-/// before and any handle in a forked child.
+/// Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
+/// dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
 ///
-/// Other views are not touched, and communicators live as long as dm_get_comm says: a program that
-/// makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+/// Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
+/// a forked child. Other views are not touched. A program that makes meshes and only frees them
+/// keeps the memory of every communicator until dm_world_finalize.
 /// A thread of the library ends everything that takes time: failed communicators that no mesh
 /// has any more, and the world, where this was its last handle. The end of the process waits for
 /// that thread for two seconds.

@@ -27,8 +27,8 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// other ranks on the members of the world.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
-/// for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
-/// everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+/// for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere.
+/// options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
 /// Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
 /// devices joins one world per device, each with an explicit rank, from one thread per device. Each
 /// rank frees its handle with dm_world_free.
@@ -151,8 +151,10 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
 /// so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
 /// names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
-/// DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
-/// rank has left by dm_world_abort.
+/// DM_STATUS_PEER_LOST a rank that is lost; DM_STATUS_ABORTED says that this rank has left by
+/// dm_world_abort; DM_STATUS_INVALID_STATE (operations wait in a group of this thread),
+/// DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world),
+/// DM_STATUS_STORE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
@@ -167,18 +169,22 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// Collective over the world. location is the path of this rank, from far to near
 /// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
 /// containers of one machine. Ranks may give different levels, but for a plan all paths should
-/// have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
+/// have the same levels. timeout_ms 0: the world's timeout. *locations_out is borrowed from the
+/// world: valid until its last handle and mesh are freed.
 ///
 /// ```c
 /// dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
-/// dm_world_locations(world, NULL, &plan.locations);
+/// dm_world_locations(world, NULL, 0, &plan.locations);
 /// plan.world_size = world_size;
 /// plan.shape = shape;
 /// plan.ndim = ndim;
 /// dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
 /// ```
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+/// The library owns the list and its strings: the caller copies what must live longer, and frees
+/// nothing. Equal answers are lent once, so repeated calls need no further memory.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
 /// DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
 ///
 /// # Safety
@@ -187,6 +193,7 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 pub unsafe extern "C" fn dm_world_locations(
     world: *const dm_world,
     location: *const c_char,
+    timeout_ms: i64,
     locations_out: *mut *const *const c_char,
 ) -> dm_status {
     guard(|| {
@@ -194,7 +201,8 @@ pub unsafe extern "C" fn dm_world_locations(
         // SAFETY: the caller's contract.
         let location = unsafe { optional_text("location", location)? };
         let world = find(world)?;
-        let locations = world.locations(location)?;
+        let timeout = || timeout("timeout_ms", timeout_ms);
+        let locations = world.tell_if_refused("dm_world_locations", || world.locations(location, timeout()?))?;
         let Borrowed(first) = world.lend(&locations, || {
             let texts: Vec<CString> =
                 locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
@@ -218,16 +226,16 @@ unsafe impl<T> Send for Borrowed<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Borrowed<T> {}
 
-/// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
-/// (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
+/// Ends this rank's part in the world, without waiting for other ranks: wakes every call of it that
+/// is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root
+/// meshes, as dm_abort does. To the other ranks this rank is lost from then on.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective
 /// call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
 /// used any more; handles are still to be freed. Other ranks that wait for this one get
 /// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
 /// dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
-/// this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_CCL.
+/// this for the worlds that dm_init joins by itself. Errors: those of dm_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match JOINING.get(world as usize) {
@@ -262,20 +270,21 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 /// in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
 /// it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
 /// aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
-/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
-/// DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations wait in a
+/// group of this thread), DM_STATUS_INVALID_HANDLE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
-        let timeout = timeout("timeout_ms", timeout_ms)?;
-        find(world)?.finalize(timeout)
+        let world = find(world)?;
+        world.tell_if_refused("dm_world_finalize", || world.finalize(timeout("timeout_ms", timeout_ms)?))
     })
 }
 
 /// Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
 ///
 /// Collective over the default worlds that this process is in: all of them have the same ranks.
-/// Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+/// timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
+/// their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
 /// anew. Errors: those of dm_world_finalize.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {

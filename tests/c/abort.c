@@ -83,6 +83,7 @@ int main(void)
   apart.flags = DM_DIM_OWN_COMM;
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &fresh));
   options.dim_options = &apart;
+  options.num_dim_options = 1;
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &beside));
   if (rank == 0) {
     OK(dm_abort(fresh));

@@ -20,7 +20,7 @@ static dm_status unflatten(void *none)
   const int32_t sizes[] = {2, 1};
   const char *names[] = {"x", "y"};
   dm_mesh *view = NULL;
-  return dm_unflatten(mesh, "dp", sizes, names, 2, NULL, &view);
+  return dm_unflatten(mesh, "dp", sizes, 2, names, NULL, &view);
 }
 
 static dm_status finalize(void *none)

@@ -60,7 +60,7 @@ int main(void)
   for (size_t kind = 0; kind <= sizeof kinds / sizeof *kinds; ++kind) {
     for (int attempt = 0; attempt < kTries; ++attempt) {
       REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &mesh));
-      REQUIRE(dm_reshape(mesh, shape, names, 1, NULL, &other));
+      REQUIRE(dm_reshape(mesh, shape, 1, names, NULL, &other));
       if (rank_of(mesh) == 0 && kind < sizeof kinds / sizeof *kinds) {
         blocked one;
         start_blocked(&one, kinds[kind].call, NULL);

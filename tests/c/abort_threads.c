@@ -66,7 +66,7 @@ static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
   GIVES(DM_STATUS_ABORTED, dm_recv(mesh, dim, many, 1, DM_FLOAT32, 0, NULL));
   GIVES(DM_STATUS_ABORTED, dm_group_start(mesh));
   GIVES(DM_STATUS_ABORTED, dm_flatten(mesh, "late", NULL, &made));
-  GIVES(DM_STATUS_ABORTED, dm_unflatten(mesh, dim, sizes, parts, 2, NULL, &made));
+  GIVES(DM_STATUS_ABORTED, dm_unflatten(mesh, dim, sizes, 2, parts, NULL, &made));
   GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   GIVES(DM_STATUS_ABORTED, dm_slice(mesh, &dim, 1, &made));
   GIVES(DM_STATUS_ABORTED, dm_root(mesh, &made));
@@ -107,6 +107,7 @@ int main(void)
   own.flags = DM_DIM_OWN_COMM;
   dm_call_options apart = DM_CALL_OPTIONS_INIT;
   apart.dim_options = &own;
+  apart.num_dim_options = 1;
   REQUIRE(dm_world_init("cpu", NULL, &options.world));
   for (int round = 0; round < kRounds; ++round) {
     REQUIRE(dm_init("cpu", shape, 2, names, &options, &root));

@@ -23,11 +23,13 @@ int main(void)
   own[0].flags = DM_DIM_OWN_COMM;
   dm_call_options apart = DM_CALL_OPTIONS_INIT;
   apart.dim_options = own;
+  apart.num_dim_options = 2;
   options.ranks = ranks;
+  options.num_ranks = 2;
   options.timeout_ms = 5000;
   REQUIRE(dm_from_comms("cpu", pair, 1, &names[1], &comm, &options, &half));
   for (int i = 0; i < 5; ++i) {
-    REQUIRE(dm_unflatten(half, "tp", sizes, parts, 2, &apart, &split));
+    REQUIRE(dm_unflatten(half, "tp", sizes, 2, parts, &apart, &split));
     float mine = (float)(1 << rank), sum = 0;
     OK(dm_all_reduce(split, "a", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == (rank < 2 ? 3 : 12));

@@ -52,6 +52,7 @@ static void first_use_in_a_group(dm_init_options options)
     dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
     own[0].flags = own[1].flags = DM_DIM_OWN_COMM;
     options.dim_options = own;
+    options.num_dim_options = 2;
     REQUIRE(dm_init("cpu", shape, 2, names, &options, &grouped));
     OK(dm_group_start(grouped));
     OK(dm_send(grouped, "pp", &mine, 1, DM_FLOAT32, 1 - rank, NULL));

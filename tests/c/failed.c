@@ -93,7 +93,7 @@ static void after_a_mismatch(void)
   const char *names[] = {"outer", "inner"};
   OK(dm_flatten(shares, "all", NULL, &flat));
   sums(flat, "all");
-  OK(dm_reshape(shares, sizes, names, 2, NULL, &other));
+  OK(dm_reshape(shares, sizes, 2, names, NULL, &other));
   sums(other, "outer");
   dm_free(other);
 
@@ -205,7 +205,7 @@ static void of_every_kind(void)
   const int at = rank % 2; /* with two ranks the range is the whole dimension, which keeps its communicator */
   for (int attempt = 0; attempt < 2; ++attempt) {
     OK(dm_slice_range(wide, "dp", 0, 2, 1, NULL, &range[attempt]));
-    OK(dm_reshape(wide, sizes, names, 2, NULL, &other[attempt]));
+    OK(dm_reshape(wide, sizes, 2, names, NULL, &other[attempt]));
     if (attempt == 1) break;
     if (rank < 2) FAILS(DM_STATUS_MISMATCH, "different calls", dm_all_reduce(range[0], NULL, buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
     if (rank >= ranks - 2 && ranks > 2)

@@ -14,6 +14,7 @@ static dm_mesh *fresh(const char *name)
   dm_mesh *mesh = NULL;
   own.flags = DM_DIM_OWN_COMM;
   options.dim_options = &own;
+  options.num_dim_options = 1;
   REQUIRE(dm_init("cpu", shape, 1, &name, &options, &mesh));
   return mesh;
 }

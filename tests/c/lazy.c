@@ -40,6 +40,7 @@ int main(void)
   dims[1].nccl_config = &config;
   dims[1].comm_name = "tensor parallel";
   options.dim_options = dims;
+  options.num_dim_options = 2;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &own));
   ncclComm_t theirs = NULL;
   for (int index = 0; index < 2; ++index) {
@@ -55,6 +56,7 @@ int main(void)
   apart.flags = DM_DIM_OWN_COMM;
   hurry.timeout_ms = 600;
   hurry.dim_options = &apart;
+  hurry.num_dim_options = 1;
   REQUIRE(dm_init("cpu", line, 1, NULL, &hurry, &impatient));
   if (rank == 2) {
     const double began = seconds_now();

@@ -71,16 +71,16 @@ static void refused(void)
     OK(dm_flatten(mesh, "f", NULL, &view));
     dm_free(view);
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "" : "rank 1 refused its own dm_reshape as call 3: ",
-          dm_reshape(mesh, rank == 1 ? wrong : right, names, 1, NULL, &view));
-    OK(dm_reshape(mesh, right, names, 1, NULL, &view));
+          dm_reshape(mesh, rank == 1 ? wrong : right, 1, names, NULL, &view));
+    OK(dm_reshape(mesh, right, 1, names, NULL, &view));
     dm_free(view);
     FAILS(DM_STATUS_NOT_FOUND, rank == 1 ? "nowhere" : "rank 1 refused its own dm_slice_range as call 5: ",
           dm_slice_range(mesh, rank == 1 ? "nowhere" : "tp", 0, 2, 1, NULL, &view));
     OK(dm_slice_range(mesh, "tp", 0, 2, 1, NULL, &view));
     dm_free(view);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 7: sizes is NULL",
-          dm_unflatten(mesh, "tp", rank == 1 ? NULL : apart, parts, 2, NULL, &view));
-    OK(dm_unflatten(mesh, "tp", apart, parts, 2, NULL, &view));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "shape is NULL" : "rank 1 refused its own dm_unflatten as call 7: shape is NULL",
+          dm_unflatten(mesh, "tp", rank == 1 ? NULL : apart, 2, parts, NULL, &view));
+    OK(dm_unflatten(mesh, "tp", apart, 2, parts, NULL, &view));
     dm_free(view);
     /* All refuse, and a refusal that only one rank makes harms no call of another function. */
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_flatten(mesh, "tp", NULL, &view));
@@ -92,10 +92,10 @@ static void refused(void)
     if (rank == 0) {
       REQUIRE(dm_group_start(mesh));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-      GIVES(DM_STATUS_INVALID_ARGUMENT, dm_finalize(mesh, NULL));
+      GIVES(DM_STATUS_INVALID_STATE, dm_finalize(mesh, NULL));
       REQUIRE(dm_group_end(mesh));
     } else {
-      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh, NULL));
+      FAILS(DM_STATUS_INVALID_STATE, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh, NULL));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     }
     OK(dm_finalize(mesh, NULL));

@@ -64,6 +64,7 @@ int main(void)
   dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   dims[0].flags = DM_DIM_OWN_COMM;
   options.dim_options = dims;
+  options.num_dim_options = 2;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &lazy));
   OK(dm_group_start(lazy));
   OK(dm_all_reduce(lazy, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
@@ -86,6 +87,7 @@ int main(void)
   /* This starts dm-farewell: a call that is aborted while it waits tells the other ranks. */
   options.flags = 0;
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &doomed));
   if (rank == 0) {
     /* The program's own thread handles no signals either. So a signal that was handled was handled

@@ -14,6 +14,9 @@ static dm_mesh *offline(int32_t world_size, int32_t rank, const int32_t *shape, 
   REQUIRE(dm_world_init("cuda", &join, &world));
   options.world = world;
   options.ranks = ranks;
+  size_t size = 1;
+  for (size_t dim = 0; dim < ndim; ++dim) size *= (size_t)shape[dim];
+  options.num_ranks = ranks != NULL ? size : 0;
   REQUIRE(dm_init("cuda", shape, ndim, names, &options, &mesh));
   dm_world_free(world);
   return mesh;
@@ -24,7 +27,7 @@ static void has_rows(int line, const dm_mesh *mesh, const dm_placement *placemen
 {
   const size_t tensor[] = {rows, 6};
   size_t shape[2] = {77, 77}, offset[2] = {77, 77};
-  OK(dm_local_shard(mesh, placements, tensor, 2, rank, shape, offset));
+  OK(dm_local_shard(mesh, placements, dm_ndim(mesh), tensor, 2, rank, shape, offset));
   if (shape[0] != count || offset[0] != first || shape[1] != 6 || offset[1] != 0) {
     ++failures;
     fprintf(stderr, "line %d: rank %d has (%zu, %zu) at (%zu, %zu), expected (%zu, 6) at (%zu, 0)\n", line, (int)rank, shape[0], shape[1], offset[0],
@@ -68,8 +71,8 @@ static void views(void)
   size_t block[2] = {77, 77}, offset[2] = {77, 77};
   const size_t tensor[] = {8, 6};
   /* 10 and 19 are ranks of the world, 10 also one of the root, but not of this view. */
-  FAILS(DM_STATUS_NOT_MEMBER, "rank 10 is not in DeviceMesh", dm_local_shard(pair, rows, tensor, 2, 10, block, offset));
-  FAILS(DM_STATUS_NOT_MEMBER, "rank 19 is not in DeviceMesh", dm_local_shard(pair, rows, tensor, 2, 19, block, offset));
+  FAILS(DM_STATUS_NOT_MEMBER, "rank 10 is not in DeviceMesh", dm_local_shard(pair, rows, 2, tensor, 2, 10, block, offset));
+  FAILS(DM_STATUS_NOT_MEMBER, "rank 19 is not in DeviceMesh", dm_local_shard(pair, rows, 2, tensor, 2, 19, block, offset));
   CHECK(block[0] == 77 && block[1] == 77 && offset[0] == 77 && offset[1] == 77);
   dm_free(transposed);
   dm_free(flat);
@@ -85,35 +88,35 @@ static void refusals(void)
   dm_mesh *mesh = offline(8, 7, shape, names, 2, NULL), *outside = mesh; /* rank 7 is not in it */
   size_t block[2] = {77, 77}, offset[2] = {77, 77};
   dm_placement placements[] = {DM_PLACEMENT_REPLICATE, DM_PLACEMENT_SHARD(1, 0)};
-  GIVES(DM_STATUS_NOT_MEMBER, dm_local_shard(outside, placements, tensor, 2, -1, block, offset));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "world_rank is -2", dm_local_shard(mesh, placements, tensor, 2, -2, block, offset));
-  FAILS(DM_STATUS_INVALID_HANDLE, "not a live dm_mesh", dm_local_shard(NULL, placements, tensor, 2, 0, block, offset));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements is NULL", dm_local_shard(mesh, NULL, tensor, 2, 0, block, offset));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "tensor_shape is NULL", dm_local_shard(mesh, placements, NULL, 2, 0, block, offset));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "local_shape_out is NULL", dm_local_shard(mesh, placements, tensor, 2, 0, NULL, offset));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "offset_out is NULL", dm_local_shard(mesh, placements, tensor, 2, 0, block, NULL));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "the count of tensor_shape", dm_local_shard(mesh, placements, tensor, SIZE_MAX, 0, block, offset));
+  GIVES(DM_STATUS_NOT_MEMBER, dm_local_shard(outside, placements, 2, tensor, 2, -1, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "world_rank is -2", dm_local_shard(mesh, placements, 2, tensor, 2, -2, block, offset));
+  FAILS(DM_STATUS_INVALID_HANDLE, "not a live dm_mesh", dm_local_shard(NULL, placements, 2, tensor, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements is NULL", dm_local_shard(mesh, NULL, 2, tensor, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "tensor_shape is NULL", dm_local_shard(mesh, placements, 2, NULL, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "local_shape_out is NULL", dm_local_shard(mesh, placements, 2, tensor, 2, 0, NULL, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "offset_out is NULL", dm_local_shard(mesh, placements, 2, tensor, 2, 0, block, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "the count of tensor_shape", dm_local_shard(mesh, placements, 2, tensor, SIZE_MAX, 0, block, offset));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension tp shards tensor dimension 1, but the tensor has 1",
-        dm_local_shard(mesh, placements, tensor, 1, 0, block, offset));
+        dm_local_shard(mesh, placements, 2, tensor, 1, 0, block, offset));
   placements[1].tensor_dim = -1;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].tensor_dim is -1", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].tensor_dim is -1", dm_local_shard(mesh, placements, 2, tensor, 2, 0, block, offset));
   placements[1].kind = 3;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].kind is 3", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].kind is 3", dm_local_shard(mesh, placements, 2, tensor, 2, 0, block, offset));
   const dm_placement partial = DM_PLACEMENT_PARTIAL;
   placements[1] = partial;
   placements[1].reserved[4] = 7;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].reserved is 0x7", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].reserved is 0x7", dm_local_shard(mesh, placements, 2, tensor, 2, 0, block, offset));
   placements[1].reserved[4] = 0;
   CHECK(block[0] == 77 && block[1] == 77 && offset[0] == 77 && offset[1] == 77);
 
   /* A scalar has no dimensions to shard, and nothing to write. */
   placements[1].kind = DM_REPLICATE;
-  OK(dm_local_shard(mesh, placements, NULL, 0, 0, NULL, NULL));
+  OK(dm_local_shard(mesh, placements, 2, NULL, 0, 0, NULL, NULL));
   /* The block can take the place of the tensor's shape. */
   size_t both[] = {8, 6};
   placements[1].kind = DM_SHARD;
   placements[1].tensor_dim = 1;
-  OK(dm_local_shard(mesh, placements, both, 2, 3, both, offset));
+  OK(dm_local_shard(mesh, placements, 2, both, 2, 3, both, offset));
   CHECK(both[0] == 8 && both[1] == 3 && offset[0] == 0 && offset[1] == 3);
   dm_free(mesh);
 }

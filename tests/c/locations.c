@@ -14,15 +14,15 @@ int main(void)
 
   const char *const *given = NULL, *const *hosts = NULL;
   const char *mine = rank % 2 == 0 ? "rack0/even" : "rack0/odd";
-  REQUIRE(dm_world_locations(world, mine, &given));
+  REQUIRE(dm_world_locations(world, mine, 0, &given));
   for (int32_t other = 0; other < 4; ++other) CHECK(strcmp(given[other], other % 2 == 0 ? "rack0/even" : "rack0/odd") == 0);
   /* A rank that gives no location has its host's name, which is the same for all ranks here. Some
    * ranks may give a location and others not. */
-  REQUIRE(dm_world_locations(world, NULL, &hosts));
+  REQUIRE(dm_world_locations(world, NULL, 0, &hosts));
   CHECK(hosts[0][0] != '\0' && strcmp(hosts[0], hosts[3]) == 0 && strcmp(hosts[1], hosts[2]) == 0 && strcmp(hosts[0], hosts[1]) == 0);
   CHECK(strcmp(given[1], "rack0/odd") == 0); /* the locations of the earlier call stay valid */
   const char *const *mixed = NULL;
-  REQUIRE(dm_world_locations(world, rank == 2 ? "" : NULL, &mixed));
+  REQUIRE(dm_world_locations(world, rank == 2 ? "" : NULL, 0, &mixed));
   CHECK(strcmp(mixed[2], "") == 0 && strcmp(mixed[3], hosts[0]) == 0);
 
   /* Even and odd ranks share a domain, so the later dimension, which talks more, joins 0 with 2
@@ -40,6 +40,7 @@ int main(void)
   dm_mesh *mesh = NULL;
   options.world = world;
   options.ranks = ranks;
+  options.num_ranks = 4;
   REQUIRE(dm_init("cpu", shape, 2, NULL, &options, &mesh));
   int32_t sum = 0;
   OK(dm_all_reduce(mesh, "dim_1", &rank, &sum, 1, DM_INT32, DM_SUM, NULL));
@@ -49,17 +50,17 @@ int main(void)
   static char longest[4098];
   memset(longest, 'x', sizeof longest - 1);
   if (rank == 1) {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "4097 bytes", dm_world_locations(world, longest, &none));
-    GIVES(DM_STATUS_INVALID_ARGUMENT, dm_world_locations(world, NULL, NULL));
-    GIVES(DM_STATUS_INVALID_HANDLE, dm_world_locations(NULL, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "4097 bytes", dm_world_locations(world, longest, 0, &none));
+    GIVES(DM_STATUS_INVALID_ARGUMENT, dm_world_locations(world, NULL, 0, NULL));
+    GIVES(DM_STATUS_INVALID_HANDLE, dm_world_locations(NULL, NULL, 0, &none));
   } else {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 1 refused its own dm_world_locations as call ", dm_world_locations(world, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 1 refused its own dm_world_locations as call ", dm_world_locations(world, NULL, 0, &none));
   }
   /* A rank that makes another call causes a mismatch, as in every collective call. */
   if (rank == 3)
     FAILS(DM_STATUS_MISMATCH, "dm_world_locations", dm_world_barrier(world, 0));
   else
-    FAILS(DM_STATUS_MISMATCH, "dm_world_barrier", dm_world_locations(world, NULL, &none));
+    FAILS(DM_STATUS_MISMATCH, "dm_world_barrier", dm_world_locations(world, NULL, 0, &none));
   CHECK(none == NULL);
   REQUIRE(dm_finalize(mesh, NULL));
   dm_free(mesh);

@@ -37,7 +37,7 @@ int main(void)
     REQUIRE(dm_all_reduce(mesh, "inner", &value, &value, 1, DM_FLOAT64, DM_SUM, NULL));
     CHECK(value == 2);
     const int32_t turned[2] = {2, ranks / 2};
-    REQUIRE(dm_reshape(mesh, turned, again, 2, NULL, &reshaped));
+    REQUIRE(dm_reshape(mesh, turned, 2, again, NULL, &reshaped));
     dm_free(reshaped);
     REQUIRE(dm_finalize(mesh, NULL));
     dm_free(mesh);

@@ -116,6 +116,7 @@ static void views(const dm_mesh *mesh)
   own.flags = DM_DIM_OWN_COMM;
   dm_call_options apart = DM_CALL_OPTIONS_INIT;
   apart.dim_options = &own;
+  apart.num_dim_options = 1;
   dm_mesh *mine = NULL;
   REQUIRE(dm_flatten(dp_cp, "own", &apart, &mine));
   CHECK(comm_of(mine, NULL) != comm_of(flat, NULL));
@@ -154,13 +155,13 @@ static void views(const dm_mesh *mesh)
   /* Unflatten the flattened dimension in another way, and concatenate views of one root. */
   const int32_t sizes[] = {4, 1};
   const char *parts[] = {"outer", "inner"};
-  REQUIRE(dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &split));
+  REQUIRE(dm_unflatten(flat, "dp_cp", sizes, 2, parts, NULL, &split));
   CHECK(strcmp(describe(split), "DeviceMesh((outer=4, inner=1), 'cpu', stride=(2, ()))") == 0);
   communicators_fit(split);
   const int32_t halves[] = {2, 2};
   const char *half_names[] = {"a", "b"};
   dm_mesh *halved = NULL, *a = NULL;
-  REQUIRE(dm_unflatten(flat, "dp_cp", halves, half_names, 2, NULL, &halved));
+  REQUIRE(dm_unflatten(flat, "dp_cp", halves, 2, half_names, NULL, &halved));
   communicators_fit(halved);
   CHECK(comm_of(halved, "a") == comm_of(mesh, "dp") && comm_of(halved, "b") == comm_of(mesh, "cp"));
   a = slice1(halved, "a");
@@ -230,6 +231,7 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   const int32_t order[] = {5, 3, 1, 7, 0, 2, 4, 6};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.ranks = order;
+  options.num_ranks = 8;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &permuted));
   communicators_fit(permuted);
   int32_t group[4];
@@ -248,6 +250,7 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   /* The mesh is smaller than the world. All ranks make the call, and some are outside the mesh. */
   const int32_t three[] = {6, 2, 4};
   options.ranks = three;
+  options.num_ranks = 3;
   REQUIRE(dm_init("cpu", small, 1, NULL, &options, &part));
   if (rank == 2 || rank == 4 || rank == 6) {
     communicators_fit(part);
@@ -325,8 +328,10 @@ static void adopted(const dm_mesh *mesh)
   join.flags = DM_WORLD_OFFLINE;
   REQUIRE(dm_world_init("cuda", &join, &options.world));
   options.ranks = one;
+  options.num_ranks = 1;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 1073741824 ranks, but the world has 8", dm_init(NULL, huge, 2, names, &options, &none));
   options.ranks = NULL;
+  options.num_ranks = 0;
   REQUIRE(dm_init(NULL, shape, 2, names, &options, &none));
   CHECK(strstr(describe(none), "'cuda'") != NULL);
   dm_free(none);

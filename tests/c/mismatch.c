@@ -27,8 +27,10 @@ int main(void)
   /* Ranks. */
   const int32_t order[] = {3, 2, 1, 0};
   options.ranks = rank == 2 ? order : NULL;
+  options.num_ranks = rank == 2 ? 4 : 0;
   FAILS(DM_STATUS_MISMATCH, "ranks=(3, 2, 1, 0)", dm_init("cpu", square, 2, names, &options, &mesh));
   options.ranks = NULL;
+  options.num_ranks = 0;
   /* Flags. */
   options.flags = rank == 2 ? DM_INIT_LAZY : 0;
   FAILS(DM_STATUS_MISMATCH, "lazy", dm_init("cpu", square, 2, names, &options, &mesh));

@@ -51,6 +51,7 @@ int main(void)
     join.rank = me;
     REQUIRE(dm_world_init("cpu", &join, &options.world));
     options.ranks = ranks;
+    options.num_ranks = 12;
     REQUIRE(dm_init("cpu", shape, 3, names, &options, &mesh));
     int32_t rank = -1;
     if (me == 0) {

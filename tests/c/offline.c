@@ -38,9 +38,9 @@ static void at_a_million(void)
   OK(dm_get_local_rank(flat, NULL, &rank));
   CHECK(rank == 15 * 64 + 6);
   const int32_t large[] = {1024, 2};
-  REQUIRE(dm_unflatten(flat, "dp_cp", large, parts, 2, NULL, &split));
+  REQUIRE(dm_unflatten(flat, "dp_cp", large, 2, parts, NULL, &split));
   CHECK(strcmp(describe(split), "DeviceMesh((outer=1024, inner=2), 'cuda', stride=(16, 8))") == 0);
-  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &split));
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_unflatten(flat, "dp_cp", sizes, 2, parts, NULL, &split));
   const char *tp[] = {"tp"};
   OK(dm_submesh_count(mesh, tp, 1, &count));
   CHECK(count == (1 << 20) / 8);
@@ -91,6 +91,7 @@ static void explicit_ranks(void)
   const int32_t ranks[] = {0, 4, 8};
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   options.ranks = ranks;
+  options.num_ranks = 3;
   REQUIRE(dm_init("cpu", column, 1, a, &options, &listed));
   dm_mesh *sliced = slice1(mesh, "a");
   bool equal = false;

@@ -70,8 +70,10 @@ static void one_name(int is_blocking)
   dim.flags = DM_DIM_OWN_COMM;
   dim.nccl_config = &config;
   options.dim_options = &dim;
+  options.num_dim_options = 1;
   REQUIRE(dm_init("cpu", shape, 1, names, &options, &mesh));
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   caller alone = {mesh, "x", 5, 0, 0};
   calls(&alone);
   if (rank == 0) {

@@ -45,6 +45,7 @@ static void plans(void)
   REQUIRE(dm_world_init("cuda", &join, &world));
   options.world = world;
   options.ranks = ranks;
+  options.num_ranks = 8;
   REQUIRE(dm_init("cuda", kShape, 2, names, &options, &mesh));
   OK(dm_group_ranks(mesh, "tp", group, 4, &length));
   for (size_t i = 0; i < length; ++i) CHECK(strcmp(kDealt[group[i]], "h1") == 0);

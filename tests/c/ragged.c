@@ -131,6 +131,7 @@ static void mismatches(dm_world *world, const dm_mesh *mesh, int32_t me, int32_t
     own.flags = DM_DIM_OWN_COMM;
     options.world = world;
     options.dim_options = &own;
+    options.num_dim_options = 1;
     REQUIRE(dm_init("cpu", shape, 1, names, &options, &mine));
     switch (which) {
     case 0: FAILS(DM_STATUS_MISMATCH, words, dm_all_to_allv(mine, NULL, send, twos, NULL, recv, other, NULL, DM_INT32, NULL)); break;

@@ -20,6 +20,7 @@ static dm_status init(const struct place *at, size_t ndim, const int32_t *shape,
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.world = at->world;
   options.ranks = ranks;
+  options.num_ranks = ranks != NULL ? 4 : 0;
   return dm_init("cpu", shape, ndim, names, &options, &made);
 }
 
@@ -47,21 +48,21 @@ static dm_status split(const struct place *at, int32_t first, int32_t second, co
 {
   const int32_t sizes[] = {first, second};
   const char *names[] = {first_name, second_name};
-  return dm_unflatten(at->all, "all", sizes, names, 2, NULL, &made);
+  return dm_unflatten(at->all, "all", sizes, 2, names, NULL, &made);
 }
 
 static dm_status split_tp(const struct place *at, const char *first_name, const char *second_name)
 {
   const int32_t sizes[] = {1, 2};
   const char *names[] = {first_name, second_name};
-  return dm_unflatten(at->mesh, "tp", sizes, names, 2, NULL, &made);
+  return dm_unflatten(at->mesh, "tp", sizes, 2, names, NULL, &made);
 }
 
 static dm_status reshape(const struct place *at, int32_t first, int32_t second, const char *first_name, const char *second_name)
 {
   const int32_t sizes[] = {first, second};
   const char *names[] = {first_name, second_name};
-  return dm_reshape(at->mesh, sizes, names, 2, NULL, &made);
+  return dm_reshape(at->mesh, sizes, 2, names, NULL, &made);
 }
 
 static dm_status slice(const dm_mesh *mesh, const char *first, const char *second)
@@ -134,7 +135,7 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   const dm_placement placements[] = {DM_PLACEMENT_REPLICATE, {kind, tensor_dim, 0, {0}}};
   const size_t tensor[] = {8};
   size_t shape[] = {77}, offset[] = {77};
-  const dm_status status = dm_local_shard(at->mesh, placements, tensor, 1, -1, shape, offset);
+  const dm_status status = dm_local_shard(at->mesh, placements, 2, tensor, 1, -1, shape, offset);
   CHECK(shape[0] == 77 && offset[0] == 77);
   return status;
 }
@@ -172,8 +173,8 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   ROW(1, BAD, "size 0 of dimension all is 0", "at least 1", split(at, 0, 4, "a", "b")) \
   ROW(2, BAD, "dimension name a is repeated", "(a, a)", split(at, 2, 2, "a", "a")) \
   ROW(3, BAD, "dimension name dp is repeated", "(dp, a, dp)", split_tp(at, "a", "dp")) \
-  ROW(0, DM_STATUS_NOT_FOUND, "dimension pp", "(dp, tp)", dm_unflatten(at->mesh, "pp", NULL, NULL, 0, NULL, &made)) \
-  ROW(1, BAD, "of sizes () is 1", "has size 2", dm_unflatten(at->mesh, "tp", NULL, NULL, 0, NULL, &made)) \
+  ROW(0, DM_STATUS_NOT_FOUND, "dimension pp", "(dp, tp)", dm_unflatten(at->mesh, "pp", NULL, 0, NULL, NULL, &made)) \
+  ROW(1, BAD, "of sizes () is 1", "has size 2", dm_unflatten(at->mesh, "tp", NULL, 0, NULL, NULL, &made)) \
   ROW(2, BAD, "(3, 2) is 6", "has size 4", reshape(at, 3, 2, "a", "b")) \
   ROW(3, BAD, "size 1 is 0", "at least 1", reshape(at, 4, 0, "a", "b")) \
   ROW(0, BAD, "dimension dp of shape (1, 4)", "(2, 2)", reshape(at, 1, 4, "a", "dp")) \
@@ -252,6 +253,7 @@ static struct place place(int32_t rank, bool offline)
   at.dp = slice1(at.mesh, "dp");
   at.tp = slice1(at.mesh, "tp");
   options.ranks = ranks;
+  options.num_ranks = 2;
   REQUIRE(dm_init("cpu", two, 1, x, &options, &at.pair));
   made = kUntouched;
   return at;

@@ -19,12 +19,12 @@ int main(void)
   REQUIRE(dm_init("cpu", shape, 3, names, NULL, &dense));
   const int32_t rank = rank_of(dense);
 
-  REQUIRE(dm_reshape(dense, shape, experts, 3, NULL, &sparse));
+  REQUIRE(dm_reshape(dense, shape, 3, experts, NULL, &sparse));
   CHECK(strcmp(describe(sparse), "DeviceMesh((pp=2, edp=2, etp=2), 'cpu', stride=(4, 2, 1))") == 0);
   CHECK(comm_of(sparse, "pp") == comm_of(dense, "pp"));
   CHECK(comm_of(sparse, "edp") == comm_of(dense, "dp") && comm_of(sparse, "etp") == comm_of(dense, "tp"));
 
-  REQUIRE(dm_reshape(dense, sizes, flat, 2, NULL, &folded));
+  REQUIRE(dm_reshape(dense, sizes, 2, flat, NULL, &folded));
   CHECK(comm_of(folded, "pp") == comm_of(dense, "pp"));
   int32_t gathered[4], local = -1;
   OK(dm_all_gather(folded, "ep", &rank, gathered, 1, DM_INT32, NULL));
@@ -42,20 +42,20 @@ int main(void)
 
   /* The others are told of each wrong call of one rank, and the next call meets. */
   if (rank == 6) {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension pp", dm_reshape(dense, moved_sizes, moved, 2, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension pp", dm_reshape(dense, moved_sizes, 2, moved, NULL, &none));
     CHECK(strstr(dm_last_error(), "(2, 4)") != NULL && strstr(dm_last_error(), "(4, 2)") != NULL);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "6", dm_reshape(dense, wrong, moved, 2, NULL, &none));
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "repeated", dm_reshape(dense, sizes, twice, 2, NULL, &none));
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "is 0", dm_reshape(dense, zero, flat, 2, NULL, &none));
-    GIVES(DM_STATUS_INVALID_ARGUMENT, dm_reshape(dense, NULL, flat, 2, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "6", dm_reshape(dense, wrong, 2, moved, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "repeated", dm_reshape(dense, sizes, 2, twice, NULL, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "is 0", dm_reshape(dense, zero, 2, flat, NULL, &none));
+    GIVES(DM_STATUS_INVALID_ARGUMENT, dm_reshape(dense, NULL, 2, flat, NULL, &none));
     CHECK(none == NULL);
   } else {
     for (int call = 0; call < 5; ++call)
-      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 6 refused its own dm_reshape as call ", dm_reshape(dense, shape, experts, 3, NULL, &none));
+      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 6 refused its own dm_reshape as call ", dm_reshape(dense, shape, 3, experts, NULL, &none));
   }
   const bool other = rank == 6;
   FAILS(DM_STATUS_MISMATCH, "dm_reshape",
-        dm_reshape(dense, other ? sizes : shape, other ? flat : experts, other ? 2 : 3, NULL, &none));
+        dm_reshape(dense, other ? sizes : shape, other ? 2 : 3, other ? flat : experts, NULL, &none));
   CHECK(none == NULL && strstr(dm_last_error(), "sizes=(2, 4)") != NULL && strstr(dm_last_error(), "sizes=(2, 2, 2)") != NULL);
 
   REQUIRE(dm_finalize(dense, NULL));

@@ -90,6 +90,7 @@ static void round_trips(void)
   comes_back(range, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[1,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[],[[2,1]]],\"base\":0,\"ranks\":[[2,2]]}");
   dm_free(range);
   options.ranks = order;
+  options.num_ranks = 4;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &dealt));
   comes_back(dealt, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,2],[0,1]]}");
   REQUIRE(dm_submesh(dealt, tp, 1, 0, &row));
@@ -101,6 +102,7 @@ static void round_trips(void)
     REQUIRE(dm_init("cpu", shape, 2, names, &options, &both));
   else {
     options.ranks = NULL;
+    options.num_ranks = 0;
     REQUIRE(dm_deserialize(text_of(dealt), &options, &both));
   }
   equal(both, dealt);
@@ -112,8 +114,10 @@ static void round_trips(void)
   dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   dims[1].flags = DM_DIM_OWN_COMM;
   options.ranks = NULL;
+  options.num_ranks = 0;
   options.flags = DM_INIT_LAZY;
   options.dim_options = dims;
+  options.num_dim_options = 2;
   REQUIRE(dm_deserialize(text_of(mesh), &options, &both));
   works_along(both, "tp");
   OK(dm_get_comm(mesh, "tp", &shared));
@@ -131,6 +135,7 @@ static void round_trips(void)
   /* Rank 2 has the text of another mesh. */
   options.flags = 0;
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   dm_mesh *none = kUntouched;
   FAILS(DM_STATUS_MISMATCH, "rank 2 called dm_init(shape=(4), names=(all), ranks=(0, 2, 1, 3)) as call ",
         dm_deserialize(text_of(rank == 2 ? flat : dealt), &options, &none));
@@ -218,8 +223,10 @@ static void refusals(const dm_init_options *in_world)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   const int32_t ranks[] = {0, 1, 2, 3};
   options.ranks = ranks;
+  options.num_ranks = 4;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "options.ranks is not NULL", dm_deserialize(good, &options, &mesh));
   options.ranks = NULL;
+  options.num_ranks = 0;
   options.flags = DM_INIT_OWN_COMMS;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dm_from_comms", dm_deserialize(good, &options, &mesh));
   options.flags = 1u << 30;
@@ -228,6 +235,7 @@ static void refusals(const dm_init_options *in_world)
   dims[1].flags = 8;
   options.flags = 0;
   options.dim_options = dims;
+  options.num_dim_options = 2;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "options.dim_options[1]", dm_deserialize(good, &options, &mesh));
 
   /* These mistakes only show when the world is known. */

@@ -16,6 +16,7 @@ static dm_mesh *made(int32_t dp, int32_t tp, uint32_t flags, const int32_t *rank
   const int32_t shape[] = {dp, tp};
   options.flags = flags;
   options.ranks = ranks;
+  options.num_ranks = ranks == NULL ? 0 : (size_t)(dp * tp);
   REQUIRE(dm_init("cpu", shape, 2, kNames, &options, &mesh));
   return mesh;
 }
@@ -142,6 +143,7 @@ static void ended_on_one(void)
   if (me == 0) OK(dm_abort(earlier));
   const double began = seconds_now();
   options.ranks = four;
+  options.num_ranks = 4;
   REQUIRE(dm_init("cpu", shape, 2, (const char *const *)kNames, &options, &again));
   if (me < 4) holds(again, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
   OK(dm_abort(again));

@@ -49,7 +49,9 @@ int main(void)
   OK(dm_plan_ranks(&plan, planned, NULL, 0, NULL));
   options.world = world;
   options.ranks = planned;
+  options.num_ranks = 2;
   options.dim_options = dims; /* an array: its stride is the caller's struct_size */
+  options.num_dim_options = 2;
   dims[0].flags = DM_DIM_OWN_COMM;
   dims[0].comm_name = "first";
   dims[1].comm_name = "second";

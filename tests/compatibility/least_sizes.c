@@ -55,6 +55,7 @@ int main(void)
     dm_mesh *mesh = NULL;
     options.world = world;
     options.dim_options = &dim;
+    options.num_dim_options = 1;
     options.struct_size = LEAST_dm_init_options - less;
     check("dm_init_options", LEAST_dm_init_options, less, dm_init("cpu", shape, 1, NULL, &options, &mesh));
     dm_free(mesh);
@@ -68,6 +69,7 @@ int main(void)
     dm_call_options call = DM_CALL_OPTIONS_INIT;
     mesh = NULL;
     options.dim_options = NULL;
+    options.num_dim_options = 0;
     if (dm_init("cpu", shape, 1, NULL, &options, &mesh) != DM_STATUS_OK) return 1;
     call.struct_size = LEAST_dm_call_options - less;
     check("dm_call_options", LEAST_dm_call_options, less, dm_finalize(mesh, &call));

@@ -28,6 +28,7 @@ int main(void)
   dims[1].nccl_config = &few;
   dims[1].comm_name = "tensor_parallel";
   options.dim_options = dims;
+  options.num_dim_options = 2;
   REQUIRE(dm_init(device_type(), shape, 2, names, &options, &with));
   check_group(with, "dp");
   check_group(with, "tp");
@@ -42,6 +43,7 @@ int main(void)
   own.nccl_config = &older;
   dm_call_options apart = DM_CALL_OPTIONS_INIT;
   apart.dim_options = &own;
+  apart.num_dim_options = 1;
   REQUIRE(dm_flatten(with, "all", &apart, &flat));
   check_group(flat, NULL);
   OK(dm_finalize(with, NULL));

@@ -103,6 +103,7 @@ int main(int argc, char **argv)
   dm_dim_options apart = DM_DIM_OPTIONS_INIT;
   apart.flags = DM_DIM_OWN_COMM;
   options.dim_options = &apart;
+  options.num_dim_options = 1;
   const double before = free_mib();
   REQUIRE(dm_init(device_type(), line, 1, NULL, &options, &first));
   carrier = first;

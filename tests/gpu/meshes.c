@@ -25,7 +25,7 @@ static void views(const dm_mesh *mesh)
   int32_t size = 0;
   REQUIRE(dm_size(flat, NULL, &size));
   if (size == 4) {
-    REQUIRE(dm_unflatten(flat, "model", sizes, parts, 2, NULL, &split));
+    REQUIRE(dm_unflatten(flat, "model", sizes, 2, parts, NULL, &split));
     check_and_free(split);
   }
   dm_free(flat);
@@ -67,6 +67,7 @@ int main(int argc, char **argv)
   int32_t *reverse = (int32_t *)host_alloc(n * sizeof(int32_t));
   for (int32_t at = 0; at < ranks; ++at) reverse[at] = ranks - 1 - at;
   options.ranks = reverse;
+  options.num_ranks = n;
   REQUIRE(dm_init(device_type(), cube, 3, names, &options, &permuted));
   check_all(permuted);
   views(permuted);
@@ -77,6 +78,7 @@ int main(int argc, char **argv)
   /* Every other rank along a dimension; the others are no members of the result. */
   if (n >= 4) {
     options.ranks = NULL;
+    options.num_ranks = 0;
     REQUIRE(dm_init(device_type(), line, 1, names, &options, &permuted));
     const dm_status made = dm_slice_range(permuted, "replicate", 0, n / 2, 2, NULL, &range);
     CHECK(made == DM_STATUS_OK);

@@ -123,7 +123,7 @@ static void path(void)
   REQUIRE(dm_flatten(view, "dt", NULL, &again));
   CHECK(comm_of(flat, "dt") == comm_of(again, "dt"));
   note("unflatten");
-  REQUIRE(dm_unflatten(flat, "dt", halves, back, 2, NULL, &split));
+  REQUIRE(dm_unflatten(flat, "dt", halves, 2, back, NULL, &split));
   CHECK(comm_of(split, "a") == comm_of(cube, "dp") && comm_of(split, "b") == comm_of(cube, "tp"));
 
   note("second");
@@ -133,8 +133,10 @@ static void path(void)
   dm_dim_options own[3] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   own[1].flags = DM_DIM_OWN_COMM;
   options.dim_options = own;
+  options.num_dim_options = 3;
   dm_mesh *third = made(kCube, 3, kNames);
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   CHECK(comm_of(third, "dp") != comm_of(cube, "dp") && comm_of(third, "tp") == comm_of(cube, "tp"));
 
   note("line");
@@ -388,11 +390,13 @@ static void inherit(void)
   dims[1].comm_name = "shards";
   dims[1].nccl_config = &config;
   options.dim_options = dims;
+  options.num_dim_options = 2;
   dm_mesh *mesh = made(shape, 2, names), *left = NULL, *lazily = NULL;
   options.flags = DM_INIT_LAZY;
   dm_mesh *lazy = made(shape, 2, names);
   options.flags = 0;
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   memset(net_name, 'X', sizeof net_name);
   OK(dm_world_barrier(world, 0));
   if (rank == 7) _exit(0);
@@ -402,6 +406,7 @@ static void inherit(void)
   dm_call_options call = DM_CALL_OPTIONS_INIT;
   others[0].comm_name = "others";
   call.dim_options = others;
+  call.num_dim_options = 2;
   REQUIRE(dm_shrink(lazy, "dp", NULL, 0, &call, &lazily));
   note("made");
   if (rank < 6) {
@@ -573,6 +578,7 @@ static void lazy_names(void)
   config.netName = net_name;
   dims[2].nccl_config = &config;
   options.dim_options = dims;
+  options.num_dim_options = 3;
   options.flags = DM_INIT_LAZY;
   dm_mesh *mesh = made(kCube, 3, kNames);
   memset(comm_name, 'X', sizeof comm_name);
@@ -580,6 +586,7 @@ static void lazy_names(void)
   memset(&config, 0, sizeof config);
   memset(dims, 0, sizeof dims);
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   options.flags = 0;
   CHECK(sum_along(mesh, "tp") == 2);
   OK(dm_finalize(mesh, NULL));
@@ -597,8 +604,10 @@ static void finalize_world(void)
   dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   own[0].flags = own[1].flags = DM_DIM_OWN_COMM;
   options.dim_options = own;
+  options.num_dim_options = 2;
   lazy = made(wide, 2, lazily);
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   options.flags = 0;
   dm_free(freed);
   if (rank % 4 < 2) CHECK(sum_along(lazy, "y") == 2);

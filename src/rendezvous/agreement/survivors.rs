@@ -41,7 +41,7 @@ impl Scope {
     /// the store. Fails when no rank is lost.
     pub fn agree_on_lost(&self, call: &str, known: &[i32], wait: &Wait) -> Result<AgreedLosses> {
         loop {
-            let round = self.next_round(call);
+            let round = self.join_next(call);
             if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
                 continue;
             }
@@ -133,7 +133,7 @@ impl Round {
     fn proposal(&self) -> Verdict {
         let lost = self.lost();
         if lost.is_empty() {
-            return Verdict::of(&Error::invalid(format!(
+            return Verdict::of(&Error::invalid_state(format!(
                 "no rank is lost: there is nothing to leave out by {}; the mesh has ended on all ranks, so make it anew (dm_init)",
                 self.call
             )));

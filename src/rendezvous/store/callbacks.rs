@@ -17,6 +17,8 @@ use crate::wait::Wait;
 /// How long one call of the caller's `get` may wait. The cancel flag is looked at between two
 /// calls.
 const SLICE: Duration = Duration::from_millis(50);
+/// The number by which the caller's `get` says that the key did not come in time: DM_STORE_NOT_YET.
+pub(crate) const NOT_YET: i32 = 1;
 /// The size of the first buffer for a value, in bytes.
 const FIRST_CAPACITY: usize = 64 << 10;
 
@@ -96,8 +98,8 @@ impl CallbackStore {
     }
 
     /// Calls the caller's `get` once, and again with a larger buffer when the value needs one.
-    /// `Err` is the return code.
-    fn get_once(&self, key: &CString, timeout: Duration) -> Result<std::result::Result<Vec<u8>, i32>> {
+    /// Returns `None` when the key did not come in time.
+    fn get_once(&self, key: &CString, timeout: Duration) -> Result<Option<Vec<u8>>> {
         let mut value = vec![0u8; FIRST_CAPACITY];
         loop {
             let mut len = 0;
@@ -106,12 +108,14 @@ impl CallbackStore {
             let code = unsafe {
                 (self.get)(self.user_data, key.as_ptr(), value.as_mut_ptr().cast(), value.len(), &mut len, millis)
             };
+            match code {
+                0 => {}
+                NOT_YET => return Ok(None),
+                code => return Err(self.failed("get", &key.to_string_lossy(), code)),
+            }
             if len > value.len() && len <= MAX_VALUE {
                 value.resize(len, 0);
                 continue;
-            }
-            if code != 0 {
-                return Ok(Err(code));
             }
             if len > MAX_VALUE {
                 return Err(Error::store(format!(
@@ -120,7 +124,7 @@ impl CallbackStore {
                 )));
             }
             value.truncate(len);
-            return Ok(Ok(value));
+            return Ok(Some(value));
         }
     }
 }
@@ -137,7 +141,7 @@ impl Store for CallbackStore {
 
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
         let c_keys = keys.iter().map(|key| self.key(key)).collect::<Result<Vec<_>>>()?;
-        let (mut lookout, mut last) = (wait.lookout(), 0);
+        let mut lookout = wait.lookout();
         loop {
             wait.cancel.check()?;
             lookout.look()?;
@@ -147,14 +151,12 @@ impl Store for CallbackStore {
             let began = Instant::now();
             for (index, key) in c_keys.iter().enumerate() {
                 // The first key is waited for. The other keys are only looked at.
-                match self.get_once(key, if index == 0 { slice } else { Duration::ZERO })? {
-                    Ok(value) => return Ok((index, value)),
-                    Err(code) => last = code,
+                if let Some(value) = self.get_once(key, if index == 0 { slice } else { Duration::ZERO })? {
+                    return Ok((index, value));
                 }
             }
             if over {
-                let error = no_key(self, keys[0], wait);
-                return Err(Error::timeout(format!("{} (dm_store_callbacks.get returned {last})", error.message())));
+                return Err(no_key(self, keys[0], wait));
             }
             // The function has waited as long as it was told, so the key is not there yet. A
             // function that returns at once is slowed down, and the wait ends at the deadline.
@@ -163,7 +165,7 @@ impl Store for CallbackStore {
     }
 
     fn try_get(&self, key: &str, _wait: &Wait) -> Result<Option<Vec<u8>>> {
-        Ok(self.get_once(&self.key(key)?, Duration::ZERO)?.ok())
+        self.get_once(&self.key(key)?, Duration::ZERO)
     }
 
     fn add(&self, key: &str, amount: i64, _wait: &Wait) -> Result<i64> {

@@ -14,6 +14,7 @@ mod server;
 mod table;
 mod value;
 
+pub(crate) use callbacks::NOT_YET;
 pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;
 pub use file::FileStore;

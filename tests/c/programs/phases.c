@@ -155,6 +155,7 @@ static void one_round(void)
   for (int at = 0; at < 3; ++at) apart[at].flags = DM_DIM_OWN_COMM;
   dm_call_options own = DM_CALL_OPTIONS_INIT;
   own.dim_options = apart;
+  own.num_dim_options = 2;
   options.world = world;
 
   phase("init");
@@ -163,10 +164,11 @@ static void one_round(void)
   must(dm_flatten(meshes[0], "all", NULL, &views[0]));
   phase("unflatten");
   const int32_t parts[] = {inner, ranks / inner};
-  must(dm_unflatten(views[0], "all", parts, halves, 2, &own, &views[1]));
+  must(dm_unflatten(views[0], "all", parts, 2, halves, &own, &views[1]));
   phase("lazy");
   options.flags = DM_INIT_LAZY;
   options.dim_options = apart;
+  options.num_dim_options = ndim;
   must(dm_init("cpu", shape, ndim, names, &options, &meshes[1]));
   for (size_t dim = 0; dim < ndim; ++dim) {
     ncclComm_t comm = NULL;
@@ -189,6 +191,7 @@ static void one_round(void)
   int32_t backwards[8];
   for (int32_t at = 0; at < ranks; ++at) backwards[at] = ranks - 1 - at;
   options.ranks = backwards;
+  options.num_ranks = (size_t)ranks;
   must(dm_init("cpu", flat_shape, 1, line, &options, &meshes[2]));
   all_reduce(meshes[2], NULL, kSmall);
   phase("part"); /* a mesh without one of the ranks */

@@ -60,9 +60,10 @@ static dm_status unflatten(void *none)
   own[0].flags = own[1].flags = DM_DIM_OWN_COMM;
   dm_call_options apart = DM_CALL_OPTIONS_INIT;
   apart.dim_options = own;
+  apart.num_dim_options = 2;
   const char *all = "all";
   REQUIRE(dm_slice(mesh, &all, 1, &line));
-  return dm_unflatten(line, "all", sizes, names, 2, &apart, &view);
+  return dm_unflatten(line, "all", sizes, 2, names, &apart, &view);
 }
 
 static dm_status finalize(void *none)

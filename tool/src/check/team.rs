@@ -79,7 +79,7 @@ pub struct Team {
 impl Team {
     /// Learns the hosts of all ranks. **Collective over the world.**
     pub fn new(world: Arc<World>, clock: Clock, progress: Progress) -> Result<Team> {
-        let hosts = world.locations(None)?;
+        let hosts = world.locations(None, None)?;
         let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
         Ok(Team { world, hosts, clock, progress })
     }
