@@ -914,8 +914,8 @@ dm_status dm_set_log(dm_log_level level,
  * other ranks on the members of the world.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
- * for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
- * everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+ * for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere.
+ * options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
  * Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
  * devices joins one world per device, each with an explicit rank, from one thread per device. Each
  * rank frees its handle with dm_world_free.
@@ -1139,15 +1139,18 @@ dm_status dm_init(const char *device_type,
  * dimensions.
  *
  * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
- * as the dimension, and this process's rank in it is its coordinate (checked). The communicators
- * belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
- * communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
- * options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+ * as the dimension, and this process's rank in it is its coordinate (checked). On cuda the
+ * communicators belong to the library that the program has named (dm_world_options.ccl_library of
+ * options->world, or dm_set_ccl_resolver), or else to the only copy of NCCL that is loaded in the
+ * process; DM_CCL_LIBRARY does not count here, and several copies are refused with their paths.
+ * The communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort,
+ * unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
  * nothing is made here. options->world NULL: the mesh joins no world, its ranks
  * are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
- * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
+ * or none).
  */
 dm_status dm_from_comms(const char *device_type,
                         const int32_t *shape,
@@ -2201,8 +2204,8 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
  * DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_NOT_FOUND,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu, a stream that is being
- * captured).
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu), DM_STATUS_INVALID_STATE (the
+ * stream is being captured).
  */
 dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stream, int64_t timeout_ms);
 

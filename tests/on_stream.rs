@@ -55,6 +55,8 @@ fn collectives_over_device_memory() {
             on_stream.all_reduce("tp", &mut sum, Operator::Sum).unwrap();
             assert_eq!(values(&stream, &sum), [1.0, 20.0]);
             on_stream.all_reduce("dp", &mut sum, Operator::Sum).unwrap();
+            on_stream.wait(Some("dp"), None).unwrap();
+            on_stream.wait(None, Some(Duration::from_secs(60))).unwrap();
             assert_eq!(values(&stream, &sum), [1.0, 20.0]);
 
             let mut copied = stream.clone_htod(&[mine; 3]).unwrap();

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::cuda::{Code, Driver};
 use super::hip::Hip;
 use super::library::Library;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 
 /// `CUDA_ERROR_NOT_READY` and `hipErrorNotReady`: the stream still has work.
 const NOT_READY: Code = 600;
@@ -66,28 +66,37 @@ impl StreamQuery {
 
     /// Fails when the stream is being captured into a graph: its work does not run, and a question
     /// would spoil the capture.
-    pub(crate) fn check_not_captured(&self, stream: *mut c_void) -> Result<()> {
+    ///
+    /// # Safety
+    /// `stream` is NULL or a live stream.
+    pub(crate) unsafe fn check_not_captured(&self, stream: *mut c_void) -> Result<()> {
         let Some(is_capturing) = self.is_capturing else { return Ok(()) };
         let mut status = 0;
-        // SAFETY: the stream is the program's by its word, and the out-parameter is valid.
+        // SAFETY: the caller's contract, and the out-parameter is valid.
         let code = unsafe { is_capturing(stream, &mut status) };
         match (code, status) {
             (0, 0) => Ok(()),
-            (0, _) => Err(Error::invalid(format!(
-                "the stream {stream:p} is being captured into a CUDA graph, so its work does not run: end the capture, launch the graph, and wait for the stream on which it was launched"
-            ))),
+            (0, _) => Err(Error::new(
+                Status::InvalidState,
+                format!(
+                    "the stream {stream:p} is being captured into a CUDA graph, so its work does not run: end the capture, launch the graph, and wait for the stream on which it was launched"
+                ),
+            )),
             (code, _) => self.check("cuStreamIsCapturing", code),
         }
     }
 
     /// Whether all work on the stream is done. Fails where some of it failed.
-    pub(crate) fn is_done(&self, stream: *mut c_void) -> Result<bool> {
+    ///
+    /// # Safety
+    /// `stream` is NULL or a live stream.
+    pub(crate) unsafe fn is_done(&self, stream: *mut c_void) -> Result<bool> {
         // A capture of another thread in the mode "global" forbids the question to every thread
         // whose own mode is not relaxed, and the question would spoil that capture.
         let mut mode = RELAXED;
         // SAFETY: the parameter is valid, here and below.
         let is_relaxed = self.exchange_mode.is_some_and(|exchange| unsafe { exchange(&mut mode) } == 0);
-        // SAFETY: the stream is the program's by its word.
+        // SAFETY: the caller's contract.
         let code = unsafe { (self.query)(stream) };
         if let Some(exchange) = self.exchange_mode.filter(|_| is_relaxed) {
             // SAFETY: as above.

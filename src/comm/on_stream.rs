@@ -17,6 +17,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, sys};
 
@@ -195,6 +196,17 @@ impl OnStream<'_> {
             // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
             unsafe { library.all_to_all(send, recv, count, T::DTYPE, comm, stream) }
         })
+    }
+
+    /// Returns when all work on the stream is done and no communicator along `dim` has failed;
+    /// `None` stands for all communicators of the mesh, and for the mesh's timeout. A lost rank and
+    /// the deadline end the wait, where [`CudaStream::synchronize`] would wait for ever. **Local**.
+    /// See [`View::stream_wait`].
+    pub fn wait(&self, dim: Option<&str>, timeout: Option<Duration>) -> Result<()> {
+        let bound = self.stream.context().bind_to_thread();
+        bound.map_err(|error| failed("wait", "an earlier call of cudarc", error))?;
+        // SAFETY: the stream lives as long as this reference to it.
+        unsafe { self.view.stream_wait(dim, self.stream.cu_stream().cast(), timeout) }
     }
 
     /// Checks the buffers, and queues what `issue` calls with their addresses on the stream, in the

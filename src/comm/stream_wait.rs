@@ -46,10 +46,14 @@ impl View {
     /// Fails with `DM_STATUS_PEER_LOST` and the ranks when a rank is lost and the work is not done
     /// a second later, with `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when
     /// work on the stream has failed. The work then stays on the stream until the mesh is aborted.
-    pub fn stream_wait(&self, dim: Option<&str>, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
+    ///
+    /// # Safety
+    /// `stream` is NULL or a live stream of the communicators' device.
+    pub unsafe fn stream_wait(&self, dim: Option<&str>, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
         let began = Instant::now();
         let outcome = self.waited_for(dim).and_then(|waited_for| {
-            waited_for.wait(stream, timeout).map_err(|error| match &waited_for.dim {
+            // SAFETY: the caller's contract.
+            unsafe { waited_for.wait(stream, timeout) }.map_err(|error| match &waited_for.dim {
                 Some(dim) => error.along(dim),
                 None => error,
             })
@@ -95,7 +99,11 @@ struct WaitedFor<'a> {
 }
 
 impl WaitedFor<'_> {
-    fn wait(&self, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
+    /// Waits for the stream.
+    ///
+    /// # Safety
+    /// `stream` is NULL or a live stream.
+    unsafe fn wait(&self, stream: *mut c_void, timeout: Option<Duration>) -> Result<()> {
         let library = self.view.library()?;
         if library.is_host_engine() {
             return match stream.is_null() {
@@ -109,14 +117,16 @@ impl WaitedFor<'_> {
         if let (false, Some(world)) = (query.has_device()?, self.view.root_comms().world()) {
             world.select_device()?;
         }
-        query.check_not_captured(stream)?;
+        // SAFETY: the caller's contract.
+        unsafe { query.check_not_captured(stream)? };
         let (began, deadline) = (Instant::now(), self.view.root_comms().wait(timeout).deadline);
         let mut look = Look::default();
         loop {
             // The communicators are asked first: an operation that is not on the stream yet leaves
             // its communicator in progress.
             let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
-            if query.is_done(stream)? && is_issued {
+            // SAFETY: the caller's contract.
+            if unsafe { query.is_done(stream)? } && is_issued {
                 return self.check().map(drop);
             }
             let waited = began.elapsed();

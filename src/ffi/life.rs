@@ -53,8 +53,8 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
 /// DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_NOT_FOUND,
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu, a stream that is being
-/// captured).
+/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu), DM_STATUS_INVALID_STATE (the
+/// stream is being captured).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; stream is NULL or a live stream of the program.
@@ -67,8 +67,9 @@ pub unsafe extern "C" fn dm_stream_wait(
 ) -> dm_status {
     guard(|| {
         let view = find(mesh)?;
+        let timeout = timeout("timeout_ms", timeout_ms)?;
         // SAFETY: the caller's contract.
-        view.stream_wait(unsafe { dim_text(dim)? }, stream, timeout("timeout_ms", timeout_ms)?)
+        unsafe { view.stream_wait(dim_text(dim)?, stream, timeout) }
     })
 }
 

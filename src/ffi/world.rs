@@ -27,8 +27,8 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// other ranks on the members of the world.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
-/// for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
-/// everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+/// for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere.
+/// options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
 /// Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
 /// devices joins one world per device, each with an explicit rank, from one thread per device. Each
 /// rank frees its handle with dm_world_free.

@@ -82,7 +82,7 @@ static void wait_for_work(void)
   dm_mesh *mesh = made();
   OK(dm_stream_wait(mesh, NULL, stream_of(7), 0));
   OK(dm_stream_wait(mesh, "tp", NULL, 0));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "captured", dm_stream_wait(mesh, NULL, stream_of(0xca), 0));
+  FAILS(DM_STATUS_INVALID_STATE, "captured", dm_stream_wait(mesh, NULL, stream_of(0xca), 0));
 
   set_query(kBusy);
   const double began = seconds_now(), cpu = cpu_seconds();
