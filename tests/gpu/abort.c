@@ -1,14 +1,17 @@
-/* dm_abort from another thread, while a thread waits for an all-reduce that cannot end because the last rank never joins it. The waiting thread goes on
- * at once; so does every other rank once it aborts. Then a new mesh of the same ranks works.
+/* dm_abort from another thread, while a thread waits for an all-reduce that cannot end, because the
+ * last rank never joins it. The waiting thread goes on at once. So does every other rank once it
+ * aborts. Then a new mesh of the same ranks works.
  *
- * On the host the all-reduce itself is what blocks. On a GPU it is put on a stream, and what blocks is the wait for that stream: NCCL's kernel
- * turns until its peers come, or until ncclCommAbort raises the flag that it looks at. What the ranks are told that do not abort themselves is printed and not
- * required: NCCL says something only where its proxy meets the closed connection (tests/gpu/README.md). */
+ * On the host the all-reduce itself blocks. On a GPU it is put on a stream, and the wait for that
+ * stream blocks: NCCL's kernel turns until its peers come, or until ncclCommAbort raises the flag
+ * that the kernel looks at. The program prints what dm_check tells the ranks that do not abort, and
+ * requires nothing of it: NCCL says something only where its proxy meets the closed connection
+ * (tests/gpu/README.md). */
 #include "gpu.h"
 
 #include <pthread.h>
 
-/* The library's own promise on the host is 100 ms; of NCCL it is asked that an abort ends within seconds. */
+/* The library promises 100 ms on the host. On a GPU an abort must end within seconds. */
 static const double kHost = 0.25, kGpu = 10, kNoticed = 15;
 
 static dm_mesh *mesh;
@@ -45,7 +48,8 @@ int main(void)
   buffer = (int32_t *)device_alloc(sizeof(int32_t));
   const int32_t one = 1;
   device_put(buffer, &one, sizeof one);
-  /* The same operation once before: NCCL may connect for an algorithm when it is first used, and waits for the peers inside the call then. */
+  /* The operation runs once before, because NCCL may connect at the first use of an algorithm, and
+   * then waits for the peers inside the call. */
   OK(dm_all_reduce(mesh, NULL, buffer, buffer, 1, DM_INT32, DM_SUM, device_stream()));
   device_sync();
   OK(dm_world_barrier(options.world, 0));
@@ -58,7 +62,7 @@ int main(void)
     pause_ms(500);
     CHECK(!__atomic_load_n(&returned, __ATOMIC_SEQ_CST));
   }
-  /* Everybody who will wait does so; now rank 0 aborts, and the others look for what they are told. */
+  /* All ranks that will wait do so by now. Rank 0 aborts, and the others ask dm_check. */
   OK(dm_world_barrier(options.world, 0));
   if (rank != 0) {
     const double began = seconds_now();

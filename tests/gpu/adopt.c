@@ -1,5 +1,6 @@
-/* Communicators that the program made itself, by plain NCCL, given to dm_from_comms: as a mesh they do what made ones do. Borrowed ones outlive the
- * mesh and are destroyed here; owned ones end with dm_finalize. */
+/* Communicators that the program made itself by plain NCCL are given to dm_from_comms. As a mesh
+ * they do what communicators of dm_init do. Borrowed ones outlive the mesh and are destroyed here;
+ * owned ones end with dm_finalize. */
 #include "gpu.h"
 #include "plain.h"
 

@@ -1,4 +1,5 @@
-# shellcheck shell=bash disable=SC2154,SC2034  # run.sh reads this file; results.sh reads what is set here
+# shellcheck shell=bash disable=SC2154,SC2034
+# run.sh reads this file, and results.sh reads the variables that are set here.
 # The cases, in the order in which they are run. README.md says what each must show.
 
 launch=(${as_own_host[@]+"${as_own_host[@]}"}) settings=()

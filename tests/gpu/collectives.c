@@ -1,6 +1,7 @@
-/* Every collective on device memory, along every dimension of a mesh (n/2, 2) and along both together: all-reduce in the ten data types and five
- * operations, the others in place and not, groups of sends and receives; through dm_* and through the library's own functions. All values are compared,
- * byte for byte, with what the host works out. */
+/* Every collective on device memory, along every dimension of a mesh (n/2, 2) and along both
+ * together: all-reduce in the ten data types and five operations, the others in place and not,
+ * groups of sends and receives; through dm_* and through the library's own functions. All values
+ * are compared, byte for byte, with those that the host computes. */
 #include "gpu.h"
 
 #include <math.h>
@@ -10,7 +11,8 @@ enum { kTypes = 10, kOps = 5, kCounts = 3, kGap = 5 };
 static const size_t kTypeSize[kTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 static const char *const kTypeName[kTypes] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
 static const char *const kOpName[kOps] = {"sum", "prod", "max", "min", "avg"};
-/* One element, an odd number, and one that several blocks and chunks share; each segment is followed by bytes that must stay as they are. */
+/* One element, a small odd number, and a number that several blocks and chunks share. Bytes that
+ * must stay as they are follow each segment. */
 static const size_t kCount[kCounts] = {1, 3, 1023};
 
 /* The element of that value; all values here are exact in all types. */
@@ -44,7 +46,8 @@ static int is_signed(dm_dtype type)
   return type != DM_UINT8 && type != DM_UINT32 && type != DM_UINT64;
 }
 
-/* What rank `rank` of n contributes to element `at`: small enough for eight ranks of int8, negative too where there is a sign, and an average that is exact. */
+/* What rank `rank` of n contributes to element `at`. The values are small enough for eight ranks of
+ * int8, some are negative where there is a sign, and their average is exact. */
 static double contribution(dm_dtype type, dm_op op, int rank, int n, size_t at)
 {
   const int i = (int)(at % 1000);
@@ -71,7 +74,7 @@ static void differ(const char *what, const char *dim, size_t at)
   fprintf(stderr, "%s along %s: element %zu is wrong\n", what, dim == NULL ? "all" : dim, at);
 }
 
-/* All operations of one type at once: three segments each, out of place in the first half, in place in the second. */
+/* All operations of one type at once, three segments each: first out of place, then in place. */
 static void all_reduces(const dm_mesh *mesh, const char *dim, dm_dtype type, int rank, int n)
 {
   const size_t element = kTypeSize[type];

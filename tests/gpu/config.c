@@ -1,5 +1,6 @@
-/* An ncclConfig_t for each dimension: taken as it is, of an older release's size too, never shared with a communicator made without; ranks that ask for
- * different ones hear of it; what is no ncclConfig_t is refused. */
+/* An ncclConfig_t for each dimension is taken as it is, also with the size of an older release, and
+ * its communicator is never shared with one that was made without. Ranks that ask for different
+ * configurations are told. Bytes that are no ncclConfig_t are refused. */
 #include "gpu.h"
 
 int main(void)

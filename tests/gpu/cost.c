@@ -1,6 +1,8 @@
-/* What making a mesh costs, beside plain NCCL making the same communicators: one over all ranks and a split of it for each dimension. Time: both in
- * turn, several rounds, median of the slowest rank. Memory of the device, which all ranks share: what disappears from its free memory over all of them, by rank;
- * also after every communicator has done its first all-reduce, because NCCL makes some of its buffers then. */
+/* What making a mesh costs, beside plain NCCL making the same communicators: one over all ranks,
+ * and a split of it for each dimension. Time: both in turn, several rounds, the median of the
+ * slowest rank. Memory of the device, which all ranks share: what disappears from its free memory,
+ * divided by the ranks. It is taken again after the first all-reduce of every communicator,
+ * because NCCL makes some of its buffers then. */
 #include "plain.h"
 
 enum { kMaxRounds = 15, kMaxDims = 3 };
@@ -99,7 +101,8 @@ int main(int argc, char **argv)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *first = NULL;
   options.world = world;
-  /* A communicator of its own that lives through all, and warms up the process: the library's modules, its threads, its first memory. */
+  /* This communicator lives to the end, and warms up the process: the library's modules, its
+   * threads, its first memory. */
   dm_dim_options apart = DM_DIM_OPTIONS_INIT;
   apart.flags = DM_DIM_OWN_COMM;
   options.dim_options = &apart;

@@ -1,7 +1,9 @@
-/* What the programs of tests/gpu have in common: memory that the collectives work on, and how figures are told to run.sh.
+/* The parts that the programs of tests/gpu share: memory that the collectives work on, and how
+ * figures are told to run.sh.
  *
- * DM_DEVICE=cuda: a GPU's memory and one stream of ours, by the CUDA driver, which is opened at run time so that this compiles and links without CUDA.
- * DM_DEVICE=cpu: the host's memory. Errors of either end the program. */
+ * DM_DEVICE=cuda: a GPU's memory and one stream of the program, by the CUDA driver, which is
+ * opened at run time, so that this compiles and links without CUDA. DM_DEVICE=cpu: the host's
+ * memory. An error of either ends the program. */
 #ifndef GPU_H
 #define GPU_H
 
@@ -57,7 +59,8 @@ static inline void device_attach(void)
   if (on_gpu()) driver_says(driver.context_set(driver.context), "cuCtxSetCurrent");
 }
 
-/* Puts the address of a function of the driver into a function pointer; returns whether there is one. */
+/* Puts the address of a function of the driver into a function pointer. Returns whether there is
+ * one. */
 static inline int driver_has(const char *name, void *function_out)
 {
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -166,7 +169,7 @@ static inline void device_put(void *device, const void *host, size_t bytes)
   device_sync();
 }
 
-/* Of what was put on the stream before. */
+/* Waits for what was put on the stream before, and copies. */
 static inline void device_get(void *host, const void *device, size_t bytes)
 {
   if (!on_gpu()) {

@@ -1,6 +1,8 @@
-/* The last rank dies by SIGKILL among all-reduces. Every other rank then has: an all-reduce or dm_check that fails, or neither within a while (NCCL
- * notices only what its proxy or bootstrap meets, tests/gpu/README.md); an agreement of ours that names the dead rank; and an abort after which
- * nothing waits any more. Started where nobody ends the survivors for some seconds: run.sh looks for their last lines. */
+/* The last rank dies by SIGKILL among all-reduces. Every other rank then meets three things. An
+ * all-reduce or dm_check fails, or neither does within a while, because NCCL notices only what its
+ * proxy or bootstrap meets (tests/gpu/README.md). An agreement of the library names the dead rank.
+ * After dm_abort nothing waits any more. The launcher must not end the survivors for some seconds;
+ * run.sh looks for their last lines. */
 #include "gpu.h"
 
 #include <signal.h>

@@ -1,5 +1,6 @@
-/* Which ranks a dimension's communicator joins, and in which order: meshes (n), (n/2, 2) and (2, 2, 2), permuted ranks, slices in both orders, flattened,
- * unflattened and restricted dimensions; with the argument "lazy", communicators that are made at their first use. */
+/* Which ranks a dimension's communicator joins, and in which order: meshes (n), (n/2, 2) and
+ * (2, 2, 2), permuted ranks, slices in both orders, flattened, unflattened and restricted
+ * dimensions. With the argument "lazy", communicators are made at their first use. */
 #include "gpu.h"
 
 static void check_all(const dm_mesh *mesh)
@@ -63,7 +64,7 @@ int main(int argc, char **argv)
   views(mesh);
   check_all(mesh);
 
-  /* The second mesh of the world: its own ranks in reverse. What it shares with the first it does not make again. */
+  /* The second mesh of the world has the ranks in reverse, and shares communicators. */
   int32_t *reverse = (int32_t *)host_alloc(n * sizeof(int32_t));
   for (int32_t at = 0; at < ranks; ++at) reverse[at] = ranks - 1 - at;
   options.ranks = reverse;

@@ -1,5 +1,7 @@
-/* dm_all_reduce beside a direct call of the library's ncclAllReduce on the same communicator, buffer and stream: batches in turn, medians over the rounds, of
- * the time to put one call on the stream and of the time until all of a batch are done. On the host a call returns when its result is there, so both are one. */
+/* dm_all_reduce beside a direct call of the library's ncclAllReduce on the same communicator,
+ * buffer and stream: batches in turn, and medians over the rounds. Two times are taken: that to
+ * put one call on the stream, and that until all of a batch are done. On the host a call returns
+ * when its result is there, so both times are one. */
 #include "gpu.h"
 
 enum { kRounds = 21, kMaxBatch = 50 };

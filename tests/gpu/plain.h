@@ -1,4 +1,5 @@
-/* Plain NCCL: the functions of the library that made a mesh's communicators, called as a program without this library would. */
+/* Plain NCCL: the functions of the library that made a mesh's communicators, called as a program
+ * without libdevicemesh calls them. */
 #ifndef PLAIN_H
 #define PLAIN_H
 

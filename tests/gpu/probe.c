@@ -1,11 +1,12 @@
-/* What there is on this machine, a line KEY=VALUE each: the driver's CUDA version, the devices, the communicator library's version. Exit code 77 and a
- * reason where cuda cannot be used. */
+/* What there is on this machine, a line KEY=VALUE each: the driver's CUDA version, the devices, the
+ * communicator library's version. Exit code 77 and a reason where cuda cannot be used. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Puts the address of a library's function into a pointer of that function's type; whether there is one. */
+/* Puts the address of a library's function into a pointer of that function's type. Returns whether
+ * there is one. */
 static int find(void *library, const char *name, void *function_out)
 {
   void *address = library == NULL ? NULL : dlsym(library, name);

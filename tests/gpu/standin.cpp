@@ -1,6 +1,7 @@
-// A libcuda.so.1 for the dry run: one device whose memory is the host's, whose streams are always done, and which runs the kernels of
-// examples/device_cuda.cu by loops. With it the very programs that a GPU gets run here, through the same calls with the same arguments; what a GPU or NCCL would
-// make of them it cannot say.
+// A libcuda.so.1 for the dry run: one device whose memory is the host's, whose streams are always
+// done, and which runs the kernels of examples/device_cuda.cu by loops. With it the very programs
+// for a GPU run here, through the same calls with the same arguments. It cannot say what a GPU or
+// NCCL would make of them.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +18,8 @@ namespace {
 
 constexpr int kOk = 0, kInvalidValue = 1, kNotFound = 500;
 
-// Takes a kernel's arguments from their addresses, as the driver does, by the types that the kernel declares.
+// Takes a kernel's arguments from their addresses, as the driver does, by the types that the kernel
+// declares.
 template <class... Arguments, std::size_t... At>
 void call(void (*kernel)(Arguments...), void **addresses, std::integer_sequence<std::size_t, At...>)
 {
@@ -91,7 +93,8 @@ int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes
 // So a captured collective leaves its result, and a program that replays it sees that result.
 int cuStreamBeginCapture_v2(void *, int) { return is_capturing = true, kOk; }
 int cuStreamEndCapture(void *, void **graph) { return is_capturing = false, *graph = &module, kOk; }
-// The legacy default stream (handle 1) answers with CUDA_ERROR_STREAM_CAPTURE_IMPLICIT during a capture.
+// During a capture the legacy default stream (handle 1) answers with
+// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.
 int cuStreamIsCapturing(void *stream, int *status)
 {
   *status = 0;
