@@ -147,7 +147,9 @@ fn init_options(world: *mut dm_world) -> dm_init_options {
         reserved: 0,
         world,
         ranks: ptr::null(),
+        num_ranks: 0,
         dim_options: ptr::null(),
+        num_dim_options: 0,
         timeout_ms: 0,
     }
 }
