@@ -1138,15 +1138,18 @@ dm_status dm_init(const char *device_type,
  * dimensions.
  *
  * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
- * as the dimension, and this process's rank in it is its coordinate (checked). The communicators
- * belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
- * communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
- * options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+ * as the dimension, and this process's rank in it is its coordinate (checked). On cuda the
+ * communicators belong to the library that the program has named (dm_world_options.ccl_library of
+ * options->world, or dm_set_ccl_resolver), or else to the only copy of NCCL that is loaded in the
+ * process; DM_CCL_LIBRARY does not count here, and several copies are refused with their paths.
+ * The communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort,
+ * unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
  * nothing is made here. options->world NULL: the mesh joins no world, its ranks
  * are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
- * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
+ * or none).
  */
 dm_status dm_from_comms(const char *device_type,
                         const int32_t *shape,
