@@ -27,8 +27,13 @@ def watch():
     while True:
         blocked = _interrupt.watch and _interrupt.watch.blocked
         joining = any(thread.name == "devicemesh join" for thread in threading.enumerate())
-        # Event.wait of a Work is Python's own code.
-        waits = MODE == "work" and sys._current_frames()[threading.main_thread().ident].f_code.co_filename == threading.__file__
+        # Event.wait of a Work is Python's own code. Thread.start, which began this thread, waits
+        # there too.
+        frame = sys._current_frames()[threading.main_thread().ident]
+        waits = MODE == "work" and frame.f_code.co_filename == threading.__file__
+        while waits and frame is not None and frame.f_code is not devicemesh.Work.wait.__code__:
+            frame = frame.f_back
+        waits = waits and frame is not None
         if waits:
             say(f"blocked {os.getpid()}")
             return
