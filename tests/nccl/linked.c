@@ -48,7 +48,7 @@ int main(void)
   CHECK(version != ncclGetVersion);
   FAILS(DM_STATUS_NOT_FOUND, "has no symbol ncclNoSuchThing", dm_get_device_proc("cuda", "ncclNoSuchThing", (void **)&version));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "device_type", dm_get_device_proc("tpu", "ncclGetVersion", (void **)&version));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "in use already", dm_set_ccl_resolver(resolve, &asked));
+  FAILS(DM_STATUS_INVALID_STATE, "in use already", dm_set_ccl_resolver(resolve, &asked));
 
   REQUIRE(dm_init("cuda", shape, 1, names, NULL, &mesh));
   REQUIRE(dm_get_comm(mesh, "x", &comm));
