@@ -6,7 +6,6 @@ import "C"
 import (
 	"math"
 	"reflect"
-	"strings"
 	"unsafe"
 )
 
@@ -49,6 +48,7 @@ const (
 )
 
 // Element is a type that collectives can reduce and copy. int and uint are 64-bit integers.
+// Float8E4M3 and Float8E5M2 are among the types made of uint8, and travel as what they are.
 type Element interface {
 	~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint | ~float32 | ~float64 | Float16 | BFloat16
 }
@@ -60,6 +60,10 @@ func dtypeOf[T Element]() DType {
 		return DTypeFloat16
 	case BFloat16:
 		return DTypeBFloat16
+	case Float8E4M3:
+		return DTypeFloat8E4M3
+	case Float8E5M2:
+		return DTypeFloat8E5M2
 	}
 	switch reflect.TypeFor[T]().Kind() {
 	case reflect.Int8:
@@ -168,11 +172,10 @@ func (a *arguments) buffer(b Buffer, m *Mesh) {
 	}
 }
 
-// onCUDA says whether the mesh has device type cuda. No function of the library but dm_describe
-// tells the device type. A name can hold any text, but the device type comes after all names.
+// onCUDA says whether the mesh has device type cuda.
 func (m *Mesh) onCUDA() bool {
-	text := m.String()
-	return strings.HasSuffix(text[:max(0, strings.LastIndexByte(text, '\''))], "'cuda")
+	kind, err := m.DeviceType()
+	return err == nil && kind == "cuda"
 }
 
 // op refuses an operator that cannot exist. The communicator library judges the numbers that it may

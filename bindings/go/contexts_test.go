@@ -54,7 +54,7 @@ func TestNilContexts(t *testing.T) {
 	add(mesh.SliceRange(nil, "tp", 0, 1, 1))
 	add(mesh.Shrink(nil, "tp", nil))
 	add(mesh.Comm(nil, "tp"))
-	add(world.Locations(nil, ""))
+	add(world.Locations(nil, "", 0))
 	for at, err := range results {
 		if !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("call %d: %v", at, err)
@@ -93,7 +93,7 @@ func TestContextsThatAreDone(t *testing.T) {
 	add(mesh.Flatten(ctx, "x"))
 	add(mesh.Shrink(ctx, "tp", nil))
 	add(mesh.Comm(ctx, "tp"))
-	add(world.Locations(ctx, ""))
+	add(world.Locations(ctx, "", 0))
 	for at, err := range results {
 		if !errors.Is(err, why) || !errors.Is(err, context.Canceled) || errors.Is(err, ErrAborted) {
 			t.Errorf("call %d: %v", at, err)

@@ -233,6 +233,8 @@ func TestShrink(t *testing.T) {
 	}
 	world := private(t, folder, "shrink")
 	mesh, again := line(t, world, MeshOptions{}), line(t, world, MeshOptions{})
+	_, err := line(t, private(t, folder, "nobody lost"), MeshOptions{}).Shrink(background, "x", nil)
+	refused(t, err, ErrInvalidState, "lost")
 	if rank == size-1 {
 		must(t, world.Abort())
 	}
@@ -245,6 +247,7 @@ func TestShrink(t *testing.T) {
 		}
 		gone := []int{size - 1}
 		equal(t, "the ranks of the error", failed.Ranks, gone)
+		equal(t, "the lost ranks of the collective's error", failed.Lost, gone)
 		if err := world.Barrier(background, 0); !errors.As(err, &failed) || failed.Status != ErrPeerLost || failed.Dimension != "" {
 			t.Fatalf("got %#v", err)
 		}

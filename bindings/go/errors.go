@@ -55,6 +55,8 @@ const (
 	// This process has no more handles, memory, descriptors or threads; the message names the limit
 	// and how to raise it.
 	ErrExhausted Status = C.DM_STATUS_EXHAUSTED
+	// The arguments are right, but the call may not be made now. The message says what comes first.
+	ErrInvalidState Status = C.DM_STATUS_INVALID_STATE
 )
 
 // Error gives the status's C name, for example "DM_STATUS_TIMEOUT".

@@ -60,7 +60,7 @@ func TestEveryStatusIsAnError(t *testing.T) {
 		t.Fatalf("the pattern found %d statuses only", len(statuses))
 	}
 	sentinels := []Status{ErrInvalidArgument, ErrInvalidHandle, ErrNotFound, ErrNotMember, ErrBufferTooSmall, ErrMismatch, ErrTimeout, ErrStore, ErrCCL, ErrDevice,
-		ErrLibrary, ErrUnsupported, ErrAborted, ErrPeerLost, ErrInternal, ErrExhausted}
+		ErrLibrary, ErrUnsupported, ErrAborted, ErrPeerLost, ErrInternal, ErrExhausted, ErrInvalidState}
 	for _, status := range statuses {
 		number, _ := strconv.Atoi(status[1])
 		if number == 0 {

@@ -5,9 +5,9 @@ import "C"
 
 import (
 	"context"
-	"encoding/json"
 	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 )
 
@@ -19,7 +19,8 @@ import (
 // aborted as by Abort, because the other ranks cannot go on either. errors.Is then finds
 // ErrAborted and the context's error. When the context is done before the call, the call begins
 // nothing and aborts nothing, and the error is the context's. dim is the name of a dimension,
-// which may be a flattened one. "" names the only dimension of a 1-D mesh.
+// which may be a flattened one. "" names the only dimension of a 1-D mesh (for Size, Check and
+// StreamWait the whole view).
 type Mesh struct {
 	lasting
 	world *World
@@ -34,9 +35,8 @@ type Mesh struct {
 // for what. When ctx is done first, the world is aborted, as by World.Abort or AbortDefaultWorlds.
 func Init(ctx context.Context, deviceType string, shape []int, names []string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
-	a.checkCounts(options, shape)
 	kind, world := a.optional("device type", deviceType), worldOf(options)
-	sizes, labels, ndim := a.shapeAndNames(shape, names)
+	sizes, ndim, labels := a.shapeAndNames(shape, names)
 	made := a.init(options, 0)
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_init(kind, sizes, ndim, labels, made, out) })
 }
@@ -47,7 +47,6 @@ func Init(ctx context.Context, deviceType string, shape []int, names []string, o
 // and collectives on the mesh work.
 func FromComms(deviceType string, shape []int, names []string, comms []Comm, own bool, options *MeshOptions) (*Mesh, error) {
 	var a arguments
-	a.checkCounts(options, shape)
 	a.count("communicators", len(comms), true, len(shape))
 	var flags C.uint32_t
 	if own {
@@ -58,7 +57,7 @@ func FromComms(deviceType string, shape []int, names []string, comms []Comm, own
 		array[i] = C.uintptr_t(comm)
 	}
 	kind := a.optional("device type", deviceType)
-	sizes, labels, ndim := a.shapeAndNames(shape, names)
+	sizes, ndim, labels := a.shapeAndNames(shape, names)
 	made := a.init(options, flags)
 	return a.mesh(context.Background(), worldOf(options), nil, func(out *C.uintptr_t) C.outcome {
 		return C.go_from_comms(kind, sizes, ndim, labels, &array[0], made, out)
@@ -69,14 +68,6 @@ func FromComms(deviceType string, shape []int, names []string, comms []Comm, own
 // options.Ranks must be nil.
 func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
-	if options != nil && len(options.Dims) > 0 {
-		// The library reads one element of options.Dims for each dimension of the text. It also
-		// reports what is wrong with the text.
-		var parts struct{ Shape []json.Number }
-		if json.Unmarshal([]byte(text), &parts) == nil {
-			a.count("options", len(options.Dims), true, len(parts.Shape))
-		}
-	}
 	line, made, world := a.text("text", text), a.init(options, 0), worldOf(options)
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_deserialize(line, made, out) })
 }
@@ -197,11 +188,27 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-// Check gives the asynchronous error of a dimension's communicator, or nil. It does not wait.
+// Check gives the asynchronous error of a dimension's communicator, or nil. "" asks all communicators
+// of the view's dimensions; the first error in the order of the dimensions counts. Check does not
+// wait, and makes no communicator.
 func (m *Mesh) Check(dim string) error {
 	var a arguments
 	along := a.optional("dimension name", dim)
 	return m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_check(mesh, along) })
+}
+
+// StreamWait returns when the work on a stream is done, where cudaStreamSynchronize would wait for
+// ever for a rank that is lost. It asks the communicator of a dimension ("": all of the mesh that
+// exist) and the store meanwhile, and gives ErrPeerLost, ErrTimeout (0: the mesh's timeout) or
+// ErrCCL. A failure leaves the work on the stream, and Abort ends it; so does ctx when it is done.
+// On cpu a collective is done when it returns: stream is nil, and the call returns at once, with
+// what Check gives.
+func (m *Mesh) StreamWait(ctx context.Context, dim string, stream Stream, timeout time.Duration) error {
+	var a arguments
+	along, limit := a.optional("dimension name", dim), a.milliseconds(timeout)
+	return m.collective(ctx, &a, func(mesh C.uintptr_t) C.outcome {
+		return C.go_stream_wait(mesh, along, unsafe.Pointer(stream), limit)
+	})
 }
 
 // Abort ends the root mesh on this rank at once. Every call that is blocked in any of its views
@@ -215,7 +222,7 @@ func (m *Mesh) Abort() error {
 // a world.
 func (m *Mesh) Finalize(ctx context.Context, options ...CallOptions) error {
 	var a arguments
-	chosen := a.callOptions(options, 0)
+	chosen := a.callOptions(options)
 	return m.collective(ctx, &a, func(mesh C.uintptr_t) C.outcome { return C.go_finalize(mesh, chosen) })
 }
 

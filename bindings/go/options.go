@@ -46,8 +46,8 @@ type CallOptions struct {
 	Dims []DimOptions
 }
 
-// callOptions gives the C struct of the options of a call that makes n dimensions, or NULL.
-func (a *arguments) callOptions(given []CallOptions, n int) *C.dm_call_options {
+// callOptions gives the C struct of the options of a call, or NULL.
+func (a *arguments) callOptions(given []CallOptions) *C.dm_call_options {
 	if len(given) > 1 {
 		a.refuse("there are %d CallOptions for one call", len(given))
 	}
@@ -55,8 +55,12 @@ func (a *arguments) callOptions(given []CallOptions, n int) *C.dm_call_options {
 		return nil
 	}
 	wishes := given[0].Dims
-	a.count("options", len(wishes), len(wishes) > 0, n)
-	options := &C.dm_call_options{struct_size: C.sizeof_dm_call_options, timeout_ms: a.milliseconds(given[0].Timeout), dim_options: a.dims(wishes)}
+	options := &C.dm_call_options{
+		struct_size:     C.sizeof_dm_call_options,
+		timeout_ms:      a.milliseconds(given[0].Timeout),
+		dim_options:     a.dims(wishes),
+		num_dim_options: C.size_t(len(wishes)),
+	}
 	a.use(unsafe.Pointer(options))
 	return options
 }
@@ -79,7 +83,8 @@ func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 		// This C call comes before the struct holds pointers, because those are not pinned yet.
 		C.go_set_world(options, token)
 	}
-	options.ranks, options.dim_options = a.int32s("ranks", o.Ranks), a.dims(o.Dims)
+	options.ranks, options.num_ranks = a.int32s("ranks", o.Ranks), C.size_t(len(o.Ranks))
+	options.dim_options, options.num_dim_options = a.dims(o.Dims), C.size_t(len(o.Dims))
 	a.use(unsafe.Pointer(options))
 	return options
 }
@@ -102,9 +107,9 @@ func (a *arguments) dims(wishes []DimOptions) *C.dm_dim_options {
 	return &array[0]
 }
 
-func (a *arguments) shapeAndNames(shape []int, names []string) (*C.int32_t, **C.char, C.size_t) {
+func (a *arguments) shapeAndNames(shape []int, names []string) (*C.int32_t, C.size_t, **C.char) {
 	a.count("names", len(names), names != nil, len(shape))
-	return a.shape(shape), a.texts("dimension name", names), C.size_t(len(shape))
+	return a.shape(shape), C.size_t(len(shape)), a.texts("dimension name", names)
 }
 
 // count refuses a list with another length than the shape, because C would read past its end.
@@ -124,17 +129,6 @@ func product(shape []int) int {
 		n *= size
 	}
 	return n
-}
-
-// checkCounts refuses options whose lists do not have the length that the shape needs.
-func (a *arguments) checkCounts(o *MeshOptions, shape []int) {
-	if o == nil {
-		return
-	}
-	a.count("options", len(o.Dims), len(o.Dims) > 0, len(shape))
-	if o.Ranks != nil && len(o.Ranks) != product(shape) {
-		a.refuse("there are %d ranks for a mesh of shape %v", len(o.Ranks), shape)
-	}
 }
 
 func worldOf(o *MeshOptions) *World {

@@ -38,9 +38,6 @@ func Partial() Placement {
 // the mesh.
 func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, worldRank int) (shape, offset []int, err error) {
 	var a arguments
-	if m != nil {
-		a.count("placements", len(placements), true, len(m.names))
-	}
 	array := make([]C.dm_placement, len(placements)+1)
 	for i, placement := range placements {
 		array[i] = placement.placement
@@ -48,7 +45,7 @@ func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, worldRank i
 	lengths, ndim, whose := a.counts("the tensor's shape", tensorShape), len(tensorShape), a.int32("the rank", worldRank)
 	local, start := make([]C.size_t, ndim+1), make([]C.size_t, ndim+1)
 	err = m.call(&a, func(mesh C.uintptr_t) C.outcome {
-		return C.go_local_shard(mesh, &array[0], lengths, C.size_t(ndim), whose, &local[0], &start[0])
+		return C.go_local_shard(mesh, &array[0], C.size_t(len(placements)), lengths, C.size_t(ndim), whose, &local[0], &start[0])
 	})
 	if err != nil {
 		return nil, nil, err

@@ -23,6 +23,21 @@ func (m *Mesh) Size(dim string) (int, error) {
 	return int(size), err
 }
 
+// DeviceType gives "cuda" or "cpu": where the buffers of the mesh's collectives lie.
+func (m *Mesh) DeviceType() (string, error) {
+	var kind *C.char
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_device_type(mesh, &kind) })
+	return C.GoString(kind), err
+}
+
+// IsMember says whether this process's rank is in the view. It never gives ErrNotMember, and
+// answers also when the mesh has ended.
+func (m *Mesh) IsMember() (bool, error) {
+	var member C.bool
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_is_member(mesh, &member) })
+	return bool(member), err
+}
+
 // Rank gives this process's rank in the world, also when it is not in the mesh.
 func (m *Mesh) Rank() (int, error) {
 	var rank C.int32_t
@@ -140,9 +155,12 @@ func (m *Mesh) TranslateWorldRank(dim string, worldRank int) (int, error) {
 	return int(rank), err
 }
 
+// RankNone is no rank: what Neighbor gives past the end of a dimension.
+const RankNone = C.DM_RANK_NONE
+
 // Neighbor gives the rank along a dimension that lies offset steps from this rank. Send and Recv
-// take it as it is; TranslateRank makes a world rank of it. Past the end it gives -1, or with wrap
-// continues from the other end.
+// take it as it is; TranslateRank makes a world rank of it. Past the end it gives RankNone, or with
+// wrap continues from the other end.
 func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	var a arguments
 	var rank C.int32_t

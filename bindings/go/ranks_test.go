@@ -141,6 +141,8 @@ func TestAllReduceOfEveryType(t *testing.T) {
 	checkSum(t, mesh, number[float64])
 	checkSum(t, mesh, func(value int) Float16 { return ToFloat16(float32(value)) })
 	checkSum(t, mesh, func(value int) BFloat16 { return ToBFloat16(float32(value)) })
+	checkSum(t, mesh, func(value int) Float8E4M3 { return ToFloat8E4M3(float32(value)) })
+	checkSum(t, mesh, func(value int) Float8E5M2 { return ToFloat8E5M2(float32(value)) })
 	checkSum(t, mesh, func(value int) gradient { return gradient(value) })
 	group, err := mesh.GroupRanks("dp")
 	must(t, err)
@@ -213,6 +215,12 @@ func TestCollectives(t *testing.T) {
 	}
 	equal(t, "all-to-all", from, to)
 	must(t, mesh.Check("tp"))
+	must(t, mesh.Check(""))
+	for _, dim := range []string{"tp", ""} {
+		must(t, mesh.StreamWait(background, dim, nil, time.Minute))
+	}
+	refused(t, mesh.StreamWait(background, "tp", Stream(&size), 0), ErrInvalidArgument, "stream")
+	refused(t, mesh.StreamWait(background, "tp", nil, -1), ErrInvalidArgument, "timeout")
 	comm, err := mesh.Comm(background, "tp")
 	must(t, err)
 	again, err := tp.Comm(background, "")

@@ -74,6 +74,13 @@ static inline size_t go_ndim(uintptr_t mesh) { return dm_ndim((dm_mesh *)mesh); 
 static inline const char *go_dim_name(uintptr_t mesh, size_t index) { return dm_dim_name((dm_mesh *)mesh, index); }
 static inline void go_set_world(dm_init_options *options, uintptr_t world) { options->world = (dm_world *)world; }
 
+/* Writes "cuda" or "cpu", which is static. */
+static inline outcome go_device_type(uintptr_t mesh, const char **type_out)
+{
+  *type_out = dm_device_type((dm_mesh *)mesh);
+  return go_outcome(*type_out ? DM_STATUS_OK : DM_STATUS_INVALID_HANDLE);
+}
+
 #define MESH (dm_mesh *)mesh
 #define WORLD (dm_world *)world
 #define MESH_OUT (dm_mesh **)mesh_out
@@ -86,7 +93,8 @@ SHIM(world_init, (const char *device_type, const dm_world_options *options, uint
 SHIM(world_rank, (uintptr_t world, int32_t *rank_out), (WORLD, rank_out))
 SHIM(world_size, (uintptr_t world, int32_t *size_out), (WORLD, size_out))
 SHIM(world_barrier, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
-SHIM(world_locations, (uintptr_t world, const char *location, const char *const **locations_out), (WORLD, location, locations_out))
+SHIM(world_locations, (uintptr_t world, const char *location, int64_t timeout_ms, const char *const **locations_out),
+     (WORLD, location, timeout_ms, locations_out))
 SHIM(world_abort, (uintptr_t world), (WORLD))
 SHIM(world_finalize, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
 SHIM(world_get_info, (uintptr_t world, dm_world_info *info_out), (WORLD, info_out))
@@ -106,6 +114,7 @@ SHIM(lookup, (const char *name, uintptr_t *mesh_out), (name, MESH_OUT))
 SHIM(register, (uintptr_t mesh, const char *name), (MESH, name))
 SHIM(unregister, (const char *name), (name))
 SHIM(check, (uintptr_t mesh, const char *dim), (MESH, dim))
+SHIM(stream_wait, (uintptr_t mesh, const char *dim, void *stream, int64_t timeout_ms), (MESH, dim, stream, timeout_ms))
 SHIM(abort, (uintptr_t mesh), (MESH))
 SHIM(finalize, (uintptr_t mesh, const dm_call_options *options), (MESH, options))
 SHIM(lost_ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, ranks, capacity, len_out))
@@ -113,10 +122,10 @@ SHIM(lost_ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_o
 SHIM(slice, (uintptr_t mesh, const char *const *names, size_t n, uintptr_t *mesh_out), (MESH, names, n, MESH_OUT))
 SHIM(flatten, (uintptr_t mesh, const char *name, const dm_call_options *options, uintptr_t *mesh_out), (MESH, name, options, MESH_OUT))
 SHIM(unflatten,
-     (uintptr_t mesh, const char *dim, const int32_t *sizes, const char *const *names, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
-     (MESH, dim, sizes, names, n, options, MESH_OUT))
-SHIM(reshape, (uintptr_t mesh, const int32_t *sizes, const char *const *names, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
-     (MESH, sizes, names, n, options, MESH_OUT))
+     (uintptr_t mesh, const char *dim, const int32_t *shape, size_t ndim, const char *const *names, const dm_call_options *options, uintptr_t *mesh_out),
+     (MESH, dim, shape, ndim, names, options, MESH_OUT))
+SHIM(reshape, (uintptr_t mesh, const int32_t *shape, size_t ndim, const char *const *names, const dm_call_options *options, uintptr_t *mesh_out),
+     (MESH, shape, ndim, names, options, MESH_OUT))
 SHIM(slice_range,
      (uintptr_t mesh, const char *dim, int32_t start, int32_t len, int32_t step, const dm_call_options *options, uintptr_t *mesh_out),
      (MESH, dim, start, len, step, options, MESH_OUT))
@@ -130,6 +139,7 @@ SHIM(submesh, (uintptr_t mesh, const char *const *names, size_t n, int32_t index
 
 SHIM(shape, (uintptr_t mesh, int32_t *sizes, size_t capacity, size_t *len_out), (MESH, sizes, capacity, len_out))
 SHIM(size, (uintptr_t mesh, const char *dim, int32_t *size_out), (MESH, dim, size_out))
+SHIM(is_member, (uintptr_t mesh, bool *member_out), (MESH, member_out))
 SHIM(rank, (uintptr_t mesh, int32_t *rank_out), (MESH, rank_out))
 SHIM(get_local_rank, (uintptr_t mesh, const char *dim, int32_t *rank_out), (MESH, dim, rank_out))
 SHIM(get_coordinate, (uintptr_t mesh, int32_t *coordinate, size_t capacity, size_t *len_out), (MESH, coordinate, capacity, len_out))
@@ -146,8 +156,9 @@ SHIM(hash, (uintptr_t mesh, uint64_t *hash_out), (MESH, hash_out))
 SHIM(describe, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), (MESH, text, capacity, len_out))
 SHIM(serialize, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), (MESH, text, capacity, len_out))
 SHIM(local_shard,
-     (uintptr_t mesh, const dm_placement *placements, const size_t *shape, size_t ndim, int32_t rank, size_t *local_shape_out, size_t *offset_out),
-     (MESH, placements, shape, ndim, rank, local_shape_out, offset_out))
+     (uintptr_t mesh, const dm_placement *placements, size_t num_placements, const size_t *shape, size_t ndim, int32_t rank, size_t *local_shape_out,
+      size_t *offset_out),
+     (MESH, placements, num_placements, shape, ndim, rank, local_shape_out, offset_out))
 SHIM(plan_ranks, (const dm_plan_options *options, int32_t *ranks_out, char *report, size_t capacity, size_t *len_out),
      (options, ranks_out, report, capacity, len_out))
 

@@ -15,13 +15,14 @@ import (
 // A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its
 // methods are called from threads of the library, several at once, each on a goroutine of its own.
 // Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends
-// its goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store
-// with ErrStore and is that error's Cause. A Get that fails is tried again until the call's
-// deadline, and is then the Cause of ErrTimeout.
+// its goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store at
+// once with ErrStore and is that error's Cause. ErrNoKey of Get is no failure: the library asks
+// again until the call's deadline.
 type Store interface {
 	// Set stores value under key, replacing what was there.
 	Set(key string, value []byte) error
-	// Get gives the value of key. It waits up to timeout for the key, and then gives ErrNoKey.
+	// Get gives the value of key. It waits up to timeout for the key, and then gives ErrNoKey. With
+	// a timeout of 0 it looks once.
 	Get(key string, timeout time.Duration) ([]byte, error)
 	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks,
 	// and gives the sum.
@@ -46,7 +47,6 @@ type callbackStore struct {
 
 	lock  sync.Mutex
 	last  error // The last failure of any method.
-	get   error // The last Get's failure, nil where it went well.
 	empty error // The last Get that gave an empty value without an error.
 }
 
@@ -72,8 +72,6 @@ func (s *callbackStore) failure(status Status) error {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	switch {
-	case status == ErrTimeout:
-		return s.get
 	case status == ErrStore && s.last != nil:
 		return s.last
 	case status == ErrStore || status == ErrMismatch:
@@ -89,17 +87,18 @@ func (s *callbackStore) answer(call func() error) C.int32_t {
 	return s.told(apart("store", call))
 }
 
+// The result of a call of the store that has failed: any number but 0 and DM_STORE_NOT_YET.
+const storeIsBroken = -1
+
 // told notes the error of a call of the store, and gives the result for the library.
 func (s *callbackStore) told(err error) C.int32_t {
 	if err == nil {
 		return 0
 	}
-	if !errors.Is(err, ErrNoKey) {
-		s.lock.Lock()
-		s.last = err
-		s.lock.Unlock()
-	}
-	return 1
+	s.lock.Lock()
+	s.last = err
+	s.lock.Unlock()
+	return storeIsBroken
 }
 
 // apart runs a callback of the program on a goroutine of its own. A panic and the end of that
@@ -123,15 +122,11 @@ func apart(what string, call func() error) (err error) {
 	return err
 }
 
-// got notes the outcome of a Get.
-func (s *callbackStore) got(key string, value []byte, err error) {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	s.get = nil
-	switch {
-	case err != nil && !errors.Is(err, ErrNoKey):
-		s.get = err
-	case err == nil && len(value) == 0:
+// got notes an empty value for a key.
+func (s *callbackStore) got(key string, value []byte) {
+	if len(value) == 0 {
+		s.lock.Lock()
+		defer s.lock.Unlock()
 		s.empty = fmt.Errorf("the store gave an empty value for key %q; where there is no such key, Get answers ErrNoKey", key)
 	}
 }
@@ -158,8 +153,11 @@ func goStoreGet(handle C.uintptr_t, key *C.char, value unsafe.Pointer, capacity 
 		found, err = s.store.Get(name, time.Duration(milliseconds)*time.Millisecond)
 		return err
 	})
-	s.got(name, found, err)
+	if errors.Is(err, ErrNoKey) {
+		return C.DM_STORE_NOT_YET
+	}
 	if err == nil {
+		s.got(name, found)
 		*length = C.size_t(len(found))
 		copy(unsafe.Slice((*byte)(value), capacity), found)
 	}

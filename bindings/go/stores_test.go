@@ -82,7 +82,7 @@ func TestStoresInGo(t *testing.T) {
 	must(t, os.MkdirAll(store.folder, 0o700))
 	world, err := Join(background, "cpu", &WorldOptions{Size: size, Rank: rank, Store: store, Timeout: time.Minute})
 	must(t, err)
-	where, err := world.Locations(background, fmt.Sprintf("rack%d/host%d", rank%2, rank))
+	where, err := world.Locations(background, fmt.Sprintf("rack%d/host%d", rank%2, rank), time.Minute)
 	must(t, err)
 	for other, path := range where {
 		if path != fmt.Sprintf("rack%d/host%d", other%2, other) {
@@ -147,10 +147,16 @@ func TestStoresThatEndTheirGoroutine(t *testing.T) {
 		both := oddStore{set: runtime.Goexit, add: runtime.Goexit}
 		refused(t, joinOdd(t, rank, 30*time.Second, both), ErrStore, "the store ended its goroutine (runtime.Goexit)")
 	}
-	// FailNow of a test inside the store ends a goroutine in this way too. The library repeats a
-	// Get until the deadline.
-	refused(t, joinOdd(t, 1, time.Second, oddStore{get: runtime.Goexit}), ErrTimeout, "the store ended its goroutine (runtime.Goexit)")
-	refused(t, joinOdd(t, 1, time.Second, oddStore{get: func() { panic("in Get") }}), ErrTimeout, "the store panicked: in Get")
+	// FailNow of a test inside the store ends a goroutine in this way too. A Get that fails in
+	// another way than with ErrNoKey ends the call at once.
+	began := time.Now()
+	refused(t, joinOdd(t, 1, 10*time.Minute, oddStore{get: runtime.Goexit}), ErrStore, "the store ended its goroutine (runtime.Goexit)")
+	refused(t, joinOdd(t, 1, 10*time.Minute, oddStore{get: func() { panic("in Get") }}), ErrStore, "the store panicked: in Get")
+	if took := time.Since(began); took > 2*time.Minute {
+		t.Errorf("a broken store ended the calls after %v", took)
+	}
+	// Without an error the key is only late.
+	refused(t, joinOdd(t, 1, time.Second, oddStore{}), ErrTimeout, "")
 }
 
 func TestStoresWithEmptyValues(t *testing.T) {

@@ -34,7 +34,7 @@ func (m *Mesh) Slice(names ...string) (*Mesh, error) {
 // over the root mesh. The default for an empty name is the dimensions' names joined with "_".
 func (m *Mesh) Flatten(ctx context.Context, name string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	label, chosen := a.optional("dimension name", name), a.callOptions(options, 1)
+	label, chosen := a.optional("dimension name", name), a.callOptions(options)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_flatten(mesh, label, chosen, out) })
 }
 
@@ -42,10 +42,10 @@ func (m *Mesh) Flatten(ctx context.Context, name string, options ...CallOptions)
 // size. Collective over the root mesh.
 func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	along, chosen := a.text("dimension name", dim), a.callOptions(options, len(sizes))
-	lengths, labels, n := a.shapeAndNames(sizes, names)
+	along, chosen := a.text("dimension name", dim), a.callOptions(options)
+	lengths, n, labels := a.shapeAndNames(sizes, names)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
-		return C.go_unflatten(mesh, along, lengths, labels, n, chosen, out)
+		return C.go_unflatten(mesh, along, lengths, n, labels, chosen, out)
 	})
 }
 
@@ -53,10 +53,10 @@ func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []s
 // Collective over the root mesh. A name that exists already must mean equal groups.
 func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	chosen := a.callOptions(options, len(sizes))
-	lengths, labels, n := a.shapeAndNames(sizes, names)
+	chosen := a.callOptions(options)
+	lengths, n, labels := a.shapeAndNames(sizes, names)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
-		return C.go_reshape(mesh, lengths, labels, n, chosen, out)
+		return C.go_reshape(mesh, lengths, n, labels, chosen, out)
 	})
 }
 
@@ -65,7 +65,7 @@ func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options
 // answers ErrNotMember where membership matters.
 func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step int, options ...CallOptions) (*Mesh, error) {
 	var a arguments
-	along, chosen := a.optional("dimension name", dim), a.callOptions(options, 1)
+	along, chosen := a.optional("dimension name", dim), a.callOptions(options)
 	first, count, stride := a.int32("start", start), a.int32("length", length), a.int32("step", step)
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome {
 		return C.go_slice_range(mesh, along, first, count, stride, chosen, out)
@@ -74,8 +74,8 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 
 // Shrink gives the mesh without the indices along a dimension that hold a lost rank, so that a job
 // can go on after a rank has died. Whole replicas leave the mesh. Without lostRanks the survivors
-// agree on who is lost, and all of them leave out the same ranks; ErrInvalidArgument says that no
-// rank is lost. Otherwise lostRanks are world ranks, the same on every rank (LostRanks, Error.Lost).
+// agree on who is lost, and all of them leave out the same ranks; ErrInvalidState says that no rank
+// is lost (this mesh has ended all the same: make it anew with Init). Otherwise lostRanks are world ranks, the same on every rank (LostRanks, Error.Lost).
 // The new mesh inherits the timeout and the options of this one; CallOptions.Dims replaces the
 // options of the dimensions. Shrink ends this mesh.
 //
@@ -90,7 +90,7 @@ func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int, options 
 		lostRanks = nil
 	}
 	along, lost, n := a.optional("dimension name", dim), a.int32s("lostRanks", lostRanks), C.size_t(len(lostRanks))
-	chosen := a.callOptions(options, len(m.Names()))
+	chosen := a.callOptions(options)
 	world := m.itsWorld()
 	if world != nil && world.hold() {
 		defer world.release()

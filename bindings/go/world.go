@@ -269,16 +269,17 @@ func (w *World) Barrier(ctx context.Context, timeout time.Duration) error {
 
 // Locations gives the locations of all ranks, in rank order, for PlanRanks. Collective over the
 // world. location is this rank's own, from far to near ("rack1/host3/nvl0"). "" means the name of
-// its host. When ctx is done first, the world is aborted as by Abort.
-func (w *World) Locations(ctx context.Context, location string) ([]string, error) {
+// its host. A timeout of 0 means the world's. When ctx is done first, the world is aborted as by
+// Abort.
+func (w *World) Locations(ctx context.Context, location string, timeout time.Duration) ([]string, error) {
 	var a arguments
 	var paths **C.char
-	own := a.optional("location", location)
+	own, limit := a.optional("location", location), a.milliseconds(timeout)
 	// The list belongs to the world, which another goroutine may close.
 	if w != nil && w.hold() {
 		defer w.release()
 	}
-	err := w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_locations(world, own, &paths) })
+	err := w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_locations(world, own, limit, &paths) })
 	if err != nil {
 		return nil, err
 	}

@@ -1,14 +1,16 @@
-"""A rank of a mesh is one process with one device: a computation over several devices of a process
-is refused when it is lowered.
+"""A rank of a mesh is one process with one device: a computation over several devices of a process,
+or on another device than the mesh's, is refused when it is lowered.
 
-XLA would run the handler once for each of these devices, at the same time and on one communicator,
-so the first device of one rank could be paired with the second device of another rank.
+XLA would run the handler once for each of several devices, at the same time and on one
+communicator, so the first device of one rank could be paired with the second device of another
+rank. NCCL would reach the memory of another device than its own, or fault.
 """
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Optional
 
+import devicemesh
 import jax
 from jax.extend.core import Primitive
 
@@ -48,3 +50,27 @@ def check_one(context: Any, name: str) -> None:
         raise ValueError(
             f"{name} is in a computation that XLA divides over {where.num_devices} devices: put it inside jax.shard_map over mesh_to_jax(mesh), where each process calls "
             "it for its own device")
+
+
+def check_ordinal(context: Any, name: str, mesh: str) -> None:
+    """Raises ValueError where the computation is for another GPU than the one on which the mesh has
+    its communicators. XLA takes the first visible GPU unless it is told otherwise, and the library
+    the one with the process's number on its host."""
+    ours = device_of(mesh)
+    for device in devices_here(context):
+        theirs = getattr(device, "local_hardware_id", None)
+        if device.platform in ("gpu", "cuda") and None not in (ours, theirs) and ours != theirs:
+            raise ValueError(
+                f"{name} is in a computation on JAX's device {device}, which is GPU {theirs} of those that this process sees, but mesh {mesh!r} has its communicators on GPU "
+                f"{ours}. Let each process see one GPU (CUDA_VISIBLE_DEVICES={ours} before the first call of JAX), give JAX that GPU "
+                f"(jax.distributed.initialize(local_device_ids=[{ours}]), jax.config.update('jax_default_device', ...), jax.device_put), or give the mesh JAX's "
+                f"(world=devicemesh.World(..., device={theirs}), dm_world_options.device)")
+
+
+def device_of(mesh: str) -> Optional[int]:
+    """The index of the GPU of a registered mesh. None: nobody knows it (RCCL, a mesh of
+    communicators without a world)."""
+    try:
+        return devicemesh.lookup(mesh).world.device
+    except devicemesh.UnsupportedError:
+        return None

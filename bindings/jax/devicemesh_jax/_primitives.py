@@ -80,6 +80,8 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
     def lower(context: Any, operand: Any, *shaped: Any, **params: Any) -> List[Any]:
         refuse_a_rerun(name)
         _devices.check_one(context, name)
+        if platform != "cpu":
+            _devices.check_ordinal(context, name, params["mesh"])
         (made,) = context.avals_out
         operands, avals = [operand], [context.avals_in[0]]
         if zeros:

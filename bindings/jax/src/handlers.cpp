@@ -37,9 +37,10 @@ using TokenOut = ffi::Result<ffi::Token>;
 // The functions of the copy of libdevicemesh that Python has loaded. Another copy would not know
 // its meshes. devicemesh_jax_connect sets them once.
 #define DEVICEMESH_FUNCTIONS(X)                                                                                       \
-  X(dm_lookup) X(dm_free) X(dm_size) X(dm_describe) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
+  X(dm_lookup) X(dm_free) X(dm_size) X(dm_device_type) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
   X(dm_all_reduce) X(dm_reduce) X(dm_broadcast) X(dm_all_gather) X(dm_reduce_scatter) X(dm_all_to_all) X(dm_send)     \
-  X(dm_recv) X(dm_group_start) X(dm_group_end) X(dm_get_comm)
+  X(dm_recv) X(dm_group_start) X(dm_group_end) X(dm_get_comm) X(dm_get_world)                                \
+  X(dm_world_get_info) X(dm_world_free)
 
 struct Library {
 #define MEMBER(name) decltype(&::name) name = nullptr;
@@ -87,6 +88,7 @@ ffi::ErrorCode code_of(dm_status status) {
     case DM_STATUS_NOT_FOUND: return ffi::ErrorCode::kNotFound;
     case DM_STATUS_INVALID_HANDLE:
     case DM_STATUS_NOT_MEMBER:
+    case DM_STATUS_INVALID_STATE:
     case DM_STATUS_MISMATCH: return ffi::ErrorCode::kFailedPrecondition;
     case DM_STATUS_TIMEOUT: return ffi::ErrorCode::kDeadlineExceeded;
     case DM_STATUS_STORE:
@@ -111,25 +113,13 @@ struct Handle {
   ~Handle() { library.dm_free(mesh); }
 };
 
-// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host
-// memory given to NCCL, or device memory to the host engine, would end the process.
+// Host memory given to NCCL, or device memory to the host engine, would end the process.
 ffi::Error check_device(const dm_mesh *mesh, const std::string &name, std::string_view platform) {
-  char text[512];
-  std::string longer;
-  const char *printed = text;
-  size_t length = 0;
-  dm_status status = library.dm_describe(mesh, text, sizeof text, &length);
-  if (status == DM_STATUS_BUFFER_TOO_SMALL) {
-    longer.resize(length);
-    status = library.dm_describe(mesh, longer.data(), longer.size(), &length);
-    printed = longer.c_str();
-  }
-  if (status != DM_STATUS_OK) return error_of(status);
-  std::string_view all(printed);
-  std::string quoted = "'" + std::string(platform) + "', stride=";
-  if (all.rfind(quoted) != std::string_view::npos) return ffi::Error::Success();
+  const char *device = library.dm_device_type(mesh);
+  if (device == nullptr) return error_of(DM_STATUS_INVALID_HANDLE);
+  if (platform == device) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                    "mesh \"" + name + "\" is " + printed + ", but this computation runs on " + std::string(platform));
+                    "mesh \"" + name + "\" is on " + device + ", but this computation runs on " + std::string(platform));
 }
 
 // The context of XLA's call. A handler asks it for the stream, on the platform that has streams.
@@ -212,7 +202,39 @@ struct Call {
                             " when this was traced; trace it again, or register the new mesh under another name");
     }
     if (ffi::Error wrong = check_device(mesh, mesh_name, platform); wrong.failure()) return wrong;
-    return platform == "cpu" ? after_queued() : find_stream(origin);
+    if (platform == "cpu") return after_queued();
+    if (ffi::Error wrong = check_ordinal(origin); wrong.failure()) return wrong;
+    return find_stream(origin);
+  }
+
+  // XLA's GPU and the mesh's are one. The lowering has compared them already; but a program can be
+  // compiled for one device and run on another, and a name can mean another mesh by now.
+  ffi::Error check_ordinal(Origin origin) {
+    dm_world *world = nullptr;
+    const dm_status found = library.dm_get_world(mesh, &world);
+    // Communicators that were adopted without a world: nobody knows their device.
+    if (found == DM_STATUS_UNSUPPORTED) return ffi::Error::Success();
+    if (found) return error_of(found);
+    dm_world_info info = DM_WORLD_INFO_INIT;
+    const dm_status asked = library.dm_world_get_info(world, &info);
+    library.dm_world_free(world);
+    if (asked) return error_of(asked);
+    XLA_FFI_DeviceOrdinal_Get_Args arguments{};
+    arguments.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
+    arguments.ctx = origin.context;
+    if (XLA_FFI_Error *problem = origin.api->XLA_FFI_DeviceOrdinal_Get(&arguments)) return reported(origin, problem);
+    if (info.device < 0 || info.device == arguments.device_ordinal) return ffi::Error::Success();
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      "this computation runs on GPU " + std::to_string(arguments.device_ordinal) + " of those that the process sees, but mesh \"" + mesh_name +
+                          "\" has its communicators on GPU " + std::to_string(info.device) +
+                          ": let each process see one GPU (CUDA_VISIBLE_DEVICES), or name it (jax.distributed.initialize(local_device_ids=...), "
+                          "dm_world_options.device)");
+  }
+
+  static ffi::Error reported(Origin origin, XLA_FFI_Error *problem) {
+    ffi::Error error(ffi::ErrorCode::kInternal, ffi::internal::GetErrorMessage(origin.api, problem));
+    ffi::internal::DestroyError(origin.api, problem);
+    return error;
   }
 
   // The host calls that were queued before XLA was given this call come first.
@@ -228,11 +250,7 @@ struct Call {
     XLA_FFI_Stream_Get_Args arguments{};
     arguments.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE;
     arguments.ctx = origin.context;
-    if (XLA_FFI_Error *problem = origin.api->XLA_FFI_Stream_Get(&arguments)) {
-      ffi::Error reported(ffi::ErrorCode::kInternal, ffi::internal::GetErrorMessage(origin.api, problem));
-      ffi::internal::DestroyError(origin.api, problem);
-      return reported;
-    }
+    if (XLA_FFI_Error *problem = origin.api->XLA_FFI_Stream_Get(&arguments)) return reported(origin, problem);
     stream = arguments.stream;
     return ffi::Error::Success();
   }
@@ -406,6 +424,11 @@ extern "C" __attribute__((visibility("default"))) void devicemesh_jax_queued(con
   queued.change({comm, dim}, change);
 }
 
+// The handlers do not have XLA's trait kCmdBufferCompatible, so XLA puts none of them into a command
+// buffer (a CUDA graph), not even with CUSTOM_CALL in xla_gpu_enable_command_buffer. XLA would call
+// a recorded handler when it records alone, and launch the recording without it: a mesh that has
+// ended or has another name by then would go unnoticed, and so would the ranks that record while
+// others launch. A live recording also keeps NCCL from ending its communicator.
 #define HANDLER(name, operands)                                                                                                        \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *devicemesh_##name(XLA_FFI_CallFrame *);                             \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(devicemesh_##name, name,                                                                               \
