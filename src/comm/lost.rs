@@ -2,7 +2,7 @@
 
 use super::root::RootComms;
 use super::view::View;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 
 impl View {
     /// The world ranks of this view that are known to be lost by now, in ascending order: their
@@ -19,6 +19,19 @@ impl View {
         lost.sort_unstable();
         lost.dedup();
         Ok(lost)
+    }
+
+    /// Adds to the error of a call the lost ranks among those that the error is about. A rank that
+    /// aborts its world ends its communicators as dm_abort does, and the communicator library cannot
+    /// tell the two apart. The store has a note of the first. Asks the store, for half a second at
+    /// most.
+    pub(super) fn with_losses(&self, error: Error) -> Error {
+        if error.status() != Status::PeerLost || error.lost().len() == error.ranks().len() {
+            return error;
+        }
+        let known = self.lost_ranks().unwrap_or_default();
+        let lost: Vec<i32> = error.ranks().iter().copied().filter(|rank| known.contains(rank)).collect();
+        error.with_lost(&lost)
     }
 }
 

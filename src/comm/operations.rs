@@ -82,7 +82,7 @@ impl View {
         if let Some((buffer, _)) = buffers.iter().find(|(_, pointer)| count > 0 && pointer.is_null()) {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
-        self.issue(name, index, stream, issue).map_err(|error| self.with_dim(error, index))
+        self.issue(name, index, stream, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
     }
 
     /// Runs `issue` on the communicator along dimension `index`. The arguments are checked.
