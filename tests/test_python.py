@@ -15,7 +15,7 @@ import time
 import pytest
 
 from support import processes
-from support.paths import LIBRARY, ROOT, TARGET, TOOL
+from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 
 PACKAGE = ROOT / "bindings/python"
 OURS = {"PYTHONPATH": PACKAGE, "DM_LIBRARY": LIBRARY / "libdevicemesh.so"}
@@ -74,7 +74,7 @@ def count_of(pattern, output):
 
 
 def test_on_one_process(python):
-    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", "tests/test_arguments.py", **OURS, DM_ROOT=ROOT)
+    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", "tests/test_arguments.py", "tests/test_streams.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^Ran (\d+) tests", output) > 10, output
 
 
@@ -187,3 +187,31 @@ def test_tag_of_the_wheel(python, tmp_path):
     shown = run(python, "-m", "auditwheel", "show", made, cwd=tmp_path)
     tag = made.stem.split("-")[-1]
     assert f'"{tag}"' in shown, f"the wheel says {tag}, auditwheel says\n{shown}"
+
+
+def test_order_of_streams(python, programs, tmp_path):
+    """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in for the driver shows the order of streams."""
+    def library(source, soname):
+        def make(folder):
+            folder.mkdir()
+            run(CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", ROOT / "tests/nccl" / source, "-shared", "-fPIC",
+                f"-Wl,-soname,{soname}", "-ldl", "-pthread", "-o", folder / soname, cwd=ROOT)
+        return programs.once(f"python-{source}", make) / soname
+
+    recorder, driver = library("recorder.c", "libnccl.so.2"), library("events.c", "libcuda.so.1")
+    output = run(TOOL, "run", "-n", 2, "--", python, "tests/on_device.py", tmp_path, **OURS, DM_CCL_LIBRARY=recorder, RECORDER_HOST=LIBRARY / "libhostccl.so",
+                 LD_LIBRARY_PATH=driver.parent)
+    assert output.count("fine") == 2, output
+
+
+@pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.long)])
+def test_threads_along_the_dimensions_of_a_mesh(python, rounds):
+    """The numbers are right, or there is an error. The long form has two processes beside it that keep the cores busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if rounds > 20 else 0)]
+    try:
+        output = run(TOOL, "run", "-n", 2, "--", python, "tests/order.py", rounds, timeout=500, **OURS)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert output.count(f"{rounds} rounds") == 2, output

@@ -114,9 +114,11 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_call_options) -> dm_status {
     guard(|| {
+        let view = find(mesh)?;
+        let root = view.root_comms();
         // SAFETY: the caller's contract.
-        let options = unsafe { read_call_options(options, 0)? };
-        find(mesh)?.root_comms().finalize_within(options.timeout)
+        let options = root.tell_if_refused("dm_finalize", || unsafe { read_call_options(options, 0) })?;
+        root.finalize_within(options.timeout)
     })
 }
 

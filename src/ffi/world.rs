@@ -270,8 +270,9 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
-        let timeout = timeout("timeout_ms", timeout_ms)?;
-        find(world)?.finalize(timeout)
+        let world = find(world)?;
+        let timeout = world.tell_if_refused("dm_world_finalize", || timeout("timeout_ms", timeout_ms))?;
+        world.finalize(timeout)
     })
 }
 

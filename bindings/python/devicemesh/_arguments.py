@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, ContextManager, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
-from ._library import Timeout, in_order, integer, milliseconds, rank_counts, ranks, texts
+from ._library import Timeout, in_order, integer, milliseconds, rank_counts, library, rank_counts, ranks, telling, texts
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike, dim_options
 from .world import World
@@ -30,9 +30,10 @@ def call_options(timeout: Timeout, wishes: DimOptionsLike = None, ndim: int = 0,
     dimensions with these names."""
     if timeout is None and wishes is None:
         return None
+    each = dim_options(wishes, ndim, names)
     # ctypes keeps the array alive that is assigned to the pointer.
     return declarations.CallOptions(
-        struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=milliseconds(timeout), dim_options=dim_options(wishes, ndim, names))
+        struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=milliseconds(timeout), dim_options=each, num_dim_options=len(each or ()))
 
 
 def one_dim(options: Optional[DimOptions]) -> DimOptionsLike:
@@ -40,6 +41,20 @@ def one_dim(options: Optional[DimOptions]) -> DimOptionsLike:
     if options is not None and not isinstance(options, DimOptions):
         raise TypeError(f"options is a {type(options).__name__}, not a DimOptions")
     return None if options is None else [options]
+
+
+def refused_options() -> Any:
+    """Options that every collective call of a mesh refuses."""
+    return ctypes.byref(declarations.CallOptions(struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=-1))
+
+
+def telling_init(device_type: Any, world: Any) -> ContextManager[None]:
+    """Tells the other ranks when this package refuses a call that makes a mesh, by a call with a
+    size of 0."""
+    handle = world._handle if isinstance(world, World) else None
+    options = declarations.InitOptions(struct_size=ctypes.sizeof(declarations.InitOptions), world=handle)
+    kind = device_type.encode() if device_type in ("cuda", "cpu") else None
+    return telling(library.dm_init, kind, (ctypes.c_int32 * 1)(0), 1, None, ctypes.byref(options), ctypes.byref(ctypes.c_void_p()))
 
 
 def only_two(call: str, positional: Sequence[Any]) -> None:
@@ -54,15 +69,6 @@ def split(mesh_sizes: Sequence[int], names: Sequence[str], timeout: Timeout, wis
     return lengths, labels(names, len(lengths)), call_options(timeout, wishes, len(lengths), names)
 
 
-def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:
-    """Refuses a list of ranks that does not fill the shape, because C would read past its end."""
-    count = 1
-    for length in shape:
-        count *= length
-    if numbers is not None and len(numbers) != count:
-        raise InvalidArgumentError(f"ranks has {len(numbers)} elements, but the shape {tuple(shape[:])} has {count} places")
-
-
 def init_options(
     world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]], timeout: Timeout, wishes: DimOptionsLike
 ) -> Tuple[Any, Any]:
@@ -72,8 +78,8 @@ def init_options(
     places = None if numbers is None else ranks("ranks", numbers)
     each = dim_options(wishes, ndim, names)
     return declarations.InitOptions(
-        struct_size=ctypes.sizeof(declarations.InitOptions), world=None if world is None else world._handle, ranks=places, dim_options=each,
-        timeout_ms=milliseconds(timeout)), (places, each)
+        struct_size=ctypes.sizeof(declarations.InitOptions), world=None if world is None else world._handle, ranks=places, num_ranks=len(places or ()),
+        dim_options=each, num_dim_options=len(each or ()), timeout_ms=milliseconds(timeout)), (places, each)
 
 
 def nested(mesh: Any) -> Tuple[Tuple[int, ...], List[int]]:

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, List
+from typing import Any, Callable, ContextManager, List
 
 from . import _interrupt as interrupt
-from ._library import Timeout, check, library, milliseconds
+from ._library import Deadline, check, library, telling
 
-__all__ = ["all_gather", "barrier", "broadcast", "world_all_gather", "world_broadcast"]
+__all__ = ["Refusals", "all_gather", "barrier", "broadcast", "group_refusals", "world_all_gather", "world_broadcast", "world_refusals"]
 
-
-def barrier(group: Any, timeout: Timeout) -> None:
-    check(interrupt.call(group._end, library.dm_barrier, group._handle, group._dim, milliseconds(timeout)))
-
-
-def all_gather(group: Any, data: bytes, timeout: Timeout) -> List[bytes]:
-    return taken(group._end, library.dm_all_gather_bytes, group._handle, group._dim, data, len(data), milliseconds(timeout))
+# No call of the library takes this timeout.
+REFUSED = -1
 
 
-def broadcast(group: Any, data: bytes, root: int, timeout: Timeout) -> bytes:
-    return taken(group._end, library.dm_broadcast_bytes, group._handle, group._dim, data, len(data), root, milliseconds(timeout))[0]
+class Refusals:
+    """For each function of the control plane of a group or a world: with it a refusal by this
+    package is told to the other ranks (telling)."""
+
+    def __init__(self, barrier: Any, gather: Any, broadcast: Any, *place: Any) -> None:
+        self._functions, self._place = (barrier, gather, broadcast), place
+
+    def barrier(self) -> ContextManager[None]:
+        return telling(self._functions[0], *self._place, REFUSED)
+
+    def gather(self) -> ContextManager[None]:
+        return telling(self._functions[1], *self._place, None, 0, REFUSED, ctypes.byref(ctypes.c_void_p()))
+
+    def broadcast(self) -> ContextManager[None]:
+        return telling(self._functions[2], *self._place, None, 0, 0, REFUSED, ctypes.byref(ctypes.c_void_p()))
 
 
-def world_all_gather(world: Any, data: bytes, timeout: Timeout) -> List[bytes]:
-    return taken(world._end, library.dm_world_all_gather_bytes, world._handle, data, len(data), milliseconds(timeout))
+def group_refusals(group: Any) -> Refusals:
+    return Refusals(library.dm_barrier, library.dm_all_gather_bytes, library.dm_broadcast_bytes, group._handle, group._dim)
 
 
-def world_broadcast(world: Any, data: bytes, root: int, timeout: Timeout) -> bytes:
-    return taken(world._end, library.dm_world_broadcast_bytes, world._handle, data, len(data), root, milliseconds(timeout))[0]
+def world_refusals(world: Any) -> Refusals:
+    return Refusals(library.dm_world_barrier, library.dm_world_all_gather_bytes, library.dm_world_broadcast_bytes, world._handle)
+
+
+def barrier(group: Any, deadline: Deadline) -> None:
+    check(interrupt.call(group._end, library.dm_barrier, group._handle, group._dim, deadline.milliseconds()))
+
+
+def all_gather(group: Any, data: bytes, deadline: Deadline) -> List[bytes]:
+    return taken(group._end, library.dm_all_gather_bytes, group._handle, group._dim, data, len(data), deadline.milliseconds())
+
+
+def broadcast(group: Any, data: bytes, root: int, deadline: Deadline) -> bytes:
+    return taken(group._end, library.dm_broadcast_bytes, group._handle, group._dim, data, len(data), root, deadline.milliseconds())[0]
+
+
+def world_all_gather(world: Any, data: bytes, deadline: Deadline) -> List[bytes]:
+    return taken(world._end, library.dm_world_all_gather_bytes, world._handle, data, len(data), deadline.milliseconds())
+
+
+def world_broadcast(world: Any, data: bytes, root: int, deadline: Deadline) -> bytes:
+    return taken(world._end, library.dm_world_broadcast_bytes, world._handle, data, len(data), root, deadline.milliseconds())[0]
 
 
 def taken(end: interrupt.End, function: Callable[..., int], *arguments: Any) -> List[bytes]:

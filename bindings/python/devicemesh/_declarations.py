@@ -22,6 +22,8 @@ LOG_DEBUG = 4
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
+STORE_NOT_YET = 1
+RANK_NONE = -1
 
 
 class ErrorInfo(Structure):
@@ -65,12 +67,13 @@ class DimOptions(Structure):
 class InitOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("world", c_void_p), ("ranks", POINTER(c_int32)),
-        ("dim_options", POINTER(DimOptions)), ("timeout_ms", c_int64)]
+        ("num_ranks", c_size_t), ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t), ("timeout_ms", c_int64)]
 
 
 class CallOptions(Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("dim_options", POINTER(DimOptions))]
+        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("dim_options", POINTER(DimOptions)),
+        ("num_dim_options", c_size_t)]
 
 
 class Placement(Structure):
@@ -108,7 +111,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_default_world": (STATUS, [TEXT, c_int64, HANDLE_OUT]),
     "dm_world_get_info": (STATUS, [HANDLE, POINTER(WorldInfo)]),
     "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
-    "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
+    "dm_world_locations": (STATUS, [HANDLE, TEXT, c_int64, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),
     "dm_default_world_abort": (STATUS, []),
     "dm_world_finalize": (STATUS, [HANDLE, c_int64]),
@@ -120,8 +123,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_deserialize": (STATUS, [TEXT, POINTER(InitOptions), HANDLE_OUT]),
     "dm_slice": (STATUS, [HANDLE, NAMES, c_size_t, HANDLE_OUT]),
     "dm_flatten": (STATUS, [HANDLE, TEXT, POINTER(CallOptions), HANDLE_OUT]),
-    "dm_unflatten": (STATUS, [HANDLE, TEXT, RANKS, NAMES, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
-    "dm_reshape": (STATUS, [HANDLE, RANKS, NAMES, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_unflatten": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, NAMES, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_reshape": (STATUS, [HANDLE, RANKS, c_size_t, NAMES, POINTER(CallOptions), HANDLE_OUT]),
     "dm_slice_range": (STATUS, [HANDLE, TEXT, c_int32, c_int32, c_int32, POINTER(CallOptions), HANDLE_OUT]),
     "dm_shrink": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
     "dm_concatenate": (STATUS, [POINTER(c_void_p), c_size_t, HANDLE_OUT]),
@@ -134,6 +137,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_dim_name": (TEXT, [HANDLE, c_size_t]),
     "dm_shape": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
     "dm_size": (STATUS, [HANDLE, TEXT, RANKS]),
+    "dm_device_type": (TEXT, [HANDLE]),
+    "dm_is_member": (STATUS, [HANDLE, POINTER(c_bool)]),
     "dm_rank": (STATUS, [HANDLE, RANKS]),
     "dm_get_local_rank": (STATUS, [HANDLE, TEXT, RANKS]),
     "dm_get_coordinate": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
@@ -147,7 +152,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_translate_rank": (STATUS, [HANDLE, TEXT, c_int32, RANKS]),
     "dm_translate_world_rank": (STATUS, [HANDLE, TEXT, c_int32, RANKS]),
     "dm_neighbor": (STATUS, [HANDLE, TEXT, c_int32, c_bool, RANKS]),
-    "dm_local_shard": (STATUS, [HANDLE, POINTER(Placement), LENGTHS, c_size_t, c_int32, LENGTHS, LENGTHS]),
+    "dm_local_shard": (STATUS, [HANDLE, POINTER(Placement), c_size_t, LENGTHS, c_size_t, c_int32, LENGTHS, LENGTHS]),
     "dm_plan_ranks": (STATUS, [POINTER(PlanOptions), RANKS, TEXT, c_size_t, LENGTHS]),
     "dm_get_comm": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
     "dm_get_proc": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
@@ -175,6 +180,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_buffers_get": (STATUS, [HANDLE, c_size_t, HANDLE_OUT, LENGTHS]),
     "dm_buffers_free": (None, [HANDLE]),
     "dm_check": (STATUS, [HANDLE, TEXT]),
+    "dm_stream_wait": (STATUS, [HANDLE, TEXT, MEMORY, c_int64]),
     "dm_abort": (STATUS, [HANDLE]),
     "dm_finalize": (STATUS, [HANDLE, POINTER(CallOptions)]),
     "dm_lost_ranks": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),

@@ -3,9 +3,11 @@ exceptions."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import operator
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
@@ -217,6 +219,37 @@ def milliseconds(timeout: Timeout) -> int:
     if not seconds > 0:
         raise InvalidArgumentError(f"timeout is {seconds:g} seconds; give more than 0, or None for the default")
     return max(1, round(seconds * 1000))
+
+
+class Deadline:
+    """When a call ends that has several waits: timeout from now. None is the default of the
+    library's call, which is its last wait."""
+
+    def __init__(self, timeout: Timeout) -> None:
+        self._milliseconds = milliseconds(timeout)
+        self._until = time.monotonic() + self._milliseconds / 1000
+
+    def seconds(self) -> Optional[float]:
+        """The seconds that are left, 0 or more; None where the program gave no timeout."""
+        return max(0.0, self._until - time.monotonic()) if self._milliseconds else None
+
+    def milliseconds(self) -> int:
+        """The time that is left, for C: at least 1, and 0 where the program gave no timeout."""
+        left = self.seconds()
+        return 0 if left is None else max(1, round(left * 1000))
+
+
+@contextlib.contextmanager
+def telling(function: Callable[..., int], *arguments: Any) -> Iterator[None]:
+    """Tells the other ranks when this package refuses a collective call itself. The library does so
+    for what it refuses. So function(*arguments) is a call of the same function that the library
+    refuses, for example because of a negative timeout. The other ranks then fail at once, and need
+    not wait for this rank until their deadline."""
+    try:
+        yield
+    except Exception:
+        function(*arguments)
+        raise
 
 
 def listed(element: Any, ask: Callable[[Any, int, Any], int], guess: int = 16) -> List[Any]:

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, List, Optional, Protocol, Sequence
 
-from .errors import InvalidArgumentError
+from .errors import InvalidStateError
 
 
 class OpenGroup(Protocol):
@@ -52,7 +52,7 @@ def open_group(call: str) -> Optional[Any]:
     if not groups:
         return None
     if groups[-1]._task is not current_task():
-        raise InvalidArgumentError(
+        raise InvalidStateError(
             f"{call}: another task of this thread awaits inside `with mesh.group():`, and until that group ends no other task of the thread can call: "
             "do not await inside a group")
     return groups[-1]
@@ -66,4 +66,4 @@ def outside_groups(call: str) -> None:
     queued = sum(len(group._queue) for group in groups)
     if queued:
         operations = "1 operation is" if queued == 1 else f"{queued} operations are"
-        raise InvalidArgumentError(f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first")
+        raise InvalidStateError(f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first")

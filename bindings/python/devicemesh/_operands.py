@@ -4,19 +4,22 @@ communicator.py has the collectives."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union, cast
 
 from . import _interrupt as interrupt
 from ._beside import before_call
-from ._library import check, flag, int32, library, listed, sizes
+from ._cuda import driver
+from ._library import Deadline, check, flag, int32, library, listed, sizes
 from ._open_groups import opened
 from ._queries import MeshQueries
-from .buffers import Memory, changed, memory, stream_handle
+from ._streams import current_stream, follow, keep, owner, stream_handle
+from .buffers import Memory, changed, memory
 from .constants import SIZES, DType
-from .errors import InvalidArgumentError
-from .group import Queued
+from .errors import DeviceMeshError, InvalidArgumentError
+from .group import Queued, taken
 from .work import DONE, Key, Work, after_earlier, queues, submit
 
 __all__ = ["Operands"]
@@ -25,8 +28,6 @@ __all__ = ["Operands"]
 class Blocks(NamedTuple):
     """A block of memory for each rank of a group."""
 
-    # The buffers that hold the memory; they are released after the call.
-    memories: Tuple[Memory, ...]
     # Displacements count from here.
     address: int
     # The number of elements of each block, a C array.
@@ -39,10 +40,6 @@ class Blocks(NamedTuple):
         """The address of the block of that rank."""
         before = sum(self.counts[:rank]) if self.displacements is None else self.displacements[rank]
         return self.address + int(before) * SIZES[self.dtype]
-
-    def release(self) -> None:
-        for each in self.memories:
-            each.release()
 
 
 class Operands:
@@ -61,6 +58,7 @@ class Operands:
         self._ranks: Tuple[int, ...] = tuple(
             listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, self._dim, *out))))
         self._queue_key: Optional[Key] = None
+        self._known_device: Union[None, int, str] = "not asked"
 
     @property
     def size(self) -> int:
@@ -82,34 +80,67 @@ class Operands:
             self._queue_key = (self.handle, self._name)
         return self._queue_key
 
-    def _run(self, async_op: bool, function: Any, kept: Sequence[Memory], *arguments: Any) -> Work:
+    @property
+    def _device_number(self) -> Optional[int]:
+        """The number of the device on which the communicator is. None on cpu, and where nobody
+        tells."""
+        if isinstance(self._known_device, str):
+            self._known_device = self._find_device()
+        return self._known_device
+
+    def _find_device(self) -> Optional[int]:
+        if self._device == "cpu":
+            return None
+        with contextlib.suppress(DeviceMeshError):
+            # Communicators that the mesh has adopted may be on another device than its world.
+            if not getattr(self._mesh, "_adopted_groups", None) and self._mesh.world.device is not None:
+                return self._mesh.world.device
+        with contextlib.suppress(DeviceMeshError):
+            address, number = ctypes.c_void_p(), ctypes.c_int()
+            check(library.dm_get_proc(self._handle, b"ncclCommCuDevice", ctypes.byref(address)))
+            ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))(address.value or 0)
+            if ask(self.handle, ctypes.byref(number)) == 0:
+                return number.value
+        return None
+
+    def _run(self, async_op: bool, function: Any, *arguments: Any) -> Work:
         """Makes the call, queues it inside a group, or gives it to the thread of asynchronous
-        operations. Its buffers are kept until it is over."""
+        operations. The buffers that were taken for it are kept until it is over."""
         later = async_op is not False and flag("async_op", async_op)
         call = partial(function, self._handle, self._dim, *arguments)
         if opened.groups:
             if later:
-                self._refuse(
-                    "async_op: an operation in a group runs when the group ends; make the group itself asynchronous: mesh.group(async_op=True)", *kept)
+                self._refuse("async_op: an operation in a group runs when the group ends; make the group itself asynchronous: mesh.group(async_op=True)")
             group = opened.groups[-1]
-            group.add(Queued(self, call, tuple(kept)))
+            group.add(Queued(self, call, tuple(taken.memories)))
+            taken.memories = []
             return cast(Work, group.work)
         if later and self._device == "cpu":
             for wait in before_call:
                 wait()
-            return submit((self,), Work(f"{function.__name__[3:]} along {self._name}"), partial(finish, call, kept))
-        try:
-            if queues:
-                after_earlier(self)
+            work = submit((self,), Work(f"{function.__name__[3:]} along {self._name}"), partial(finish, call, taken.memories))
+            taken.memories = []
+            return work
+        if queues:
+            after_earlier(self)
+        if self._device == "cpu":
             check(interrupt.issue(self._end, call))
+            return DONE
+        kept, taken.memories = taken.memories, []
+        try:
+            check(interrupt.issue(self._end, call))
+            joins = follow(kept, later)
         finally:
-            for each in kept:
-                each.release()
-        return DONE
+            keep(kept)
+        if not later:
+            return DONE
+        work = Work(f"{function.__name__[3:]} along {self._name}")._on_streams(joins, [partial(self._pass, kept[0].stream)])
+        work._finish()
+        return work
 
-    def _pair(self, async_op: bool, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> Work:
-        """Does what _run does, with one or two buffers."""
-        return self._run(async_op, function, (one,) if two is None or two is one else (one, two), *arguments)
+    def _pass(self, stream: int, deadline: Deadline) -> None:
+        """Waits until the work on a stream is done."""
+        check(interrupt.call(self._end, library.dm_stream_wait, self._handle, self._dim, stream or None, deadline.milliseconds()))
 
     def _blocks(self, arrays: Any, counts: Optional[Sequence[int]], written: bool, stream: int, what: str) -> Blocks:
         """A buffer for each rank of the group: arrays in a list, or one array with as many elements
@@ -120,44 +151,33 @@ class Operands:
         numbers = sizes("counts", counts)
         if len(numbers) != self.size or sum(numbers) != whole.count:
             self._refuse(f"the counts {tuple(numbers)} are for {len(numbers)} ranks and {sum(numbers)} elements, but dimension {self._name} has {self.size} ranks, "
-                         f"and {what} {whole.count} elements", whole)
-        return Blocks((whole,), whole.address, numbers, None, whole.dtype)
+                         f"and {what} {whole.count} elements")
+        return Blocks(whole.address, numbers, None, whole.dtype)
 
     def _listed(self, arrays: Any, written: bool, stream: int, what: str) -> Blocks:
         if len(arrays) != self.size:
             self._refuse(f"{what} is a list of {len(arrays)} arrays, but dimension {self._name} has {self.size} ranks: one for each")
-        taken: List[Memory] = []
-        try:
-            for rank, array in enumerate(arrays):
-                taken.append(self._one(array, written, stream, f"{what}[{rank}]"))
-                if taken[rank].dtype != taken[0].dtype:
-                    self._refuse(f"{what}[{rank}] has {DType(taken[rank].dtype).name.lower()} elements, {what}[0] has {DType(taken[0].dtype).name.lower()}")
-        except BaseException:
-            for each in taken:
-                each.release()
-            raise
+        blocks: List[Memory] = []
+        for rank, array in enumerate(arrays):
+            blocks.append(self._one(array, written, stream, f"{what}[{rank}]"))
+            if blocks[rank].dtype != blocks[0].dtype:
+                self._refuse(f"{what}[{rank}] has {DType(blocks[rank].dtype).name.lower()} elements, {what}[0] has {DType(blocks[0].dtype).name.lower()}")
         # The library counts from one address. An empty array may have none.
-        base = min((each.address for each in taken if each.count), default=0)
-        unit = SIZES[taken[0].dtype]
-        away = [each.address - base if each.count else 0 for each in taken]
+        base = min((each.address for each in blocks if each.count), default=0)
+        unit = SIZES[blocks[0].dtype]
+        away = [each.address - base if each.count else 0 for each in blocks]
         if any(distance % unit for distance in away):
-            self._refuse(f"the arrays of {what} do not lie whole elements of {unit} bytes apart: let each begin at a multiple of {unit}", *taken)
-        lengths = (ctypes.c_size_t * self.size)(*(each.count for each in taken))
-        return Blocks(tuple(taken), base, lengths, (ctypes.c_size_t * self.size)(*(distance // unit for distance in away)), taken[0].dtype)
+            self._refuse(f"the arrays of {what} do not lie whole elements of {unit} bytes apart: let each begin at a multiple of {unit}")
+        lengths = (ctypes.c_size_t * self.size)(*(each.count for each in blocks))
+        return Blocks(base, lengths, (ctypes.c_size_t * self.size)(*(distance // unit for distance in away)), blocks[0].dtype)
 
     def _own_block(self, blocks: Blocks, its_name: str, array: Any, written: bool, stream: int, name: str) -> Memory:
         """The buffer with the elements of this rank's block."""
-        try:
-            own = self._one(array, written, stream, name)
-        except BaseException:
-            blocks.release()
-            raise
+        own = self._one(array, written, stream, name)
         if own.dtype != blocks.dtype:
-            blocks.release()
-            self._refuse(f"{name} has {DType(own.dtype).name.lower()} elements, {its_name} has {DType(blocks.dtype).name.lower()}", own)
+            self._refuse(f"{name} has {DType(own.dtype).name.lower()} elements, {its_name} has {DType(blocks.dtype).name.lower()}")
         if own.count != blocks.counts[self._rank]:
-            blocks.release()
-            self._refuse(f"{name} has {own.count} elements, but {its_name} has {blocks.counts[self._rank]} for this rank, {self._rank}", own)
+            self._refuse(f"{name} has {own.count} elements, but {its_name} has {blocks.counts[self._rank]} for this rank, {self._rank}")
         return own
 
     def _member(self, what: str, rank: Any) -> int:
@@ -167,52 +187,70 @@ class Operands:
             self._refuse(f"{what} is {number}, but dimension {self._name} has ranks 0 to {self.size - 1}")
         return number
 
+    def _stream(self, stream: Any, *arrays: Any) -> int:
+        """The stream of an operation with these arrays, the one that is written first."""
+        if stream is not None or self._device == "cpu":
+            return stream_handle(stream)
+        return current_stream(arrays)
+
     def _one(self, array: Any, written: bool, stream: int, what: str = "buffer") -> Memory:
+        """Takes the memory of an array. It is released when the operation fails or is over."""
         found = memory(array, what, stream)
+        taken.memories.append(found)
         if found.device != self._device and found.device != "managed":
-            self._refuse(f"{what} lies in {found.device} memory, but the mesh is on {self._device}", found)
+            self._refuse(f"{what} lies in {found.device} memory, but the mesh is on {self._device}")
         if stream and self._device == "cpu":
-            self._refuse(f"stream is {stream:#x}, but device type cpu has no streams: pass None", found)
+            self._refuse(f"stream is {stream:#x}, but device type cpu has no streams: pass None")
         if written and found.readonly:
-            self._refuse(f"{what} is read-only, and the result would be written into it", found)
+            self._refuse(f"{what} is read-only, and the result would be written into it")
         if written and found.copied:
-            self._refuse(f"{what} gives a copy of itself through __dlpack__, so the result that is written there would be lost", found)
+            self._refuse(f"{what} gives a copy of itself through __dlpack__, so the result that is written there would be lost")
+        if self._device != "cpu":
+            self._on_device(found, array, stream, what)
         if written:
             changed(array)
         return found
 
+    def _on_device(self, found: Memory, array: Any, stream: int, what: str) -> None:
+        """Orders the operation's stream behind the library of the array. Refuses memory that is not
+        on the communicator's device."""
+        device, ours = found.device_id, self._device_number
+        if device is None and found.count and found.device == "cuda":
+            cuda = driver()
+            device = None if cuda is None else cuda.device_of(found.address)
+            if device == -1:
+                self._refuse(f"{what} lies in host memory, at {found.address:#x}, but the mesh is on {self._device}")
+        if device is not None and ours is not None and device != ours and found.device == "cuda":
+            self._refuse(f"{what} lies on device {device}, but this rank's communicators are on device {ours}: move the array there, or choose device {device} with World(device=)")
+        found.owner, found.stream = owner(array, ours), stream
+        found.owner.before(array, stream)
+
     def _two(self, buffer: Any, out: Any, stream: Any, readonly_in_place: bool = False) -> Tuple[Memory, Memory, int]:
-        on = stream_handle(stream)
+        on = self._stream(stream, out, buffer)
         if out is None or out is buffer:
             both = self._one(buffer, not readonly_in_place, on)
             return both, both, on
         send = self._one(buffer, False, on)
-        try:
-            receive = self._one(out, True, on, "out")
-        except BaseException:
-            send.release()
-            raise
+        receive = self._one(out, True, on, "out")
         if send.dtype != receive.dtype:
-            self._refuse(f"buffer has {DType(send.dtype).name.lower()} elements, out has {DType(receive.dtype).name.lower()}", send, receive)
+            self._refuse(f"buffer has {DType(send.dtype).name.lower()} elements, out has {DType(receive.dtype).name.lower()}")
         return send, receive, on
 
-    def _refuse(self, why: str, *taken: Memory) -> NoReturn:
-        for each in taken:
-            each.release()
+    def _refuse(self, why: str) -> NoReturn:
         raise InvalidArgumentError(why)
 
     def _same_count(self, send: Memory, receive: Memory) -> None:
         if send.count != receive.count:
-            self._refuse(f"buffer has {send.count} elements, out has {receive.count}", send, receive)
+            self._refuse(f"buffer has {send.count} elements, out has {receive.count}")
 
     def _times(self, large: Memory, its_name: str, small: Memory, other_name: str) -> None:
         if large.count != small.count * self.size:
             self._refuse(
-                f"{its_name} has {large.count} elements, but {self.size} ranks x {small.count} of {other_name} are {small.count * self.size}", large, small)
+                f"{its_name} has {large.count} elements, but {self.size} ranks x {small.count} of {other_name} are {small.count * self.size}")
 
-    def _share(self, whole: Memory, what: str, *others: Memory) -> int:
+    def _share(self, whole: Memory, what: str) -> int:
         if whole.count % self.size:
-            self._refuse(f"{what} has {whole.count} elements, which {self.size} ranks do not share evenly", whole, *others)
+            self._refuse(f"{what} has {whole.count} elements, which {self.size} ranks do not share evenly")
         return whole.count // self.size
 
     def _apart(self, call: str, send: Memory, receive: Memory, off: Optional[int]) -> None:
@@ -225,7 +263,7 @@ class Operands:
             return
         apart = send.address + send.nbytes <= receive.address or receive.address + receive.nbytes <= send.address
         if not apart and send.count and receive.count:
-            self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart", send, receive)
+            self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart")
 
 
 def finish(call: Callable[[], int], kept: Sequence[Memory]) -> None:

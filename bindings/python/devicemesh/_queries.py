@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import weakref
 from ctypes import byref
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
+from . import _declarations as declarations
 from ._library import check, flag, int32, integer, library, listed, string
 from ._library import text as as_text
 from .errors import InvalidHandleError, NotMemberError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Dim", "MeshQueries"]
 
 Dim = Union[None, int, str]
-DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
 
 
 class MeshQueries:
@@ -36,16 +35,20 @@ class MeshQueries:
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
         self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
-        # No other function tells the device type, and whether the program gave the names.
-        printed = repr(self)
-        self._named = bool(self._shape) and not printed.startswith(f"DeviceMesh({self._shape!r}, '")
-        found = DEVICE.search(printed)
-        self._device_type = found.group(1) if found else ""
+        # No other function tells whether the program gave the names.
+        self._named = bool(self._shape) and not repr(self).startswith(f"DeviceMesh({self._shape!r}, '")
+        self._device_type: str = (library.dm_device_type(handle) or b"").decode()
 
     @property
     def device_type(self) -> str:
         """ "cuda" or "cpu"."""
         return self._device_type
+
+    def is_member(self) -> bool:
+        """Whether this process's rank is in the mesh. It answers also when the mesh has ended."""
+        answer = ctypes.c_bool()
+        check(library.dm_is_member(self._handle, byref(answer)))
+        return answer.value
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -156,7 +159,7 @@ class MeshQueries:
         the other end."""
         answer = ctypes.c_int32()
         check(library.dm_neighbor(self._handle, self._dim(mesh_dim), int32("offset", offset), flag("wrap", wrap), byref(answer)))
-        return None if answer.value < 0 else answer.value
+        return None if answer.value == declarations.RANK_NONE else answer.value
 
     def local_shard(
         self, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None

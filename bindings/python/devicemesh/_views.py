@@ -7,9 +7,9 @@ from ctypes import byref
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
 
 from . import _interrupt as interrupt
-from ._arguments import as_tuple, call_options, one_dim, split
+from ._arguments import as_tuple, call_options, one_dim, refused_options, split
 from ._beside import has_ended
-from ._library import Timeout, check, int32, library, listing, optional_text, ranks, texts
+from ._library import Timeout, check, int32, library, listing, optional_text, ranks, telling, texts
 from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
@@ -55,7 +55,9 @@ class MeshViews(MeshQueries):
         """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
         The name defaults to the dimensions' names joined with "_". ``timeout`` is how long the
         call may take; None is as long as the mesh's calls, here and in the methods below."""
-        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), call_options(timeout, one_dim(options), 1))
+        with telling(library.dm_flatten, self._handle, None, *refused()):
+            name, call = optional_text("mesh_dim_name", mesh_dim_name), call_options(timeout, one_dim(options), 1)
+        return self._view(library.dm_flatten, self._handle, name, call)
 
     def unflatten(
         self: Mesh, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None,
@@ -63,16 +65,19 @@ class MeshViews(MeshQueries):
     ) -> Mesh:
         """The view with one dimension replaced by several, whose sizes multiply to its size.
         Collective over the root mesh."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
-        return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
+        with telling(library.dm_unflatten, self._handle, None, None, 0, None, *refused()):
+            lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
+            name = self._dim(dim)
+        return self._view(library.dm_unflatten, self._handle, name, lengths, len(lengths), array, wishes)
 
     def reshape(
         self: Mesh, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None, timeout: Timeout = None
     ) -> Mesh:
         """All ranks of this view under another shape. Collective over the root mesh. A name that
         exists already must mean the same groups."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
-        return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
+        with telling(library.dm_reshape, self._handle, None, 0, None, *refused()):
+            lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
+        return self._view(library.dm_reshape, self._handle, lengths, len(lengths), array, wishes)
 
     def slice_range(
         self: Mesh, dim: Dim, indices: Union[range, slice], *, options: Optional[DimOptions] = None, timeout: Timeout = None
@@ -80,14 +85,16 @@ class MeshViews(MeshQueries):
         """The view with a dimension restricted to some of its indices:
         ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for the ranks
         at other indices, whose handle raises NotMemberError where membership matters."""
-        if isinstance(indices, slice):
-            indices = range(self.size(self._names[0] if dim is None else dim))[indices]
-        if not isinstance(indices, range):
-            raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
-        if indices.step < 0 or (len(indices) and indices[0] < 0):
-            raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
-        start, length, step = (int32("indices", number) for number in (indices.start if len(indices) else 0, len(indices), indices.step))
-        return self._view(library.dm_slice_range, self._handle, self._dim(dim), start, length, step, call_options(timeout, one_dim(options), 1))
+        with telling(library.dm_slice_range, self._handle, None, 0, 0, 0, *refused()):
+            if isinstance(indices, slice):
+                indices = range(self.size(self._names[0] if dim is None else dim))[indices]
+            if not isinstance(indices, range):
+                raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
+            if indices.step < 0 or (len(indices) and indices[0] < 0):
+                raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
+            start, length, step = (int32("indices", number) for number in (indices.start if len(indices) else 0, len(indices), indices.step))
+            name, call = self._dim(dim), call_options(timeout, one_dim(options), 1)
+        return self._view(library.dm_slice_range, self._handle, name, start, length, step, call)
 
     def shrink(
         self: Mesh, mesh_dim: Dim = None, lost_ranks: Optional[Sequence[int]] = None, *, dim_options: DimOptionsLike = None, timeout: Timeout = None
@@ -143,6 +150,11 @@ class MeshViews(MeshQueries):
     _concatenate = concatenate
     _get_root_mesh = root
     _get_all_submeshes = submeshes
+
+
+def refused() -> Tuple[Any, Any]:
+    """The last two arguments of a call that the library refuses: its options and its result."""
+    return refused_options(), byref(ctypes.c_void_p())
 
 
 def world_end(world: Optional[World]) -> interrupt.End:

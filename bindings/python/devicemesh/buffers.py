@@ -8,7 +8,6 @@ import sys
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from ._library import within
 from .constants import SIZES, SUPPORTED, DType
 from .errors import InvalidArgumentError
 
@@ -42,8 +41,9 @@ class DLManagedTensorVersioned(Structure):
 PYBUF_STRIDED_WITH_FORMAT = 0x10 | 0x08 | 0x04
 DLPACK_READ_ONLY, DLPACK_COPIED = 1, 2
 HOST, CUDA = "cpu", "cuda"
+ROCM = 10
 # kDLCPU, kDLCUDAHost, kDLROCMHost; kDLCUDA, kDLROCM; kDLCUDAManaged is both.
-DLPACK_DEVICES = {1: HOST, 3: HOST, 11: HOST, 2: CUDA, 10: CUDA, 13: "managed"}
+DLPACK_DEVICES = {1: HOST, 3: HOST, 11: HOST, 2: CUDA, ROCM: CUDA, 13: "managed"}
 DLPACK_TYPES = {
     (0, 8): DType.INT8, (1, 8): DType.UINT8, (0, 32): DType.INT32, (1, 32): DType.UINT32, (0, 64): DType.INT64, (1, 64): DType.UINT64,
     (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16,
@@ -74,12 +74,18 @@ _byref = ctypes.byref
 class Memory:
     """Contiguous elements in memory. The address is valid until release()."""
 
-    __slots__ = ("address", "count", "dtype", "readonly", "device", "copied", "kept", "view")
+    __slots__ = ("address", "count", "dtype", "readonly", "device", "device_id", "copied", "kept", "view", "owner", "stream")
 
     def __init__(
-        self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None, copied: bool = False
+        self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None, copied: bool = False,
+        device_id: Optional[int] = None,
     ) -> None:
         self.address, self.count, self.dtype, self.readonly, self.device = address, count, dtype, readonly, device
+        # The number of the device. None for host memory, and where the producer does not say it.
+        self.device_id = device_id
+        # In an operation on cuda: the library of the array, and the stream of the operation.
+        self.owner: Any = None
+        self.stream = 0
         # Whether the producer gave a copy. Results that are written into a copy would be lost.
         self.copied = copied
         # The objects that keep the memory alive: the array, or the capsule whose destructor calls
@@ -106,7 +112,8 @@ class Memory:
 
 
 def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
-    """The memory of array. ``what`` names the array in errors."""
+    """The memory of array. ``what`` names the array in errors. A producer with DLPack makes the
+    stream wait for its own work on the array."""
     if id(type(array)) not in _lossless:
         _refuse_lossy(type(array), what)
     if _is_buffer(array):
@@ -124,7 +131,7 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, what, stream)
     if hasattr(array, "__cuda_array_interface__"):
-        return _from_array_interface(array, what, CUDA, stream)
+        return _from_array_interface(array, what, CUDA)
     raise TypeError(
         f"{what} is a {type(array).__name__}, which has neither the buffer protocol nor __dlpack__ nor __cuda_array_interface__"
         + ("; an operator is passed as op=, a rank as root=" if what == "out" else "")
@@ -208,21 +215,20 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
             raise InvalidArgumentError(
                 f"{what} is a view with torch's {name} bit, so its memory holds other values: pass a tensor that resolve_{bit[3:]}() has made of it")
     try:
-        device_type, _device_id = array.__dlpack_device__()
+        device_type, device_id = (int(number) for number in array.__dlpack_device__())
     except (RuntimeError, ValueError, TypeError, BufferError, NotImplementedError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack_device__ says: {error}") from error
-    device = DLPACK_DEVICES.get(int(device_type))
+    device = DLPACK_DEVICES.get(device_type)
     if device is None:
-        raise InvalidArgumentError(f"{what} lies on DLPack device type {int(device_type)}; cpu and cuda are supported")
-    # On a device the producer lets this stream wait for its own work; 1 is DLPack's number of the
-    # default stream.
-    options = {} if device == HOST else {"stream": stream or 1}
+        raise InvalidArgumentError(f"{what} lies on DLPack device type {device_type}; cpu and cuda are supported")
+    # DLPack's number of the default stream is 1 on CUDA and 0 on ROCm, where 1 and 2 are refused.
+    options = {} if device == HOST else {"stream": stream or (0 if device_type == ROCM else 1)}
     try:
         try:
             capsule = array.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # a producer from before DLPack 1.0
             capsule = array.__dlpack__(**options)
-    except (RuntimeError, ValueError, TypeError, BufferError) as error:
+    except (RuntimeError, ValueError, TypeError, BufferError, AssertionError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
     # The capsule is not renamed to "used_dltensor", so its own destructor calls the deleter when
     # it is dropped.
@@ -244,7 +250,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     if count > 0 and not tensor.data:
         raise InvalidArgumentError(
             f"{what} is a {type(array).__name__} of {count} elements without memory behind it (a fake, functional or wrapped tensor, or its storage was freed)")
-    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly or immutable, device, (array, capsule), copied=copied)
+    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly or immutable, device, (array, capsule), copied=copied,
+                  device_id=device_id if device == CUDA else None)
 
 
 def _of_jax(array: Any, what: str) -> bool:
@@ -264,7 +271,7 @@ def _name(array: Any, code: Tuple[int, int]) -> str:
     return f"type {getattr(array, 'dtype', f'DLPack code {code[0]}, {code[1]} bits')}"
 
 
-def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -> Memory:
+def _from_array_interface(array: Any, what: str, device: str) -> Memory:
     interface = array.__cuda_array_interface__ if device == CUDA else array.__array_interface__
     described: str = interface["typestr"]
     # A unit of time may follow the size. No supported type has one.
@@ -275,9 +282,6 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
         raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
     if interface.get("mask") is not None:
         raise InvalidArgumentError(f"{what} is masked, and its mask would be lost: pass an array without one")
-    waits_for = interface.get("stream")
-    if waits_for is not None and waits_for not in (stream, stream or 1):
-        raise InvalidArgumentError(f"{what} is being written on stream {waits_for}: pass stream={waits_for}, or synchronise first")
     shape: Tuple[int, ...] = tuple(interface["shape"])
     count = _contiguous(what, shape, interface.get("strides"), size)
     address, readonly = interface["data"]
@@ -290,20 +294,3 @@ def changed(array: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor) and hasattr(torch.autograd.graph, "increment_version"):
         torch.autograd.graph.increment_version(array)
-
-
-def stream_handle(stream: Any) -> int:
-    """A cudaStream_t from an integer, torch.cuda.Stream, cupy's Stream or an object with
-    __cuda_stream__. None is the default stream."""
-    if stream is None:
-        return 0
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        _, handle = protocol() if callable(protocol) else protocol
-        return within("stream", handle, 0, 2**64 - 1)
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return within("stream", getattr(stream, name), 0, 2**64 - 1)
-    return within("stream", stream, 0, 2**64 - 1)
-
-

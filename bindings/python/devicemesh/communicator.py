@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple
 
 from . import _control as control
-from ._library import Timeout, check, is_bool, library, within
+from ._library import Deadline, Timeout, check, is_bool, library, within
 from ._open_groups import outside_groups
 from ._operands import Operands
-from .buffers import memory, stream_handle
+from .buffers import memory
 from .constants import DType, Op, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
-from .group import operation
+from .group import operation, taken
 from .objects import ObjectCollectives
 from .work import Work, after_earlier, queues
 
@@ -60,6 +60,11 @@ class Collectives(Operands, ObjectCollectives):
         """Raises the communicator's asynchronous error, if it has one. Does not wait."""
         check(library.dm_check(self._handle, self._dim))
 
+    def wait(self, stream: Any = None, *, timeout: Timeout = None) -> None:
+        """Waits until the work on a stream is done, with a deadline, and looks at this dimension
+        meanwhile. See DeviceMesh.wait."""
+        self._mesh.wait(stream, self._name, timeout=timeout)  # type: ignore[attr-defined]
+
     @operation
     def all_reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None, async_op: bool = False) -> Work:
         """Reduces over all ranks. Every rank gets the result in ``out``, or in ``buffer`` when
@@ -68,7 +73,7 @@ class Collectives(Operands, ObjectCollectives):
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         self._apart("all_reduce", send, receive, receive.address - send.address)
-        return self._pair(async_op, library.dm_all_reduce, send, receive, send.address, receive.address, send.count, send.dtype, op, on)
+        return self._run(async_op, library.dm_all_reduce, send.address, receive.address, send.count, send.dtype, op, on)
 
     @operation
     def reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, root: int = 0, stream: Any = None, async_op: bool = False) -> Work:
@@ -76,30 +81,31 @@ class Collectives(Operands, ObjectCollectives):
         The ``out`` of the other ranks is not used."""
         op, root = reduction(op), self._member("root", root)
         if root != self._rank:
-            on = stream_handle(stream)
+            on = self._stream(stream, buffer)
             send = self._one(buffer, False, on)
             if out is not None:
                 # This rank does not use out. But reduce(buffer, 1), which in PyTorch means "to
                 # rank 1", must fail on every rank.
-                memory(out, "out", on).release()
-            return self._pair(async_op, library.dm_reduce, send, None, send.address, None, send.count, send.dtype, op, root, on)
+                taken.memories.append(memory(out, "out", on))
+            return self._run(async_op, library.dm_reduce, send.address, None, send.count, send.dtype, op, root, on)
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         self._apart("reduce", send, receive, receive.address - send.address)
-        return self._pair(async_op, library.dm_reduce, send, receive, send.address, receive.address, send.count, send.dtype, op, root, on)
+        return self._run(async_op, library.dm_reduce, send.address, receive.address, send.count, send.dtype, op, root, on)
 
     @operation
     def broadcast(self, buffer: Any, out: Any = None, *, root: int = 0, stream: Any = None, async_op: bool = False) -> Work:
         """Copies the buffer of rank root of the group to all ranks: into ``out``, or in place.
         ``buffer`` may be None where ``out`` is given and this rank is not the root."""
-        root, on = self._member("root", root), stream_handle(stream)
+        root = self._member("root", root)
         if root == self._rank:
             send, receive, on = self._two(buffer, out, stream, readonly_in_place=True)
             self._same_count(send, receive)
             self._apart("broadcast", send, receive, receive.address - send.address)
         else:
+            on = self._stream(stream, buffer if out is None else out)
             send = receive = self._one(buffer, True, on) if out is None else self._one(out, True, on, "out")
-        return self._pair(async_op, library.dm_broadcast, send, receive, send.address, receive.address, receive.count, receive.dtype, root, on)
+        return self._run(async_op, library.dm_broadcast, send.address, receive.address, receive.count, receive.dtype, root, on)
 
     @operation
     def all_gather(self, buffer: Any, out: Any, *, counts: Optional[Sequence[int]] = None, stream: Any = None, async_op: bool = False) -> Work:
@@ -113,20 +119,20 @@ class Collectives(Operands, ObjectCollectives):
         if isinstance(buffer, (list, tuple)) and not isinstance(out, (list, tuple)):
             buffer, out = out, buffer
         if counts is not None or isinstance(out, (list, tuple)):
-            on = stream_handle(stream)
+            on = self._stream(stream, *arrays(out), buffer)
             blocks = self._blocks(out, counts, True, on, "out")
             own = None if buffer is None else self._own_block(blocks, "out", buffer, False, on, "buffer")
             return self._run(
-                async_op, library.dm_all_gatherv, blocks.memories if own is None else (*blocks.memories, own),
-                blocks.begin(self._rank) if own is None else own.address, blocks.address, blocks.counts, blocks.displacements, blocks.dtype, on)
+                async_op, library.dm_all_gatherv, blocks.begin(self._rank) if own is None else own.address, blocks.address, blocks.counts, blocks.displacements, blocks.dtype, on)
         if buffer is None:
-            receive = self._one(out, True, stream_handle(stream), "out")
+            on = self._stream(stream, out)
+            receive = self._one(out, True, on, "out")
             count = self._share(receive, "out")
-            return self._pair(async_op, library.dm_all_gather, receive, None, receive.part(self._rank, count), receive.address, count, receive.dtype, stream_handle(stream))
+            return self._run(async_op, library.dm_all_gather, receive.part(self._rank, count), receive.address, count, receive.dtype, on)
         send, receive, on = self._two(buffer, out, stream)
         self._times(receive, "out", send, "buffer")
         self._apart("all_gather", send, receive, receive.part(self._rank, send.count) - send.address)
-        return self._pair(async_op, library.dm_all_gather, send, receive, send.address, receive.address, send.count, send.dtype, on)
+        return self._run(async_op, library.dm_all_gather, send.address, receive.address, send.count, send.dtype, on)
 
     @operation
     def reduce_scatter(
@@ -142,21 +148,20 @@ class Collectives(Operands, ObjectCollectives):
         if isinstance(out, (list, tuple)) and not isinstance(buffer, (list, tuple)):
             buffer, out = out, buffer
         if counts is not None or isinstance(buffer, (list, tuple)):
-            on = stream_handle(stream)
+            on = self._stream(stream, out, *arrays(buffer))
             blocks = self._blocks(buffer, counts, out is None, on, "buffer")
             own = None if out is None else self._own_block(blocks, "buffer", out, True, on, "out")
             return self._run(
-                async_op, library.dm_reduce_scatterv, blocks.memories if own is None else (*blocks.memories, own),
-                blocks.address, blocks.counts, blocks.displacements, blocks.begin(self._rank) if own is None else own.address, blocks.dtype, op, on)
+                async_op, library.dm_reduce_scatterv, blocks.address, blocks.counts, blocks.displacements, blocks.begin(self._rank) if own is None else own.address, blocks.dtype, op, on)
         if out is None:
-            on = stream_handle(stream)
+            on = self._stream(stream, buffer)
             send = self._one(buffer, True, on)
             count = self._share(send, "buffer")
-            return self._pair(async_op, library.dm_reduce_scatter, send, None, send.address, send.part(self._rank, count), count, send.dtype, op, on)
+            return self._run(async_op, library.dm_reduce_scatter, send.address, send.part(self._rank, count), count, send.dtype, op, on)
         send, receive, on = self._two(buffer, out, stream)
         self._times(send, "buffer", receive, "out")
         self._apart("reduce_scatter", send, receive, receive.address - send.part(self._rank, receive.count))
-        return self._pair(async_op, library.dm_reduce_scatter, send, receive, send.address, receive.address, receive.count, send.dtype, op, on)
+        return self._run(async_op, library.dm_reduce_scatter, send.address, receive.address, receive.count, send.dtype, op, on)
 
     @operation
     def all_to_all(
@@ -174,65 +179,67 @@ class Collectives(Operands, ObjectCollectives):
         if (send_counts is None) != (recv_counts is None):
             raise TypeError("all_to_all takes send_counts and recv_counts, or neither")
         if send_counts is not None:
-            on = stream_handle(stream)
+            on = self._stream(stream, out, buffer)
             sent = self._blocks(buffer, send_counts, False, on, "buffer")
-            try:
-                received = self._blocks(out, recv_counts, True, on, "out")
-            except BaseException:
-                sent.release()
-                raise
+            received = self._blocks(out, recv_counts, True, on, "out")
             if sent.dtype != received.dtype:
-                self._refuse(f"buffer has {DType(sent.dtype).name.lower()} elements, out has {DType(received.dtype).name.lower()}", *sent.memories, *received.memories)
-            return self._run(
-                async_op, library.dm_all_to_allv, (*sent.memories, *received.memories),
-                sent.address, sent.counts, None, received.address, received.counts, None, sent.dtype, on)
+                self._refuse(f"buffer has {DType(sent.dtype).name.lower()} elements, out has {DType(received.dtype).name.lower()}")
+            return self._run(async_op, library.dm_all_to_allv, sent.address, sent.counts, None, received.address, received.counts, None, sent.dtype, on)
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
-        count = self._share(send, "buffer", receive)
+        count = self._share(send, "buffer")
         self._apart("all_to_all", send, receive, receive.address - send.address if self._device == "cpu" or self.size == 1 else None)
-        return self._pair(async_op, library.dm_all_to_all, send, receive, send.address, receive.address, count, send.dtype, on)
+        return self._run(async_op, library.dm_all_to_all, send.address, receive.address, count, send.dtype, on)
 
     @operation
     def send(self, buffer: Any, peer: int, *, stream: Any = None, async_op: bool = False) -> Work:
         """Sends to rank peer of the group. That rank must receive. Put the sends and receives of
         one exchange into ``with mesh.group():``."""
-        peer, on = self._member("peer", peer), stream_handle(stream)
+        peer, on = self._member("peer", peer), self._stream(stream, buffer)
         source = self._one(buffer, False, on)
-        return self._pair(async_op, library.dm_send, source, None, source.address, source.count, source.dtype, peer, on)
+        return self._run(async_op, library.dm_send, source.address, source.count, source.dtype, peer, on)
 
     @operation
     def recv(self, buffer: Any, peer: int, *, stream: Any = None, async_op: bool = False) -> Work:
         """Receives from rank peer of the group. That rank must send as many elements."""
-        peer, on = self._member("peer", peer), stream_handle(stream)
+        peer, on = self._member("peer", peer), self._stream(stream, buffer)
         target = self._one(buffer, True, on)
-        return self._pair(async_op, library.dm_recv, target, None, target.address, target.count, target.dtype, peer, on)
+        return self._run(async_op, library.dm_recv, target.address, target.count, target.dtype, peer, on)
 
     def barrier(self, *, timeout: Timeout = None) -> None:
         """Returns when every rank of the group has called it. It does not wait for work on
         devices."""
-        self._begin("barrier")
-        control.barrier(self, timeout)
+        with self._refusals.barrier():
+            deadline = self._begin("barrier", timeout)
+        control.barrier(self, deadline)
 
-    def _begin(self, call: str) -> None:
+    @property
+    def _refusals(self) -> control.Refusals:
+        return control.group_refusals(self)
+
+    def _begin(self, call: str, timeout: Timeout) -> Deadline:
         outside_groups(call)
+        deadline = Deadline(timeout)
         if queues:
-            after_earlier(self)
+            after_earlier(self, deadline, call)
+        return deadline
 
-    def _root(self, root: Any) -> Tuple[bool, int]:
-        number = self._member("root", root)
-        return number == self._rank, number
+    def _gather(self, data: bytes, deadline: Deadline) -> List[bytes]:
+        return control.all_gather(self, data, deadline)
 
-    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
-        return control.all_gather(self, data, timeout)
-
-    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
-        return control.broadcast(self, data, root, timeout)
+    def _cast(self, data: bytes, root: int, deadline: Deadline) -> bytes:
+        return control.broadcast(self, data, root, deadline)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         raise TypeError("a Communicator lives in one process and cannot be pickled; pickle its mesh")
 
     def __repr__(self) -> str:
         return f"Communicator({self._name!r}, rank={self._rank}, ranks={self._ranks})"
+
+
+def arrays(array: Any) -> Sequence[Any]:
+    """The arrays of a list, or the one array."""
+    return array if isinstance(array, (list, tuple)) else (array,)
 
 
 def adopted_handle(group: Any, device_type: str) -> int:

@@ -10,7 +10,7 @@ from typing import Dict, Optional, Tuple, Type
 
 __all__ = [
     "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "ExhaustedError", "InternalError", "InvalidArgumentError",
-    "InvalidHandleError", "LibraryError", "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError",
+    "InvalidHandleError", "InvalidStateError", "LibraryError", "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError",
     "StoreError", "UnsupportedError",
 ]
 
@@ -141,6 +141,13 @@ class ExhaustedError(DeviceMeshError):
     limit."""
 
     status = 16
+
+
+class InvalidStateError(DeviceMeshError):
+    """The arguments are right, but the call may not be made now. The message says what to do
+    first."""
+
+    status = 17
 
 
 BY_STATUS: Dict[int, Type[DeviceMeshError]] = {kind.status: kind for kind in DeviceMeshError.__subclasses__()}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
 from ._beside import before_call, group_changes
-from ._library import check, flag, library
+from ._library import Deadline, check, flag, library
 from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
+from ._streams import follow, keep
 from .errors import InvalidArgumentError, InvalidHandleError
 from .work import Key, Work, after_earlier, queues, submit
 
@@ -29,6 +31,17 @@ ELSEWHERE = {
     "input": "buffer=", "input_tensor": "buffer=", "sendbuf": "buffer=", "output": "out=", "output_tensor": "out=", "recvbuf": "out="}
 
 
+class Taken(threading.local):
+    """The memory that the operation of this thread has taken so far. Whatever it keeps is taken out
+    of the list. The rest is released when the operation returns or raises."""
+
+    def __init__(self) -> None:
+        self.memories: List["Memory"] = []
+
+
+taken = Taken()
+
+
 class Member(Protocol):
     """The part of a communicator that a group needs."""
 
@@ -41,6 +54,9 @@ class Member(Protocol):
     @property
     def handle(self) -> int:
         """The raw communicator. On a lazy mesh this makes it."""
+
+    def _pass(self, stream: int, deadline: Deadline) -> None:
+        """Waits until the work on a stream is done."""
 
 
 class Queued:
@@ -124,6 +140,11 @@ class Group:
             status = interrupt.call(partial(library.dm_abort, handle), library.dm_group_end, handle)
             if failure is None:
                 check(status)
+            if failure is None and outer is None and not later:
+                joins = follow(memories(queue), self._async)
+                passes = [partial(operation.of._pass, operation.kept[0].stream) for operation in queue] if self._mesh.device_type != "cpu" else []
+                for work in (self.work, *inner):
+                    work._on_streams(joins, passes)
             if failure is None and outer is not None:
                 outer._queue += queue
                 outer._inner += [self.work, *inner]
@@ -142,7 +163,7 @@ class Group:
             for changed in group_changes:
                 changed(-1)
             library.dm_free(handle or None)
-            release(queue)
+            keep(memories(queue))
             if handle and outer is None or failure is not None:
                 finish((self.work, *inner), failure)
         if failure is not None and failure is not raised:
@@ -153,7 +174,7 @@ class Group:
         try:
             operation.of.handle  # makes the communicator of a lazy mesh, as the operation itself would have done
         except BaseException:
-            release([operation])
+            keep(operation.kept)
             raise
         self._queue.append(operation)
 
@@ -197,7 +218,7 @@ def run(handle: int, queue: Sequence[Queued], inner: Sequence[Work]) -> None:
         raise
     finally:
         library.dm_free(handle)
-        release(queue)
+        keep(memories(queue))
         finish(inner, failure)
 
 
@@ -208,12 +229,15 @@ def finish(works: Sequence[Work], failure: Optional[BaseException]) -> None:
 
 
 def operation(method: Method) -> Method:
-    """Decorates an operation of a Communicator. If the operation is refused inside a group, the
-    group fails."""
+    """Decorates an operation of a Communicator. Memory that the operation took and does not keep is
+    released when it returns or raises. If the operation is refused inside a group, the group
+    fails."""
 
     @functools.wraps(method)
     def noting(*arguments: Any, **named: Any) -> Work:
         group = open_group(method.__name__) if opened.groups else None
+        # An array's __dlpack__ could make an operation of its own.
+        outer, taken.memories = taken.memories, []
         try:
             return method(*arguments, **named)
         except TypeError as error:
@@ -227,6 +251,10 @@ def operation(method: Method) -> Method:
             if group is not None:
                 group.refuse(error)
             raise
+        finally:
+            for memory in taken.memories:
+                memory.release()
+            taken.memories = outer
 
     return cast(Method, noting)
 
@@ -239,8 +267,6 @@ def closed(queue: Sequence[Queued]) -> Optional[Exception]:
     return None
 
 
-def release(queue: Sequence[Queued]) -> None:
-    """Releases the memory of the operations."""
-    for each in queue:
-        for memory in each.kept:
-            memory.release()
+def memories(queue: Sequence[Queued]) -> List["Memory"]:
+    """The memory of the operations."""
+    return [memory for each in queue for memory in each.kept]

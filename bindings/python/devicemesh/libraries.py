@@ -31,13 +31,16 @@ def set_ccl_resolver(resolve: Optional[Callable[[str], Optional[int]]]) -> None:
     thread, until the process ends. None takes an earlier resolver back. Call this before anything
     else of device type cuda or None.
     """
+    # The first failure while this function runs. The library may call resolve later too.
     failures: List[BaseException] = []
+    is_setting = True
 
     def found(_: Any, name: bytes) -> Optional[int]:
         try:
             return resolve(name.decode()) if resolve is not None else None
         except BaseException as error:
-            failures.append(error)
+            if is_setting and not failures:
+                failures.append(error)
             return None
 
     callback = declarations.CclResolver() if resolve is None else declarations.CclResolver(found)
@@ -46,3 +49,6 @@ def set_ccl_resolver(resolve: Optional[Callable[[str], Optional[int]]]) -> None:
         check(library.dm_set_ccl_resolver(callback, None))
     except Exception as error:
         raise error from (failures[0] if failures else None)
+    finally:
+        is_setting = False
+        failures.clear()

@@ -13,12 +13,13 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._arguments import as_many, call_options, init_options, labels, nested, only_two
+from ._arguments import init_options, labels, nested, only_two, refused_options, telling_init
 from ._beside import has_ended, mesh_changes
-from ._library import Timeout, check, flag, library, listed, listing, optional_text, rank_counts, string
+from ._library import Deadline, Timeout, check, flag, library, listed, listing, milliseconds, optional_text, rank_counts, string, telling
 from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
+from ._streams import stream_handle, stream_of_device
 from ._views import MeshViews, world_end
 from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError, UnsupportedError
@@ -88,23 +89,25 @@ class DeviceMesh(MeshViews):
         timeout: Timeout = None,
         dim_options: DimOptionsLike = None,
     ) -> None:
-        only_two("DeviceMesh", positional)
-        if mesh is None:
-            raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
-        shape, numbers = nested(mesh)
+        with telling_init(device_type, world):
+            only_two("DeviceMesh", positional)
+            if mesh is None:
+                raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
+            shape, numbers = nested(mesh)
         self._init(device_type, shape, numbers, mesh_dim_names, world, lazy, timeout, dim_options)
 
     def _init(
         self, device_type: Optional[str], shape: Sequence[int], numbers: Optional[Sequence[int]], names: Optional[Sequence[str]],
         world: Optional[World], lazy: bool, timeout: Timeout, wishes: DimOptionsLike,
     ) -> None:
-        lengths, names_array = rank_counts("mesh_shape", shape), labels(names, len(shape))
-        options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
-        options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
-        as_many(lengths, numbers)
+        with telling_init(device_type, world):
+            lengths, names_array = rank_counts("mesh_shape", shape), labels(names, len(shape))
+            options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
+            options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
+            kind = optional_text("device_type", device_type)
         handle = ctypes.c_void_p()
         check(interrupt.call(
-            world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
+            world_end(world), library.dm_init, kind, lengths, len(lengths), names_array, byref(options), byref(handle)))
         self._adopt(handle, world)
 
     def _adopt(self, handle: ctypes.c_void_p, world: Optional[World]) -> None:
@@ -218,9 +221,24 @@ class DeviceMesh(MeshViews):
         stack.meshes.pop()
 
     def check(self, mesh_dim: Dim = None) -> None:
-        """Raises the asynchronous error of a dimension's communicator, if it has one. Does not
+        """Raises the asynchronous error of a dimension's communicator, if it has one. Without a
+        dimension it looks at the communicators of all dimensions that exist by now. Does not
         wait."""
         check(library.dm_check(self._handle, self._dim(mesh_dim)))
+
+    def wait(self, stream: Any = None, mesh_dim: Dim = None, *, timeout: Timeout = None) -> None:
+        """Waits until the work on a stream is done, as torch.cuda.Stream.synchronize() does, but
+        not for ever. Local, on cuda.
+
+        It raises PeerLostError when a rank is lost, for which the work may wait, MeshTimeoutError
+        at the deadline (None: the mesh's timeout), and the error of a communicator that has failed.
+        The work stays on the stream then; abort() ends it. ``stream`` None is the current stream of
+        torch or CuPy on this rank's device, or the default stream. With ``mesh_dim`` only the ranks
+        and the communicator of that dimension are asked about.
+        """
+        here = stream is None and self.device_type == "cuda"
+        handle = stream_of_device(self.get_group(self._names[0])._device_number) if here and self._names else stream_handle(stream)
+        check(interrupt.call(self._end, library.dm_stream_wait, self._handle, self._dim(mesh_dim), handle or None, milliseconds(timeout)))
 
     def lost_ranks(self) -> Tuple[int, ...]:
         """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it
@@ -235,10 +253,14 @@ class DeviceMesh(MeshViews):
 
     def finalize(self, *, timeout: Timeout = None) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
-        over the root mesh. From then on every view raises AbortedError."""
-        outside_groups("finalize")
-        after_all_of(self.root)
-        check(interrupt.call(self._end, library.dm_finalize, self._handle, call_options(timeout)))
+        over the root mesh. From then on every view raises AbortedError. ``timeout`` bounds all of
+        it. When an asynchronous operation is not over by then, nothing has ended yet."""
+        with telling(library.dm_finalize, self._handle, refused_options()):
+            outside_groups("finalize")
+            deadline = Deadline(timeout)
+            after_all_of(self.root, deadline, "finalize")
+        options = declarations.CallOptions(struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=deadline.milliseconds())
+        check(interrupt.call(self._end, library.dm_finalize, self._handle, byref(options)))
         has_ended()
 
     def close(self) -> None:
@@ -290,9 +312,11 @@ def init_device_mesh(
     Ranks lie row-major: the last dimension is the fastest. ``ranks`` is a flat list of world ranks
     instead of 0 .. n-1, for example a RankPlan's. The other arguments are those of DeviceMesh.
     """
-    only_two("init_device_mesh", positional)
+    with telling_init(device_type, world):
+        only_two("init_device_mesh", positional)
+        shape = tuple(listing("mesh_shape", mesh_shape))
     made = DeviceMesh.__new__(DeviceMesh)
-    made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
+    made._init(device_type, shape, ranks, mesh_dim_names, world, lazy, timeout, dim_options)
     return made
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pickle
 from typing import Any, List, NoReturn, Optional, Tuple
 
-from ._library import Timeout
+from ._control import Refusals
+from ._library import Deadline, Timeout, int32
 from .errors import InvalidArgumentError
 
 __all__ = ["ObjectCollectives"]
@@ -27,49 +28,60 @@ class ObjectCollectives:
 
     def all_gather_bytes(self, data: bytes, *, timeout: Timeout = None) -> List[bytes]:
         """The bytes of all ranks, in rank order. They may have different lengths."""
-        self._begin("all_gather_bytes")
-        return self._gather(as_bytes(data), timeout)
+        with self._refusals.gather():
+            deadline = self._begin("all_gather_bytes", timeout)
+            mine = as_bytes(data)
+        return self._gather(mine, deadline)
 
     def broadcast_bytes(self, data: Optional[bytes] = None, *, root: int = 0, timeout: Timeout = None) -> bytes:
         """The bytes of rank root, on every rank. The others pass None."""
-        self._begin("broadcast_bytes")
-        is_root, root = self._root(root)
-        return self._cast(as_bytes(data) if is_root else b"", root, timeout)
+        with self._refusals.broadcast():
+            deadline, root = self._begin("broadcast_bytes", timeout), int32("root", root)
+            mine = as_bytes(data) if root == self.rank else b""
+        return self._cast(mine, root, deadline)
 
     def all_gather_object(self, obj: Any, *positional: NoReturn, timeout: Timeout = None) -> List[Any]:
         """The objects of all ranks, in rank order: any that can be pickled."""
-        if positional:
-            raise TypeError("all_gather_object returns the list: write objects = group.all_gather_object(obj)")
-        self._begin("all_gather_object")
+        with self._refusals.gather():
+            if positional:
+                raise TypeError("all_gather_object returns the list: write objects = group.all_gather_object(obj)")
+            deadline = self._begin("all_gather_object", timeout)
         # A rank whose object cannot be pickled takes part, so that the others need not wait for it.
         mine, failure = pickled(obj)
-        messages = self._gather(mine, timeout)
+        messages = self._gather(mine, deadline)
         if failure is not None:
             raise failure
         return [unpickled("all_gather_object", message, rank) for rank, message in enumerate(messages)]
 
     def broadcast_object(self, obj: Any = None, *, root: int = 0, timeout: Timeout = None) -> Any:
         """The object of rank root, on every rank. What the others pass is not used."""
-        self._begin("broadcast_object")
-        is_root, root = self._root(root)
+        with self._refusals.broadcast():
+            deadline, root = self._begin("broadcast_object", timeout), int32("root", root)
+        is_root = root == self.rank
         mine, failure = pickled(obj) if is_root else (b"", None)
-        message = self._cast(mine, root, timeout)
+        message = self._cast(mine, root, deadline)
         if failure is not None:
             raise failure
         return obj if is_root else unpickled("broadcast_object", message, root)
 
-    def _begin(self, call: str) -> None:
-        """Waits or refuses before a call."""
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group or the world."""
         raise NotImplementedError
 
-    def _root(self, root: Any) -> Tuple[bool, int]:
-        """Whether this rank is the root, and the root's number."""
+    @property
+    def _refusals(self) -> Refusals:
+        """Tells the other ranks of calls that this class refuses."""
         raise NotImplementedError
 
-    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
+    def _begin(self, call: str, timeout: Timeout) -> Deadline:
+        """Waits or refuses before a call. Returns the deadline of the call."""
         raise NotImplementedError
 
-    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
+    def _gather(self, data: bytes, deadline: Deadline) -> List[bytes]:
+        raise NotImplementedError
+
+    def _cast(self, data: bytes, root: int, deadline: Deadline) -> bytes:
         raise NotImplementedError
 
 

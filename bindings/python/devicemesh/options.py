@@ -40,7 +40,7 @@ DimOptionsLike = Union[None, Sequence[DimOptions], Mapping[Union[int, str], DimO
 
 def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str]]) -> Any:
     """A C array with an element per dimension, from a list or from a dict by index or name. None
-    when there are no options."""
+    when there are no options. The library refuses a list of another length."""
     if options is None:
         return None
     if isinstance(options, Mapping):
@@ -56,9 +56,7 @@ def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str
         if isinstance(options, DimOptions):
             raise TypeError("dim_options is one DimOptions; pass a list with one for each dimension, or a dict of them by name or index")
         chosen = list(listing("dim_options", options))
-        if len(chosen) != ndim:
-            raise InvalidArgumentError(f"dim_options has {len(chosen)} elements for {ndim} dimensions")
     for option in chosen:
         if not isinstance(option, DimOptions):
             raise TypeError(f"dim_options has a {type(option).__name__}, not a DimOptions")
-    return (declarations.DimOptions * ndim)(*(option.struct() for option in chosen))
+    return (declarations.DimOptions * len(chosen))(*(option.struct() for option in chosen))

@@ -63,15 +63,13 @@ def local_shard(
         >>> local_shard(mesh, (16, 8), (Shard(0, order=1), Shard(0)))      # tp first
         ((2, 8), (10, 0))
     """
-    if len(placements) != mesh.ndim:
-        raise InvalidArgumentError(f"{len(placements)} placements for a mesh of {mesh.ndim} dimensions")
     shape = sizes("tensor_shape", tensor_shape)
     asked = -1 if rank is None else int32("rank", rank)
     if rank is not None and asked < 0:
         raise InvalidArgumentError(f"rank is {rank}; a world rank is not negative")
     structs = (declarations.Placement * len(placements))(*(_struct(placement, len(shape)) for placement in placements))
     local, offset = (ctypes.c_size_t * len(shape))(), (ctypes.c_size_t * len(shape))()
-    check(library.dm_local_shard(mesh._handle, structs, shape, len(shape), asked, local, offset))
+    check(library.dm_local_shard(mesh._handle, structs, len(structs), shape, len(shape), asked, local, offset))
     return tuple(local), tuple(offset)
 
 

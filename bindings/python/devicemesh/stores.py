@@ -15,8 +15,10 @@ __all__ = ["Store", "TorchStore"]
 class Store(Protocol):
     """The functions of a key-value service. Keys are short printable ASCII, values at most 8 MiB.
 
-    The methods are called from threads of the library, and from several at once. An exception ends
-    the call that needed the store with StoreError.
+    The methods are called from threads of the library, and from several at once. An exception says
+    that the service is broken: it ends the call that needed the store at once, with a StoreError
+    whose __cause__ is the exception where World() is the call. Only get may raise KeyError and
+    TimeoutError for a key that did not come in time.
 
     A store may also have ``remove(key: str) -> None``, which removes a key. A key that does not
     exist is no error. Without this method the library's keys stay: some kilobytes for each
@@ -27,7 +29,8 @@ class Store(Protocol):
         """Stores value under key, replacing what was there."""
 
     def get(self, key: str, timeout: float) -> Optional[bytes]:
-        """The value of key, waiting up to timeout seconds for it; None when it did not come."""
+        """The value of key, for which it waits up to timeout seconds; 0 looks once. When the key did
+        not come in time, get returns None, or raises KeyError or TimeoutError."""
 
     def add(self, key: str, amount: int) -> int:
         """Adds amount to the integer under key (0 when there is none), atomically over all ranks;
@@ -45,14 +48,19 @@ class TorchStore:
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str, timeout: float) -> Optional[bytes]:
-        try:
-            self._store.wait([self._prefix + key], timedelta(seconds=timeout))
-        except Exception as error:
-            # PyTorch reports a missing key by DistStoreError, a RuntimeError. Any other error
-            # means that the store has gone.
-            if "timeout" in str(error).lower():
+        if timeout <= 0:
+            # For PyTorch a timeout of 0 is none.
+            if not self._store.check([self._prefix + key]):
                 return None
-            raise
+        else:
+            try:
+                self._store.wait([self._prefix + key], timedelta(seconds=timeout))
+            except Exception as error:
+                # PyTorch reports a missing key by DistStoreError, a RuntimeError. Any other error
+                # means that the store has gone.
+                if "timeout" in str(error).lower():
+                    return None
+                raise
         return bytes(self._store.get(self._prefix + key))
 
     def add(self, key: str, amount: int) -> int:
@@ -60,6 +68,10 @@ class TorchStore:
 
     def remove(self, key: str) -> None:
         self._store.delete_key(self._prefix + key)
+
+
+# What a callback returns when the store has raised. Any number but 0 and STORE_NOT_YET would do.
+BROKEN = 2
 
 
 class Callbacks:
@@ -84,14 +96,17 @@ class Callbacks:
             self.store.set(key.decode(), ctypes.string_at(value, length))
         except BaseException as error:
             self.failure = error
-            return 1
+            return BROKEN
         return 0
 
     def _get(self, _: Any, key: bytes, value: int, capacity: int, length_out: Any, timeout_ms: int) -> int:
         try:
-            found = self.store.get(key.decode(), timeout_ms / 1000)
+            try:
+                found = self.store.get(key.decode(), timeout_ms / 1000)
+            except (KeyError, TimeoutError):
+                found = None
             if found is None:
-                return 1
+                return declarations.STORE_NOT_YET
             if not isinstance(found, (bytes, bytearray, memoryview)):
                 raise TypeError(f"{type(self.store).__name__}.get returned a {type(found).__name__}, not bytes")
             found = bytes(found)
@@ -99,7 +114,7 @@ class Callbacks:
             length_out[0] = len(found)
         except BaseException as error:
             self.failure = error
-            return 1
+            return BROKEN
         return 0
 
     def _add(self, _: Any, key: bytes, amount: int, value_out: Any) -> int:
@@ -107,7 +122,7 @@ class Callbacks:
             value_out[0] = within("what the store's add returned", self.store.add(key.decode(), amount), -(2**63), 2**63 - 1)
         except BaseException as error:
             self.failure = error
-            return 1
+            return BROKEN
         return 0
 
     def _remove(self, _: Any, key: bytes) -> int:
@@ -117,7 +132,7 @@ class Callbacks:
             if remove is not None:
                 remove(key.decode())
         except BaseException:
-            return 1
+            return BROKEN
         return 0
 
     def _drop(self, _: Any) -> None:

@@ -1,7 +1,7 @@
 """Operations that run while the program goes on (``async_op=True``), and the handle to wait for
 them.
 
-On cuda every operation is asynchronous: the stream keeps the order. On cpu a thread of this package
+On cuda every operation is asynchronous, and its stream keeps the order (_streams.py). On cpu a thread of this package
 runs the operations. Each communicator has a queue of its own with one such thread, so its
 operations run in the order in which they were issued. A blocking operation first waits until the
 queue of its communicator is empty. A thread without work ends after IDLE seconds.
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ._beside import queue_changes
-from ._library import Timeout, milliseconds
-from .errors import DeviceMeshError, InvalidArgumentError, MeshTimeoutError, UnsupportedError
+from ._library import Deadline, Timeout, milliseconds
+from .errors import DeviceMeshError, InvalidStateError, MeshTimeoutError, UnsupportedError
 
 __all__ = ["Work"]
 
@@ -33,10 +33,10 @@ class Work:
 
     Every operation returns one. That of a blocking operation is over already. That of an operation
     inside ``with mesh.group():`` is over when the group is. On cuda it is over when the operation
-    is enqueued: the stream orders what follows.
+    is enqueued. There wait() makes the current streams of the arrays' libraries wait for it.
     """
 
-    __slots__ = ("_what", "_over", "_error", "_unissued")
+    __slots__ = ("_what", "_over", "_error", "_unissued", "_joins", "_passes")
 
     def __init__(self, what: str, *, unissued: bool = False) -> None:
         self._what = what
@@ -44,6 +44,15 @@ class Work:
         self._error: Optional[BaseException] = None
         # Whether this operation waits for the end of a group.
         self._unissued = unissued
+        # On cuda: each makes the current stream of an array's library wait for the operation.
+        self._joins: Sequence[Callable[[], Any]] = ()
+        # On cuda: each waits, within a deadline, until the operation's stream has passed it.
+        self._passes: Sequence[Callable[[Deadline], Any]] = ()
+
+    def _on_streams(self, joins: Sequence[Callable[[], Any]], passes: Sequence[Callable[[Deadline], Any]]) -> "Work":
+        """Notes the streams on which the operation was put."""
+        self._joins, self._passes = joins, passes
+        return self
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Returns True when the operation is over, and raises its error if it has failed.
@@ -51,14 +60,23 @@ class Work:
         None waits until the end, which the mesh's timeout brings. With a timeout in seconds a
         MeshTimeoutError says that the operation is not over; it continues. Ctrl-C ends the wait
         and not the operation.
+
+        On cuda None makes the current streams wait, and returns at once. With a timeout this thread
+        waits too, until the stream has done its work, as DeviceMesh.wait does.
         """
         if not self._over.is_set():
             if self._unissued:
-                raise InvalidArgumentError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
+                raise InvalidStateError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
             if not self._over.wait(None if timeout is None else milliseconds(timeout) / 1000):
                 raise MeshTimeoutError(f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout")
         if self._error is not None:
             raise self._error
+        for join in self._joins:
+            join()
+        if timeout is not None and self._passes:
+            deadline = Deadline(timeout)
+            for passes in self._passes:
+                passes(deadline)
         return True
 
     def is_completed(self) -> bool:
@@ -128,6 +146,12 @@ class WorkQueue:
                 tell(self.key, -1)
             del task  # a thread without work keeps no array alive
 
+    def finish(self, deadline: Optional[Deadline], call: str) -> None:
+        """Returns when the operations that were issued so far are over."""
+        last = self.last
+        if not last._over.wait(None if deadline is None else deadline.seconds()):
+            raise MeshTimeoutError(f"{call}: {last._what} was issued before and is not over by the deadline; it continues, and ends by the mesh's timeout")
+
 
 lock = threading.Lock()
 queues: Dict[Key, WorkQueue] = {}
@@ -187,27 +211,30 @@ def perform(work: Work, run: Callable[[], Any], earlier: Sequence[Work]) -> None
         work._finish()
 
 
-def after_earlier(member: Member) -> None:
+def after_earlier(member: Member, deadline: Optional[Deadline] = None, call: str = "") -> None:
     """Returns when the asynchronous operations along this communicator are over. So a blocking
-    operation comes after those that were issued before it."""
+    operation comes after those that were issued before it. Without a deadline of the call, those
+    operations end by the mesh's timeout."""
     queue = queues.get(member._key)
     if queue is not None:
-        queue.last._over.wait()
+        queue.finish(deadline, call)
 
 
-def after_all_of(root: Callable[[], Any]) -> None:
+def after_all_of(root: Callable[[], Any], deadline: Deadline, call: str) -> None:
     """Returns when the asynchronous operations on all views of this root mesh are over."""
     for queue in list(queues.values()):
+        is_its = False
         # A mesh that has ended has no root any more. Equal root meshes share their communicators.
         with contextlib.suppress(DeviceMeshError):
-            if not queue.last.is_completed() and queue.mesh.root() == root():
-                queue.last._over.wait()
+            is_its = not queue.last.is_completed() and bool(queue.mesh.root() == root())
+        if is_its:
+            queue.finish(deadline, call)
 
 
-def after_all_in(world: Any) -> None:
+def after_all_in(world: Any, deadline: Deadline, call: str) -> None:
     """Returns when the asynchronous operations on the meshes of this world are over. None is the
     default world."""
     for queue in list(queues.values()):
         its = queue.mesh._world
-        if its is world or (world is None and its._is_default):
-            queue.last._over.wait()
+        if its is world or (world is None and (its is None or its._is_default)):
+            queue.finish(deadline, call)

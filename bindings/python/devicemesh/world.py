@@ -11,7 +11,7 @@ from . import _declarations as declarations
 from . import _control as control
 from . import _interrupt as interrupt
 from ._beside import has_ended
-from ._library import Timeout, check, flag, int32, library, milliseconds, optional_text
+from ._library import Deadline, Timeout, check, flag, int32, library, milliseconds, optional_text, telling
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
 from .objects import ObjectCollectives
@@ -205,40 +205,43 @@ class World(ObjectCollectives):
     def barrier(self, timeout: Timeout = None) -> None:
         """Returns when every rank of the world has called it. Collective. It does not wait for
         work on devices."""
-        outside_groups("barrier")
-        check(interrupt.call(self._end, library.dm_world_barrier, self._handle, milliseconds(timeout)))
+        with self._refusals.barrier():
+            deadline = self._begin("barrier", timeout)
+        check(interrupt.call(self._end, library.dm_world_barrier, self._handle, deadline.milliseconds()))
 
-    def locations(self, location: Optional[str] = None) -> List[str]:
+    def locations(self, location: Optional[str] = None, *, timeout: Timeout = None) -> List[str]:
         """The locations of all ranks, in rank order, for plan_ranks. Collective. ``location`` is
         this rank's own, from far to near ("rack1/host3/nvl0"). None means its host's name."""
-        outside_groups("locations")
         paths = declarations.NAMES()
-        check(interrupt.call(
-            self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
+        with telling(library.dm_world_locations, self._handle, None, control.REFUSED, ctypes.byref(paths)):
+            deadline, mine = self._begin("locations", timeout), optional_text("location", location)
+        check(interrupt.call(self._end, library.dm_world_locations, self._handle, mine, deadline.milliseconds(), ctypes.byref(paths)))
         return [(paths[rank] or b"").decode() for rank in range(self.size)]
 
-    def _begin(self, call: str) -> None:
+    @property
+    def _refusals(self) -> control.Refusals:
+        return control.world_refusals(self)
+
+    def _begin(self, call: str, timeout: Timeout) -> Deadline:
         outside_groups(call)
+        return Deadline(timeout)
 
-    def _root(self, root: Any) -> Tuple[bool, int]:
-        number, size = int32("root", root), self.size
-        if not 0 <= number < size:
-            raise InvalidArgumentError(f"root is {number}, but the world has ranks 0 to {size - 1}")
-        return number == self.rank, number
+    def _gather(self, data: bytes, deadline: Deadline) -> List[bytes]:
+        return control.world_all_gather(self, data, deadline)
 
-    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
-        return control.world_all_gather(self, data, timeout)
-
-    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
-        return control.world_broadcast(self, data, root, timeout)
+    def _cast(self, data: bytes, root: int, deadline: Deadline) -> bytes:
+        return control.world_broadcast(self, data, root, deadline)
 
     def finalize(self, timeout: Timeout = None) -> None:
         """Waits for the outstanding work of all meshes of the world, destroys their communicators,
         and ends the meshes and the world, as torch.distributed's destroy_process_group() does.
-        Collective. Later calls of the world and of its meshes raise AbortedError."""
-        outside_groups("finalize")
-        after_all_in(None if self._is_default else self)
-        check(interrupt.call(self._end, library.dm_world_finalize, self._handle, milliseconds(timeout)))
+        Collective. Later calls of the world and of its meshes raise AbortedError. ``timeout``
+        bounds all of it. When an asynchronous operation is not over by then, nothing has ended
+        yet."""
+        with telling(library.dm_world_finalize, self._handle, control.REFUSED):
+            deadline = self._begin("finalize", timeout)
+            after_all_in(None if self._is_default else self, deadline, "finalize")
+        check(interrupt.call(self._end, library.dm_world_finalize, self._handle, deadline.milliseconds()))
         has_ended()
 
     def abort(self) -> None:
@@ -272,9 +275,11 @@ def _abort_and_free(handle: int) -> None:
 def finalize_default_worlds(timeout: Timeout = None) -> None:
     """Ends the worlds that init_device_mesh joins by itself, with all their meshes, as
     World.finalize does. Collective. A later init_device_mesh joins anew."""
-    outside_groups("finalize_default_worlds")
-    after_all_in(None)
-    check(interrupt.call(abort_default_worlds, library.dm_default_world_finalize, milliseconds(timeout)))
+    with telling(library.dm_default_world_finalize, control.REFUSED):
+        outside_groups("finalize_default_worlds")
+        deadline = Deadline(timeout)
+        after_all_in(None, deadline, "finalize_default_worlds")
+    check(interrupt.call(abort_default_worlds, library.dm_default_world_finalize, deadline.milliseconds()))
     has_ended()
 
 

@@ -2,11 +2,12 @@
 
 import os
 import threading
+import time
 import unittest
 
 import numpy
 
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, Work, init_device_mesh, work
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, Work, init_device_mesh, work
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -79,7 +80,7 @@ class Asynchronous(Case):
         with self.mesh.group(async_op=True) as group:
             queued = self.group.send(value, self.right)
             self.group.recv(got, self.left)
-            with self.assertRaisesRegex(InvalidArgumentError, "wait after the `with` block"):
+            with self.assertRaisesRegex(InvalidStateError, "wait after the `with` block"):
                 queued.wait()
             with self.mesh.group() as inner:
                 self.group.all_reduce(total)
@@ -164,6 +165,26 @@ class Asynchronous(Case):
         handles = [mesh.get_group().all_reduce(value, op="avg", async_op=True) for _ in range(20)]
         mesh.finalize()
         self.assertTrue(all(handle.is_success() for handle in handles))
+
+    def test_one_deadline_for_all_waits(self):
+        """An operation that is under way does not hold up a call beyond the call's timeout, and the other ranks are told."""
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("d",), dim_options=[DimOptions(own_comm=True)], timeout=60)
+        group = mesh.get_group()
+        for call in (mesh.finalize, group.barrier, lambda **options: group.all_gather_object(1, **options)):
+            go = threading.Event()
+            if RANK == 0:
+                handle = work.submit((group,), Work("slow"), go.wait)
+                began = time.monotonic()
+                with self.assertRaisesRegex(MeshTimeoutError, "slow was issued before and is not over by the deadline"):
+                    call(timeout=0.2)
+                self.assertLess(time.monotonic() - began, 30)
+                go.set()
+                handle.wait()
+            else:
+                with self.assertRaisesRegex(InvalidArgumentError, "rank 0"):
+                    call()
+            group.barrier()
+        mesh.finalize(timeout=50)
 
     def test_threads_end_when_there_is_nothing_to_do(self):
         self.addCleanup(setattr, work, "IDLE", work.IDLE)

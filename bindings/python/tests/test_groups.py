@@ -8,7 +8,7 @@ import unittest
 
 import numpy
 
-from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, NotFoundError, init_device_mesh
+from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, InvalidStateError, NotFoundError, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -41,7 +41,7 @@ class Groups(unittest.TestCase):
     def test_finalize_inside_a_group_is_refused(self):
         with self.assertRaises(Mistake), self.mesh.group():
             self.group.all_reduce(self.mine)
-            with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"):
+            with self.assertRaisesRegex(InvalidStateError, "1 operation is queued"):
                 self.mesh.finalize()
             raise Mistake
         self.exchange()
@@ -158,7 +158,7 @@ class Groups(unittest.TestCase):
         async def other():
             await inside.wait()
             for call in (lambda: self.group.all_reduce(others), self.mesh.group().__enter__, self.mesh.finalize):
-                with self.assertRaisesRegex(InvalidArgumentError, "another task of this thread awaits inside"):
+                with self.assertRaisesRegex(InvalidStateError, "another task of this thread awaits inside"):
                     call()
             refused.set()
 

@@ -3,11 +3,12 @@
 import os
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy
 
-from devicemesh import InvalidArgumentError, World, init_device_mesh
+from devicemesh import InvalidArgumentError, InvalidStateError, World, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -76,6 +77,55 @@ class Objects(unittest.TestCase):
             self.tp.broadcast_object(mine)
         self.assertEqual(self.tp.all_gather_object(RANK), list(self.tp.ranks))
 
+    def test_refusals_are_told(self):
+        """When this package refuses the call of one rank, the other ranks fail at once, and all go on in step."""
+        if self.tp.size == 1:
+            return
+        everybody = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("all",), timeout=60)
+        world, group = everybody.world, everybody.get_group()
+
+        def in_a_group():
+            with everybody.group():
+                group.all_reduce(numpy.ones(1))
+                group.barrier()
+
+        def init(names):
+            init_device_mesh("cpu", (SIZE,), mesh_dim_names=names, lazy=True).close()
+
+        for wrong, right, kind in (
+            (lambda: group.all_gather_bytes("text"), lambda: group.all_gather_bytes(b""), TypeError),
+            (lambda: group.all_gather_object(1, 2), lambda: group.all_gather_object(1), TypeError),
+            (lambda: group.all_gather_object(1, timeout=-1), lambda: group.all_gather_object(1), InvalidArgumentError),
+            (lambda: group.broadcast_bytes(b"", root=SIZE), lambda: group.broadcast_bytes(b""), InvalidArgumentError),
+            (lambda: group.broadcast_bytes(None), lambda: group.broadcast_bytes(b""), TypeError),
+            (lambda: group.broadcast_object(1, root=2**40), lambda: group.broadcast_object(1), InvalidArgumentError),
+            (lambda: group.broadcast_object(1, root="0"), lambda: group.broadcast_object(1), TypeError),
+            (lambda: group.barrier(timeout="long"), group.barrier, TypeError),
+            (in_a_group, group.barrier, InvalidStateError),
+            (lambda: world.barrier(timeout=0), world.barrier, InvalidArgumentError),
+            (lambda: world.all_gather_bytes(1), lambda: world.all_gather_bytes(b""), TypeError),
+            (lambda: world.broadcast_object(1, root=-1), lambda: world.broadcast_object(1), InvalidArgumentError),
+            (lambda: world.locations(5), world.locations, TypeError),
+            (lambda: world.locations("a\0"), world.locations, InvalidArgumentError),
+            (lambda: world.finalize(timeout=-1), world.finalize, InvalidArgumentError),
+            (lambda: everybody.finalize(timeout="long"), everybody.finalize, TypeError),
+            (lambda: everybody.flatten(5), lambda: everybody.flatten("other"), TypeError),
+            (lambda: everybody.reshape((SIZE,), ("a", "b")), lambda: everybody.reshape((SIZE,), ("a",)), InvalidArgumentError),
+            (lambda: everybody.unflatten("all", 5, ("a",)), lambda: everybody.unflatten("all", (SIZE,), ("a",)), TypeError),
+            (lambda: everybody.slice_range("all", 5), lambda: everybody.slice_range("all", range(1)), TypeError),
+            (lambda: init(("a", "b")), lambda: init(("a",)), InvalidArgumentError),
+            (lambda: init_device_mesh("cpu", SIZE), lambda: init(None), TypeError),
+        ):
+            began = time.monotonic()
+            if RANK == 0:
+                with self.assertRaises(kind):
+                    wrong()
+            else:
+                with self.assertRaisesRegex(InvalidArgumentError, "rank 0 refused"):
+                    right()
+            self.assertLess(time.monotonic() - began, 30)
+            self.assertEqual(group.all_gather_object(RANK), list(range(SIZE)))
+
     def test_what_is_refused(self):
         with self.assertRaisesRegex(TypeError, "write objects = group.all_gather_object"):
             self.tp.all_gather_object([None] * SIZE, 1)
@@ -83,7 +133,7 @@ class Objects(unittest.TestCase):
             self.tp.all_gather_bytes("text")
         with self.assertRaisesRegex(InvalidArgumentError, "root is"):
             self.tp.broadcast_object(1, root=self.tp.size)
-        with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"), self.mesh.group():
+        with self.assertRaisesRegex(InvalidStateError, "1 operation is queued"), self.mesh.group():
             self.tp.all_reduce(numpy.ones(1))
             self.tp.barrier()
 

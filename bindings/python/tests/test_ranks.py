@@ -13,7 +13,7 @@ import unittest
 import numpy
 
 import devicemesh
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, init_device_mesh
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, InvalidStateError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -60,6 +60,13 @@ class Ranks(unittest.TestCase):
             self.mesh.get_proc("ncclNoSuchThing")
         self.tp.check()
         self.mesh.check("dp")
+        self.mesh.check()
+        self.assertTrue(self.mesh.is_member())
+        self.mesh.wait()
+        self.mesh.wait(mesh_dim="tp", timeout=50)
+        self.tp.wait()
+        with self.assertRaises(InvalidArgumentError):
+            self.tp.wait(stream=7)
 
     def test_all_reduce_over_each_dimension(self):
         for group in (self.dp, self.tp):
@@ -283,7 +290,7 @@ class Ranks(unittest.TestCase):
         mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
         value = numpy.ones(1)
         handle = mesh.get_group().all_reduce(value, async_op=True)
-        with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"), self.mesh.group():
+        with self.assertRaisesRegex(InvalidStateError, "1 operation is queued"), self.mesh.group():
             self.tp.all_reduce(value.copy())
             world.finalize()
         world.finalize(timeout=50)

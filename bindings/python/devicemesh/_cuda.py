@@ -1,0 +1,133 @@
+"""The few functions of the CUDA driver that this package calls itself: where a pointer lies, and
+events for arrays whose library has no Python functions for streams (JAX's, Numba's).
+
+NCCL's work is put on streams by the C library. Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from ctypes import POINTER, byref, c_int, c_uint, c_void_p
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+from .errors import DeviceError
+
+__all__ = ["Driver", "driver"]
+
+MEMORY_TYPE, DEVICE_ORDINAL = 2, 9
+HOST_MEMORY = 1
+INVALID_VALUE, NOT_READY = 1, 600
+DISABLE_TIMING, RELAXED = 2, 2
+# The functions for events. A driver that lacks one of them has no events.
+EVENTS: Dict[str, Tuple[Any, ...]] = {
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
+}
+
+
+class Driver:
+    """libcuda.so.1."""
+
+    def __init__(self, path: str = "libcuda.so.1") -> None:
+        self._cuda = ctypes.CDLL(path)
+        self._contexts: Dict[int, c_void_p] = {}
+        self.has_events = all(hasattr(self._cuda, name) for name in EVENTS)
+        for name, arguments in EVENTS.items():
+            if hasattr(self._cuda, name):
+                getattr(self._cuda, name).argtypes = arguments
+        if hasattr(self._cuda, "cuPointerGetAttribute"):
+            self._cuda.cuPointerGetAttribute.argtypes = (c_void_p, c_int, c_void_p)
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code:
+            error = DeviceError(f"{name} of the CUDA driver failed with {code}")
+            error.status, error.device_error = DeviceError.status, code
+            raise error
+
+    def device_of(self, address: int) -> Optional[int]:
+        """The number of the device on which the memory lies; -1 for host memory. None where the
+        driver cannot tell."""
+        if not hasattr(self._cuda, "cuPointerGetAttribute"):
+            return None
+        kind, ordinal = c_uint(), c_int()
+        code = self._cuda.cuPointerGetAttribute(byref(kind), MEMORY_TYPE, address)
+        if code == INVALID_VALUE or (code == 0 and kind.value == HOST_MEMORY):
+            return -1
+        if code or self._cuda.cuPointerGetAttribute(byref(ordinal), DEVICE_ORDINAL, address):
+            return None
+        return ordinal.value
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """The device is current on this thread within the block. A capture of a CUDA graph
+        elsewhere in the process allows the calls of the block."""
+        context, mode = self._contexts.get(device), c_int(RELAXED)
+        if context is None:
+            context = c_void_p()
+            self._do("cuDevicePrimaryCtxRetain", byref(context), device)
+            self._contexts[device] = context
+        self._do("cuCtxPushCurrent_v2", context)
+        try:
+            self._do("cuThreadExchangeStreamCaptureMode", byref(mode))
+            try:
+                yield
+            finally:
+                self._do("cuThreadExchangeStreamCaptureMode", byref(mode))
+        finally:
+            self._do("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the work on the stream goes into a CUDA graph."""
+        answer = c_int()
+        self._do("cuStreamIsCapturing", stream, byref(answer))
+        return answer.value != 0
+
+
+class Event:
+    """The place on a stream that the work before it has reached. The calls are made in
+    Driver.on(device)."""
+
+    __slots__ = ("driver", "device", "number")
+
+    def __init__(self, driver: Driver, device: int, stream: int) -> None:
+        self.driver, self.device, self.number = driver, device, c_void_p()
+        driver._do("cuEventCreate", byref(self.number), DISABLE_TIMING)
+        driver._do("cuEventRecord", self.number, stream)
+
+    def hold_back(self, stream: int) -> None:
+        """The later work on the stream begins after the event."""
+        self.driver._do("cuStreamWaitEvent", stream, self.number, 0)
+
+    def is_over(self) -> bool:
+        """Whether the device has passed the event. An event of a device that has failed is over,
+        because nothing runs there any more."""
+        return bool(self.driver._cuda.cuEventQuery(self.number) != NOT_READY)
+
+    def __del__(self) -> None:
+        # Destroying an event on which a stream still waits is allowed.
+        if self.number:
+            self.driver._cuda.cuEventDestroy_v2(self.number)
+
+
+_driver: Optional[Driver] = None
+_looked = False
+
+
+def driver() -> Optional[Driver]:
+    """The CUDA driver of this machine, or None."""
+    global _driver, _looked
+    if not _looked:
+        with contextlib.suppress(OSError):
+            _driver = Driver()
+        _looked = True
+    return _driver
