@@ -61,7 +61,7 @@ wheel:
 # The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip
 # fetches.
 jax: target/jax/libdevicemesh_jax.so
-target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/src/elements.h bindings/jax/build_handlers.py include/devicemesh.h
+target/jax/libdevicemesh_jax.so: $(wildcard bindings/jax/src/*) bindings/jax/build_handlers.py include/devicemesh.h
 	$(PYTHON) bindings/jax/build_handlers.py $@
 
 # Tests with a recorder in NCCL's place, and with four releases of NVIDIA's own (1.1 GB, fetched

@@ -18,7 +18,7 @@ from support.paths import LIBRARY, ROOT
 from support.processes import environment, launch, run
 
 TESTS = PACKAGE / "tests"
-MODULES = ["test_collectives", "test_errors", "test_order", "test_finite_differences"]
+MODULES = ["test_collectives", "test_errors", "test_order", "test_ragged", "test_finite_differences"]
 # One case of each kind. The other cases vary axes, roots and operators, and eight ranks run them.
 ONE_OF_EACH = ["all_reduce", "all_gather tiled", "reduce_scatter", "all_to_all tiled", "shift", "pipeline", "broadcast", "reduce", "gather", "scan"]
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -60,14 +60,14 @@ def test_the_handlers_need_nothing_of_xla_and_export_what_is_ours(python):
     exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", HANDLERS).stdout.splitlines() if " T " in line}
     named = re.findall(r"^HANDLER\((\w+),", (PACKAGE / "src/handlers.cpp").read_text(), re.M)
     ours = {f"devicemesh_{name}" for name in named} | {"devicemesh_jax_connect", "devicemesh_jax_group", "devicemesh_jax_queued"}
-    assert exported == ours and len(ours) == 13, exported ^ ours
+    assert exported == ours and len(ours) == 16, exported ^ ours
 
 
 @pytest.mark.lengthy
 @pytest.mark.timeout(LIMIT)
 def test_four_ranks(python, tmp_path):
     cases = [f"test {name} along all" for name in ONE_OF_EACH]
-    assert unit_tests(python, 4, [*cases, "Values", "Errors", "Order", "FiniteDifferences"], tmp_path) > 50
+    assert unit_tests(python, 4, [*cases, "Values", "Errors", "Order", "Ragged", "FiniteDifferences"], tmp_path) > 50
 
 
 def test_lost_ranks(python):
@@ -80,7 +80,7 @@ def test_lost_ranks(python):
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT)
 def test_eight_ranks(python, tmp_path):
-    assert unit_tests(python, 8, ["along", "Values", "FiniteDifferences"], tmp_path) > 40
+    assert unit_tests(python, 8, ["along", "Values", "Ragged", "FiniteDifferences"], tmp_path) > 40
 
 
 @pytest.mark.long

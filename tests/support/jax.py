@@ -54,7 +54,7 @@ def interpreter():
 
 def build_handlers(python):
     """Builds the handlers, unless they are newer than what they are built from."""
-    sources = [PACKAGE / "src/handlers.cpp", PACKAGE / "src/elements.h", PACKAGE / "build_handlers.py", ROOT / "include/devicemesh.h"]
+    sources = [*(PACKAGE / "src").iterdir(), PACKAGE / "build_handlers.py", ROOT / "include/devicemesh.h"]
     if HANDLERS.exists() and all(HANDLERS.stat().st_mtime > source.stat().st_mtime for source in sources):
         return
     done = run(python, PACKAGE / "build_handlers.py", HANDLERS, code=None, timeout=400, merged=True)

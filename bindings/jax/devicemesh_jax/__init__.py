@@ -32,19 +32,24 @@ from .collectives import (
     sendrecv,
     shift,
 )
+from .ragged import all_gatherv, all_to_allv, ragged_all_to_all, reduce_scatterv
 
 __all__ = [
     "all_gather",
+    "all_gatherv",
     "all_reduce",
     "all_to_all",
+    "all_to_allv",
     "barrier",
     "broadcast",
     "gather",
     "mesh_to_jax",
+    "ragged_all_to_all",
     "recover",
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatterv",
     "replica_groups",
     "scan",
     "scatter",

@@ -19,6 +19,8 @@ try:
 except ImportError as error:
     raise ImportError(f"devicemesh_jax does not know this version of JAX ({error}); it is tested with 0.7.2 to 0.10.2") from error
 
+from ._meshes import used
+
 
 def ask_for_devices(primitive: Primitive) -> None:
     """Lets JAX tell the lowering rule of this primitive on which devices the computation will
@@ -68,9 +70,13 @@ def check_ordinal(context: Any, name: str, mesh: str) -> None:
 
 
 def device_of(mesh: str) -> Optional[int]:
-    """The index of the GPU of a registered mesh. None: nobody knows it (RCCL, a mesh of
-    communicators without a world)."""
+    """The index of the GPU of a registered mesh. None: its world does not tell (RCCL, communicators
+    that the mesh has adopted). The handler asks the communicator then, when it is called."""
+    objects = [each() for each in used.get(mesh, ())]
+    found = next((each for each in reversed(objects) if each is not None), None) or devicemesh.lookup(mesh)
+    if getattr(found, "_adopted_groups", None):
+        return None
     try:
-        return devicemesh.lookup(mesh).world.device
+        return found.world.device
     except devicemesh.UnsupportedError:
         return None

@@ -13,7 +13,8 @@ import jax
 from devicemesh import _library as devicemesh_library
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "shift", "sendrecv", "gather", "scatter")
+NAMES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "shift", "sendrecv", "gather", "scatter",
+         "all_gatherv", "reduce_scatterv", "all_to_allv")
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 
 

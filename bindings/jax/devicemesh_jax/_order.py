@@ -125,7 +125,7 @@ def outside_callbacks() -> None:
     """Raises in a callback of a jitted program. A program that waits for its own callback would
     never end."""
     if in_callback():
-        raise devicemesh.UnsupportedError(
+        raise devicemesh.InvalidStateError(
             "a callback of a jitted program (jax.pure_callback, io_callback, debug.callback) makes a call that can wait for other ranks, while jitted collectives run: "
             "their order can be another one on each rank; call the function of devicemesh_jax inside the program instead, or make the call when the program is over")
 

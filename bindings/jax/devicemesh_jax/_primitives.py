@@ -42,7 +42,7 @@ from ._operators import AVG, NAMES, SUM
 Params = Dict[str, Any]
 Batch = Callable[[Any, int], Tuple[Any, int]]
 # Parameters that a handler does not read.
-OF_JAX_ALONE = ("transpose", "what")
+OF_JAX_ALONE = ("transpose", "what", "rank")
 
 
 def refuse_a_rerun(name: str) -> None:
@@ -71,11 +71,12 @@ def outside_jit(primitive: Primitive, name: str) -> Callable[..., Any]:
     return run
 
 
-def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
+def lowering(name: str, platform: str, zeros: bool, in_place: bool, passed: int) -> Any:
     """The lowering rule of a handler: a custom call whose operands and results end with the
-    token. Operands after the first one give a shape alone."""
+    token. The handler gets the first operands, as many as passed says; others give a shape alone.
+    The result takes the memory of the second of several operands."""
     call = jax.ffi.ffi_lowering(
-        f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
+        f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros or passed > 1 else {0: 0} if in_place else None)
 
     def lower(context: Any, operand: Any, *shaped: Any, **params: Any) -> List[Any]:
         refuse_a_rerun(name)
@@ -83,24 +84,32 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
         if platform != "cpu":
             _devices.check_ordinal(context, name, params["mesh"])
         (made,) = context.avals_out
-        operands, avals = [operand], [context.avals_in[0]]
+        operands, avals = [operand, *shaped][:passed], list(context.avals_in[:passed])
         if zeros:
             # The handler writes into these zeros. They stay the result on a rank to which nothing
             # is sent.
             operands.append(mlir.ir_constant(numpy.broadcast_to(numpy.zeros((), made.dtype), made.shape)))
             avals.append(made)
         whole = context.replace(avals_in=[*avals, abstract_token], avals_out=[made, abstract_token])
-        result, token = call(whole, *operands, _order.take(context), platform=platform, **without(params, *OF_JAX_ALONE))
+        result, token = call(whole, *operands, _order.take(context), platform=platform, **attributes(params))
         _order.give(context, token)
         return [result]
 
     return lower
 
 
-def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False) -> Primitive:
+def attributes(params: Params) -> Params:
+    """The parameters that a handler reads. Lists of numbers become arrays of 64-bit integers."""
+    read = without(params, *OF_JAX_ALONE)
+    return {name: numpy.array(value, "int64") if isinstance(value, tuple) else value for name, value in read.items()}
+
+
+def make(
+        name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False,
+        all_params: bool = False) -> Primitive:
     """A primitive for the handler devicemesh_<name>.
 
-    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the
+    shape: the result's, from the operand's and the size (all_params: and all parameters). batch: from a batched operand and its batch axis, the
     operand of one call for all of them and the batch axis of its result. zeros: the handler does
     not write its result on every rank. in_place: the result takes the operand's memory (XLA copies
     an operand that is still needed).
@@ -108,7 +117,8 @@ def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[.
     primitive = Primitive(f"devicemesh_{name}")
 
     def abstract(operand: Any, **params: Any) -> Any:
-        return ShapedArray(shape(operand.shape, params["size"]), operand.dtype), {_order.collective}
+        known = params if all_params else {"size": params["size"]}
+        return ShapedArray(shape(operand.shape, **known), operand.dtype), {_order.collective}
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         op = params.get("op", SUM)
@@ -132,10 +142,10 @@ def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[.
     return primitive
 
 
-def register_handler(primitive: Primitive, name: str, zeros: bool, in_place: bool = False) -> None:
+def register_handler(primitive: Primitive, name: str, zeros: bool, in_place: bool = False, passed: int = 1) -> None:
     _devices.ask_for_devices(primitive)
     for platform in _native.PLATFORMS:
-        mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place), platform=platform)
+        mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place, passed), platform=platform)
 
 
 def without(params: Params, *names: str) -> Params:

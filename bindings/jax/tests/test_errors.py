@@ -2,12 +2,15 @@
 
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from unittest import mock
 
 import devicemesh
 import devicemesh_jax as dmj
 import jax
 import jax.numpy as jnp
 import numpy
+from devicemesh_jax import _devices as devices
 from jax.sharding import NamedSharding, PartitionSpec
 from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, own_mesh
 
@@ -94,7 +97,7 @@ class Errors(unittest.TestCase):
         self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
 
     def test_meshes_that_cannot_communicate_here(self):
-        for device, text in (("cuda", "FAILED_PRECONDITION: mesh .* 'cuda', .* but this computation runs on cpu"), ("cpu", "UNIMPLEMENTED: DM_STATUS_UNSUPPORTED")):
+        for device, text in (("cuda", "FAILED_PRECONDITION: mesh .* is on cuda, but this computation runs on cpu"), ("cpu", "UNIMPLEMENTED: DM_STATUS_UNSUPPORTED")):
             world = devicemesh.World(device, world_size=WORLD, rank=RANK, offline=True)
             mesh = devicemesh.init_device_mesh(device, (WORLD,), mesh_dim_names=("dp",), world=world)
             mesh.register(f"offline {device}")
@@ -176,6 +179,28 @@ class Errors(unittest.TestCase):
             del failing
             self.assertIsNotNone(dmj.recover())
             self.assertEqual(float(other.submit(dmj.all_reduce, x, FLAT).result()[-1]), WORLD)
+
+    def test_another_gpu_than_the_mesh(self):
+        # Devices as JAX shows them; no program runs on them.
+        gpus = [SimpleNamespace(platform="gpu", local_hardware_id=ordinal, process_index=jax.process_index()) for ordinal in range(4)]
+        over = lambda *chosen: SimpleNamespace(module_context=SimpleNamespace(axis_context=SimpleNamespace(device_assignment=chosen)))  # noqa: E731
+        elsewhere = SimpleNamespace(platform="gpu", local_hardware_id=2, process_index=jax.process_index() + 1)
+        for ours in (0, 2, None):
+            with mock.patch.object(devices, "device_of", lambda mesh: ours):
+                for gpu in gpus:
+                    if ours in (gpu.local_hardware_id, None):
+                        devices.check_ordinal(over(gpu, elsewhere), "shift", "m")
+                        continue
+                    said = (rf"shift is in .* GPU {gpu.local_hardware_id} of .* mesh 'm' has its communicators on GPU {ours}\. .*CUDA_VISIBLE_DEVICES={ours} "
+                            rf".*local_device_ids=\[{ours}\].*device={gpu.local_hardware_id}\), dm_world_options.device")
+                    self.raises(ValueError, said, devices.check_ordinal, over(gpu, elsewhere), "shift", "m")
+                devices.check_ordinal(over(*jax.local_devices()), "shift", "m")
+        # The lowering for cuda asks. The mesh is on cpu, where nobody knows a device.
+        asked = []
+        with mock.patch.object(devices, "check_ordinal", lambda context, name, mesh: asked.append((name, devices.device_of(mesh)))):
+            for platform in ("cuda", "cpu"):
+                jax.jit(lambda x: dmj.all_reduce(x, FLAT)).trace(jnp.ones(3)).lower(lowering_platforms=(platform,))
+        self.assertEqual(asked, [("all_reduce", None)])
 
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)

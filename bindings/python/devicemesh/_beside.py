@@ -14,7 +14,7 @@ from typing import Any, Callable, List
 __all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "has_ended", "mesh_changes", "queue_changes"]
 
 # Each function runs on the calling thread before a call of the library that can wait for other
-# ranks. It returns when the outstanding work of this thread is over, and raises when that work has
+# ranks. It returns when the outstanding work of this process is over, and raises when that work has
 # failed.
 before_call: List[Callable[[], Any]] = []
 # Each function is called with 1 when a thread has opened a group, and with -1 when a group has
