@@ -1,39 +1,89 @@
-/* libdevicemesh: PyTorch's DeviceMesh without Python. A job says "I am (replicate=2, shard=4)" and gets, for every dimension of that
- * mesh, a ready communicator.
+/* libdevicemesh: PyTorch's DeviceMesh without Python. A job says "I am (replicate=2, shard=4)" and
+ * gets, for every dimension of that mesh, a ready communicator.
  *
  * Generated from src/ffi by cbindgen (make header). Do not edit.
  *
+ * Names and meanings are those of PyTorch's DeviceMesh where it has the function: dm_get_local_rank
+ * is the rank along a dimension, dm_rank the rank in the world, and dm_size with dim NULL counts the
+ * ranks of the view.
+ *
  * Words used below
- *   Local         returns without talking to any other rank.
- *   Collective    every rank of the named set makes the same call, in the same order. A rank that makes a different call, or none, leads to
- *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on those that called, naming the ranks. NCCL alone compares nothing: the work of
- *                 dm_all_reduce ... dm_recv on cuda hangs on its stream then, or gives wrong data, until dm_abort.
- *   out           parameters named ..._out come last and are written only on success. Queries into a buffer (buffer, capacity, len_out) write
- *                 *len_out also with DM_STATUS_BUFFER_TOO_SMALL and DM_STATUS_NOT_MEMBER; capacity 0 asks for the length.
- *   borrowed      stays owned by the library; the named owner bounds its life.
- *   world rank    a process's number in the world, 0 to its size - 1.
- *   rank along    a process's number in its group along a dimension, 0 to the dimension's size - 1: its coordinate there and its rank in
- *   dim           the dimension's communicator. Arguments that hold one are named dim_rank, peer or root. Ranks, and sizes that count
- *                 ranks, are int32_t; counts of elements, bytes and array elements are size_t.
+ *   Local         The call returns without waiting for any other rank.
+ *   Collective    Every rank of the named set makes the same call, in the same order. A rank that
+ *                 makes a different call, or none, leads to DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT
+ *                 on the ranks that called, and the message names the ranks. NCCL alone compares
+ *                 nothing: on cuda the work of dm_all_reduce ... dm_recv then hangs on its stream,
+ *                 or gives wrong data, until dm_abort.
+ *   root mesh     The mesh that dm_init, dm_deserialize, dm_from_comms or dm_shrink made, with all
+ *                 its ranks. Every view belongs to one. dm_root gives it, and dm_finalize and
+ *                 dm_abort end it as a whole, by whichever view they are called.
+ *   range         A view that dm_slice_range made, and the views of it. For the calls that make
+ *                 something (dm_flatten, dm_unflatten, dm_reshape, dm_slice_range) and for
+ *                 dm_shrink, the ranks of the range stand in place of those of the root mesh: the
+ *                 call is collective over the ranks of the range alone.
+ *   refused       A call fails with DM_STATUS_INVALID_ARGUMENT, _NOT_FOUND, _UNSUPPORTED or
+ *                 _INVALID_STATE before this rank waits for anybody. A rank that refuses its own
+ *                 call that makes or ends something, or one of the control plane, tells the others:
+ *                 they fail at once with that status, and the message names the rank. A refused
+ *                 dm_all_reduce ... dm_recv is not told, as in NCCL: nothing was sent, so this rank
+ *                 may make the call again with right arguments, and the others wait for it until
+ *                 the deadline of the mesh (on cuda until dm_abort).
+ *   lost          A rank is lost when its process has ended, when it has left the world (by
+ *                 dm_world_abort, or by freeing the world and all its meshes without
+ *                 dm_world_finalize), or when its host fell silent. It stays lost.
+ *                 DM_STATUS_PEER_LOST says that a rank is lost or has aborted what the call uses.
+ *   out           Parameters named ..._out come last and are written only on success. Queries into
+ *                 a buffer (buffer, capacity, len_out) write *len_out also with
+ *                 DM_STATUS_BUFFER_TOO_SMALL and DM_STATUS_NOT_MEMBER; capacity 0 asks for the
+ *                 length.
+ *   borrowed      The thing stays the library's; the named owner bounds its life.
+ *   world rank    A process's number in the world, 0 to its size - 1.
+ *   rank along    A process's number in its group along a dimension, 0 to the dimension's size - 1.
+ *   dim           It is its coordinate there and its rank in the dimension's communicator.
+ *                 Arguments that hold one are named dim_rank, peer or root. Ranks, and sizes that
+ *                 count ranks, are int32_t; counts of elements, bytes and array elements size_t.
+ *   stream        On cuda a cudaStream_t. NULL is CUDA's legacy default stream of the device on
+ *                 which the communicator was made (dm_world_info.device), whatever the current
+ *                 device of the thread is. On cpu there are no streams: NULL.
+ *   timeout       In milliseconds. Calls that make or end a mesh have it in dm_call_options or
+ *                 dm_init_options. Calls that only wait for ranks, or make or end a world, take
+ *                 timeout_ms. 0 stands for the timeout of the mesh or the world.
  *
- * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
- * address: one that is stale or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour, and the functions that free ignore it. A process with several
- * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
- * world happen one after another, in the same order on every rank. A communicator has one order of issue: on cpu two threads that call along
- * dimensions that share one get the right numbers in any order, and two that call along one dimension at the same time are refused
- * (DM_STATUS_MISMATCH). NCCL does not show the order of the peers: there the library lets one host call at a time into a communicator, and the
- * program issues the calls in the same order on all ranks. dm_abort may come at any time, also beside a call that is just being issued
- * (docs/threads.md).
+ * Errors: an Errors list names what is particular to the call. DM_STATUS_INTERNAL and
+ * DM_STATUS_EXHAUSTED can come from any call. A failing call leaves its reason in dm_last_error of
+ * the calling thread. No function aborts the process or unwinds into C.
  *
- * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a process that has a world or communicators
- * every call gives DM_STATUS_UNSUPPORTED, but for questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
- * nothing. For this the library registers handlers with pthread_atfork when it first has something to keep from children
- * (docs/reliability.md, "Forked children").
+ * Threads: every function may be called from several threads at once, on the same handle. A handle
+ * is a token (slot and generation), not an address: one that is stale or made up gives
+ * DM_STATUS_INVALID_HANDLE, never undefined behaviour, and the functions that free ignore it. A
+ * process with several devices joins one dm_world per device, with explicit ranks, and makes its
+ * collective calls from one thread per device.
  *
- * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives DM_STATUS_INVALID_ARGUMENT. No function aborts the
- * process or unwinds into C. A failing call leaves its reason in dm_last_error of the calling thread.
+ * Order: the calls of one world that make or end something, and those of the control plane
+ * (dm_barrier, dm_all_gather_bytes ...), happen one after another, in the same order on every rank.
+ * Collectives on data (dm_all_reduce ... dm_recv) are ordered for each communicator alone: those
+ * along dimensions with different communicators may come in different orders on different ranks.
+ * A communicator has one order of issue. On cpu two threads
+ * that call along dimensions that share one get the right numbers in any order, and two that call
+ * along one dimension at the same time are refused (DM_STATUS_MISMATCH). NCCL does not show the
+ * order of the peers: there the library lets one host call at a time into a communicator, and the
+ * program issues the calls in the same order on all ranks. dm_abort may come at any time, also
+ * beside a call that is just being issued (docs/threads.md).
  *
- * Structs (all but dm_placement, which has room to grow) begin with struct_size, their size as the caller knows it, and grow only at their end: initialise them with their INIT macro. */
+ * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a
+ * process that has a world or communicators every call gives DM_STATUS_UNSUPPORTED, but for
+ * questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
+ * nothing. For this the library registers handlers with pthread_atfork when it first has something
+ * to keep from children (docs/reliability.md, "Forked children").
+ *
+ * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives
+ * DM_STATUS_INVALID_ARGUMENT.
+ *
+ * Structs (all but dm_placement, which has room to grow) begin with struct_size, their size as the
+ * caller knows it: initialise them with their INIT macro. They grow only at their end, and 0 is the
+ * default of every new field. So a program works with every newer library of the same SONAME. A
+ * program that was compiled with a newer header works with an older library as long as the fields
+ * that the library does not know are 0; otherwise the call gives DM_STATUS_INVALID_ARGUMENT. */
 
 
 #ifndef DEVICEMESH_H
@@ -183,9 +233,8 @@ typedef struct dm_error_info {
    */
   size_t num_ranks;
   /**
-   * Those of ranks that are lost, in ascending order: their processes have ended, they left the
-   * world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
-   * a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+   * Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
+   * rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
    * valid until this thread's next failing call.
    */
   const int32_t *lost_ranks;
@@ -645,8 +694,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_ABORTED 13
 
 /**
- * A rank died, left the world, or aborted what the call uses. The message names it where known.
- * Only the lost_ranks of dm_error_info are gone for good.
+ * A rank is lost (see "lost" at the head of this file), or has aborted what the call uses. The
+ * message names it where known. Only the lost_ranks of dm_error_info are gone for good.
  */
 #define DM_STATUS_PEER_LOST 14
 
@@ -905,8 +954,10 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
  * Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
  * so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
  * names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
- * DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
- * rank has left by dm_world_abort.
+ * DM_STATUS_PEER_LOST a rank that is lost; DM_STATUS_ABORTED says that this rank has left by
+ * dm_world_abort; DM_STATUS_INVALID_STATE (operations wait in a group of this thread),
+ * DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world),
+ * DM_STATUS_STORE.
  */
 dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
 
@@ -929,7 +980,10 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
  * ```
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+ * The library owns the list and its strings: the caller copies what must live longer, and frees
+ * nothing. Equal answers are lent once, so repeated calls need no further memory.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
  * DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
  */
 dm_status dm_world_locations(const struct dm_world *world,
@@ -938,16 +992,16 @@ dm_status dm_world_locations(const struct dm_world *world,
                              const char *const **locations_out);
 
 /**
- * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
- * (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
+ * Ends this rank's part in the world, without waiting for other ranks: wakes every call of it that
+ * is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root
+ * meshes, as dm_abort does. To the other ranks this rank is lost from then on.
  *
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective
  * call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
  * used any more; handles are still to be freed. Other ranks that wait for this one get
  * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
  * dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
- * this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_CCL.
+ * this for the worlds that dm_init joins by itself. Errors: those of dm_abort.
  */
 dm_status dm_world_abort(const struct dm_world *world);
 
@@ -983,7 +1037,8 @@ dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
  * Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
  *
  * Collective over the default worlds that this process is in: all of them have the same ranks.
- * Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+ * timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
+ * their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
  * anew. Errors: those of dm_world_finalize.
  */
 dm_status dm_default_world_finalize(int64_t timeout_ms);
@@ -1045,7 +1100,8 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
 /* ---- making meshes ---- */
 
 /**
- * Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
+ * Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
+ * communicators; dm_free frees the handle alone.
  *
  * ```c
  * dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -1058,7 +1114,7 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
  * their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
  * names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
- * timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+ * timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
  * After a join that failed, was late or was aborted, the next call joins anew. The caller frees
  * the handle with dm_free.
  *
@@ -1182,7 +1238,8 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  * Joins all dimensions of this view into one, with a communicator over its ranks in row-major
  * order.
  *
- * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+ * Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
+ * the head of this file). name NULL joins the dimensions' names with "_". The same
  * dimensions under the same name give the communicator that exists, without communication; under
  * another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
  * defaults; its dim_options has one element. The caller frees the handle with dm_free.
@@ -1248,12 +1305,14 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * with a communicator of its own along dim. Examples are the first stages of a pipeline, every
  * second replica, and all ranks but the spare ones.
  *
- * Collective over the root mesh, also for the ranks at other indices: they get a handle too,
- * which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
- * The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
- * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
- * are for those ranks alone. The other dimensions keep their communicators. The result ends with
- * the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+ * Collective over the root mesh of this view (where this view is one of a range itself, over the
+ * ranks of that range), also for the ranks at other indices: they get a handle too, which answers
+ * DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+ * The result is a range. Row-major positions, strides (dm_describe), dm_submesh and
+ * dm_replica_groups count among the ranks that are left, and so do the calls on it that are
+ * collective over the root mesh and make something (dm_flatten ...). The other dimensions keep
+ * their communicators. dm_root gives the root mesh that this view belongs to, with all its ranks;
+ * the result ends with that mesh. A range of all indices is the view itself. options NULL: the
  * defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
  * with dm_free.
  *
@@ -1326,11 +1385,12 @@ dm_status dm_submesh(const struct dm_mesh *mesh,
 dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
- * before and any handle in a forked child.
+ * Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
+ * dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
  *
- * Other views are not touched, and communicators live as long as dm_get_comm says: a program that
- * makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+ * Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
+ * a forked child. Other views are not touched. A program that makes meshes and only frees them
+ * keeps the memory of every communicator until dm_world_finalize.
  * A thread of the library ends everything that takes time: failed communicators that no mesh
  * has any more, and the world, where this was its last handle. The end of the process waits for
  * that thread for two seconds.
@@ -1464,8 +1524,9 @@ dm_status dm_replica_groups(const struct dm_mesh *mesh,
 dm_status dm_equal(const struct dm_mesh *a, const struct dm_mesh *b, bool *equal_out);
 
 /**
- * A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
- * on every machine.
+ * A hash of what dm_equal compares: with one release of the library, equal views have equal hashes
+ * on every rank, in every run and on every machine. Another release may compute another hash, so
+ * store the text of dm_serialize where something must last.
  *
  * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -1538,10 +1599,11 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
  * ```
  *
- * The answers are those of PyTorch's DTensor, blocks without elements included: there the local
- * size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
- * PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
- * another way when they do not divide (13 rows over a (3, 2) mesh).
+ * A rank whose block has no elements gets local size 0, and the size of the tensor's dimension as
+ * offset. A block is always contiguous. With all orders 0 the answers are those of PyTorch's
+ * DTensor. The second placement above is _StridedShard in PyTorch. Where the sizes divide evenly,
+ * the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
+ * (3, 2) mesh).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
  * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
@@ -1998,8 +2060,8 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
  * Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
  * the mesh's timeout. The call goes through the store and uses no communicator, so it works on
  * every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
- * says nothing about work on devices. Like the calls that make something, the calls of one world
- * happen one after another, in the same order on every rank.
+ * says nothing about work on devices. It takes its turn among the calls of the world that make or
+ * end something (see "Order" at the head of this file).
  *
  * Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
  * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
@@ -2144,23 +2206,28 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stream, int64_t timeout_ms);
 
 /**
- * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any
- * of its views, here and, with the host engine, on the other ranks, where they get
- * DM_STATUS_PEER_LOST.
+ * Ends the root mesh of this view on this rank, without waiting for other ranks: wakes every call
+ * that is blocked in any of its views, here and, with the host engine, on the other ranks, where
+ * they get DM_STATUS_PEER_LOST.
  *
- * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
- * DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+ * Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
+ * cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
+ * communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
+ * answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator that another root mesh of this world shares ends
  * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
  * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
- * returns when this root's work has left the streams: where that lies behind a stuck call of
- * another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
- * inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
- * DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
- * are the program's to keep away. Another rank that waits for this one through the store alone (to
+ * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. NCCL's abort returns
+ * when this root's work has left the streams: where that lies behind a stuck call of another mesh,
+ * dm_world_abort ends both. NCCL forbids ending a communicator while a thread is inside a call on
+ * it. The library keeps its own calls away; calls on raw communicators are the program's to keep
+ * away. Another rank that waits for this one through the store alone (to
  * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
  * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
  * otherwise it waits until its deadline.
+ *
+ * Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
+ * when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
+ * each of them but the last the mesh has ended.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -2173,7 +2240,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
  * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
  * dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
- * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
+ * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
+ * DM_STATUS_INVALID_HANDLE.
  *
  * A communicator that has failed has no work to wait for: it is aborted, and the call gives its
  * failure on all ranks. The call does not wait for a rank that has not come one second after the
@@ -2183,9 +2252,8 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 
 /**
- * The world ranks of the mesh that are known to be lost by now, in ascending order: their
- * processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
- * silent. dm_shrink takes them.
+ * The world ranks of the mesh that are known to be lost by now (see "lost" at the head of this
+ * file), in ascending order. dm_shrink takes them.
  *
  * Local: it asks the store, and waits for half a second at most where the store does not answer.
  * *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
@@ -2199,7 +2267,8 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
  * died. Whole replicas go, with all their ranks.
  *
- * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
+ * Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
+ * of the range), also those whose replica goes: they get
  * a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
  * has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
  * mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
@@ -2216,14 +2285,15 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
  * that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
  * DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
- * one. Two sets of ranks that name each other as lost go on apart.
+ * one. Two sets of ranks that name each other as lost go on apart. A list that is wrong in itself
+ * is refused on its caller alone.
  *
- * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
- * that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
+ * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
+ * this rank itself refuses it: calls that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
  * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
  * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
- * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT, it may be called again on the same
- * handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
+ * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, it may be
+ * called again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
  * share no communicator with meshes made before. The caller frees the handle with dm_free.
  *
  * The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its

@@ -412,7 +412,7 @@ fn bytes_travel_along_a_dimension_and_over_the_world() {
         // A rank that comes to another call, and then again to the same.
         let made = if rank == 1 { world.barrier(None) } else { world.broadcast_bytes(b"", 0, None).map(drop) };
         assert_eq!(made.unwrap_err().status(), Status::Mismatch);
-        assert_eq!(world.locations(Some("here")).unwrap(), ["here"; 3]);
+        assert_eq!(world.locations(Some("here"), None).unwrap(), ["here"; 3]);
     });
 }
 

@@ -101,7 +101,7 @@ fn callbacks(table: &'static Table) -> Callbacks {
         let wait = Duration::from_millis(timeout_ms as u64);
         let values = table.values.lock().unwrap();
         let (values, _) = table.changed.wait_timeout_while(values, wait, |values| !values.contains_key(&key)).unwrap();
-        let Some(found) = values.get(&key) else { return 5 };
+        let Some(found) = values.get(&key) else { return devicemesh::ffi::DM_STORE_NOT_YET };
         // SAFETY: at most `capacity` bytes are written.
         unsafe {
             len_out.write(found.len());

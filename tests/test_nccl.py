@@ -16,16 +16,20 @@ from support.pinned import Unavailable
 HERE = ROOT / "tests/nccl"
 
 
+# What the configuration of a communicator sets from which others are split.
+LEAST = "minCTAs=1 maxCTAs=1 collnetEnable=0 nvlsCTAs=1"
+
+
 def check(condition, text):
     assert condition, text
 
 
 class Job:
-    """Runs tests/nccl/ranks.c, by default over a recorder and a driver that lack nothing."""
+    """Runs a program of tests/nccl, by default over a recorder and a driver that lack nothing."""
 
-    def __init__(self, programs, folder):
+    def __init__(self, programs, folder, program="ranks"):
         self.programs, self.folder = programs, folder
-        self.ranks = programs.c("tests/nccl/ranks.c", "-Wall", "-Wextra", "-Werror", name="nccl-ranks", link=[*LINK, "-ldl"])
+        self.ranks = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", name=f"nccl-{program}", link=[*LINK, "-ldl"])
 
     def library(self, source, soname, *flags):
         """A library in a folder of its own, under the name by which the loader looks for it."""
@@ -81,6 +85,8 @@ class Expected:
             self.lines.append("id")
         self.made += 1
         self.lines.append(f"init c{self.made} size={size} rank={rank} blocking={blocking} ids=1 name={name} device={self.rank}")
+        if not blocking:
+            self.lines.append(f"limits c{self.made} {LEAST}")
         return self.made
 
     def split(self, parent, color, key, name):
@@ -559,3 +565,20 @@ def test_what_is_left_inherits_the_options(run):
         check(not early, f"rank {rank}: a lazy mesh made {early}")
         later = [line for line in lines[lines.index("# made"):] if "name=" in line]
         check(later and all("name=shards" not in line and "name=replicas" not in line for line in later) and any("name=others" in line for line in later), f"rank {rank}: {later}")
+
+
+@pytest.mark.parametrize("variables, expected", [
+    ({}, [LEAST]),
+    ({"RECORDER_VERSION": 22203}, ["minCTAs=1 maxCTAs=1 collnetEnable=-2147483648 nvlsCTAs=-2147483648"]),
+    ({"RECORDER_VERSION": 23203}, [LEAST, "nvlsHostMode=2147483647"]),
+    ({"NCCL_COMM_SPLIT_SHARE_RESOURCES": 1}, []),
+], ids=["2.27", "2.22", "2.32", "shared resources"])
+def test_only_communicators_without_operations_take_the_least(run, variables, expected):
+    """Children inherit nothing of the configuration, unless they share their parent's channels."""
+    for rank, lines in run("lose", **variables)[1].items():
+        limited = [line.split(" ", 2) for line in lines if line.startswith("limits")]
+        made = {match for line in lines for match in re.findall(r"^split .* -> (c\d+)", line)}
+        check(not [comm for _, comm, _ in limited if comm in made], f"rank {rank}: a child has limits: {lines}")
+        roots = [re.search(r"init (c\d+)|-> (c\d+)", line) for line in lines if line.startswith(("init", "shrink")) and "blocking=0" in line]
+        roots = [match.group(1) or match.group(2) for match in roots]
+        check(roots and all([what for _, one, what in limited if one == comm] == expected for comm in roots), f"rank {rank}: {roots} {limited}")

@@ -23,12 +23,15 @@ def layout():
     fields = [(name, int(at), int(since.replace("_", ""))) for name, at, since in re.findall(r'\("(\w+)", (\d+), ([\d_]+)\)', source)]
     size = int(re.search(r"^const SIZE: usize = (\d+);", source, re.M).group(1))
     head = {"size": 0, **{name: int(re.search(rf"^const AT_{name.upper()}: usize = (\d+);", source, re.M).group(1)) for name in ("magic", "version")}}
+    nvls_mode = re.search(r"^const NVLS_HOST_MODE: \(usize, i32\) = \((\d+),", source, re.M).group(1)
+    newest = re.search(r"^const SIZE_WITH_NVLS_MODE: usize = (\d+);", source, re.M).group(1)
     assert len(fields) == 12, f"hostccl/src/nccl_config.rs has {len(fields)} fields: {fields}"
     lines = [f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");' for name, at in head.items()]
     for name, at, since in fields:
         lines += [f"#if NCCL_VERSION_CODE >= {since}", f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");', "#endif"]
     lines += ["#if NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) >= {size}, "our size");', "#endif",
-              "#if NCCL_VERSION_CODE < 22800 && NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) == {size}, "our size");', "#endif"]
+              "#if NCCL_VERSION_CODE < 22800 && NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) == {size}, "our size");', "#endif",
+              "#if NCCL_VERSION_CODE >= 23200", f'_Static_assert(offsetof(ncclConfig_t, nvlsHostMode) == {nvls_mode} && sizeof(ncclConfig_t) >= {newest}, "nvlsHostMode");', "#endif"]
     return "\n".join(lines) + "\n"
 
 

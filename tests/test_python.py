@@ -190,15 +190,16 @@ def test_tag_of_the_wheel(python, tmp_path):
 
 
 def test_order_of_streams(python, programs, tmp_path):
-    """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in for the driver shows the order of streams."""
-    def library(source, soname):
+    """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in
+    for the driver shows the order of streams."""
+    def library(soname, *sources):
         def make(folder):
             folder.mkdir()
-            run(CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", ROOT / "tests/nccl" / source, "-shared", "-fPIC",
+            run(CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", *(ROOT / "tests/nccl" / source for source in sources), "-shared", "-fPIC",
                 f"-Wl,-soname,{soname}", "-ldl", "-pthread", "-o", folder / soname, cwd=ROOT)
-        return programs.once(f"python-{source}", make) / soname
+        return programs.once(f"python-{sources[-1]}", make) / soname
 
-    recorder, driver = library("recorder.c", "libnccl.so.2"), library("events.c", "libcuda.so.1")
+    recorder, driver = library("libnccl.so.2", "recorder.c"), library("libcuda.so.1", "device.c", "events.c")
     output = run(TOOL, "run", "-n", 2, "--", python, "tests/on_device.py", tmp_path, **OURS, DM_CCL_LIBRARY=recorder, RECORDER_HOST=LIBRARY / "libhostccl.so",
                  LD_LIBRARY_PATH=driver.parent)
     assert output.count("fine") == 2, output
@@ -206,7 +207,8 @@ def test_order_of_streams(python, programs, tmp_path):
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.long)])
 def test_threads_along_the_dimensions_of_a_mesh(python, rounds):
-    """The numbers are right, or there is an error. The long form has two processes beside it that keep the cores busy."""
+    """The numbers are right, or there is an error. The long form has two processes beside it that
+    keep the cores busy."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if rounds > 20 else 0)]
     try:
         output = run(TOOL, "run", "-n", 2, "--", python, "tests/order.py", rounds, timeout=500, **OURS)

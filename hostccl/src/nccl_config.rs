@@ -36,6 +36,13 @@ const INTEGERS: [(&str, usize, u32); 10] = [
 /// The pointers after the head: the name, the offset in bytes, and the release that brought each.
 const POINTERS: [(&str, usize, u32); 2] = [("netName", 32, 21_700), ("commName", 48, 22_700)];
 
+/// `sizeof(ncclConfig_t)` in 2.32. All fields behind those of 2.27 are integers.
+const SIZE_WITH_NVLS_MODE: usize = 120;
+const VERSION_WITH_NVLS_MODE: u32 = 23_200;
+const NEWEST_VERSION: u32 = 23_203;
+/// The offset of `nvlsHostMode`, and its value `ncclNvlsHostModeDisable`.
+const NVLS_HOST_MODE: (usize, i32) = (112, i32::MAX);
+
 const AT_MAGIC: usize = 8;
 const AT_VERSION: usize = 12;
 const AT_BLOCKING: usize = INTEGERS[0].1;
@@ -139,6 +146,30 @@ impl CommConfig {
     #[must_use]
     pub fn blocking_by_default(self) -> CommConfig {
         if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
+    }
+
+    /// Returns a config for a communicator on which no operation ever runs, for the library whose
+    /// `ncclGetVersion` answered `library_version`: with one channel, and without NVLS and networks
+    /// that reduce, where the release has a field for that.
+    pub fn least(library_version: i32) -> CommConfig {
+        let mut config = CommConfig::unset(library_version);
+        let version = u32::try_from(library_version).unwrap_or(0);
+        if version >= VERSION_WITH_NVLS_MODE {
+            config.words.resize(SIZE_WITH_NVLS_MODE / 8, 0);
+            config.put(0, &SIZE_WITH_NVLS_MODE.to_ne_bytes());
+            config.put(AT_VERSION, &version.min(NEWEST_VERSION).to_ne_bytes());
+            for at in (SIZE..NVLS_HOST_MODE.0).step_by(4) {
+                config.put(at, &NCCL_CONFIG_UNDEF_INT.to_ne_bytes());
+            }
+            config.put(NVLS_HOST_MODE.0, &NVLS_HOST_MODE.1.to_ne_bytes());
+        }
+        for (name, value) in [("minCTAs", 1i32), ("maxCTAs", 1), ("collnetEnable", 0), ("nvlsCTAs", 1)] {
+            let field = INTEGERS.iter().find(|(known, ..)| *known == name);
+            if let Some((_, at, _)) = field.filter(|(_, at, since)| config.has(*at, 4, *since)) {
+                config.put(*at, &value.to_ne_bytes());
+            }
+        }
+        config
     }
 
     /// Whether calls on the communicator wait until they are done. They do when the field is unset.
@@ -246,6 +277,21 @@ mod tests {
         }
         same!(blocking, cgaClusterSize, minCTAs, maxCTAs, netName, splitShare, trafficClass, commName);
         assert_eq!((offset_of!(ncclConfig_t, magic), offset_of!(ncclConfig_t, version)), (AT_MAGIC, AT_VERSION));
+    }
+
+    #[test]
+    fn a_communicator_without_operations_takes_the_least() {
+        let least = CommConfig::least(22_703);
+        assert_eq!([24, 28, 56, 68].map(|at| least.int(at)), [1, 1, 0, 1]);
+        assert_eq!([20, 40, 60, 64].map(|at| least.int(at)), [UNSET; 4]);
+        let older = CommConfig::least(22_501);
+        assert_eq!([24, 28, 56, 68].map(|at| older.int(at)), [1, 1, UNSET, UNSET]);
+        for library in [23_200, 23_203, 24_000] {
+            let newer = CommConfig::least(library).named(c"mesh_dp");
+            assert_eq!((newer.size(), newer.version()), (120, library.min(23_203) as u32));
+            assert_eq!([24, 28, 56, 68, 112].map(|at| newer.int(at)), [1, 1, 0, 1, i32::MAX]);
+            assert!((72..112).step_by(4).all(|at| newer.int(at) == UNSET) && newer.word(AT_COMM_NAME) != 0);
+        }
     }
 
     #[test]

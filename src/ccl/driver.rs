@@ -4,6 +4,8 @@
 //! fails and leaves the thread's state broken. So this runs before any communicator of device type
 //! cuda is made.
 
+use std::ffi::c_int;
+
 use super::cuda::{Context, Driver, dotted};
 use crate::error::{Error, Result, Status};
 
@@ -33,16 +35,21 @@ pub(crate) enum DeviceChoice {
 }
 
 impl Device {
-    /// Makes the device current on the calling thread, unless the thread has a current device. A
-    /// thread that has chosen none would make communicators on device 0. A device that the program
-    /// has named counts before the thread's own choice.
+    /// Makes the device current on the calling thread. A thread that has chosen none would make
+    /// communicators on device 0. Fails where the thread has chosen another device than this one,
+    /// unless the program has named this one, which then counts before the thread's choice.
     pub(crate) fn select(&self) -> Result<()> {
         let driver = Driver::get()?;
-        match driver.current()? {
-            Some(_) if !self.is_named => Ok(()),
-            Some(_) if driver.current_device()? == driver.device(self.number)? => Ok(()),
-            _ => driver.set_current(self.context),
+        if driver.current()?.is_some() {
+            let current = driver.current_device()?;
+            if current == driver.device(self.number)? {
+                return Ok(());
+            }
+            if !self.is_named {
+                return Err(Error::new(Status::Device, another_device(current, self.number)));
+            }
         }
+        driver.set_current(self.context)
     }
 }
 
@@ -103,32 +110,19 @@ pub(crate) fn select_device(choice: DeviceChoice) -> Result<Device> {
     Ok(Device { number, count, uuid: driver.uuid(wanted), context, is_named })
 }
 
+/// The message that a thread's current device is not the device of the world.
+fn another_device(current: c_int, world: usize) -> String {
+    format!(
+        "device {current} is current on this thread, but the world was joined on device {world}: its communicators would lie on two devices; name the device in dm_world_options.device (DM_WORLD_DEVICE), or call cudaSetDevice({current}) before the world is joined, or let CUDA_VISIBLE_DEVICES show each rank one device"
+    )
+}
+
 /// Returns the error that the program has named a device that is not there.
 fn beyond(number: usize, count: usize) -> Error {
     Error::new(
         Status::Device,
         format!("device {number} does not exist: the CUDA driver sees {count} devices, numbered from 0"),
     )
-}
-
-/// The device that is current on a thread, to make it current on another one.
-#[derive(Debug)]
-pub(crate) struct CurrentDevice(Option<Context>);
-
-impl CurrentDevice {
-    /// The value where no device is involved.
-    pub(super) const NONE: CurrentDevice = CurrentDevice(None);
-
-    /// The device of the calling thread.
-    pub(super) fn of_this_thread() -> Result<CurrentDevice> {
-        // A library that works without this driver (RCCL) has devices that are not this module's.
-        Driver::get().map_or(Ok(CurrentDevice::NONE), |driver| driver.current().map(CurrentDevice))
-    }
-
-    /// Makes the device current on the calling thread.
-    pub(crate) fn select(&self) -> Result<()> {
-        self.0.map_or(Ok(()), |context| Driver::get()?.set_current(context))
-    }
 }
 
 /// Whether there is a driver that sees at least one device.

@@ -4,9 +4,9 @@
 //! that RCCL itself calls. None of this has run on an AMD device yet (docs/nccl.md).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
 
 use super::cuda::Code;
-use super::library::Library;
 use crate::error::{Error, Result, Status};
 
 /// The HIP runtime that a communicator library uses.
@@ -26,13 +26,14 @@ impl std::fmt::Debug for Hip {
 }
 
 impl Hip {
-    /// The runtime of `library`; `None` where the library is not linked to HIP.
-    pub(super) fn of(library: &Library) -> Option<Hip> {
+    /// The runtime of the library whose symbols `lookup` finds; `None` where that library is not
+    /// linked to HIP.
+    pub(super) fn of(lookup: impl Fn(&str) -> Option<*const c_void>) -> Option<Hip> {
         macro_rules! symbol {
             ($name:literal) => {
                 // SAFETY: the address is that of the C function of this name, whose signature
                 // hip_runtime_api.h fixes and the field it goes into repeats.
-                library.symbol($name).map(|address| unsafe { std::mem::transmute(address) })
+                lookup($name).map(|address| unsafe { std::mem::transmute(address) })
             };
         }
         Some(Hip {
@@ -42,6 +43,11 @@ impl Hip {
             stream_query: symbol!("hipStreamQuery"),
             error_string: symbol!("hipGetErrorString"),
         })
+    }
+
+    /// Whether this machine may have an AMD device: the kernel's driver is there.
+    pub(super) fn may_have_device() -> bool {
+        Path::new("/dev/kfd").exists()
     }
 
     /// The calling thread's device.
@@ -57,12 +63,11 @@ impl Hip {
         self.check("hipSetDevice", unsafe { (self.set_device)(device) })
     }
 
-    /// How many devices the runtime sees.
-    pub(super) fn device_count(&self) -> Result<usize> {
+    /// Whether the runtime sees at least one device.
+    pub(super) fn has_device(&self) -> bool {
         let mut count = 0;
         // SAFETY: the out-parameter is valid.
-        self.check("hipGetDeviceCount", unsafe { (self.get_count)(&mut count) })?;
-        Ok(usize::try_from(count).unwrap_or(0))
+        unsafe { (self.get_count)(&mut count) == 0 && count > 0 }
     }
 
     /// `hipStreamQuery`.

@@ -7,8 +7,10 @@ use std::mem::ManuallyDrop;
 use libloading::os::unix::Library as Handle;
 
 use super::blame::Blame;
-use super::driver::{CurrentDevice, supported};
+use super::current_device::CurrentDevice;
+use super::driver::supported;
 use super::functions::{Functions, RawComm};
+use super::hip::Hip;
 use super::resolver::Resolver;
 use super::types::{NcclResult, result};
 use crate::error::{Error, Result, Status};
@@ -25,6 +27,8 @@ pub struct Library {
     pub(super) functions: Functions,
     /// Where further symbols are found.
     source: Source,
+    /// Whether the program has named this copy of the library.
+    is_vouched: bool,
 }
 
 /// Where the functions of a library are found.
@@ -69,7 +73,7 @@ impl Library {
         }
         let functions = Functions::from_lookup(&lookup, |symbol| missing(symbol, version))?;
         let c_name = CString::new(name).unwrap_or_default();
-        Ok(Library { name: name.to_owned(), c_name, version, functions, source: Source::Embedded })
+        Ok(Library { name: name.to_owned(), c_name, version, functions, source: Source::Embedded, is_vouched: false })
     }
 
     /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
@@ -81,7 +85,19 @@ impl Library {
     /// Keeps the program's resolver for later lookups.
     pub(super) fn keep_resolver(mut self, resolver: Resolver) -> Library {
         self.source = Source::Program(resolver);
+        self.is_vouched = true;
         self
+    }
+
+    /// Notes that the program has named this copy of the library, so communicators that the program
+    /// has made may be taken for this copy's.
+    pub(super) fn vouch(&mut self) {
+        self.is_vouched = true;
+    }
+
+    /// Whether the program has named this copy of the library.
+    pub(super) fn is_vouched(&self) -> bool {
+        self.is_vouched
     }
 
     /// The library's name in messages: a path, a SONAME, or the embedded engine.
@@ -129,7 +145,12 @@ impl Library {
 
     /// Whether the library is AMD's. The program then chooses the device itself (hipSetDevice).
     pub fn is_rccl(&self) -> bool {
-        self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl"))
+        self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl")) || self.hip().is_some()
+    }
+
+    /// The HIP runtime that the library is linked to; `None` in NCCL and the host engine.
+    pub(super) fn hip(&self) -> Option<Hip> {
+        if self.is_host_engine() { None } else { Hip::of(|name| self.symbol(name)) }
     }
 
     /// Whether this is the host engine, embedded or as libhostccl.so. It works on host memory,
@@ -168,7 +189,7 @@ impl Library {
 
     /// The calling thread's device, for another thread that makes a communicator in its place.
     pub(crate) fn current_device(&self) -> Result<CurrentDevice> {
-        if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread() }
+        if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread(self.hip()) }
     }
 
     /// The address of any function of the library, by its C name.

@@ -15,6 +15,7 @@ use libloading::os::unix;
 use once_cell::sync::OnceCell;
 
 use super::driver::has_device;
+use super::hip::Hip;
 use super::library::Library;
 use super::resolver::Resolver;
 use super::wheel;
@@ -64,12 +65,12 @@ pub(crate) fn set_resolver(resolver: Option<Resolver>) -> Result<()> {
 }
 
 /// The library that the program gave for device type cuda.
-fn of_program() -> Option<Arc<Library>> {
+pub(super) fn of_program() -> Option<Arc<Library>> {
     OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).library.clone()
 }
 
 /// Notes that a library for device type cuda is in use.
-fn settle(found: Arc<Library>) -> Arc<Library> {
+pub(super) fn settle(found: Arc<Library>) -> Arc<Library> {
     OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).is_settled = true;
     found
 }
@@ -114,12 +115,14 @@ pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
 }
 
 /// The device type that is named. Where none is named, it is "cuda" if this machine has a device
-/// and NCCL, else "cpu".
+/// and NCCL or RCCL, else "cpu".
 pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
     match named {
         Some("cuda") => Ok("cuda"),
         Some("cpu") => Ok("cpu"),
         None if has_device() && for_device("cuda").is_ok() => Ok("cuda"),
+        // As in PyTorch, an AMD device has the type "cuda" too.
+        None if Hip::may_have_device() && has_amd_device() => Ok("cuda"),
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {
             Some((device_type, _)) => Error::invalid(format!(
@@ -128,6 +131,11 @@ pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
             None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
         }),
     }
+}
+
+/// Whether the library for device type cuda is RCCL, and its runtime sees a device.
+fn has_amd_device() -> bool {
+    for_device("cuda").is_ok_and(|library| library.hip().is_some_and(|hip| hip.has_device()))
 }
 
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.
@@ -160,7 +168,7 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
             _ => embedded(),
         },
         (None, None, "cpu") => embedded(),
-        (Some(path), ..) => open(path).map(settle),
+        (Some(path), ..) => open(path).map(vouched).map(settle),
         (None, variable, _) => match (of_program(), variable) {
             (Some(library), _) => Ok(library),
             (None, Some(path)) => open(&path),
@@ -168,6 +176,14 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
         }
         .map(settle),
     }
+}
+
+/// Notes that the program has named the library.
+fn vouched(mut library: Arc<Library>) -> Arc<Library> {
+    if let Some(own) = Arc::get_mut(&mut library) {
+        own.vouch();
+    }
+    library
 }
 
 /// The copy that is in the process, or else the first of the usual names that can be used.
@@ -223,7 +239,7 @@ fn open_handle(name: &str, flags: i32) -> std::result::Result<unix::Library, Str
     unsafe { unix::Library::open(Some(name), flags) }.map_err(|error| one_line(&error))
 }
 
-fn fill(name: &str, handle: unix::Library) -> std::result::Result<Library, String> {
+pub(super) fn fill(name: &str, handle: unix::Library) -> std::result::Result<Library, String> {
     // SAFETY: the address is only turned into a function pointer of the type nccl.h declares for
     // that name.
     let lookup = |symbol: &str| unsafe {

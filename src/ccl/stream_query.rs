@@ -35,7 +35,7 @@ enum Source {
 impl StreamQuery {
     /// The functions for streams of the devices on which `library` works.
     pub(crate) fn of(library: &Library) -> Result<StreamQuery> {
-        if let Some(hip) = Hip::of(library) {
+        if let Some(hip) = library.hip() {
             return hip.stream_query().map(|query| StreamQuery {
                 query,
                 is_capturing: None,

@@ -1,6 +1,5 @@
-//! Memory for collectives, and all collectives over it, without `unsafe`: host memory, or a GPU's
-//! with a stream. For programs that know the element type only when they run, such as tools and
-//! benchmarks.
+//! Memory for collectives, without `unsafe` in the program: host memory, or a GPU's with a stream.
+//! collective.rs has the collectives over it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
@@ -8,12 +7,8 @@ use std::ptr::{copy_nonoverlapping, null_mut};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::elements::Operator;
-use super::groups::in_group;
-use super::operations::{BufferShape, Operands};
-use super::view::View;
 use super::world::World;
-use crate::ccl::{DeviceChoice, Stream, element_size, select_device};
+use crate::ccl::{DeviceChoice, Stream, select_device};
 use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
@@ -82,59 +77,6 @@ pub struct BufferAt<'a> {
     buffer: &'a Buffer,
     /// Bytes from the beginning of the buffer.
     offset: usize,
-}
-
-/// One of the collectives, with what only it needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Collective {
-    /// Reduces over all ranks. Every rank gets the result.
-    AllReduce(Operator),
-    /// Reduces over all ranks. The rank `root` of the dimension gets the result.
-    Reduce {
-        /// How elements become one.
-        op: Operator,
-        /// The rank along the dimension that gets the result.
-        root: usize,
-    },
-    /// Copies the data of the rank `root` of the dimension to all ranks.
-    Broadcast {
-        /// The rank along the dimension that has the data.
-        root: usize,
-    },
-    /// Puts `count` elements of every rank into `recv`, in rank order.
-    AllGather,
-    /// Reduces `count` elements for each rank, and leaves block `i` of the result on rank `i`.
-    ReduceScatter(Operator),
-    /// Sends block `i` of `count` elements to rank `i`, and receives block `i` from it.
-    AllToAll,
-    /// Sends to the next rank along the dimension, and receives from the one before, as a ring.
-    Shift,
-}
-
-impl Collective {
-    /// How many times `count` elements the send and the receive buffer hold in a group of `size`
-    /// ranks.
-    pub fn blocks(self, size: usize) -> (usize, usize) {
-        match self {
-            Collective::AllGather => (1, size),
-            Collective::ReduceScatter(_) => (size, 1),
-            Collective::AllToAll => (size, size),
-            _ => (1, 1),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce(_) => "all_reduce",
-            Collective::Reduce { .. } => "reduce",
-            Collective::Broadcast { .. } => "broadcast",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter(_) => "reduce_scatter",
-            Collective::AllToAll => "all_to_all",
-            Collective::Shift => "shift",
-        }
-    }
 }
 
 impl Memory {
@@ -315,8 +257,22 @@ impl Drop for Buffer {
 }
 
 impl BufferAt<'_> {
+    /// The device type of the memory, and the stream on which its collectives are queued: NULL in
+    /// host memory.
+    pub(super) fn place(&self) -> (&str, *mut c_void) {
+        match &*self.buffer.place {
+            Place::Host => ("cpu", null_mut()),
+            Place::Device { device_type, stream } => (device_type.as_str(), stream.raw()),
+        }
+    }
+
+    /// Whether both places are in buffers of one memory.
+    pub(super) fn is_beside(&self, other: &BufferAt<'_>) -> bool {
+        Rc::ptr_eq(&self.buffer.place, &other.buffer.place)
+    }
+
     /// The address, when that many bytes follow it in the buffer.
-    fn checked(self, call: &str, bytes: usize) -> Result<*mut u8> {
+    pub(super) fn checked(self, call: &str, bytes: usize) -> Result<*mut u8> {
         let BufferAt { buffer, offset } = self;
         match offset.checked_add(bytes) {
             Some(end) if end <= buffer.len => Ok(buffer.address.wrapping_add(offset)),
@@ -325,111 +281,6 @@ impl BufferAt<'_> {
                 buffer.len
             ))),
         }
-    }
-}
-
-impl View {
-    /// Makes a collective along dimension `index` with elements of type `dtype` (`ncclDataType_t`).
-    /// `count` is meant as in the C function of that name. In host memory the call is done when it
-    /// returns; on a device when [`Memory::wait`] returns. `send` and `recv` may lie in one buffer
-    /// where the collective works in place. **Collective over the group.**
-    ///
-    /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
-    /// `DM_STATUS_UNSUPPORTED` inside a group that this thread has begun.
-    pub fn collective(
-        &self,
-        index: usize,
-        collective: Collective,
-        dtype: i32,
-        count: usize,
-        send: BufferAt<'_>,
-        recv: BufferAt<'_>,
-    ) -> Result<()> {
-        self.check_index(index)?;
-        let name = collective.name();
-        let (library, place) = (self.library()?, &send.buffer.place);
-        let (device_type, stream) = match &**place {
-            Place::Host => ("cpu", null_mut()),
-            Place::Device { device_type, stream } => (device_type.as_str(), stream.raw()),
-        };
-        if !Rc::ptr_eq(place, &recv.buffer.place) || device_type != self.mesh().device_type() {
-            return Err(Error::invalid(format!(
-                "{name}: the buffers are not two of one memory of device type {}",
-                self.mesh().device_type()
-            )));
-        }
-        if in_group(library) {
-            return Err(Error::unsupported(format!(
-                "{name}: a group puts its work off, but buffers are borrowed for the call alone: end the group first"
-            )));
-        }
-        let (size, me) = (self.mesh().dim_size(index), self.mesh().local_rank(index)?);
-        let element = element_size(dtype)
-            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 11")))?;
-        let bytes = |blocks: usize| {
-            let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(blocks));
-            bytes.ok_or_else(|| Error::invalid(format!("{name}: {count} elements are more than memory can hold")))
-        };
-        let blocks = collective.blocks(size);
-        let send = send.checked(name, bytes(blocks.0)?)?.cast::<c_void>();
-        let recv = recv.checked(name, bytes(blocks.1)?)?.cast::<c_void>();
-        let operands = Operands::new(count, dtype, stream);
-        let shape = match collective {
-            Collective::AllGather => BufferShape::Gather,
-            Collective::ReduceScatter(_) => BufferShape::Scatter,
-            Collective::AllToAll => BufferShape::AllToAll,
-            _ => BufferShape::Same,
-        };
-        self.check_overlap(name, index, operands, send, recv, shape)?;
-        if collective == Collective::Shift {
-            if send == recv && size > 1 && count > 0 {
-                return Err(Error::invalid("shift: send and recv overlap, and it never works in place"));
-            }
-            let (next, before) = (((me + 1) % size) as i32, ((me + size - 1) % size) as i32);
-            self.group_start()?;
-            let sent = self.operate("send", index, operands, &[("send", send)], |library, comm| {
-                // SAFETY: as below; the group ends in this call.
-                unsafe { library.send(send, count, dtype, next, comm, stream) }
-            });
-            let received = self.operate("recv", index, operands, &[("recv", recv)], |library, comm| {
-                // SAFETY: as below; the group ends in this call.
-                unsafe { library.recv(recv, count, dtype, before, comm, stream) }
-            });
-            // A group that was begun is always ended.
-            let ended = self.group_end();
-            return sent.and(received).and(ended);
-        }
-        if let Collective::Reduce { root, .. } | Collective::Broadcast { root } = collective {
-            self.check_peer(name, index, "root", i32::try_from(root).unwrap_or(i32::MAX))?;
-        }
-        // A buffer that only the root uses is NULL on the other ranks, as a C program would pass
-        // it.
-        let at_root = |root: usize, pointer: *mut c_void| if me == root { pointer } else { null_mut() };
-        self.operate(name, index, operands, &[], |library, comm| {
-            // SAFETY: `checked` has found that the buffers hold the data of this call. They lie
-            // where the library works. In host memory the call is done when it returns; on a device
-            // a buffer is not given back before the stream is idle.
-            unsafe {
-                match collective {
-                    Collective::AllReduce(op) => library.all_reduce(send, recv, count, dtype, op as i32, comm, stream),
-                    Collective::Reduce { op, root } => {
-                        let recv = at_root(root, recv);
-                        library.reduce(send, recv, count, dtype, op as i32, root as i32, comm, stream)
-                    }
-                    Collective::Broadcast { root } => {
-                        let send = at_root(root, send);
-                        library.broadcast(send, recv, count, dtype, root as i32, comm, stream)
-                    }
-                    Collective::AllGather => library.all_gather(send, recv, count, dtype, comm, stream),
-                    Collective::ReduceScatter(op) => {
-                        library.reduce_scatter(send, recv, count, dtype, op as i32, comm, stream)
-                    }
-                    Collective::AllToAll | Collective::Shift => {
-                        library.all_to_all(send, recv, count, dtype, comm, stream)
-                    }
-                }
-            }
-        })
     }
 }
 

@@ -39,8 +39,29 @@ pub(crate) fn abort_default_worlds() -> Result<()> {
 }
 
 /// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew.
-pub(crate) fn finalize_default_worlds(timeout: Option<Duration>) -> Result<()> {
-    CPU_WORLD.finalize(timeout).and(CUDA_WORLD.finalize(timeout))
+/// `timeout` bounds the whole call; `None` stands for the longest timeout of these worlds. If
+/// `timeout` is a refusal, the other ranks are told in the world that would end first.
+pub(crate) fn finalize_default_worlds(timeout: Result<Option<Duration>>) -> Result<()> {
+    let all = [&CPU_WORLD, &CUDA_WORLD];
+    let joined = || all.iter().filter_map(|world| joined_default_world(world.device_type));
+    let timeout = match joined().next() {
+        Some(first) => first.tell_if_refused("dm_world_finalize", || timeout)?,
+        None => timeout?,
+    };
+    let Some(timeout) = timeout.or_else(|| joined().map(|world| world.rendezvous().timeout()).max()) else {
+        return Ok(());
+    };
+    each_within(timeout, all, |world, left| world.finalize(Some(left)))
+}
+
+/// Runs `call` for each of `all` with the time that is left of `timeout`. Returns the first error.
+fn each_within<T>(
+    timeout: Duration,
+    all: impl IntoIterator<Item = T>,
+    call: impl Fn(T, Duration) -> Result<()>,
+) -> Result<()> {
+    let deadline = Deadline::after(timeout);
+    all.into_iter().map(|one| call(one, deadline.left())).fold(Ok(()), Result::and)
 }
 
 /// A world that is joined from the environment when it is first needed. A join that fails, is late
@@ -168,5 +189,24 @@ impl Drop for Joining<'_> {
             *self.world.lock() = State::Absent;
         }
         self.world.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn two_worlds_share_one_deadline() {
+        let given = Mutex::new(Vec::new());
+        let outcome = each_within(Duration::from_secs(60), ["cpu", "cuda"], |world, left| {
+            given.lock().unwrap().push(left);
+            std::thread::sleep(Duration::from_millis(20));
+            Err(Error::timeout(world))
+        });
+        let given = given.into_inner().unwrap();
+        assert!(given.len() == 2 && given[1] + Duration::from_millis(20) <= given[0], "{given:?}");
+        assert_eq!(outcome.unwrap_err().message(), "cpu");
     }
 }

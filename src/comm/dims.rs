@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::call::{AgreedCall, Call, Peers, Work};
 use super::communicator::{Communicator, FirstUse, State};
 use super::maker::Maker;
-use super::names::named_config;
+use super::names::{named_config, parent_config};
 use super::options::DimOptions;
 use super::root::RootComms;
 use super::world::World;
@@ -274,8 +274,8 @@ impl DimMaker<'_, '_> {
             Some(known) => Arc::clone(known),
             None => {
                 let all = self.root.mesh().all_ranks();
-                let config = named_config(self.maker.library, None, &parent_name(self.root.mesh()));
-                let raw = self.maker.meet("comm/root", &all, config.blocking(false))?;
+                let config = parent_config(self.maker.library, Some(&parent_name(self.root.mesh())));
+                let raw = self.maker.meet("comm/root", &all, config)?;
                 new_parent(&self.maker, all, raw)?
             }
         };

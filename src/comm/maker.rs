@@ -16,7 +16,7 @@ use super::call::Peers;
 use super::communicator::{Communicator, FirstUse};
 use super::ending::finalize;
 use super::failure::{blame, name_ranks};
-use super::names::world_ranks;
+use super::names::{parent_config, world_ranks};
 use super::polling::{millis, poll_until_done};
 use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
@@ -55,8 +55,7 @@ impl Maker<'_> {
         if !self.library.can_split() {
             return self.meet(key, group, config.blocking_by_default());
         }
-        let seed = CommConfig::unset(self.library.version()).blocking(false);
-        let raw = self.meet(key, group, seed)?;
+        let raw = self.meet(key, group, parent_config(self.library, None))?;
         let seed = Communicator::unmade(Arc::clone(self.library), group.clone(), FirstUse::default());
         seed.set_ready(raw)?;
         let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);

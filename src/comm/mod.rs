@@ -17,7 +17,7 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  on_stream  stream_wait  default_world
+//! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
@@ -31,6 +31,7 @@ mod background;
 mod buffers;
 mod call;
 mod check;
+mod collective;
 mod communicator;
 mod control;
 mod create;
@@ -64,7 +65,8 @@ mod view_groups;
 mod world;
 mod world_end;
 
-pub use buffers::{Buffer, BufferAt, Collective, Memory};
+pub use buffers::{Buffer, BufferAt, Memory};
+pub use collective::Collective;
 pub(crate) use create::adopted_position;
 pub(crate) use default_world::{abort_default_worlds, default_world, finalize_default_worlds, joined_default_world};
 pub use elements::{Element, Operator};

@@ -27,6 +27,23 @@ pub(super) fn world_ranks(group: &Mesh) -> String {
     ranks_text(group.ranks().as_slice())
 }
 
+/// The configuration of a non-blocking communicator from which others are split, with that name. No
+/// operation ever runs on it, so it takes as little of the device as NCCL allows. A child that is
+/// split with a configuration of its own inherits nothing of this one. With the environment's
+/// `NCCL_COMM_SPLIT_SHARE_RESOURCES` a child uses its parent's channels, so there the parent gets
+/// all of them.
+pub(super) fn parent_config(library: &Library, name: Option<&str>) -> CommConfig {
+    let shares = std::env::var("NCCL_COMM_SPLIT_SHARE_RESOURCES").is_ok_and(|value| !matches!(value.trim(), "" | "0"));
+    let config = match shares {
+        true => CommConfig::unset(library.version()),
+        false => CommConfig::least(library.version()),
+    };
+    match name {
+        Some(name) => named_config(library, Some(&config.blocking(false)), name),
+        None => config.blocking(false),
+    }
+}
+
 /// The caller's `ncclConfig_t`, or one in which nothing is set, with `name` as the communicator's
 /// name.
 pub(super) fn named_config(library: &Library, callers: Option<&CommConfig>, name: &str) -> CommConfig {

@@ -82,15 +82,18 @@ impl View {
         if let Some((buffer, _)) = buffers.iter().find(|(_, pointer)| count > 0 && pointer.is_null()) {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
-        self.issue(name, index, stream, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
+        let checked = if count > 0 { buffers } else { &[] };
+        self.issue(name, index, stream, checked, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
     }
 
-    /// Runs `issue` on the communicator along dimension `index`. The arguments are checked.
+    /// Runs `issue` on the communicator along dimension `index`. The arguments are checked, except
+    /// whether `buffers` are memory of the communicator's device.
     fn issue(
         &self,
         name: &str,
         index: usize,
         stream: *mut c_void,
+        buffers: &[(&str, *const c_void)],
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
         let raw = self.comm(index)?;
@@ -114,6 +117,7 @@ impl View {
                 self.outcome(name, communicator, raw, issue(library, raw))
             }
             false => self.through_gate(name, index, communicator, call, |raw| {
+                library.check_pointers(raw, buffers).map_err(|error| error.within(name))?;
                 self.outcome(name, communicator, raw, issue(library, raw))
             }),
         };

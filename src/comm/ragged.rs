@@ -107,10 +107,13 @@ impl View {
                 )));
             }
         }
-        // The counts are checked already.
-        let operands = Operands::new(0, dtype, stream);
+        // The counts are checked already. A buffer whose blocks are all empty may be anything.
+        let used = [("send", send, &sends), ("recv", recv.cast_const(), &receives)];
+        let used = used.into_iter().filter(|(.., blocks)| blocks.iter().any(|block| block.count > 0));
+        let buffers: Vec<(&str, *const c_void)> = used.map(|(what, pointer, _)| (what, pointer)).collect();
+        let operands = Operands::new(usize::from(!buffers.is_empty()), dtype, stream);
         let kind = (dtype, element);
-        let outcome = self.operate(name, index, operands, &[], |library, comm| {
+        let outcome = self.operate(name, index, operands, &buffers, |library, comm| {
             // SAFETY: this function's contract, and the blocks were checked.
             unsafe {
                 match exchange {

@@ -33,14 +33,21 @@ pub(super) fn tell_if_refused<T>(
     let begun = scope.calls_begun();
     let outcome = call();
     if let Err(error) = &outcome {
-        let is_refusal = matches!(
-            error.status(),
-            Status::InvalidArgument | Status::NotFound | Status::Unsupported | Status::InvalidState
-        );
         // A call that has begun its agreement has told the other ranks of its failure itself.
-        if is_refusal && scope.calls_begun() == begun {
-            scope.tell_refusal(function, error, &Wait { cancel, ..Wait::after(TELL) });
+        if is_refusal(error) && scope.calls_begun() == begun {
+            tell(scope, cancel, function, error);
         }
     }
     outcome
+}
+
+/// Whether a rank that fails in this way, before it takes part in a call, has refused the call.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    matches!(error.status(), Status::InvalidArgument | Status::NotFound | Status::Unsupported | Status::InvalidState)
+}
+
+/// Tells the other ranks of `scope` that this rank has refused its call of `function`. Raising
+/// `cancel` ends the telling.
+pub(super) fn tell(scope: &Scope, cancel: Cancel, function: &str, error: &Error) {
+    scope.tell_refusal(function, error, &Wait { cancel, ..Wait::after(TELL) });
 }

@@ -232,7 +232,7 @@ impl RootComms {
 
     /// Runs `call`, which is a call of `function` that is collective over this root. If this rank
     /// refuses the call, the other ranks are told.
-    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let takes_part = self.world.is_some() && self.mesh.is_member() && self.alive().is_ok();
         let scope = self.scope.as_deref().filter(|_| takes_part);
         tell_if_refused(scope, self.cancel.clone(), function, call)

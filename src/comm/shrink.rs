@@ -13,9 +13,9 @@ use super::communicator::{Communicator, State};
 use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
-use super::names::{named_config, ranks_text};
+use super::names::{parent_config, ranks_text};
 use super::options::{CallOptions, DimOptions, MeshOptions};
-use super::refusal::tell_if_refused;
+use super::refusal::{is_refusal, tell, tell_if_refused};
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
@@ -52,13 +52,43 @@ impl View {
                 self.mesh().describe()
             )));
         };
-        match lost {
+        self.tell_shrink_if_refused(lost, || match lost {
             None if world.rendezvous().is_offline() => Err(Error::invalid_state(
                 "dm_shrink: no rank of an offline world (DM_WORLD_OFFLINE) is ever lost: name the ranks to leave out in lost_ranks",
             )),
             None => self.shrink_by_agreement(world, dim, options),
             Some(lost) => self.shrink_by_list(world, dim, lost, options),
+        })
+    }
+
+    /// Runs `call`, which shrinks this mesh by the list `lost`, or without a list. If this rank
+    /// refuses the call, the ranks that would be left are told. Ranks with a list meet in a scope of
+    /// their attempt, so the refusal counts as an attempt of this rank. A list that is wrong in
+    /// itself says nothing about whom the other ranks would leave out, so nobody is told of it.
+    pub(crate) fn tell_shrink_if_refused<T>(
+        &self,
+        lost: Option<&[i32]>,
+        call: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        const CALL: &str = "dm_shrink";
+        let space = self.space();
+        let world = space.world().filter(|world| !world.rendezvous().is_offline() && space.mesh().is_member());
+        let Some(world) = world.filter(|world| world.alive().is_ok()) else { return call() };
+        let Some(lost) = lost else {
+            return tell_if_refused(space.survivors_scope(world).ok().as_deref(), world.cancel(), CALL, call);
+        };
+        let begun = space.shrink_attempts.load(Ordering::SeqCst);
+        let outcome = call();
+        if let Err(error) = &outcome
+            && is_refusal(error)
+            && self.could_leave_out(lost)
+            && space.shrink_attempts.load(Ordering::SeqCst) == begun
+        {
+            let number = space.shrink_attempts.fetch_add(1, Ordering::SeqCst);
+            let attempt = self.attempt_scope(world, &number.to_string(), lost);
+            let _ = attempt.map(|(_, scope)| tell(&scope, world.cancel(), CALL, error));
         }
+        outcome
     }
 
     fn shrink_by_list(
@@ -103,16 +133,14 @@ impl View {
     fn shrink_by_agreement(&self, world: &Arc<World>, dim: Option<&str>, options: &CallOptions) -> Result<View> {
         self.check_member()?;
         let survivors = self.space().survivors_scope(world)?;
-        tell_if_refused(Some(&survivors), world.cancel(), "dm_shrink", || {
-            let index = self.mesh().dim_index_or_only(dim)?;
-            self.mesh().check_whole()?;
-            self.check_can_shrink(world)?;
-            let known = self.space().lost_in_communicators();
-            let (_, mut parent) = self.end_to_shrink(world);
-            let made = self.shrink_until_agreed(world, &survivors, index, &known, &mut parent, options);
-            end_parent(world, parent);
-            made.map(View::of_root)
-        })
+        let index = self.mesh().dim_index_or_only(dim)?;
+        self.mesh().check_whole()?;
+        self.check_can_shrink(world)?;
+        let known = self.space().lost_in_communicators();
+        let (_, mut parent) = self.end_to_shrink(world);
+        let made = self.shrink_until_agreed(world, &survivors, index, &known, &mut parent, options);
+        end_parent(world, parent);
+        made.map(View::of_root)
     }
 
     /// Agrees with the ranks that are left on who is lost, and makes their mesh. Begins anew when
@@ -197,12 +225,7 @@ impl View {
         options: &CallOptions,
     ) -> Result<Attempt> {
         let (space, mesh) = (self.space(), self.mesh());
-        let mut survivors = space.mesh().root_ranks();
-        survivors.retain(|rank| lost.binary_search(rank).is_err());
-        let position = survivors.iter().position(|rank| *rank == mesh.rank()).unwrap_or(0);
-        let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
-        let scope =
-            world.rendezvous().subscope(&format!("{}/shrink{place}", space.id()), survivors.into(), position)?;
+        let (place, scope) = self.attempt_scope(world, number, lost)?;
         let inherited = |index: usize| space.dim_options(mesh.dim_name(index), mesh.dim_layout(index));
         let dims = match options.dims.is_empty() {
             true => (0..mesh.ndim()).map(inherited).collect(),
@@ -211,6 +234,27 @@ impl View {
         let agreed = MeshOptions::default().dims(dims.clone()).agreed();
         let text = self.shrink_text(index, &format!("lost={}{agreed}", ranks_text(lost)));
         Ok(Attempt { place, scope, text, dims })
+    }
+}
+
+impl View {
+    /// Whether all of these ranks are in the mesh, and this rank is none of them.
+    fn could_leave_out(&self, lost: &[i32]) -> bool {
+        let mesh = self.space().mesh();
+        !lost.is_empty() && !lost.contains(&mesh.rank()) && lost.iter().all(|rank| mesh.coordinate_of(*rank).is_ok())
+    }
+
+    /// The scope in which the ranks that are left without `lost` meet in the attempt `number`, with
+    /// its part in names. Fails where this rank is not among them.
+    fn attempt_scope(&self, world: &World, number: &str, lost: &[i32]) -> Result<(String, Scope)> {
+        let space = self.space();
+        let mut survivors = space.mesh().root_ranks();
+        survivors.retain(|rank| !lost.contains(rank));
+        let position = survivors.iter().position(|rank| *rank == self.mesh().rank());
+        let position = position.ok_or_else(|| Error::invalid("this rank is in the list of lost ranks"))?;
+        let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
+        let id = format!("{}/shrink{place}", space.id());
+        Ok((place, world.rendezvous().subscope(&id, survivors.into(), position)?))
     }
 }
 
@@ -309,8 +353,8 @@ impl RootComms {
         world.select_device()?;
         let maker = Maker { library: world.library()?, peers: work.peers, timeout: self.timeout() };
         let all = self.mesh().all_ranks();
-        let config = named_config(maker.library, None, &parent_name(self.mesh()));
-        let raw = maker.shrink(larger, &all, excluded, config.blocking(false))?;
+        let config = parent_config(maker.library, Some(&parent_name(self.mesh())));
+        let raw = maker.shrink(larger, &all, excluded, config)?;
         let parent = new_parent(&maker, all, raw)?;
         work.log.set_parent(self, &parent);
         Ok(parent)

@@ -307,8 +307,9 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
     })
 }
 
-/// A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
-/// on every machine.
+/// A hash of what dm_equal compares: with one release of the library, equal views have equal hashes
+/// on every rank, in every run and on every machine. Another release may compute another hash, so
+/// store the text of dm_serialize where something must last.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///

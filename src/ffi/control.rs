@@ -23,8 +23,8 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 /// Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
 /// the mesh's timeout. The call goes through the store and uses no communicator, so it works on
 /// every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
-/// says nothing about work on devices. Like the calls that make something, the calls of one world
-/// happen one after another, in the same order on every rank.
+/// says nothing about work on devices. It takes its turn among the calls of the world that make or
+/// end something (see "Order" at the head of this file).
 ///
 /// Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
 /// that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,

@@ -72,23 +72,28 @@ pub unsafe extern "C" fn dm_stream_wait(
     })
 }
 
-/// Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any
-/// of its views, here and, with the host engine, on the other ranks, where they get
-/// DM_STATUS_PEER_LOST.
+/// Ends the root mesh of this view on this rank, without waiting for other ranks: wakes every call
+/// that is blocked in any of its views, here and, with the host engine, on the other ranks, where
+/// they get DM_STATUS_PEER_LOST.
 ///
-/// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
-/// DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+/// Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
+/// cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
+/// communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
+/// answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator that another root mesh of this world shares ends
 /// for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
 /// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
-/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. With NCCL it
-/// returns when this root's work has left the streams: where that lies behind a stuck call of
-/// another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a thread is
-/// inside a call on it: dm_abort waits for calls of this library, and after five seconds gives
-/// DM_STATUS_TIMEOUT; the communicator then ends when the call returns. Calls on raw communicators
-/// are the program's to keep away. Another rank that waits for this one through the store alone (to
+/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. NCCL's abort returns
+/// when this root's work has left the streams: where that lies behind a stuck call of another mesh,
+/// dm_world_abort ends both. NCCL forbids ending a communicator while a thread is inside a call on
+/// it. The library keeps its own calls away; calls on raw communicators are the program's to keep
+/// away. Another rank that waits for this one through the store alone (to
 /// make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
 /// neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
 /// otherwise it waits until its deadline.
+///
+/// Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
+/// when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
+/// each of them but the last the mesh has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -102,7 +107,9 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
 /// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
 /// dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
-/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
+/// DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
+/// DM_STATUS_INVALID_HANDLE.
 ///
 /// A communicator that has failed has no work to wait for: it is aborted, and the call gives its
 /// failure on all ranks. The call does not wait for a rank that has not come one second after the
@@ -115,16 +122,16 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_call_options) -> dm_status {
     guard(|| {
         let view = find(mesh)?;
-        let root = view.root_comms();
-        // SAFETY: the caller's contract.
-        let options = root.tell_if_refused("dm_finalize", || unsafe { read_call_options(options, 0) })?;
-        root.finalize_within(options.timeout)
+        view.tell_root_if_refused("dm_finalize", || {
+            // SAFETY: the caller's contract.
+            let options = unsafe { read_call_options(options, 0)? };
+            view.root_comms().finalize_within(options.timeout)
+        })
     })
 }
 
-/// The world ranks of the mesh that are known to be lost by now, in ascending order: their
-/// processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
-/// silent. dm_shrink takes them.
+/// The world ranks of the mesh that are known to be lost by now (see "lost" at the head of this
+/// file), in ascending order. dm_shrink takes them.
 ///
 /// Local: it asks the store, and waits for half a second at most where the store does not answer.
 /// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
@@ -151,7 +158,8 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// The mesh without those indices along dim that hold a lost rank, for going on after a rank has
 /// died. Whole replicas go, with all their ranks.
 ///
-/// Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
+/// Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
+/// of the range), also those whose replica goes: they get
 /// a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
 /// has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
 /// mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
@@ -168,14 +176,15 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
 /// that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
 /// DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
-/// one. Two sets of ranks that name each other as lost go on apart.
+/// one. Two sets of ranks that name each other as lost go on apart. A list that is wrong in itself
+/// is refused on its caller alone.
 ///
-/// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
-/// that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
+/// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
+/// this rank itself refuses it: calls that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
 /// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
 /// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
-/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT, it may be called again on the same
-/// handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, it may be
+/// called again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
 /// share no communicator with meshes made before. The caller frees the handle with dm_free.
 ///
 /// The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
@@ -203,17 +212,19 @@ pub unsafe extern "C" fn dm_shrink(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
-        let mesh_out = out("mesh_out", mesh_out)?;
         let view = find(mesh)?;
         let size = view.mesh().size();
         if num_lost > size {
             return Err(Error::invalid(format!("num_lost is {num_lost}, but the mesh has {size} ranks")));
         }
         // SAFETY: the caller's contract.
-        let (dim, lost) = unsafe { (dim_text(dim)?, list("lost_ranks", lost_ranks, num_lost)?) };
-        // SAFETY: the caller's contract.
-        let options = unsafe { read_call_options(options, view.mesh().ndim())? };
+        let lost = unsafe { list("lost_ranks", lost_ranks, num_lost)? };
         let lost = (!lost_ranks.is_null()).then_some(lost);
-        give(view.shrink(dim, lost, &options)?, mesh_out)
+        view.tell_shrink_if_refused(lost, || {
+            let mesh_out = out("mesh_out", mesh_out)?;
+            // SAFETY: the caller's contract.
+            let (dim, options) = unsafe { (dim_text(dim)?, read_call_options(options, view.mesh().ndim())?) };
+            give(view.shrink(dim, lost, &options)?, mesh_out)
+        })
     })
 }

@@ -36,7 +36,8 @@ pub(super) struct FastPart {
 
 pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
-/// Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
+/// Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
+/// communicators; dm_free frees the handle alone.
 ///
 /// ```c
 /// dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -49,7 +50,7 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
 /// their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
 /// names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
-/// timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+/// timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
 /// After a join that failed, was late or was aborted, the next call joins anew. The caller frees
 /// the handle with dm_free.
 ///
@@ -86,15 +87,18 @@ pub unsafe extern "C" fn dm_init(
 /// dimensions.
 ///
 /// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
-/// as the dimension, and this process's rank in it is its coordinate (checked). The communicators
-/// belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
-/// communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
-/// options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+/// as the dimension, and this process's rank in it is its coordinate (checked). On cuda the
+/// communicators belong to the library that the program has named (dm_world_options.ccl_library of
+/// options->world, or dm_set_ccl_resolver), or else to the only copy of NCCL that is loaded in the
+/// process; DM_CCL_LIBRARY does not count here, and several copies are refused with their paths.
+/// The communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort,
+/// unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
 /// nothing is made here. options->world NULL: the mesh joins no world, its ranks
 /// are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
-/// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
+/// or none).
 ///
 /// # Safety
 /// The conditions of dm_init hold; comms points to ndim live communicators of that library.
@@ -126,10 +130,8 @@ pub unsafe extern "C" fn dm_from_comms(
             return Err(null(format_args!("comms[{index}]")));
         }
         let world = request.world.clone();
-        let library = match &world {
-            Some(world) => Arc::clone(world.library()?),
-            None => ccl::for_device(request.device_type)?,
-        };
+        let of_world = world.as_ref().map(|world| world.library()).transpose()?;
+        let library = ccl::to_adopt(request.device_type, of_world)?;
         let mesh = match &world {
             Some(world) => request.mesh(world.size(), world.rank())?,
             None => request.mesh(MAX_WORLD, request.place(&library, &comms)?)?,

@@ -26,10 +26,11 @@ use crate::sharding::{Placement, local_shard};
 /// {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
 /// ```
 ///
-/// The answers are those of PyTorch's DTensor, blocks without elements included: there the local
-/// size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
-/// PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
-/// another way when they do not divide (13 rows over a (3, 2) mesh).
+/// A rank whose block has no elements gets local size 0, and the size of the tensor's dimension as
+/// offset. A block is always contiguous. With all orders 0 the answers are those of PyTorch's
+/// DTensor. The second placement above is _StridedShard in PyTorch. Where the sizes divide evenly,
+/// the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
+/// (3, 2) mesh).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
 /// end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),

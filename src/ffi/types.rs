@@ -72,8 +72,8 @@ pub const DM_STATUS_LIBRARY: dm_status = 11;
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
 /// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
-/// A rank died, left the world, or aborted what the call uses. The message names it where known.
-/// Only the lost_ranks of dm_error_info are gone for good.
+/// A rank is lost (see "lost" at the head of this file), or has aborted what the call uses. The
+/// message names it where known. Only the lost_ranks of dm_error_info are gone for good.
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
@@ -158,9 +158,8 @@ pub struct dm_error_info {
     pub ranks: *const i32,
     /// The number of ranks.
     pub num_ranks: usize,
-    /// Those of ranks that are lost, in ascending order: their processes have ended, they left the
-    /// world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
-    /// a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+    /// Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
+    /// rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
     /// valid until this thread's next failing call.
     pub lost_ranks: *const i32,
     /// The number of lost_ranks.

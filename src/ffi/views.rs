@@ -43,7 +43,8 @@ pub unsafe extern "C" fn dm_slice(
 /// Joins all dimensions of this view into one, with a communicator over its ranks in row-major
 /// order.
 ///
-/// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+/// Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
+/// the head of this file). name NULL joins the dimensions' names with "_". The same
 /// dimensions under the same name give the communicator that exists, without communication; under
 /// another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
 /// defaults; its dim_options has one element. The caller frees the handle with dm_free.
@@ -156,12 +157,14 @@ pub unsafe extern "C" fn dm_reshape(
 /// with a communicator of its own along dim. Examples are the first stages of a pipeline, every
 /// second replica, and all ranks but the spare ones.
 ///
-/// Collective over the root mesh, also for the ranks at other indices: they get a handle too,
-/// which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
-/// The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
-/// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
-/// are for those ranks alone. The other dimensions keep their communicators. The result ends with
-/// the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+/// Collective over the root mesh of this view (where this view is one of a range itself, over the
+/// ranks of that range), also for the ranks at other indices: they get a handle too, which answers
+/// DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+/// The result is a range. Row-major positions, strides (dm_describe), dm_submesh and
+/// dm_replica_groups count among the ranks that are left, and so do the calls on it that are
+/// collective over the root mesh and make something (dm_flatten ...). The other dimensions keep
+/// their communicators. dm_root gives the root mesh that this view belongs to, with all its ranks;
+/// the result ends with that mesh. A range of all indices is the view itself. options NULL: the
 /// defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
 /// with dm_free.
 ///
@@ -304,11 +307,12 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
     })
 }
 
-/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
-/// before and any handle in a forked child.
+/// Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
+/// dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
 ///
-/// Other views are not touched, and communicators live as long as dm_get_comm says: a program that
-/// makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+/// Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
+/// a forked child. Other views are not touched. A program that makes meshes and only frees them
+/// keeps the memory of every communicator until dm_world_finalize.
 /// A thread of the library ends everything that takes time: failed communicators that no mesh
 /// has any more, and the world, where this was its last handle. The end of the process waits for
 /// that thread for two seconds.

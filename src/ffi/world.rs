@@ -151,8 +151,10 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
 /// so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
 /// names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
-/// DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
-/// rank has left by dm_world_abort.
+/// DM_STATUS_PEER_LOST a rank that is lost; DM_STATUS_ABORTED says that this rank has left by
+/// dm_world_abort; DM_STATUS_INVALID_STATE (operations wait in a group of this thread),
+/// DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world),
+/// DM_STATUS_STORE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
@@ -179,7 +181,10 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// dm_plan_ranks(&plan, ranks, NULL, 0, NULL);
 /// ```
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+/// The library owns the list and its strings: the caller copies what must live longer, and frees
+/// nothing. Equal answers are lent once, so repeated calls need no further memory.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
 /// DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
 ///
 /// # Safety
@@ -221,16 +226,16 @@ unsafe impl<T> Send for Borrowed<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Borrowed<T> {}
 
-/// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
-/// (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
+/// Ends this rank's part in the world, without waiting for other ranks: wakes every call of it that
+/// is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root
+/// meshes, as dm_abort does. To the other ranks this rank is lost from then on.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective
 /// call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
 /// used any more; handles are still to be freed. Other ranks that wait for this one get
 /// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
 /// dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
-/// this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_CCL.
+/// this for the worlds that dm_init joins by itself. Errors: those of dm_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match JOINING.get(world as usize) {
@@ -271,19 +276,19 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
         let world = find(world)?;
-        let timeout = world.tell_if_refused("dm_world_finalize", || timeout("timeout_ms", timeout_ms))?;
-        world.finalize(timeout)
+        world.tell_if_refused("dm_world_finalize", || world.finalize(timeout("timeout_ms", timeout_ms)?))
     })
 }
 
 /// Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
 ///
 /// Collective over the default worlds that this process is in: all of them have the same ranks.
-/// Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+/// timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
+/// their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
 /// anew. Errors: those of dm_world_finalize.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {
-    guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)?))
+    guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)))
 }
 
 /// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any

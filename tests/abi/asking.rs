@@ -2,6 +2,7 @@
 
 use devicemesh::ffi::*;
 
+use super::making::number_of;
 use super::memory::{Room, Texts};
 use super::worlds::sized;
 use super::{Call, Given, Handle, Session, name_of};
@@ -10,6 +11,7 @@ pub const CALLS: &[Call] = &[
     names,
     shape,
     size,
+    member,
     rank,
     local_rank,
     coordinate,
@@ -95,6 +97,23 @@ fn size(session: &mut Session<'_>) {
     if session.ended("dm_size", status, given, &[out.untouched()]) {
         assert!(out.get(0) >= 1);
     }
+}
+
+fn member(session: &mut Session<'_>) {
+    let (mesh, out) = (session.mesh(), session.out::<bool>());
+    let device = dm_device_type(mesh.mesh());
+    assert_eq!(device.is_null(), !mesh.alive);
+    // SAFETY: writable or NULL.
+    let status = unsafe { dm_is_member(mesh.mesh(), out.as_ptr()) };
+    let given = Given { dead: !mesh.alive, wrong: out.is_null(), ..Given::default() };
+    if !session.ended("dm_is_member", status, given, &[out.untouched()]) {
+        return;
+    }
+    let (ndim, len) = (dm_ndim(mesh.mesh()), Room::<usize>::new(1));
+    let place = Room::<i32>::new(ndim);
+    // SAFETY: as much room as said.
+    let status = unsafe { dm_get_coordinate(mesh.mesh(), place.as_ptr(), ndim, len.as_ptr()) };
+    assert_eq!(status == DM_STATUS_OK, out.get(0), "a rank has a place where it is a member");
 }
 
 fn rank(session: &mut Session<'_>) {
@@ -233,6 +252,7 @@ fn shard(session: &mut Session<'_>) {
             reserved: if session.rarely(32) { [0, 0, 0, 0, session.number() as u32] } else { [0; 5] },
         })
         .collect();
+    let num_placements = number_of(session, placements.len());
     let tensor: Vec<usize> = (0..session.below(4)).map(|_| session.number() as usize).collect();
     let count = if session.rarely(32) { usize::MAX } else { tensor.len() };
     let rank = if session.rarely(2) { session.number() as i32 } else { -1 };
@@ -244,6 +264,7 @@ fn shard(session: &mut Session<'_>) {
         dm_local_shard(
             mesh.mesh(),
             Room::with(&placements).as_ptr(),
+            num_placements,
             Room::with(&tensor).as_ptr(),
             count,
             rank,
@@ -252,6 +273,7 @@ fn shard(session: &mut Session<'_>) {
         )
     };
     let wrong = count != tensor.len()
+        || num_placements != placements.len()
         || rank < -1
         || null && !tensor.is_empty()
         || placements.iter().any(|given| !(DM_REPLICATE..=DM_PARTIAL).contains(&given.kind) || given.reserved[4] != 0)

@@ -86,9 +86,11 @@ fn shrink(session: &mut Session<'_>) {
 
 fn locations(session: &mut Session<'_>) {
     let (world, mine, out) = (session.world(), session.text(), session.out::<*const *const c_char>());
+    let timeout = if session.rarely(6) { session.number() as i64 } else { 0 };
     // SAFETY: a string or NULL; writable or NULL.
-    let status = unsafe { dm_world_locations(world.world(), mine.as_ptr(), out.as_ptr()) };
-    let given = Given { dead: !world.alive, wrong: out.is_null() || !mine.is_utf8(), ..Given::default() };
+    let status = unsafe { dm_world_locations(world.world(), mine.as_ptr(), timeout, out.as_ptr()) };
+    let wrong = out.is_null() || !mine.is_utf8() || timeout < 0;
+    let given = Given { dead: !world.alive, wrong, ..Given::default() };
     if session.ended("dm_world_locations", status, given, &[out.untouched()]) {
         // SAFETY: one string, since only a world of one rank gets this far here.
         let said = unsafe { std::ffi::CStr::from_ptr(*out.get(0)) };

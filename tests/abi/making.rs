@@ -64,17 +64,17 @@ fn any_mesh(session: &mut Session<'_>) {
     let world = if world.token == 0 { Handle { alive: true, real: true, ..world } } else { world };
     let ranks = ranks(session, world, &shape);
     let size = session.struct_size(size_of::<dm_init_options>());
-    let dims = dim_options(session, shape.len());
+    let dims = dim_options(session, shape.len()).filter(|_| ndim == shape.len());
+    let (num_ranks, num_dims) =
+        (number_of(session, ranks.count()), number_of(session, dims.as_ref().map_or(0, |_| ndim)));
     let options = dm_init_options {
         flags: if session.rarely(3) { session.number() as u32 & 5 } else { 0 },
         reserved: if session.rarely(32) { session.number() as u32 } else { 0 },
         world: world.world(),
         ranks: ranks.as_ptr(),
-        dim_options: if ndim > shape.len() {
-            std::ptr::null()
-        } else {
-            dims.as_ref().map_or(std::ptr::null(), |dims| dims.as_ptr())
-        },
+        num_ranks,
+        dim_options: dims.as_ref().map_or(std::ptr::null(), |dims| dims.as_ptr()),
+        num_dim_options: num_dims,
         timeout_ms: if session.rarely(6) { session.number() as i64 } else { 0 },
         ..none()
     };
@@ -86,7 +86,9 @@ fn any_mesh(session: &mut Session<'_>) {
         || shape.iter().any(|size| *size < 1)
         || !names.pointers.is_null() && !names.are_names()
         || !place.is_null()
-            && (!(48..=4096).contains(&size)
+            && (!(64..=4096).contains(&size)
+                || num_ranks != ranks.count()
+                || num_dims != dims.as_ref().map_or(0, |_| ndim)
                 || options.flags & !3 != 0
                 || options.reserved != 0
                 || options.timeout_ms < 0);
@@ -146,6 +148,11 @@ fn ranks(session: &mut Session<'_>, world: Handle, shape: &[i32]) -> Room<i32> {
         Some(product) if product <= size as usize => Room::null(),
         _ => Room::new(0),
     }
+}
+
+/// The number of elements of a list that has `count`, rarely another one.
+pub fn number_of(session: &mut Session<'_>, count: usize) -> usize {
+    if session.rarely(24) { session.number() as usize } else { count }
 }
 
 /// An array of options, each as large as it says; `None` for NULL.
@@ -212,6 +219,7 @@ pub fn call_options(session: &mut Session<'_>, count: usize) -> Option<CallOptio
         reserved: if session.rarely(16) { session.number() as u32 } else { 0 },
         timeout_ms: if session.rarely(6) { session.number() as i64 } else { 0 },
         dim_options: dims.as_ref().map_or(std::ptr::null(), |dims| dims.as_ptr()),
+        num_dim_options: number_of(session, dims.as_ref().map_or(0, |_| count)),
     };
     Some(CallOptions { place: sized(size, options), _dims: dims })
 }
@@ -358,7 +366,9 @@ pub fn none() -> dm_init_options {
         reserved: 0,
         world: std::ptr::null_mut(),
         ranks: std::ptr::null(),
+        num_ranks: 0,
         dim_options: std::ptr::null(),
+        num_dim_options: 0,
         timeout_ms: 0,
     }
 }

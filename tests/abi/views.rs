@@ -67,8 +67,8 @@ fn unflatten(session: &mut Session<'_>) {
             mesh.mesh(),
             dim.as_ptr(),
             given_sizes.as_ptr(),
-            names.pointers.as_ptr(),
             count,
+            names.pointers.as_ptr(),
             place,
             out.as_ptr(),
         )
@@ -101,7 +101,7 @@ fn reshape(session: &mut Session<'_>) {
     let given_sizes = Room::with(&sizes);
     // SAFETY: as many of each as said; strings; writable or NULL.
     let status =
-        unsafe { dm_reshape(mesh.mesh(), given_sizes.as_ptr(), names.pointers.as_ptr(), count, place, out.as_ptr()) };
+        unsafe { dm_reshape(mesh.mesh(), given_sizes.as_ptr(), count, names.pointers.as_ptr(), place, out.as_ptr()) };
     let wrong = out.is_null() || sizes.iter().any(|size| *size < 1) || !names.are_names();
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_reshape", status, given, &[out.untouched()]) {

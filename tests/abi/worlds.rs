@@ -302,7 +302,7 @@ unsafe extern "C" fn get(
     // SAFETY: what the library gives.
     let (store, key) = unsafe { parts(data, key) };
     let values = store.values.lock().unwrap();
-    let Some(bytes) = values.get(&key) else { return 1 };
+    let Some(bytes) = values.get(&key) else { return DM_STORE_NOT_YET };
     // SAFETY: as much room as the library says.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), bytes.len().min(capacity));

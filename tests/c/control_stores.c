@@ -157,7 +157,7 @@ static int32_t store_get(void *data, const char *key, void *value, size_t capaci
     memcpy(value, entry->value, entry->length < capacity ? entry->length : capacity);
   }
   pthread_mutex_unlock(&lock);
-  return entry == NULL;
+  return entry == NULL ? DM_STORE_NOT_YET : 0;
 }
 
 static int32_t store_add(void *data, const char *key, int64_t amount, int64_t *value_out)

@@ -48,11 +48,13 @@ int main(void)
   AT(dm_store_callbacks, remove, 48);
   CHECK(sizeof(dm_dim_options) == 32);
   AT(dm_dim_options, flags, 8); AT(dm_dim_options, reserved, 12); AT(dm_dim_options, nccl_config, 16); AT(dm_dim_options, comm_name, 24);
-  CHECK(sizeof(dm_init_options) == 48);
+  CHECK(sizeof(dm_init_options) == 64);
   AT(dm_init_options, flags, 8); AT(dm_init_options, reserved, 12); AT(dm_init_options, world, 16); AT(dm_init_options, ranks, 24);
-  AT(dm_init_options, dim_options, 32); AT(dm_init_options, timeout_ms, 40);
-  CHECK(sizeof(dm_call_options) == 32);
+  AT(dm_init_options, num_ranks, 32); AT(dm_init_options, dim_options, 40); AT(dm_init_options, num_dim_options, 48);
+  AT(dm_init_options, timeout_ms, 56);
+  CHECK(sizeof(dm_call_options) == 40);
   AT(dm_call_options, flags, 8); AT(dm_call_options, reserved, 12); AT(dm_call_options, timeout_ms, 16); AT(dm_call_options, dim_options, 24);
+  AT(dm_call_options, num_dim_options, 32);
   CHECK(sizeof(dm_plan_options) == 48);
   AT(dm_plan_options, flags, 8); AT(dm_plan_options, world_size, 12); AT(dm_plan_options, locations, 16); AT(dm_plan_options, shape, 24);
   AT(dm_plan_options, ndim, 32); AT(dm_plan_options, traffic, 40);
@@ -77,14 +79,16 @@ int main(void)
   CHECK(dim.struct_size == sizeof dim && dim.flags == 0 && dim.nccl_config == NULL && dim.comm_name == NULL);
   dm_init_options init = DM_INIT_OPTIONS_INIT;
   CHECK(init.struct_size == sizeof init && init.flags == 0 && init.world == NULL && init.ranks == NULL && init.dim_options == NULL &&
-        init.timeout_ms == 0 && init.reserved == 0);
+        init.num_ranks == 0 && init.num_dim_options == 0 && init.timeout_ms == 0 && init.reserved == 0);
   dm_call_options call = DM_CALL_OPTIONS_INIT;
-  CHECK(call.struct_size == sizeof call && call.flags == 0 && call.reserved == 0 && call.timeout_ms == 0 && call.dim_options == NULL);
+  CHECK(call.struct_size == sizeof call && call.flags == 0 && call.reserved == 0 && call.timeout_ms == 0 && call.dim_options == NULL &&
+        call.num_dim_options == 0);
   dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
   CHECK(plan.struct_size == sizeof plan && plan.flags == 0 && plan.world_size == 0 && plan.locations == NULL && plan.shape == NULL && plan.ndim == 0 &&
         plan.traffic == NULL);
 
-  CHECK(dm_version() >= 100 && dm_version() < 1000000);
+  CHECK(dm_version() == DEVICEMESH_VERSION);
+  CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 1 && DM_STATUS_INVALID_STATE == 17);
   CHECK(strcmp(dm_last_error(), "") == 0);
   dm_error_info info = DM_ERROR_INFO_INIT;
   OK(dm_last_error_info(&info));

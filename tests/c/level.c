@@ -78,7 +78,7 @@ static void refused(void)
           dm_slice_range(mesh, rank == 1 ? "nowhere" : "tp", 0, 2, 1, NULL, &view));
     OK(dm_slice_range(mesh, "tp", 0, 2, 1, NULL, &view));
     dm_free(view);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 7: sizes is NULL",
+    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "shape is NULL" : "rank 1 refused its own dm_unflatten as call 7: shape is NULL",
           dm_unflatten(mesh, "tp", rank == 1 ? NULL : apart, 2, parts, NULL, &view));
     OK(dm_unflatten(mesh, "tp", apart, 2, parts, NULL, &view));
     dm_free(view);
@@ -92,10 +92,10 @@ static void refused(void)
     if (rank == 0) {
       REQUIRE(dm_group_start(mesh));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-      GIVES(DM_STATUS_INVALID_ARGUMENT, dm_finalize(mesh, NULL));
+      GIVES(DM_STATUS_INVALID_STATE, dm_finalize(mesh, NULL));
       REQUIRE(dm_group_end(mesh));
     } else {
-      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh, NULL));
+      FAILS(DM_STATUS_INVALID_STATE, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh, NULL));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     }
     OK(dm_finalize(mesh, NULL));

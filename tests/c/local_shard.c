@@ -27,7 +27,7 @@ static void has_rows(int line, const dm_mesh *mesh, const dm_placement *placemen
 {
   const size_t tensor[] = {rows, 6};
   size_t shape[2] = {77, 77}, offset[2] = {77, 77};
-  OK(dm_local_shard(mesh, placements, 2, tensor, 2, rank, shape, offset));
+  OK(dm_local_shard(mesh, placements, dm_ndim(mesh), tensor, 2, rank, shape, offset));
   if (shape[0] != count || offset[0] != first || shape[1] != 6 || offset[1] != 0) {
     ++failures;
     fprintf(stderr, "line %d: rank %d has (%zu, %zu) at (%zu, %zu), expected (%zu, 6) at (%zu, 0)\n", line, (int)rank, shape[0], shape[1], offset[0],

@@ -20,7 +20,7 @@ static dm_status init(const struct place *at, size_t ndim, const int32_t *shape,
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.world = at->world;
   options.ranks = ranks;
-  options.num_ranks = 2;
+  options.num_ranks = ranks != NULL ? 4 : 0;
   return dm_init("cpu", shape, ndim, names, &options, &made);
 }
 

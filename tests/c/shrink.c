@@ -62,6 +62,8 @@ static void refused(const dm_mesh *mesh)
   if (me != 4 && me != 5) {
     const int32_t pair[] = {4, 5};
     FAILS(DM_STATUS_INVALID_ARGUMENT, "each index of dimension tp", dm_shrink(mesh, "tp", pair, 2, NULL, &none));
+  } else if (me == 4) { /* a refused call counts, so each rank refuses as many */
+    FAILS(DM_STATUS_NOT_FOUND, "pp", dm_shrink(mesh, "pp", one, 1, NULL, &none));
   }
   GIVES(DM_STATUS_INVALID_ARGUMENT, dm_shrink(mesh, "dp", one, 1, NULL, NULL));
   GIVES(DM_STATUS_INVALID_HANDLE, dm_shrink(NULL, "dp", one, 1, NULL, &none));

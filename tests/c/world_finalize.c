@@ -48,7 +48,7 @@ static void a_world(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1", dm_world_finalize(world, -1));
   OK(dm_group_start(mesh));
   OK(dm_all_reduce(mesh, "x", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "call dm_group_end first", dm_world_finalize(world, 0));
+  FAILS(DM_STATUS_INVALID_STATE, "call dm_group_end first", dm_world_finalize(world, 0));
   OK(dm_group_end(mesh));
   OK(dm_world_finalize(world, 0));
   everything_ended(world, mesh, lazy);

@@ -140,7 +140,7 @@ int main()
     REFUSED(dm::Status::invalid_argument, "send: none", quiet.group([]() -> dm::Result<void> {
       return dm::Error(dm::Status::invalid_argument, "send: none");
     }));
-    THROWS(dm::Status::ccl, "", tp.group_end());
+    THROWS(dm::Status::invalid_state, "begun no group", tp.group_end());
 
     // Buffers that do not fit are refused before anything is sent: only one rank needs to be wrong.
     if (me == 1) {

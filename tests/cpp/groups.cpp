@@ -116,8 +116,8 @@ static void refusals(const Ring &ring)
   });
   // Inside the callback a pair of dm_group_start and dm_group_end is allowed. One of them alone is
   // refused.
-  fails(Status::invalid_argument, "group_end: this ends the group of group()", [&] { mesh.group_end(); });
-  fails(Status::invalid_argument, "group_start() without group_end()", [&] { mesh.group_start(); });
+  fails(Status::invalid_state, "group_end: this ends the group of group()", [&] { mesh.group_end(); });
+  fails(Status::invalid_state, "group_start() without group_end()", [&] { mesh.group_start(); });
   mesh.group([&] {
     mesh.group_start();
     mesh.send("x", mine, ring.next);
@@ -134,7 +134,7 @@ static void refusals(const Ring &ring)
     own = dm::Mesh();
   });
   CHECK(theirs[0] == 1);
-  THROWS(Status::ccl, "", mesh.group_end());
+  THROWS(Status::invalid_state, "begun no group", mesh.group_end());
 }
 
 static void kept(const Ring &ring)

@@ -73,7 +73,7 @@ static void spellings(const dm::World &world)
   const dm::Mesh reversed = dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options);
   CHECK(reversed.ranks() == options.ranks && reversed != plain);
   options.ranks.pop_back();
-  THROWS(dm::Status::invalid_argument, "options.ranks has 7 ranks", dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options));
+  THROWS(dm::Status::invalid_argument, "options.num_ranks is 7, but the shape (2, 4) has 8 ranks", dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options));
   THROWS(dm::Status::invalid_argument, "3 names for 2 sizes", dm::init("cpu", {{2, 4}, {"a", "b", "c"}}));
   THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.reshape({{2, 4}, {"a"}}));
   THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.unflatten("tp", {{2, 2}, {"a"}}));
@@ -96,6 +96,11 @@ static void questions(const dm::Mesh &mesh)
   CHECK(mesh.coordinate_of(rank) == mesh.coordinate() && (mesh.coordinate_of(6) == Sizes{1, 1, 0}));
   CHECK(mesh.neighbor("tp", 1, true) == 1 - tp);
   mesh.check("tp");
+  mesh.check();
+  CHECK(mesh.is_member() && mesh.device_type() == "cpu" && dm::version() == DEVICEMESH_VERSION);
+  CHECK(mesh.submesh({"tp"}, 0).is_member() == (rank < 2));
+  THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dm::Mesh().is_member());
+  THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dm::Mesh().device_type());
   THROWS(dm::Status::invalid_argument, "index is 3, the mesh has 3 dimensions", mesh.dim_name(3));
   THROWS(dm::Status::not_found, "there are (dp, cp, tp)", mesh.size("pp"));
   THROWS(dm::Status::invalid_argument, "has 3 dimensions: say which one", mesh.comm());
@@ -106,7 +111,7 @@ static void questions(const dm::Mesh &mesh)
   const dm::LocalShard block = mesh.local_shard({dm::shard(0), dm::replicate(), dm::shard(0)}, {16, 3}, 5);
   CHECK((block.shape == Lengths{4, 3}) && (block.offset == Lengths{12, 0}));
   CHECK((mesh.local_shard({dm::shard(0, 1), dm::replicate(), dm::shard(0)}, {16}, 1).offset == Lengths{8}));
-  THROWS(dm::Status::invalid_argument, "1 placements for 3 dimensions", mesh.local_shard({dm::shard(0)}, {16}));
+  THROWS(dm::Status::invalid_argument, "num_placements is 1, but DeviceMesh", mesh.local_shard({dm::shard(0)}, {16}));
   THROWS(dm::Status::invalid_argument, "tensor dimension 9", mesh.local_shard({dm::shard(0), dm::shard(9), dm::replicate()}, {16}));
 }
 
@@ -228,12 +233,14 @@ static void text(const dm::Mesh &mesh, const dm::World &world)
   dm::InitOptions options;
   options.world = world;
   const std::string written = mesh.serialize();
-  const dm::Mesh again = dm::Mesh::deserialize(written, options), own = dm::Mesh::deserialize(written, options, {dm::DimOptions{true}});
+  const dm::Mesh again = dm::Mesh::deserialize(written, options), own = dm::Mesh::deserialize(written, options, {{true}, {}, {}});
   CHECK(again == mesh && again.comm("tp") == mesh.comm("tp"));
   CHECK(own == mesh && own.comm("dp") != mesh.comm("dp") && own.comm("tp") == mesh.comm("tp"));
   THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize(written.substr(1), options));
   THROWS(dm::Status::invalid_argument, "text is NULL", dm::Mesh::deserialize(nullptr, options, {dm::DimOptions{true}}));
   THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize("", options, {dm::DimOptions{true}}));
+  THROWS(dm::Status::invalid_argument, "options.num_dim_options is 1, but the mesh has 3 dimensions",
+         dm::Mesh::deserialize(written, options, {dm::DimOptions{true}}));
   options.ranks = {0};
   THROWS(dm::Status::invalid_argument, "ranks", dm::Mesh::deserialize(written, options));
 }
@@ -250,7 +257,9 @@ static void places(const dm::World &world)
   options.world = world;
   options.ranks = plan.ranks;
   CHECK((dm::init({{"dp", 2}, {"tp", 4}}, options).submesh("tp", 1).ranks() == Ranks{1, 3, 5, 7}));
-  CHECK(world.locations().size() == 8);
+  CHECK(world.locations().size() == 8 && world.locations({}, std::chrono::minutes(1)) == world.locations());
+  THROWS(dm::Status::invalid_argument, world.rank() == 3 ? "timeout_ms is -1" : "rank 3 refused its own dm_world_locations",
+         world.locations({}, std::chrono::milliseconds(world.rank() == 3 ? -1 : 0)));
 }
 
 // The job goes on without the replica of rank 5.
@@ -261,8 +270,8 @@ static void shrunk(const dm::World &world)
   const dm::Mesh mesh = dm::init({{"dp", 4}, {"tp", 2}}, options);
   const dm::Mesh whole = dm::init({{"dp", 4}, {"tp", 2}}, options);
   THROWS(dm::Status::invalid_argument, "nothing to leave out", mesh.shrink("dp", {}));
-  THROWS(dm::Status::invalid_argument, "no rank is lost", whole.shrink("dp"));
-  THROWS(dm::Status::invalid_argument, "no rank is lost", whole.shrink("dp", std::chrono::minutes(1)));
+  THROWS(dm::Status::invalid_state, "no rank is lost", whole.shrink("dp"));
+  THROWS(dm::Status::invalid_state, "no rank is lost", whole.shrink("dp", std::chrono::minutes(1)));
   if (world.rank() != 5) {
     const dm::Mesh rest = mesh.shrink("dp", {5});
     CHECK((rest.ranks() == Ranks{0, 1, 2, 3, 6, 7}));

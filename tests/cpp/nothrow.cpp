@@ -75,7 +75,7 @@ int main()
 
   // The error has the code of the layer below: hostccl's ncclInvalidUsage.
   const Result<void> ended = mesh.group_end();
-  CHECK(!ended && ended.error().status() == Status::ccl && ended.error().ccl_result() == ncclInvalidUsage);
+  CHECK(!ended && ended.error().status() == Status::invalid_state && ended.error().ccl_result() == ncclInvalidUsage);
 
   const Result<dm::Plan> plan = dm::nothrow::plan_ranks({"h0", "h1", "h0", "h1"}, {2, 2});
   CHECK(plan && plan->ranks == (std::vector<std::int32_t>{0, 2, 1, 3}) && plan->report.front() == '{' && plan->report.back() == '}');

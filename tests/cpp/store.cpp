@@ -25,7 +25,7 @@ public:
   {
     std::unique_lock<std::mutex> hold(lock_);
     const std::string name(key);
-    if (!changed_.wait_for(hold, timeout, [&] { return values_.count(name) == 1; })) return 1;
+    if (!changed_.wait_for(hold, timeout, [&] { return values_.count(name) == 1; })) return not_yet;
     value = values_[name];
     return 0;
   }

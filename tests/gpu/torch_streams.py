@@ -1,8 +1,9 @@
-"""PyTorch's streams and the Python package, on a GPU: under devicemesh run or torchrun, with two ranks or more. Processes may share a GPU where NCCL
-lets them (NCCL_HOSTID, see run.sh).
+"""PyTorch's streams and the Python package, on a GPU: under devicemesh run or torchrun, with two
+ranks or more. Processes may share a GPU where NCCL lets them (NCCL_HOSTID, see run.sh).
 
-Every case makes the GPU busy before the data is there, so that an operation on the wrong stream, or one for which nobody waits, gives wrong
-numbers. Each rank prints a line "ok NAME" or "failed NAME: why" for each case. It exits with 1 when a case has failed.
+Every case makes the GPU busy before the data is there, so that an operation on the wrong stream, or
+one for which nobody waits, gives wrong numbers. Each rank prints a line "ok NAME" or "failed NAME:
+why" for each case. It exits with 1 when a case has failed.
 """
 
 import os
@@ -126,7 +127,7 @@ def a_group():
 
 @case
 def a_thread_of_its_own():
-    """The thread has made no CUDA call before."""
+    """The thread has made no CUDA call before, so its current device is 0."""
     found = []
 
     def run():

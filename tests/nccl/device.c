@@ -95,13 +95,6 @@ int cuStreamSynchronize(struct object *stream)
   return 0;
 }
 
-/* With CUDA_BUSY work never ends. */
-int cuStreamQuery(struct object *stream)
-{
-  (void)stream;
-  return getenv("CUDA_BUSY") != NULL ? 600 : 0;
-}
-
 /* CUDA_WAIT is the result of a wait. */
 int cuStreamWaitEvent(struct object *stream, struct object *event, unsigned flags)
 {

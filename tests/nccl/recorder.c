@@ -12,8 +12,9 @@
  * RECORDER_INSIDE, microseconds that an operation and the end of a group last on the host;
  * RECORDER_STUCK, the rank whose ncclCommFinalize (RECORDER_STUCK_DESTROY: ncclCommDestroy of a
  * communicator that was split) does not return; RECORDER_TOGETHER, how many
- * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
- * it lacks that function. */
+ * ncclCommAbort must have begun (in all) before one returns; RECORDER_DEAF, nothing is noticed of a
+ * peer's end, as over NVLink. Built with -DLACKS_SPLIT and so on,
+ * it lacks that function; built with -DHIP it is RCCL with AMD's runtime. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -140,8 +141,59 @@ static ncclResult_t told_to(const char *call)
   return (ncclResult_t)code;
 }
 
+#ifdef HIP
+/* As RCCL it is linked to AMD's runtime, in which every thread begins with device 0. */
+static __thread int hip_device;
+
+int hipGetDevice(int *number);
+int hipGetDevice(int *number)
+{
+  *number = hip_device;
+  return 0;
+}
+
+int hipSetDevice(int number);
+int hipSetDevice(int number)
+{
+  hip_device = number;
+  return 0;
+}
+
+int hipGetDeviceCount(int *count);
+int hipGetDeviceCount(int *count)
+{
+  *count = number_from("HIP_COUNT", 8);
+  return 0;
+}
+
+int hipStreamQuery(void *stream);
+int hipStreamQuery(void *stream)
+{
+  return (int)(size_t)stream;
+}
+
+const char *hipGetErrorString(int code);
+const char *hipGetErrorString(int code)
+{
+  return code == 700 ? "an illegal memory access was encountered" : "an error";
+}
+#endif
+
+/* Notes the calling thread's device before a call of RCCL that needs one. */
+static void note_device(const char *call)
+{
+#ifdef HIP
+  note("device %d: %s", hip_device, call);
+#else
+  (void)call;
+#endif
+}
+
 static int device(void)
 {
+#ifdef HIP
+  return hip_device;
+#endif
   int (*current)(int *) = NULL, number = -1;
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver != NULL) *(void **)&current = dlsym(driver, "cuCtxGetDevice");
@@ -174,6 +226,22 @@ static int wants_blocking(const ncclConfig_t *config)
   return config->blocking != 0;
 }
 
+/* Notes which of the limits of a communicator without operations its configuration sets. */
+static void note_limits(int number, const ncclConfig_t *config)
+{
+  const int *fields = (const int *)(const void *)config;
+  const int has = config != NULL && config->size >= 32 && config->version >= NCCL_VERSION(2, 17, 0);
+  const int more = has && config->size >= 72 && config->version >= NCCL_VERSION(2, 27, 0);
+  int values[4] = {NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT}, set = 0;
+  const int places[4] = {6, 7, 14, 17}, newest = has && config->size >= 120 && config->version >= NCCL_VERSION(2, 32, 0);
+  for (int at = 0; at < 4; ++at) {
+    if (at < 2 ? has : more) values[at] = fields[places[at]];
+    set |= values[at] != NCCL_CONFIG_UNDEF_INT;
+  }
+  if (set) note("limits c%d minCTAs=%d maxCTAs=%d collnetEnable=%d nvlsCTAs=%d", number, values[0], values[1], values[2], values[3]);
+  if (newest && fields[28] != NCCL_CONFIG_UNDEF_INT) note("limits c%d nvlsHostMode=%d", number, fields[28]);
+}
+
 static const char *name_of(const ncclConfig_t *config)
 {
   const int named = config != NULL && config->size >= 56 && config->version >= NCCL_VERSION(2, 27, 0) && config->commName != NULL;
@@ -184,6 +252,7 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
 {
   ncclResult_t state = ncclSuccess, asked;
   if (comm->failed != ncclSuccess) return comm->failed;
+  if (number_from("RECORDER_DEAF", 0) && comm->child == NULL && comm->blocking) return ncclSuccess;
   asked = REAL(ncclCommGetAsyncError)(comm->real, &state);
   if (asked != ncclSuccess) state = asked;
   /* The parent of a shrink has failed. As in NCCL, only the making of the child is checked. */
@@ -250,6 +319,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   if (size > 1) root = *out;
   note_net_name(config);
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
+  note_limits((*out)->number, config);
   return blocking ? ncclSuccess : ncclInProgress;
 }
 
@@ -279,6 +349,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
   ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
   ncclComm_t nobody = NULL;
   const int blocking = wants_blocking(config);
+  note_device("split");
   if (code != ncclSuccess) return code;
   note_net_name(config);
   host.blocking = parent->blocking;
@@ -297,6 +368,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     return code;
   }
   note("split c%d color=%d key=%d blocking=%d name=%s -> c%d", parent->number, color, key, blocking, name_of(config), comm == NULL ? 0 : comm->number);
+  note_limits(comm == NULL ? 0 : comm->number, config);
   if (parent->blocking) {
     *out = comm;
     return ncclSuccess;
@@ -325,6 +397,7 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclCom
   }
   note("shrink c%d without %d from %d flags=%d blocking=%d name=%s -> c%d", parent->number, count, excluded[0], flags, comm->blocking,
        name_of(config), comm->number);
+  note_limits(comm->number, config);
   if (parent->blocking) {
     *out = comm;
     return ncclSuccess;
@@ -344,6 +417,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
   if (code == ncclSuccess) code = told_to("finalize");
   if (code != ncclSuccess) return code;
   note("finalize c%d", comm->number);
+  note_device("finalize");
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY finalize c%d: a thread is inside", comm->number);
   /* A blocking communicator waits for its work, which may wait for a peer that has gone. */
   if (comm->blocking && number_from("RECORDER_STUCK", -1) == number_from("RANK", 0)) sleep(60);
@@ -377,6 +451,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
   }
   comm->state = state;
   note("%s c%d", call, comm->number);
+  note_device(call);
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: a thread is inside", call, comm->number);
   if (state == kAborted) wait_for_other_aborts(comm);
   struct ncclComm *child = comm->child;

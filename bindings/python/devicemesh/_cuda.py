@@ -1,5 +1,5 @@
-"""The few functions of the CUDA driver that this package calls itself: where a pointer lies, and
-events for arrays whose library has no Python functions for streams (JAX's, Numba's).
+"""The few functions of the CUDA driver that this package calls itself: events, for arrays whose
+library has no Python functions for streams (JAX's, Numba's).
 
 NCCL's work is put on streams by the C library. Nothing here waits for a device.
 """
@@ -15,9 +15,7 @@ from .errors import DeviceError
 
 __all__ = ["Driver", "driver"]
 
-MEMORY_TYPE, DEVICE_ORDINAL = 2, 9
-HOST_MEMORY = 1
-INVALID_VALUE, NOT_READY = 1, 600
+NOT_READY = 600
 DISABLE_TIMING, RELAXED = 2, 2
 # The functions for events. A driver that lacks one of them has no events.
 EVENTS: Dict[str, Tuple[Any, ...]] = {
@@ -44,8 +42,6 @@ class Driver:
         for name, arguments in EVENTS.items():
             if hasattr(self._cuda, name):
                 getattr(self._cuda, name).argtypes = arguments
-        if hasattr(self._cuda, "cuPointerGetAttribute"):
-            self._cuda.cuPointerGetAttribute.argtypes = (c_void_p, c_int, c_void_p)
 
     def _do(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)
@@ -53,19 +49,6 @@ class Driver:
             error = DeviceError(f"{name} of the CUDA driver failed with {code}")
             error.status, error.device_error = DeviceError.status, code
             raise error
-
-    def device_of(self, address: int) -> Optional[int]:
-        """The number of the device on which the memory lies; -1 for host memory. None where the
-        driver cannot tell."""
-        if not hasattr(self._cuda, "cuPointerGetAttribute"):
-            return None
-        kind, ordinal = c_uint(), c_int()
-        code = self._cuda.cuPointerGetAttribute(byref(kind), MEMORY_TYPE, address)
-        if code == INVALID_VALUE or (code == 0 and kind.value == HOST_MEMORY):
-            return -1
-        if code or self._cuda.cuPointerGetAttribute(byref(ordinal), DEVICE_ORDINAL, address):
-            return None
-        return ordinal.value
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:

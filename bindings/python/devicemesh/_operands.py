@@ -1,6 +1,6 @@
-"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers, and
-the way of a call into the library, into an open group or to the thread of asynchronous operations.
-communicator.py has the collectives."""
+"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers,
+and the way of a call into the library, into an open group or to the thread of asynchronous
+operations. communicator.py has the collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence
 
 from . import _interrupt as interrupt
 from ._beside import before_call
-from ._cuda import driver
 from ._library import Deadline, check, flag, int32, library, listed, sizes
 from ._open_groups import opened
 from ._queries import MeshQueries
@@ -212,15 +211,11 @@ class Operands:
         return found
 
     def _on_device(self, found: Memory, array: Any, stream: int, what: str) -> None:
-        """Orders the operation's stream behind the library of the array. Refuses memory that is not
-        on the communicator's device."""
+        """Orders the operation's stream behind the library of the array. Refuses memory of
+        another device than the communicator's, where the array tells its device. The library
+        asks the driver about the others."""
         device, ours = found.device_id, self._device_number
-        if device is None and found.count and found.device == "cuda":
-            cuda = driver()
-            device = None if cuda is None else cuda.device_of(found.address)
-            if device == -1:
-                self._refuse(f"{what} lies in host memory, at {found.address:#x}, but the mesh is on {self._device}")
-        if device is not None and ours is not None and device != ours and found.device == "cuda":
+        if device is not None and ours is not None and device != ours:
             self._refuse(f"{what} lies on device {device}, but this rank's communicators are on device {ours}: move the array there, or choose device {device} with World(device=)")
         found.owner, found.stream = owner(array, ours), stream
         found.owner.before(array, stream)

@@ -178,7 +178,8 @@ def owner(array: Any, device: Optional[int]) -> Owner:
         return CuPy(cupy.cuda, int(array.device.id))
     jax: Any = sys.modules.get("jax")
     if jax is not None and isinstance(array, getattr(jax, "Array", ())):
-        return Other(None, device)  # JAX has no current stream; __dlpack__ orders the operation behind XLA
+        # JAX has no current stream. __dlpack__ orders the operation behind XLA.
+        return Other(None, device)
     interface = getattr(array, "__cuda_array_interface__", None)
     named = interface.get("stream") if isinstance(interface, dict) else None
     return Other(None if named is None else stream_handle(named), device)

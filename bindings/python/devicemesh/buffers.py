@@ -3,10 +3,11 @@ __cuda_array_interface__, __array_interface__."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Optional, Sequence, Tuple, cast
 
 from .constants import SIZES, SUPPORTED, DType
 from .errors import InvalidArgumentError
@@ -120,8 +121,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and jax) and
-            # device memory (jax). Another protocol may.
+            # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and
+            # jax) and device memory (jax). Another protocol may.
             if isinstance(error, InvalidArgumentError):
                 raise
             if hasattr(array, "__array_interface__"):
@@ -224,10 +225,11 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     # DLPack's number of the default stream is 1 on CUDA and 0 on ROCm, where 1 and 2 are refused.
     options = {} if device == HOST else {"stream": stream or (0 if device_type == ROCM else 1)}
     try:
-        try:
-            capsule = array.__dlpack__(max_version=(1, 0), **options)
-        except TypeError:  # a producer from before DLPack 1.0
-            capsule = array.__dlpack__(**options)
+        with contextlib.nullcontext() if device == HOST else _its_device(array):
+            try:
+                capsule = array.__dlpack__(max_version=(1, 0), **options)
+            except TypeError:  # a producer from before DLPack 1.0
+                capsule = array.__dlpack__(**options)
     except (RuntimeError, ValueError, TypeError, BufferError, AssertionError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
     # The capsule is not renamed to "used_dltensor", so its own destructor calls the deleter when
@@ -252,6 +254,19 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
             f"{what} is a {type(array).__name__} of {count} elements without memory behind it (a fake, functional or wrapped tensor, or its storage was freed)")
     return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly or immutable, device, (array, capsule), copied=copied,
                   device_id=device_id if device == CUDA else None)
+
+
+def _its_device(array: Any) -> ContextManager[Any]:
+    """Makes the array's device current for torch and CuPy. They export arrays of their current
+    device alone, and a new thread begins with device 0."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(array, getattr(torch, "Tensor", ())):
+        here = torch.cuda.current_device() == array.device.index
+        return contextlib.nullcontext() if here else cast(ContextManager[Any], torch.cuda.device(array.device))
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return cast(ContextManager[Any], cupy.cuda.Device(array.device.id))
+    return contextlib.nullcontext()
 
 
 def _of_jax(array: Any, what: str) -> bool:

@@ -25,12 +25,15 @@ class Collectives(Operands, ObjectCollectives):
     Buffers are anything with the buffer protocol (bytearray, array, numpy), DLPack (torch, jax,
     cupy) or __cuda_array_interface__, contiguous, used in place without copying: host memory on a
     cpu mesh, device memory on a cuda mesh. On cpu a collective returns when the result is there.
-    On cuda it returns when the work is enqueued on ``stream`` (an integer, torch.cuda.Stream ...,
-    None for the default stream), and the buffers must stay until it has run.
+    On cuda it returns when the work is enqueued on ``stream`` (an integer, torch.cuda.Stream ...).
+    None is the current stream of torch or CuPy, by the kind of the array; of an array of another
+    library it is the stream that its __cuda_array_interface__ names, or the default stream. The
+    operation comes after what the array's library has enqueued before the call, and that library's
+    current stream waits for the operation. The memory stays until the stream has passed it.
 
     With ``async_op=True`` a collective on cpu returns at once, and runs on a thread of this package
-    after those that were issued before it along this dimension. Leave its buffers alone until
-    wait() of the Work that it returns.
+    after those that were issued before it along this dimension. On cuda the current stream waits
+    for it in wait() of the Work. Leave the buffers alone until that wait().
 
     Ranks (``root``, ``peer``) count along the dimension, from 0 to size - 1. mesh.translate_rank
     makes a world rank of one, and mesh.translate_world_rank makes one of a world rank.

@@ -126,7 +126,8 @@ class Group:
         queue, self._queue = self._queue, []
         failure = raised or self._refused or closed(queue)
         if queue and isinstance(raised, GeneratorExit):
-            # Python swallows GeneratorExit, and then nobody would hear that operations were dropped.
+            # Python swallows GeneratorExit, and then nobody would hear that operations were
+            # dropped.
             failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
         outer = opened.groups[-1] if opened.groups else None
         later = self._async and bool(queue) and self._mesh.device_type == "cpu"
@@ -171,11 +172,8 @@ class Group:
 
     def add(self, operation: Queued) -> None:
         """Queues an operation."""
-        try:
-            operation.of.handle  # makes the communicator of a lazy mesh, as the operation itself would have done
-        except BaseException:
-            keep(operation.kept)
-            raise
+        # Makes the communicator of a lazy mesh, as the operation itself would have done.
+        operation.of.handle
         self._queue.append(operation)
 
     def refuse(self, error: Exception) -> None:

@@ -333,10 +333,12 @@ def deserialize(
             ndim, names = len(said["shape"]), said.get("names")
         except (ValueError, KeyError, TypeError, AttributeError):
             dim_options = None  # the library says what is wrong with the text
-    options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
-    options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
+    with telling_init(None, world):
+        options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
+        options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
+        described = as_text("text", text)
     handle = ctypes.c_void_p()
-    check(interrupt.call(world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
+    check(interrupt.call(world_end(world), library.dm_deserialize, described, byref(options), byref(handle)))
     return DeviceMesh._adopted(handle, world)
 
 

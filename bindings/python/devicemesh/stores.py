@@ -29,8 +29,8 @@ class Store(Protocol):
         """Stores value under key, replacing what was there."""
 
     def get(self, key: str, timeout: float) -> Optional[bytes]:
-        """The value of key, for which it waits up to timeout seconds; 0 looks once. When the key did
-        not come in time, get returns None, or raises KeyError or TimeoutError."""
+        """The value of key, for which it waits up to timeout seconds; 0 looks once. When the key
+        did not come in time, get returns None, or raises KeyError or TimeoutError."""
 
     def add(self, key: str, amount: int) -> int:
         """Adds amount to the integer under key (0 when there is none), atomically over all ranks;

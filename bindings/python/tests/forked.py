@@ -1,7 +1,9 @@
-"""One rank of a job of tests/test_fork.py: `forked.py HOW`. Rank 0 has children made in that way while the job runs.
+"""One rank of a job of tests/test_fork.py: `forked.py HOW`. Rank 0 has children made in that way
+while the job runs.
 
-HOW: "workers" (a pool of multiprocessing's, as data loaders have), "calls" (a child that calls what it must not, and ends like any program),
-"sleeps" (multiprocessing, os.fork, subprocess and system: each a child that sleeps on while the test kills the rank).
+HOW: "workers" (a pool of multiprocessing's, as data loaders have), "calls" (a child that calls what
+it must not, and ends like any program), "sleeps" (multiprocessing, os.fork, subprocess and system:
+each a child that sleeps on while the test kills the rank).
 """
 
 import array
@@ -59,7 +61,8 @@ def calls():
 
 
 def in_fork(body):
-    """A child that leaves as programs do, through the interpreter's end; or, in what body does, by os._exit."""
+    """A child that leaves as programs do, through the interpreter's end; or, in what body does, by
+    os._exit."""
     child = os.fork()
     if child == 0:
         try:

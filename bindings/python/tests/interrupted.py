@@ -1,6 +1,8 @@
-"""One of the programs that tests/test_python.py interrupts: `interrupted.py MODE FILE`, on two ranks.
+"""One of the programs that tests/test_python.py interrupts: `interrupted.py MODE FILE`, on two
+ranks.
 
-Rank 0 blocks in a call that rank 1 does not make, says so with its pid, and says what became of it. FILE appears when rank 1 may go on.
+Rank 0 blocks in a call that rank 1 does not make, says so with its pid, and says what became of it.
+FILE appears when rank 1 may go on.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""One of the programs that tests/test_python.py runs on two ranks: `joins.py MODE FILE`. Joins of the default world that their timeout ends, or Ctrl-C, and that are begun anew.
+"""One of the programs that tests/test_python.py runs on two ranks: `joins.py MODE FILE`. Joins of
+the default world that their timeout ends, or Ctrl-C, and that are begun anew.
 
 FILE is where a rank says that the other one may go on.
 """
@@ -44,7 +45,8 @@ def times_out(timeout):
 
 
 def interrupted(call):
-    """Ctrl-C in call(), which is blocked by then on a machine that is not too busy; it may also come earlier."""
+    """Ctrl-C in call(), which is blocked by then on a machine that is not too busy; it may also
+    come earlier."""
     began = time.monotonic()
     try:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

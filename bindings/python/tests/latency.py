@@ -1,7 +1,9 @@
-"""The time that the package adds to an all-reduce of 4 bytes: `devicemesh run -n 1 -- python latency.py`. Medians in microseconds of processor
-time; one rank alone, since with others it is the waiting for them that takes the time.
+"""The time that the package adds to an all-reduce of 4 bytes: `devicemesh run -n 1 -- python
+latency.py`. Medians in microseconds of processor time; one rank alone, since with others it is the
+waiting for them that takes the time.
 
-Three ways in turn, so that they meet the same machine: the C function through bare ctypes, the same under the Ctrl-C watch, and Communicator.all_reduce.
+Three ways in turn, so that they meet the same machine: the C function through bare ctypes, the same
+under the Ctrl-C watch, and Communicator.all_reduce.
 """
 
 import ctypes

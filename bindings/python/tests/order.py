@@ -1,9 +1,10 @@
-"""Threads of one process along the dimensions of one mesh: right numbers or an error, never wrong numbers. `devicemesh run -n 2 -- python
-tests/order.py [ROUNDS]`, 20 by default.
+"""Threads of one process along the dimensions of one mesh: right numbers or an error, never wrong
+numbers. `devicemesh run -n 2 -- python tests/order.py [ROUNDS]`, 20 by default.
 
-Every round has five threads. Two of them have names that share a communicator, one of them in groups in every other round. One has an own
-communicator and issues asynchronous operations. Two hand one dimension over to each other. Every tenth round two threads are along one
-dimension at once, and all their calls are refused.
+Every round has five threads. Two of them have names that share a communicator, one of them in
+groups in every other round. One has an own communicator and issues asynchronous operations. Two
+hand one dimension over to each other. Every tenth round two threads are along one dimension at
+once, and all their calls are refused.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Arguments that are refused, because they would give other numbers than were meant: operators, integers and truth values of other kinds, and arrays that say more than
-their memory."""
+"""Arguments that are refused, because they would give other numbers than were meant: operators,
+integers and truth values of other kinds, and arrays that say more than their memory."""
 
 import array
 import ctypes

@@ -1,4 +1,5 @@
-"""Asynchronous operations, lists and counts: under `devicemesh run -n N -- python -m unittest tests/test_async.py`, for any N. Every rank runs every test."""
+"""Asynchronous operations, lists and counts: under `devicemesh run -n N -- python -m unittest
+tests/test_async.py`, for any N. Every rank runs every test."""
 
 import os
 import threading
@@ -36,7 +37,8 @@ class Asynchronous(Case):
         self.assertTrue(blocking.is_completed() and blocking.wait())
 
     def test_operations_keep_the_order_in_which_they_were_issued(self):
-        """Each rank adds, multiplies and adds again, with blocking calls in between; another order gives another number."""
+        """Each rank adds, multiplies and adds again, with blocking calls in between; another order
+        gives another number."""
         also = self.mesh["x"].flatten("x").get_group()  # another object for the same communicator
         for blocking in (False, True):
             value, handles = numpy.array([1.0]), []
@@ -167,7 +169,8 @@ class Asynchronous(Case):
         self.assertTrue(all(handle.is_success() for handle in handles))
 
     def test_one_deadline_for_all_waits(self):
-        """An operation that is under way does not hold up a call beyond the call's timeout, and the other ranks are told."""
+        """An operation that is under way does not hold up a call beyond the call's timeout, and the
+        other ranks are told."""
         mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("d",), dim_options=[DimOptions(own_comm=True)], timeout=60)
         group = mesh.get_group()
         for call in (mesh.finalize, group.barrier, lambda **options: group.all_gather_object(1, **options)):

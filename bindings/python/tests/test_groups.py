@@ -1,4 +1,5 @@
-"""Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest tests/test_groups.py`, for any N. Every rank runs every test."""
+"""Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest
+tests/test_groups.py`, for any N. Every rank runs every test."""
 
 import asyncio
 import gc
@@ -28,7 +29,8 @@ class Groups(unittest.TestCase):
         self.mesh.finalize()
 
     def exchange(self):
-        """A ring, which shows that nothing of an earlier group is still under way: its values would arrive in the place of these."""
+        """A ring, which shows that nothing of an earlier group is still under way: its values would
+        arrive in the place of these."""
         sent, got = numpy.full(7, RANK + 100), numpy.zeros(7, "int64")
         with self.mesh.group():
             self.group.send(sent, self.right)

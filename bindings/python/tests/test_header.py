@@ -1,4 +1,5 @@
-"""The binding declares what include/devicemesh.h declares: every function with its types, every struct, every number."""
+"""The binding declares what include/devicemesh.h declares: every function with its types, every
+struct, every number."""
 
 import ctypes
 import os

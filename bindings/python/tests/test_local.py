@@ -1,4 +1,5 @@
-"""Tests that need one process: views, answers and refusals in offline worlds, and the memory behind buffers."""
+"""Tests that need one process: views, answers and refusals in offline worlds, and the memory behind
+buffers."""
 
 import array
 import copy

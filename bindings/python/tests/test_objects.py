@@ -1,4 +1,5 @@
-"""Objects, bytes and barriers of a dimension: under `devicemesh run -n N -- python -m unittest tests/test_objects.py`, for any N. Every rank runs every test."""
+"""Objects, bytes and barriers of a dimension: under `devicemesh run -n N -- python -m unittest
+tests/test_objects.py`, for any N. Every rank runs every test."""
 
 import os
 import tempfile
@@ -8,7 +9,7 @@ import unittest
 
 import numpy
 
-from devicemesh import InvalidArgumentError, InvalidStateError, World, init_device_mesh
+from devicemesh import InvalidArgumentError, InvalidStateError, World, deserialize, finalize_default_worlds, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -78,7 +79,8 @@ class Objects(unittest.TestCase):
         self.assertEqual(self.tp.all_gather_object(RANK), list(self.tp.ranks))
 
     def test_refusals_are_told(self):
-        """When this package refuses the call of one rank, the other ranks fail at once, and all go on in step."""
+        """When this package refuses the call of one rank, the other ranks fail at once, and all go
+        on in step."""
         if self.tp.size == 1:
             return
         everybody = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("all",), timeout=60)
@@ -108,7 +110,9 @@ class Objects(unittest.TestCase):
             (lambda: world.locations(5), world.locations, TypeError),
             (lambda: world.locations("a\0"), world.locations, InvalidArgumentError),
             (lambda: world.finalize(timeout=-1), world.finalize, InvalidArgumentError),
+            (lambda: finalize_default_worlds(timeout="long"), finalize_default_worlds, TypeError),
             (lambda: everybody.finalize(timeout="long"), everybody.finalize, TypeError),
+            (lambda: deserialize(5), lambda: deserialize(everybody.serialize(), lazy=True), TypeError),
             (lambda: everybody.flatten(5), lambda: everybody.flatten("other"), TypeError),
             (lambda: everybody.reshape((SIZE,), ("a", "b")), lambda: everybody.reshape((SIZE,), ("a",)), InvalidArgumentError),
             (lambda: everybody.unflatten("all", 5, ("a",)), lambda: everybody.unflatten("all", (SIZE,), ("a",)), TypeError),

@@ -1,4 +1,5 @@
-"""Tests that need several processes. They run under `devicemesh run -n N -- python -m unittest tests/test_ranks.py`, for any N. Every rank runs every test."""
+"""Tests that need several processes. They run under `devicemesh run -n N -- python -m unittest
+tests/test_ranks.py`, for any N. Every rank runs every test."""
 
 import array
 import math

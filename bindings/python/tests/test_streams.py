@@ -65,19 +65,23 @@ def of(handle):
 
 
 class Tensor:
-    """torch.Tensor. Its __dlpack__ makes the consumer's stream wait for the current one, and refuses what torch's refuses."""
+    """torch.Tensor. Its __dlpack__ makes the consumer's stream wait for the current one, and
+    refuses what torch's refuses."""
 
     is_rocm = False
 
     def __init__(self, values, is_cuda=True, index=OUR_DEVICE):
-        self.values, self.is_cuda, self.device, self.on, self.asked = values, is_cuda, ("cuda", index), [], []
+        self.values, self.is_cuda, self.on, self.asked = values, is_cuda, [], []
+        self.device = types.SimpleNamespace(index=index)
 
     def __dlpack_device__(self):
-        return (10 if self.is_rocm else 2, self.device[1]) if self.is_cuda else (1, 0)
+        return (10 if self.is_rocm else 2, self.device.index) if self.is_cuda else (1, 0)
 
     def __dlpack__(self, *, stream=None, max_version=None):
         if self.is_cuda:
             self.asked.append(stream)
+            if self.device.index != torch.cuda.current_device():
+                raise BufferError("Can't export tensors on a different CUDA device index")
             assert stream not in (1, 2) if self.is_rocm else stream != 0, f"unsupported stream on cuda: {stream}"
             current = torch.cuda.current_stream(self.device)
             if of(stream) is not current:
@@ -139,7 +143,7 @@ class FakeDriver(Driver):
     """The driver's events over Stream."""
 
     def __init__(self):
-        self.has_events, self.events, self.is_busy, self.places, self.pushed = True, {}, False, {}, []
+        self.has_events, self.events, self.is_busy, self.pushed = True, {}, False, []
         self.capturing = set()
         self._cuda = types.SimpleNamespace(cuEventQuery=lambda event: 600 if self.is_busy else 0, cuEventDestroy_v2=lambda event: self.events.pop(event.value))
 
@@ -166,9 +170,6 @@ class FakeDriver(Driver):
     def is_capturing(self, stream):
         return stream in self.capturing
 
-    def device_of(self, address):
-        return self.places.get(address, OUR_DEVICE)
-
 
 class Case(unittest.TestCase):
     def setUp(self):
@@ -176,12 +177,12 @@ class Case(unittest.TestCase):
         Stream.all.clear()
         self.default = Stream(0)
         self.side = Stream(0x77)
-        self.current, self.cupys = self.default, CupyStream(0x99)
+        self.current, self.cupys, self.device = self.default, CupyStream(0x99), OUR_DEVICE
         torch = types.ModuleType("torch")
         torch.Tensor, torch.version = Tensor, types.SimpleNamespace(hip=None)
         torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace())
         torch.cuda = types.SimpleNamespace(
-            current_stream=lambda device: self.current, default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
+            current_device=lambda: self.device, device=self.on_device, current_stream=lambda device: self.current, default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
         cupy = types.ModuleType("cupy")
         cupy.ndarray = Ndarray
         cupy.cuda = types.SimpleNamespace(
@@ -191,7 +192,7 @@ class Case(unittest.TestCase):
         self.ran = []
         for patch in (
             mock.patch.dict(sys.modules, {"torch": torch, "cupy": cupy}), mock.patch.object(_streams, "driver", lambda: self.driver),
-            mock.patch.object(_operands, "driver", lambda: self.driver), mock.patch.object(_streams, "held", _streams.Held()),
+            mock.patch.object(_streams, "held", _streams.Held()),
             mock.patch.object(library, "dm_all_reduce", lambda *arguments: self.runs(arguments[-1])),
             mock.patch.object(library, "dm_all_gather", lambda *arguments: self.runs(arguments[-1])),
             mock.patch.object(library, "dm_all_gatherv", lambda *arguments: self.runs(arguments[-1])),
@@ -200,6 +201,7 @@ class Case(unittest.TestCase):
             patch.start()
             self.addCleanup(patch.stop)
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cuda", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
         self.group = mesh.get_group("tp")
 
     def runs(self, stream):
@@ -215,6 +217,13 @@ class Case(unittest.TestCase):
         before, self.current = self.current, stream
         yield
         self.current = before
+
+    @contextlib.contextmanager
+    def on_device(self, device):
+        """torch.cuda.device(device)."""
+        before, self.device = self.device, device.index
+        yield
+        self.device = before
 
     def tensor(self, count=4):
         return Tensor(numpy.zeros(count, "float32"))
@@ -290,6 +299,11 @@ class Torchs(Case):
             group.work.wait()
             self.assertIn(f"operation {operations}", self.default.before)
 
+    def test_a_thread_with_another_current_device(self):
+        self.device = 5
+        self.group.all_reduce(self.tensor())
+        self.assertEqual((self.ran[0][0], self.device), (0, 5))
+
     def test_lists(self):
         with self.within(self.side):
             parts = [self.tensor(1) for _ in range(4)]
@@ -314,13 +328,6 @@ class Torchs(Case):
         ):
             with self.assertRaisesRegex(InvalidArgumentError, says):
                 self.group.all_reduce(wrong)
-        values = numpy.zeros(4)
-        self.driver.places[values.ctypes.data] = -1
-        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies in host memory, at 0x"):
-            self.group.all_reduce(Interface(values))
-        self.driver.places[values.ctypes.data] = 5
-        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies on device 5"):
-            self.group.all_reduce(Interface(values))
         self.assertEqual(self.ran, [])
 
     def test_an_error_of_the_operation(self):
@@ -413,7 +420,9 @@ class Buffers(unittest.TestCase):
     """Exported buffers are given back whatever goes wrong, while the error is still there."""
 
     def test_errors(self):
-        group = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True)).get_group("tp")
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
+        group = mesh.get_group("tp")
         values, other = bytearray(8), bytearray(8)
 
         def breaks(*_):
@@ -447,7 +456,9 @@ class Buffers(unittest.TestCase):
                 values.append(1)
 
     def test_an_array_that_makes_an_operation_of_its_own(self):
-        group = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True)).get_group("tp")
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=World("cpu", world_size=8, rank=0, offline=True))
+        self.addCleanup(mesh.close)
+        group = mesh.get_group("tp")
         inner, outer = bytearray(4), bytearray(4)
 
         class Nested:

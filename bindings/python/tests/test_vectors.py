@@ -1,4 +1,5 @@
-"""Asks this package what was asked of real PyTorch (2.15): tests/vectors/torch_device_mesh.jsonl, and the deliberate differences.
+"""Asks this package what was asked of real PyTorch (2.15): tests/vectors/torch_device_mesh.jsonl,
+and the deliberate differences.
 
 The rules for those are the ones of tests/mesh_vectors.rs, which has the reason for each.
 """

@@ -113,8 +113,7 @@ impl Scope {
     /// call is of no concern to this rank.
     fn enter_next(&self, call: &str, detail: &str, part: &Part<'_>, wait: &Wait) -> Result<Option<Round>> {
         let text = format!("{call}{DETAIL}{detail}");
-        self.refusals.store(0, Ordering::SeqCst);
-        let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.next_round(call) };
+        let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.join_next(call) };
         if self.membership.members.len() < 2 {
             return Ok(Some(round));
         }
@@ -203,7 +202,14 @@ impl Scope {
         self.enter(call, "", Part { offers: None, failure: Some(failure) }, wait)
     }
 
-    pub(super) fn next_round(&self, call: &str) -> Round {
+    /// Begins the next call, in which this rank takes part. Ends its row of refusals.
+    pub(super) fn join_next(&self, call: &str) -> Round {
+        self.refusals.store(0, Ordering::SeqCst);
+        self.next_round(call)
+    }
+
+    /// Begins the next call. A rank that refuses the call takes no part in it.
+    fn next_round(&self, call: &str) -> Round {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let prefix = format!("{}/{number}", self.prefix);
         let (membership, call) = (Arc::clone(&self.membership), call.to_owned());

@@ -41,7 +41,7 @@ impl Scope {
     /// the store. Fails when no rank is lost.
     pub fn agree_on_lost(&self, call: &str, known: &[i32], wait: &Wait) -> Result<AgreedLosses> {
         loop {
-            let round = self.next_round(call);
+            let round = self.join_next(call);
             if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
                 continue;
             }

@@ -33,9 +33,35 @@ fn each_knows_another_loss() {
 fn nobody_is_lost() {
     for agreed in ranks(3, |_, scope| lost(&scope, &[])) {
         let error = agreed.unwrap_err();
-        assert_eq!(error.status(), Status::InvalidArgument);
+        assert_eq!(error.status(), Status::InvalidState);
         assert!(error.message().contains("no rank is lost"), "{error}");
     }
+}
+
+/// After 1,000 refusals in a row a rank tells the others of no further one. A call in which the rank
+/// takes part ends the row, also one that agrees on lost ranks.
+#[test]
+fn a_rank_that_takes_part_tells_of_its_next_refusal() {
+    let refusal = || Error::invalid("lost_ranks is wrong");
+    let told = ranks(3, |me, scope| {
+        if me == 2 {
+            die(&scope);
+            return None;
+        }
+        if me == 0 {
+            (0..1000).for_each(|_| scope.tell_refusal("probe", &refusal(), &soon()));
+        }
+        assert_eq!(lost(&scope, &[]).unwrap(), [2]);
+        match me {
+            0 => scope.tell_refusal("dm_shrink", &refusal(), &soon()),
+            _ => {
+                let error = lost(&scope, &[]).unwrap_err();
+                assert_eq!((error.status(), error.ranks()), (Status::InvalidArgument, &[0][..]), "{error}");
+            }
+        }
+        Some(lost(&scope, &[]).unwrap())
+    });
+    assert_eq!(told, [Some(vec![2]), Some(vec![2]), None]);
 }
 
 #[test]
@@ -100,7 +126,7 @@ fn ranks_that_die_at_any_moment_are_left_out() {
                 match scope.agree_on_lost("dm_shrink()", &[], &soon()) {
                     Ok(agreed) => calls.push(agreed.lost),
                     // The rank that dies has given the call up.
-                    Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidArgument) => {}
+                    Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidState) => {}
                     Err(error) => return Err(error),
                 }
             }
