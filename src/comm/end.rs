@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{Call, Peers};
 use super::communicator::Held;
-use super::ending::{end_together, finalize};
+use super::ending::finalize;
 use super::groups::{self, refuse_inside};
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
@@ -95,8 +95,8 @@ impl RootComms {
         Wait { watch: Some(watch), ..self.wait(timeout) }
     }
 
-    /// Lets go of every communicator. Children go before the parent from which they were split, and
-    /// on a library with streams all children end at the same time.
+    /// Lets go of every communicator, the last made first, so that children go before the parent
+    /// from which they were split. They end one after another, in the same order on all ranks.
     fn destroy(&self, peers: Peers<'_>) -> Result<()> {
         let ranges = self.take_ranges();
         let outcome = ranges.iter().rev().map(|range| range.destroy(peers)).fold(Ok(()), Result::and);
@@ -109,9 +109,7 @@ impl RootComms {
             let part = Part { communicator, has_work, is_last };
             if has_work { children.push(part) } else { parents.push(part) }
         }
-        let ended = end_together(&children, |part: &Part| &part.communicator, |part| part.end(peers));
-        let outcome = outcome.and(ended);
-        parents.iter().map(|part| part.end(peers)).fold(outcome, Result::and)
+        children.iter().chain(&parents).map(|part| part.end(peers)).fold(outcome, Result::and)
     }
 }
 
