@@ -4,8 +4,8 @@
  * Generated from src/ffi by cbindgen (make header). Do not edit.
  *
  * Names and meanings are those of PyTorch's DeviceMesh where it has the function: dm_get_local_rank
- * is the rank along a dimension, dm_rank the rank in the world, and dm_size with dim NULL counts the
- * ranks of the view.
+ * is the rank along a dimension, dm_rank the rank in the world, and dm_size with dim NULL counts
+ * the ranks of the view.
  *
  * Words used below
  *   Local         The call returns without waiting for any other rank.
@@ -29,8 +29,8 @@
  *                 may make the call again with right arguments, and the others wait for it until
  *                 the deadline of the mesh (on cuda until dm_abort).
  *   lost          A rank is lost when its process has ended, when it has left the world (by
- *                 dm_world_abort, or by freeing the world and all its meshes without
- *                 dm_world_finalize), or when its host fell silent. It stays lost.
+ *                 dm_world_abort, or by freeing the world and all its meshes), or when its host
+ *                 fell silent. It stays lost.
  *                 DM_STATUS_PEER_LOST says that a rank is lost or has aborted what the call uses.
  *   out           Parameters named ..._out come last and are written only on success. Queries into
  *                 a buffer (buffer, capacity, len_out) write *len_out also with
@@ -62,13 +62,13 @@
  * Order: the calls of one world that make or end something, and those of the control plane
  * (dm_barrier, dm_all_gather_bytes ...), happen one after another, in the same order on every rank.
  * Collectives on data (dm_all_reduce ... dm_recv) are ordered for each communicator alone: those
- * along dimensions with different communicators may come in different orders on different ranks.
- * A communicator has one order of issue. On cpu two threads
- * that call along dimensions that share one get the right numbers in any order, and two that call
- * along one dimension at the same time are refused (DM_STATUS_MISMATCH). NCCL does not show the
- * order of the peers: there the library lets one host call at a time into a communicator, and the
- * program issues the calls in the same order on all ranks. dm_abort may come at any time, also
- * beside a call that is just being issued (docs/threads.md).
+ * along dimensions with different communicators may come in different orders on different ranks. A
+ * communicator has one order of issue. On cpu two threads that call along dimensions that share one
+ * get the right numbers in any order, and two that call along one dimension at the same time are
+ * refused (DM_STATUS_MISMATCH). NCCL does not show the order of the peers: there the library lets
+ * one host call at a time into a communicator, and the program issues the calls in the same order
+ * on all ranks. dm_abort may come at any time, also beside a call that is just being issued
+ * (docs/threads.md).
  *
  * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a
  * process that has a world or communicators every call gives DM_STATUS_UNSUPPORTED, but for
@@ -96,8 +96,8 @@
 /* ---- the version of the header ---- */
 
 /**
- * The version of this header: 10000 * major + 100 * minor + patch, so 200 is 0.2.0. dm_version gives
- * that of the loaded library.
+ * The version of this header: 10000 * major + 100 * minor + patch, so 200 is 0.2.0. dm_version
+ * gives that of the loaded library.
  */
 #define DEVICEMESH_VERSION 200
 
@@ -234,8 +234,8 @@ typedef struct dm_error_info {
   size_t num_ranks;
   /**
    * Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
-   * rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
-   * valid until this thread's next failing call.
+   * rank that only aborted a mesh, did not come or made another call is not lost. NULL when
+   * there are none. Borrowed: valid until this thread's next failing call.
    */
   const int32_t *lost_ranks;
   /**
@@ -983,8 +983,8 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * The library owns the list and its strings: the caller copies what must live longer, and frees
  * nothing. Equal answers are lent once, so repeated calls need no further memory.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
- * DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative
+ * timeout), DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
  */
 dm_status dm_world_locations(const struct dm_world *world,
                              const char *location,
@@ -1038,8 +1038,8 @@ dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
  *
  * Collective over the default worlds that this process is in: all of them have the same ranks.
  * timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
- * their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
- * anew. Errors: those of dm_world_finalize.
+ * their timeouts. Where the process is in none, this does nothing. A dm_init that begins after
+ * that joins the default world anew. Errors: those of dm_world_finalize.
  */
 dm_status dm_default_world_finalize(int64_t timeout_ms);
 
@@ -1111,12 +1111,13 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * Collective over the world, also for ranks outside a mesh that is smaller than the world (their
  * handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
  * the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (the device type of
- * options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
- * their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
- * names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
- * timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
- * After a join that failed, was late or was aborted, the next call joins anew. The caller frees
- * the handle with dm_free.
+ * options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1; their
+ * product is at most the world's size. dim_names are ndim different, non-empty names; NULL names
+ * them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout.
+ * options->num_ranks and num_dim_options are the lengths of the lists beside them.
+ * options->timeout_ms bounds the whole call, also the join of the default world in it. After a
+ * join that failed, was late or was aborted, the next call joins anew. The caller frees the handle
+ * with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors:
  * DM_STATUS_INVALID_ARGUMENT (found before anybody is waited for; the other ranks are told and get
@@ -1241,11 +1242,11 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  * Joins all dimensions of this view into one, with a communicator over its ranks in row-major
  * order.
  *
- * Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
- * the head of this file). name NULL joins the dimensions' names with "_". The same
- * dimensions under the same name give the communicator that exists, without communication; under
- * another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
- * defaults; its dim_options has one element. The caller frees the handle with dm_free.
+ * Collective over the root mesh; for a view of a range, over the ranks of the range (see "range"
+ * at the head of this file). name NULL joins the dimensions' names with "_". The same dimensions
+ * under the same name give the communicator that exists, without communication; under another name
+ * they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the defaults; its
+ * dim_options has one element. The caller frees the handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
  * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
@@ -1280,18 +1281,18 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
  * ranks, each dimension with a communicator.
  *
  * Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
- * the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
- * same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
- * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
- * dp=2, cp=2, tp=2) of 16 ranks:
+ * the first of the new dimensions is the slowest. A name that the view or its root has already
+ * must mean the same groups (the same pipeline stages, for example), and dimensions over the same
+ * ranks as an existing one share its communicator. Expert parallelism beside dense layers, on a
+ * mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
  *
  * ```c
  * dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
  * ```
  *
  * Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
- * the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
- * with dm_free.
+ * the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the
+ * handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
  * both layouts), and those of dm_flatten.
@@ -1391,12 +1392,11 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
  * dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
  *
- * Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
- * a forked child. Other views are not touched. A program that makes meshes and only frees them
- * keeps the memory of every communicator until dm_world_finalize.
- * A thread of the library ends everything that takes time: failed communicators that no mesh
- * has any more, and the world, where this was its last handle. The end of the process waits for
- * that thread for two seconds.
+ * Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle
+ * in a forked child. Other views are not touched. A program that makes meshes and only frees them
+ * keeps the memory of every communicator until dm_world_finalize. A thread of the library ends
+ * everything that takes time: failed communicators that no mesh has any more, and the world, where
+ * this was its last handle. The end of the process waits for that thread for two seconds.
  */
 void dm_free(struct dm_mesh *mesh);
 
@@ -1575,8 +1575,8 @@ dm_status dm_translate_world_rank(const struct dm_mesh *mesh,
  * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
  * it.
  *
- * Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset) modulo the
- * dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
+ * Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset)
+ * modulo the dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offset, bool wrap, int32_t *dim_rank_out);
@@ -1589,8 +1589,8 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  *
  * Local, no communication. placements has one element per dimension of mesh, so num_placements is
  * dm_ndim(mesh). tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
- * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element
- * i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
+ * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's.
+ * Element i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
  *
  * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
  * last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
@@ -1608,9 +1608,9 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offse
  * the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
  * (3, 2) mesh).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
- * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
- * DM_STATUS_INVALID_HANDLE.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a
+ * tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the
+ * rank is not in this view), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_local_shard(const struct dm_mesh *mesh,
                          const struct dm_placement *placements,
@@ -1952,16 +1952,16 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * their results are there.
  *
  * Errors: the first error of any of the operations, as they would give it, also of one that was
- * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE
- * when no group was begun. Call it on every path: until then operations of this thread only wait.
- * DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
- * none of the group's operations runs, or, when the abort comes while they run, those on other
- * meshes run to their end. The message says which.
- * On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
- * after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
- * dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
- * thread; make those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE)
- * ends the group that this thread has begun last; on cpu none of its operations runs.
+ * refused when it was called (on cpu none of the group's operations runs then);
+ * DM_STATUS_INVALID_STATE when no group was begun. Call it on every path: until then operations of
+ * this thread only wait. DM_STATUS_ABORTED where another thread has aborted a mesh with operations
+ * in the group: on cpu none of the group's operations runs, or, when the abort comes while they
+ * run, those on other meshes run to their end. The message says which. On cpu, dm_abort of a mesh
+ * ends the group that its thread has open, so there is no group to end after it. On cuda NCCL
+ * cannot end a group that holds an operation of a communicator which dm_abort has ended: the call
+ * gives DM_STATUS_ABORTED, and so does every later operation of this thread; make those from
+ * another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group that this
+ * thread has begun last; on cpu none of its operations runs.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
 
@@ -2070,7 +2070,8 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
  * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
  * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout),
  * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+ * DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world),
+ * DM_STATUS_STORE.
  */
 dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeout_ms);
 
@@ -2216,17 +2217,17 @@ dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stre
  * Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
  * cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
  * communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
- * answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator that another root mesh of this world shares ends
- * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
- * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. NCCL's abort returns
- * when this root's work has left the streams: where that lies behind a stuck call of another mesh,
- * dm_world_abort ends both. NCCL forbids ending a communicator while a thread is inside a call on
- * it. The library keeps its own calls away; calls on raw communicators are the program's to keep
- * away. Another rank that waits for this one through the store alone (to
- * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
- * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
- * otherwise it waits until its deadline.
+ * answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator
+ * that another root mesh of this world shares ends for that one as well; a mesh that is made
+ * afterwards has new ones. Raw communicators from dm_get_comm must not be used any more. A second
+ * abort, or one after dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh
+ * yet: dm_world_abort ends it. NCCL's abort returns when this root's work has left the streams:
+ * where that lies behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids
+ * ending a communicator while a thread is inside a call on it. The library keeps its own calls
+ * away; calls on raw communicators are the program's to keep away. Another rank that waits for
+ * this one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made
+ * yet, or in dm_barrier and its neighbours where no communicator of the host engine tells it) is
+ * told by dm_world_abort only; otherwise it waits until its deadline.
  *
  * Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
  * when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
@@ -2292,12 +2293,13 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * is refused on its caller alone.
  *
  * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
- * this rank itself refuses it: calls that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
- * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
- * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
- * DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, it may be
- * called again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
- * share no communicator with meshes made before. The caller frees the handle with dm_free.
+ * this rank itself refuses it: calls that are blocked in any of its views return, and every view
+ * answers DM_STATUS_ABORTED. It may therefore be called from any thread (one at a time), and after
+ * dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort ends the call
+ * early. When it fails with DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the
+ * refusal of a rank, it may be called again on the same handle. The result is a root mesh of its
+ * own; its dimensions have the names of this one's, and share no communicator with meshes made
+ * before. The caller frees the handle with dm_free.
  *
  * The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
  * dimensions. options->dim_options has one element for each dimension of the mesh, and replaces

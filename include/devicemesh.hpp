@@ -981,7 +981,7 @@ public:
     return Calls::give(status, std::move(locations));
   }
 
-  /// Ends this rank's part in the world, at once, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
+  /// Ends this rank's part in the world, without waiting for other ranks, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
   Returns<void> abort() const
   {
     return Calls::done(dm_world_abort(capi()));
@@ -1618,7 +1618,7 @@ public:
     return Calls::give(status, equal);
   }
 
-  /// A hash of what equals() compares, the same on every rank and machine. Local. See dm_hash; with exceptions there is std::hash too.
+  /// A hash of what equals() compares, with one release the same on every rank and machine. Local. See dm_hash; with exceptions there is std::hash too.
   [[nodiscard]] Returns<std::uint64_t> hash() const
   {
     std::uint64_t hash = 0;
@@ -1745,7 +1745,7 @@ public:
         [&](dm_buffers **out) { return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root, timeout.count(), out); });
   }
 
-  /// Ends the root mesh on this rank, at once, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
+  /// Ends the root mesh on this rank, without waiting for other ranks, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
   Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
 
   /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. timeout 0: the mesh's. See dm_finalize.

@@ -182,7 +182,7 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
         assert!(error.message().contains("per-thread default stream"), "{error}");
 
         mesh.group_start().unwrap();
-        refused(on_stream.all_reduce("dp", &mut four, Operator::Sum), Status::Unsupported, "end the group first");
+        refused(on_stream.all_reduce("dp", &mut four, Operator::Sum), Status::InvalidState, "end the group first");
         mesh.group_end().unwrap();
         on_stream.all_reduce("dp", &mut four, Operator::Sum).unwrap();
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use devicemesh::comm::{
-    Collective, Element, Memory, MeshOptions, Operands, Operator, RootComms, View, World, WorldOptions,
+    CallOptions, Collective, DimOptions, Element, Memory, MeshOptions, Operands, Operator, RootComms, View, World,
+    WorldOptions,
 };
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
@@ -217,7 +218,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             "has 1 numbers, but dimension replicate has 2 ranks",
         );
         mesh.group_start().unwrap();
-        refused(mesh.all_reduce("replicate", &mut four, Operator::Sum), Status::Unsupported, "end the group first");
+        refused(mesh.all_reduce("replicate", &mut four, Operator::Sum), Status::InvalidState, "end the group first");
         mesh.group_end().unwrap();
         mesh.all_reduce("replicate", &mut four, Operator::Sum).unwrap();
     });
@@ -417,6 +418,26 @@ fn bytes_travel_along_a_dimension_and_over_the_world() {
 }
 
 #[test]
+fn a_call_that_may_not_be_made_now_and_options_of_other_dimensions_are_told_apart() {
+    in_worlds(2, |world, _| {
+        let mesh = View::init(world, &[2, 1], &["replicate", "shard"]).unwrap();
+        assert_eq!(mesh.group_end().unwrap_err().status(), Status::InvalidState);
+        mesh.check_all().unwrap();
+        let two = CallOptions::default().dims(vec![DimOptions::default().own(); 2]);
+        let refused = mesh.flatten(Some("all"), &two).map(drop).unwrap_err();
+        assert_eq!(refused.status(), Status::InvalidArgument);
+        assert!(refused.message().ends_with("there are options for 2 dimensions, but this call makes 1"), "{refused}");
+        // A slice must not be in a group.
+        mesh.group_start().unwrap();
+        let in_group = mesh.broadcast("replicate", &mut [1.0f32], 0).unwrap_err();
+        assert_eq!(in_group.status(), Status::InvalidState, "{in_group}");
+        mesh.group_end().unwrap();
+        let nobody = mesh.shrink(Some("replicate"), None, &CallOptions::default()).map(drop).unwrap_err();
+        assert_eq!(nobody.status(), Status::InvalidState, "{nobody}");
+    });
+}
+
+#[test]
 fn an_index_that_no_dimension_has_is_an_error_wherever_one_can_be_given() {
     let mesh = Mesh::new(&MeshSpec::new("cpu", &[2, 4], 8, 6)).unwrap();
     let outside = Mesh::new(&MeshSpec::new("cpu", &[2], 8, 6)).unwrap();
@@ -490,7 +511,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
         }
         mesh.group_start().unwrap();
         let error = mesh.collective(0, sum, UINT8, 1, send.at(0), other.at(0)).unwrap_err();
-        assert_eq!(error.status(), Status::Unsupported, "{error}");
+        assert_eq!(error.status(), Status::InvalidState, "{error}");
         mesh.group_end().unwrap();
         mesh.root_comms().finalize().unwrap();
     };

@@ -45,7 +45,9 @@ def world_options(size, rank):
 
 
 def mesh_of(options, shape, names, ranks=None):
-    options = InitOptions(struct_size=options.struct_size, world=options.world, ranks=(ctypes.c_int32 * len(ranks))(*ranks) if ranks else None)
+    options = InitOptions(struct_size=options.struct_size, world=options.world)
+    if ranks:
+        options.ranks, options.num_ranks = (ctypes.c_int32 * len(ranks))(*ranks), len(ranks)
     mesh = ctypes.c_void_p()
     check(lib.dm_init(None, (ctypes.c_int32 * len(shape))(*shape), ctypes.c_size_t(len(shape)), names_of(names), ctypes.byref(options),
                       ctypes.byref(mesh)))
@@ -105,7 +107,7 @@ VIEWS = {
     "mesh": lambda mesh: mesh,
     "turned": lambda mesh: sliced(mesh, "tp", "dp"),
     "flat": lambda mesh: view(lib.dm_flatten, sliced(mesh, "tp", "dp"), b"flat", None),
-    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_int32 * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None),
+    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_int32 * 2)(2, 4), ctypes.c_size_t(2), names_of(["far", "near"]), None),
     "copy": lambda mesh: view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_int32(5)),
     "one dimension": lambda mesh: sliced(mesh, "cp"),
     "no dimension": lambda mesh: sliced(mesh),

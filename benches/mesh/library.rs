@@ -5,26 +5,26 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-use devicemesh::ffi::{dm_dim_options, dm_init_options, dm_mesh, dm_status, dm_world, dm_world_options, ncclComm_t};
+use devicemesh::ffi::{dm_call_options, dm_init_options, dm_mesh, dm_status, dm_world, dm_world_options, ncclComm_t};
 
 type Slice = unsafe extern "C" fn(*const dm_mesh, *const *const c_char, usize, *mut *mut dm_mesh) -> dm_status;
 type Init = unsafe extern "C" fn(
     *const c_char,
-    *const usize,
+    *const i32,
     usize,
     *const *const c_char,
     *const dm_init_options,
     *mut *mut dm_mesh,
 ) -> dm_status;
 type Flatten =
-    unsafe extern "C" fn(*const dm_mesh, *const c_char, *const dm_dim_options, *mut *mut dm_mesh) -> dm_status;
+    unsafe extern "C" fn(*const dm_mesh, *const c_char, *const dm_call_options, *mut *mut dm_mesh) -> dm_status;
 type Unflatten = unsafe extern "C" fn(
     *const dm_mesh,
     *const c_char,
-    *const usize,
-    *const *const c_char,
+    *const i32,
     usize,
-    *const dm_dim_options,
+    *const *const c_char,
+    *const dm_call_options,
     *mut *mut dm_mesh,
 ) -> dm_status;
 
@@ -38,10 +38,10 @@ pub struct Library {
     pub flatten: Flatten,
     pub unflatten: Unflatten,
     pub free: unsafe extern "C" fn(*mut dm_mesh),
-    pub finalize: unsafe extern "C" fn(*mut dm_mesh) -> dm_status,
+    pub finalize: unsafe extern "C" fn(*const dm_mesh, *const dm_call_options) -> dm_status,
     pub get_local_rank: unsafe extern "C" fn(*const dm_mesh, *const c_char, *mut i32) -> dm_status,
     pub get_comm: unsafe extern "C" fn(*const dm_mesh, *const c_char, *mut ncclComm_t) -> dm_status,
-    pub get_coordinate: unsafe extern "C" fn(*const dm_mesh, *mut usize, usize, *mut usize) -> dm_status,
+    pub get_coordinate: unsafe extern "C" fn(*const dm_mesh, *mut i32, usize, *mut usize) -> dm_status,
     pub hash: unsafe extern "C" fn(*const dm_mesh, *mut u64) -> dm_status,
     pub equal: unsafe extern "C" fn(*const dm_mesh, *const dm_mesh, *mut bool) -> dm_status,
 }

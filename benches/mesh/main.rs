@@ -135,10 +135,10 @@ fn flatten(mesh: &Mesh) -> Mesh {
 /// Takes the flattened (dp, cp) apart again.
 fn unflatten(mesh: &Mesh, shape: &[usize; 4]) -> Mesh {
     let names = [c"outer".as_ptr(), c"inner".as_ptr()];
-    let (sizes, options) = ([shape[2], shape[1]], std::ptr::null());
+    let (sizes, options) = ([shape[2] as i32, shape[1] as i32], std::ptr::null());
     // SAFETY: as above.
     Mesh::new(mesh.library, |out| unsafe {
-        (mesh.library.unflatten)(mesh.handle, c"dp_cp".as_ptr(), sizes.as_ptr(), names.as_ptr(), 2, options, out)
+        (mesh.library.unflatten)(mesh.handle, c"dp_cp".as_ptr(), sizes.as_ptr(), 2, names.as_ptr(), options, out)
     })
 }
 
@@ -157,7 +157,7 @@ fn get_comm(mesh: &Mesh) {
 }
 
 fn coordinate(mesh: &Mesh) {
-    let (mut coordinate, mut length) = ([0; 4], 0);
+    let (mut coordinate, mut length) = ([0i32; 4], 0);
     // SAFETY: as above.
     let status = unsafe { (mesh.library.get_coordinate)(mesh.handle, coordinate.as_mut_ptr(), 4, &mut length) };
     assert_eq!(black_box((status, coordinate)).0, 0);

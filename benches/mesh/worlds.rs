@@ -44,11 +44,12 @@ impl Offline {
 
     /// dm_init of the whole world; `ranks` lists its ranks or is empty.
     pub fn mesh(&self, ranks: &[i32]) -> Mesh {
-        let ranks = if ranks.is_empty() { ptr::null() } else { ranks.as_ptr() };
-        let options = dm_init_options { ranks, ..init_options(self.world) };
+        let (ranks, num_ranks) = if ranks.is_empty() { (ptr::null(), 0) } else { (ranks.as_ptr(), ranks.len()) };
+        let options = dm_init_options { ranks, num_ranks, ..init_options(self.world) };
+        let shape = self.shape.map(|size| size as i32);
         Mesh::new(self.library, |out| {
             // SAFETY: four sizes and four names, and as many ranks as the sizes multiply to.
-            unsafe { (self.library.init)(c"cpu".as_ptr(), self.shape.as_ptr(), 4, NAMES.as_ptr(), &options, out) }
+            unsafe { (self.library.init)(c"cpu".as_ptr(), shape.as_ptr(), 4, NAMES.as_ptr(), &options, out) }
         })
     }
 }
@@ -111,6 +112,7 @@ fn join(library: &'static Library, method: &CString, shape: &[usize], rank: usiz
     unsafe {
         let world = library.made(|out| (library.world_init)(c"cpu".as_ptr(), &options, out));
         let options = init_options(world);
+        let shape: Vec<i32> = shape.iter().map(|size| *size as i32).collect();
         let init = |out| (library.init)(c"cpu".as_ptr(), shape.as_ptr(), shape.len(), NAMES.as_ptr(), &options, out);
         let mesh = Mesh::new(library, init);
         (library.world_free)(world);
@@ -120,7 +122,7 @@ fn join(library: &'static Library, method: &CString, shape: &[usize], rank: usiz
 
 fn end(mesh: Mesh) {
     // SAFETY: a live handle; every rank of the mesh does the same.
-    mesh.library.check(unsafe { (mesh.library.finalize)(mesh.handle) });
+    mesh.library.check(unsafe { (mesh.library.finalize)(mesh.handle, ptr::null()) });
 }
 
 fn no_options() -> dm_world_options {
@@ -147,7 +149,9 @@ fn init_options(world: *mut dm_world) -> dm_init_options {
         reserved: 0,
         world,
         ranks: ptr::null(),
+        num_ranks: 0,
         dim_options: ptr::null(),
+        num_dim_options: 0,
         timeout_ms: 0,
     }
 }

@@ -68,11 +68,11 @@ impl Collective {
 impl View {
     /// Makes a collective along dimension `index` with elements of type `dtype` (`ncclDataType_t`).
     /// `count` is meant as in the C function of that name. In host memory the call is done when it
-    /// returns; on a device when [`Memory::wait`](super::Memory::wait) returns. `send` and `recv` may lie in one buffer
+    /// returns; on a device when `Memory::wait` returns. `send` and `recv` may lie in one buffer
     /// where the collective works in place. **Collective over the group.**
     ///
     /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
-    /// `DM_STATUS_UNSUPPORTED` inside a group that this thread has begun.
+    /// `DM_STATUS_INVALID_STATE` inside a group that this thread has begun.
     pub fn collective(
         &self,
         index: usize,
@@ -92,7 +92,7 @@ impl View {
             )));
         }
         if in_group(library) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::invalid_state(format!(
                 "{name}: a group puts its work off, but buffers are borrowed for the call alone: end the group first"
             )));
         }

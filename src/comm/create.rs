@@ -31,6 +31,7 @@ impl RootComms {
         deadline: Option<Deadline>,
     ) -> Result<Arc<RootComms>> {
         world.alive()?;
+        options.check_dims(mesh.ndim())?;
         let timeout = options.timeout.unwrap_or(world.rendezvous().timeout());
         let spec = RootSpec {
             world: Some(Arc::clone(world)),

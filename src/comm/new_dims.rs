@@ -19,6 +19,7 @@ impl View {
 
     fn join_dims(&self, name: Option<&str>, options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
+        options.check_dims(1)?;
         let flat = self.mesh().flatten(name)?;
         // A single dimension that keeps its name stays as it is: there is nothing to make, and no
         // new name.
@@ -73,6 +74,7 @@ impl View {
         names: &[&str],
         options: &CallOptions,
     ) -> Result<View> {
+        options.check_dims(sizes.len())?;
         if !self.root_comms().is_offline() {
             let dims: Vec<(usize, DimOptions)> =
                 (0..sizes.len()).map(|index| (at + index, options.dim(index))).collect();
@@ -100,6 +102,7 @@ impl View {
 
     fn cut(&self, dim: Option<&str>, start: usize, len: usize, step: usize, options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
+        options.check_dims(1)?;
         let (along, index) = self.mesh().along(dim)?;
         let name = along.dim_name(index);
         let cut = along.slice_range(name, start, len, step)?;

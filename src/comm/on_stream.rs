@@ -221,7 +221,7 @@ impl OnStream<'_> {
         issue: impl FnOnce(&Library, RawComm, [*mut c_void; N], usize, *mut c_void) -> NcclResult,
     ) -> Result<()> {
         if in_group(self.view.library()?) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::invalid_state(format!(
                 "{name}: a group puts its work off, but the buffers are borrowed for the call alone: end the group first"
             )));
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::ccl::{CommConfig, config_digest};
+use crate::error::{Error, Result};
 
 /// The options of one dimension's communicator.
 #[derive(Debug, Clone, Default)]
@@ -91,6 +92,11 @@ impl CallOptions {
         self
     }
 
+    /// Fails unless these options are for `count` dimensions, or for none.
+    pub(super) fn check_dims(&self, count: usize) -> Result<()> {
+        check_count(&self.dims, count, "this call makes")
+    }
+
     /// The options of the new dimension with this index.
     pub(super) fn dim(&self, index: usize) -> DimOptions {
         self.dims.get(index).cloned().unwrap_or_default()
@@ -135,6 +141,11 @@ impl MeshOptions {
         self.dims.get(index).cloned().unwrap_or_default()
     }
 
+    /// Fails unless these options are for `count` dimensions, or for none.
+    pub(super) fn check_dims(&self, count: usize) -> Result<()> {
+        check_count(&self.dims, count, "the mesh has")
+    }
+
     /// The part of the call's text that the options add, with a leading comma. It is empty for the
     /// defaults.
     pub(super) fn agreed(&self) -> String {
@@ -150,4 +161,12 @@ impl MeshOptions {
         }
         text
     }
+}
+
+/// Fails for options of another number of dimensions than `owner` has.
+fn check_count(dims: &[DimOptions], count: usize, owner: &str) -> Result<()> {
+    if dims.is_empty() || dims.len() == count {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("there are options for {} dimensions, but {owner} {count}", dims.len())))
 }

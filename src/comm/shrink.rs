@@ -100,6 +100,7 @@ impl View {
     ) -> Result<View> {
         let (space, mesh) = (self.space(), self.mesh());
         let index = mesh.dim_index_or_only(dim)?;
+        options.check_dims(mesh.ndim())?;
         let mut lost = lost.to_vec();
         lost.sort_unstable();
         lost.dedup();
@@ -134,6 +135,7 @@ impl View {
         self.check_member()?;
         let survivors = self.space().survivors_scope(world)?;
         let index = self.mesh().dim_index_or_only(dim)?;
+        options.check_dims(self.mesh().ndim())?;
         self.mesh().check_whole()?;
         self.check_can_shrink(world)?;
         let known = self.space().lost_in_communicators();

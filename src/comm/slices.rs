@@ -236,7 +236,7 @@ impl View {
             )));
         }
         if in_group(library) {
-            return Err(Error::unsupported(format!(
+            return Err(Error::invalid_state(format!(
                 "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
             )));
         }

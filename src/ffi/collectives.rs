@@ -360,16 +360,16 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 /// their results are there.
 ///
 /// Errors: the first error of any of the operations, as they would give it, also of one that was
-/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE
-/// when no group was begun. Call it on every path: until then operations of this thread only wait.
-/// DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
-/// none of the group's operations runs, or, when the abort comes while they run, those on other
-/// meshes run to their end. The message says which.
-/// On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
-/// after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
-/// dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
-/// thread; make those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE)
-/// ends the group that this thread has begun last; on cpu none of its operations runs.
+/// refused when it was called (on cpu none of the group's operations runs then);
+/// DM_STATUS_INVALID_STATE when no group was begun. Call it on every path: until then operations of
+/// this thread only wait. DM_STATUS_ABORTED where another thread has aborted a mesh with operations
+/// in the group: on cpu none of the group's operations runs, or, when the abort comes while they
+/// run, those on other meshes run to their end. The message says which. On cpu, dm_abort of a mesh
+/// ends the group that its thread has open, so there is no group to end after it. On cuda NCCL
+/// cannot end a group that holds an operation of a communicator which dm_abort has ended: the call
+/// gives DM_STATUS_ABORTED, and so does every later operation of this thread; make those from
+/// another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group that this
+/// thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())

@@ -30,7 +30,8 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 /// that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
 /// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout),
 /// DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+/// DM_STATUS_UNSUPPORTED (an offline world, or a mesh of dm_from_comms without a world),
+/// DM_STATUS_STORE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.

@@ -80,17 +80,17 @@ pub unsafe extern "C" fn dm_stream_wait(
 /// Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
 /// cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
 /// communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
-/// answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator that another root mesh of this world shares ends
-/// for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
-/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
-/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it. NCCL's abort returns
-/// when this root's work has left the streams: where that lies behind a stuck call of another mesh,
-/// dm_world_abort ends both. NCCL forbids ending a communicator while a thread is inside a call on
-/// it. The library keeps its own calls away; calls on raw communicators are the program's to keep
-/// away. Another rank that waits for this one through the store alone (to
-/// make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
-/// neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
-/// otherwise it waits until its deadline.
+/// answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator
+/// that another root mesh of this world shares ends for that one as well; a mesh that is made
+/// afterwards has new ones. Raw communicators from dm_get_comm must not be used any more. A second
+/// abort, or one after dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh
+/// yet: dm_world_abort ends it. NCCL's abort returns when this root's work has left the streams:
+/// where that lies behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids
+/// ending a communicator while a thread is inside a call on it. The library keeps its own calls
+/// away; calls on raw communicators are the program's to keep away. Another rank that waits for
+/// this one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made
+/// yet, or in dm_barrier and its neighbours where no communicator of the host engine tells it) is
+/// told by dm_world_abort only; otherwise it waits until its deadline.
 ///
 /// Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
 /// when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
@@ -181,12 +181,13 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// is refused on its caller alone.
 ///
 /// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
-/// this rank itself refuses it: calls that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
-/// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
-/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
-/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, it may be
-/// called again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's, and
-/// share no communicator with meshes made before. The caller frees the handle with dm_free.
+/// this rank itself refuses it: calls that are blocked in any of its views return, and every view
+/// answers DM_STATUS_ABORTED. It may therefore be called from any thread (one at a time), and after
+/// dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort ends the call
+/// early. When it fails with DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the
+/// refusal of a rank, it may be called again on the same handle. The result is a root mesh of its
+/// own; its dimensions have the names of this one's, and share no communicator with meshes made
+/// before. The caller frees the handle with dm_free.
 ///
 /// The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
 /// dimensions. options->dim_options has one element for each dimension of the mesh, and replaces

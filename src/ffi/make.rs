@@ -47,12 +47,13 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// Collective over the world, also for ranks outside a mesh that is smaller than the world (their
 /// handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
 /// the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (the device type of
-/// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
-/// their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
-/// names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
-/// timeout. options->num_ranks and num_dim_options are the lengths of the lists beside them. options->timeout_ms bounds the whole call, also the join of the default world in it.
-/// After a join that failed, was late or was aborted, the next call joins anew. The caller frees
-/// the handle with dm_free.
+/// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1; their
+/// product is at most the world's size. dim_names are ndim different, non-empty names; NULL names
+/// them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout.
+/// options->num_ranks and num_dim_options are the lengths of the lists beside them.
+/// options->timeout_ms bounds the whole call, also the join of the default world in it. After a
+/// join that failed, was late or was aborted, the next call joins anew. The caller frees the handle
+/// with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors:
 /// DM_STATUS_INVALID_ARGUMENT (found before anybody is waited for; the other ranks are told and get

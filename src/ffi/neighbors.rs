@@ -67,8 +67,8 @@ pub unsafe extern "C" fn dm_translate_world_rank(
 /// the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of
 /// it.
 ///
-/// Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset) modulo the
-/// dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
+/// Local. Past the edge: DM_RANK_NONE, or with wrap the rank at (this rank along dim + offset)
+/// modulo the dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
 /// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety

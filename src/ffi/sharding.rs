@@ -13,8 +13,8 @@ use crate::sharding::{Placement, local_shard};
 ///
 /// Local, no communication. placements has one element per dimension of mesh, so num_placements is
 /// dm_ndim(mesh). tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
-/// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element
-/// i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
+/// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's.
+/// Element i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
 ///
 /// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
 /// last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
@@ -32,9 +32,9 @@ use crate::sharding::{Placement, local_shard};
 /// the blocks are PyTorch's; otherwise PyTorch may cut in another way (for example 13 rows over a
 /// (3, 2) mesh).
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a tensor_dim that is negative or past the
-/// end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
-/// DM_STATUS_INVALID_HANDLE.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (num_placements is another number, an unknown kind, a
+/// tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the
+/// rank is not in this view), DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// placements is NULL or has num_placements elements; the other pointers are

@@ -159,8 +159,8 @@ pub struct dm_error_info {
     /// The number of ranks.
     pub num_ranks: usize,
     /// Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
-    /// rank that only aborted a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
-    /// valid until this thread's next failing call.
+    /// rank that only aborted a mesh, did not come or made another call is not lost. NULL when
+    /// there are none. Borrowed: valid until this thread's next failing call.
     pub lost_ranks: *const i32,
     /// The number of lost_ranks.
     pub num_lost: usize,

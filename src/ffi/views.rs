@@ -43,11 +43,11 @@ pub unsafe extern "C" fn dm_slice(
 /// Joins all dimensions of this view into one, with a communicator over its ranks in row-major
 /// order.
 ///
-/// Collective over the root mesh; for a view of a range, over the ranks of the range (see "range" at
-/// the head of this file). name NULL joins the dimensions' names with "_". The same
-/// dimensions under the same name give the communicator that exists, without communication; under
-/// another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
-/// defaults; its dim_options has one element. The caller frees the handle with dm_free.
+/// Collective over the root mesh; for a view of a range, over the ranks of the range (see "range"
+/// at the head of this file). name NULL joins the dimensions' names with "_". The same dimensions
+/// under the same name give the communicator that exists, without communication; under another name
+/// they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the defaults; its
+/// dim_options has one element. The caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
 /// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
@@ -114,18 +114,18 @@ pub unsafe extern "C" fn dm_unflatten(
 /// ranks, each dimension with a communicator.
 ///
 /// Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
-/// the first of the new dimensions is the slowest. A name that the view or its root has already must mean the
-/// same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
-/// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
-/// dp=2, cp=2, tp=2) of 16 ranks:
+/// the first of the new dimensions is the slowest. A name that the view or its root has already
+/// must mean the same groups (the same pipeline stages, for example), and dimensions over the same
+/// ranks as an existing one share its communicator. Expert parallelism beside dense layers, on a
+/// mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
 /// dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
 /// ```
 ///
 /// Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
-/// the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the handle
-/// with dm_free.
+/// the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the
+/// handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
 /// both layouts), and those of dm_flatten.
@@ -310,12 +310,11 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
 /// Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
 /// dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
 ///
-/// Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in
-/// a forked child. Other views are not touched. A program that makes meshes and only frees them
-/// keeps the memory of every communicator until dm_world_finalize.
-/// A thread of the library ends everything that takes time: failed communicators that no mesh
-/// has any more, and the world, where this was its last handle. The end of the process waits for
-/// that thread for two seconds.
+/// Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle
+/// in a forked child. Other views are not touched. A program that makes meshes and only frees them
+/// keeps the memory of every communicator until dm_world_finalize. A thread of the library ends
+/// everything that takes time: failed communicators that no mesh has any more, and the world, where
+/// this was its last handle. The end of the process waits for that thread for two seconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

@@ -184,8 +184,8 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// The library owns the list and its strings: the caller copies what must live longer, and frees
 /// nothing. Equal answers are lent once, so repeated calls need no further memory.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative timeout),
-/// DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative
+/// timeout), DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
 ///
 /// # Safety
 /// location is NULL or NUL-terminated; locations_out is NULL or writable.
@@ -284,8 +284,8 @@ pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> 
 ///
 /// Collective over the default worlds that this process is in: all of them have the same ranks.
 /// timeout_ms bounds the whole call, also where the process is in two of them; 0: the longest of
-/// their timeouts. Where the process is in none, this does nothing. A dm_init that begins after that joins the default world
-/// anew. Errors: those of dm_world_finalize.
+/// their timeouts. Where the process is in none, this does nothing. A dm_init that begins after
+/// that joins the default world anew. Errors: those of dm_world_finalize.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {
     guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)?))

@@ -163,6 +163,13 @@ static dm_status aborted(void)
   return dm_get_comm(mesh, "tp", &comm);
 }
 
+static dm_status no_communicator(void)
+{
+  const ncclComm_t comm = (ncclComm_t)0x1234;
+  dm_mesh *mesh;
+  return dm_from_comms("cpu", (int[]){1}, 1, NULL, &comm, NULL, &mesh);
+}
+
 static dm_status no_group(void)
 {
   dm_mesh *mesh;
@@ -297,7 +304,7 @@ int main(int argc, char **argv)
       {"too_large", too_large}, {"exhausted", exhausted}, {"struct_size", struct_size}, {"partial_environment", partial_environment},
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
       {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
-      {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"mismatch", mismatch}, {"never_came", never_came},
+      {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"no_communicator", no_communicator}, {"mismatch", mismatch}, {"never_came", never_came},
       {"came_too_late", came_too_late}, {"refused", refused},
       {"other_counts", other_counts}, {"died", died}, {"other_counts_along_dp", other_counts_along_dp},
       {"failed_earlier", failed_earlier}, {"late_along_dp", late_along_dp}, {"others_finalize", others_finalize},

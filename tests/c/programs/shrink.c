@@ -133,7 +133,7 @@ static dm_mesh *without_lost(dm_mesh *mesh)
       }
       /* After dm_abort on one rank all may come here before any rank is lost. And a rank of each
        * replica may be lost before DM_LOST says so here. */
-      const int is_early = !is_listing && status == DM_STATUS_INVALID_ARGUMENT;
+      const int is_early = !is_listing && (status == DM_STATUS_INVALID_STATE || status == DM_STATUS_INVALID_ARGUMENT);
       if (status != DM_STATUS_PEER_LOST && status != DM_STATUS_MISMATCH && status != DM_STATUS_CCL && !is_early) wrong("dm_shrink");
     }
     usleep(1000);
