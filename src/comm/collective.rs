@@ -68,7 +68,7 @@ impl Collective {
 impl View {
     /// Makes a collective along dimension `index` with elements of type `dtype` (`ncclDataType_t`).
     /// `count` is meant as in the C function of that name. In host memory the call is done when it
-    /// returns; on a device when [`Memory::wait`](super::Memory::wait) returns. `send` and `recv` may lie in one buffer
+    /// returns; on a device when `Memory::wait` returns. `send` and `recv` may lie in one buffer
     /// where the collective works in place. **Collective over the group.**
     ///
     /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
