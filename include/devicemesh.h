@@ -2215,23 +2215,27 @@ dm_status dm_stream_wait(const struct dm_mesh *mesh, const char *dim, void *stre
  * they get DM_STATUS_PEER_LOST.
  *
  * Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
- * cuda it waits for two things of this rank: calls of this library that are inside NCCL on these
- * communicators, for five seconds at most, and then NCCL's own abort. Every view of this root
- * answers DM_STATUS_ABORTED from the beginning of the call on, also when it fails. A communicator
- * that another root mesh of this world shares ends for that one as well; a mesh that is made
- * afterwards has new ones. Raw communicators from dm_get_comm must not be used any more. A second
- * abort, or one after dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh
- * yet: dm_world_abort ends it. NCCL's abort returns when this root's work has left the streams:
- * where that lies behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids
- * ending a communicator while a thread is inside a call on it. The library keeps its own calls
- * away; calls on raw communicators are the program's to keep away. Another rank that waits for
- * this one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made
- * yet, or in dm_barrier and its neighbours where no communicator of the host engine tells it) is
- * told by dm_world_abort only; otherwise it waits until its deadline.
+ * cuda it waits for calls of this library that are inside NCCL on these communicators, and then
+ * for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
+ * ranks of this host. Both together last the mesh's timeout at most, but at least one second and
+ * at most five. Then the call gives DM_STATUS_TIMEOUT, and the communicator ends later.
  *
- * Errors: DM_STATUS_TIMEOUT (cuda: a call was inside NCCL for five seconds; the communicator ends
- * when that call returns), DM_STATUS_CCL (NCCL's abort failed), DM_STATUS_INVALID_HANDLE. After
- * each of them but the last the mesh has ended.
+ * Every view of this root answers DM_STATUS_ABORTED from the beginning of the call on, also when
+ * it fails. A communicator that another root mesh of this world shares ends for that one as well;
+ * a mesh that is made afterwards has new ones. Raw communicators from dm_get_comm must not be used
+ * any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. A dm_init in
+ * progress has no mesh yet: dm_world_abort ends it.
+ *
+ * NCCL's abort returns when this root's work has left the streams: where that lies behind a stuck
+ * call of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a
+ * thread is inside a call on it. The library keeps its own calls away; calls on raw communicators
+ * are the program's to keep away. Another rank that waits for this one through the store alone (to
+ * make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
+ * neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
+ * otherwise it waits until its deadline.
+ *
+ * Errors: DM_STATUS_TIMEOUT (cuda: a communicator has not ended yet), DM_STATUS_CCL (NCCL's abort
+ * failed), DM_STATUS_INVALID_HANDLE. After each of them but the last the mesh has ended.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
