@@ -132,7 +132,7 @@ impl Memory {
 
     /// Returns when everything on the stream is done. In host memory that is at once, because each
     /// call is done when it returns. `check` is asked now and then whether the wait still makes
-    /// sense: [`View::check`](super::View::check) tells of a communicator that has failed.
+    /// sense: [`View::check`](crate::comm::View::check) tells of a communicator that has failed.
     pub fn wait(&self, timeout: Duration, check: impl Fn() -> Result<()>) -> Result<()> {
         let Place::Device { stream, .. } = &*self.place else { return Ok(()) };
         let began = Instant::now();

@@ -24,6 +24,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
 const PART_OF_WAIT: u32 = 32;
+/// The pause between two questions to the communicators while the stream has work. A question costs
+/// a thread, because NCCL may not answer it.
+const CHECK_AGAIN: Duration = Duration::from_millis(100);
 /// The store is asked for the first time after this long, because most waits are shorter.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 /// The longest time between two questions to the store. All ranks of a world ask one server.
@@ -120,16 +123,21 @@ impl WaitedFor<'_> {
         // SAFETY: the caller's contract.
         unsafe { query.check_not_captured(stream)? };
         let (began, deadline) = (Instant::now(), self.view.root_comms().wait(timeout).deadline);
+        // SAFETY: the caller's contract.
+        let is_done = || unsafe { query.is_done(stream) };
         let mut look = Look::default();
+        let mut next_check = Duration::ZERO;
         loop {
-            // The communicators are asked first: an operation that is not on the stream yet leaves
-            // its communicator in progress.
-            let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
-            // SAFETY: the caller's contract.
-            if unsafe { query.is_done(stream)? } && is_issued {
-                return self.check().map(drop);
-            }
             let waited = began.elapsed();
+            if is_done()? || waited >= next_check {
+                next_check = waited + CHECK_AGAIN;
+                let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
+                // The stream is asked after the communicators: an operation that is not on the
+                // stream yet leaves its communicator in progress.
+                if is_issued && is_done()? {
+                    return self.check().map(drop);
+                }
+            }
             if look.is_due(waited) {
                 look.note(self.lost(&deadline), waited);
             }

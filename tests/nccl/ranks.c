@@ -758,10 +758,12 @@ static void hang(const char *which, int shrinks)
   dm_dim_options own = DM_DIM_OPTIONS_INIT;
   own.flags = DM_DIM_OWN_COMM;
   options.dim_options = &own;
+  options.num_dim_options = 1;
   options.flags = DM_INIT_LAZY;
   REQUIRE(step_init(&mesh));
   options.flags = 0;
   options.dim_options = NULL;
+  options.num_dim_options = 0;
   OK(dm_world_barrier(world, 0));
   step(which, "dm_get_comm", step_first_use, mesh);
   dm_free(mesh);
