@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::background::Worker;
 use super::communicator::{Communicator, State};
 use super::view::View;
 use crate::ccl::StreamQuery;
@@ -24,8 +25,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
 const PART_OF_WAIT: u32 = 32;
-/// The pause between two questions to the communicators while the stream has work. A question costs
-/// a thread, because NCCL may not answer it.
+/// The pause between two questions to the communicators while the stream has work.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 /// The store is asked for the first time after this long, because most waits are shorter.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
@@ -66,7 +66,7 @@ impl View {
 
     fn waited_for(&self, dim: Option<&str>) -> Result<WaitedFor<'_>> {
         self.root_comms().alive()?;
-        self.library()?;
+        let worker = Worker::new(self.library()?, "dm-background");
         if !self.mesh().is_member() {
             return Err(Error::not_member(format!(
                 "rank {} is not in {}, so it has no work there",
@@ -77,7 +77,7 @@ impl View {
         let Some(name) = dim else {
             let communicators = self.root_comms().dim_communicators();
             let ranks = self.root_comms().mesh().root_ranks().to_vec();
-            return Ok(WaitedFor { view: self, dim: None, communicators, ranks });
+            return Ok(WaitedFor { view: self, dim: None, communicators, ranks, worker });
         };
         let (mesh, index) = self.mesh().along(Some(name))?;
         let planned = self.space().communicator(mesh.dim_name(index), mesh.dim_layout(index));
@@ -86,6 +86,7 @@ impl View {
             dim: Some(name.to_owned()),
             communicators: Vec::from_iter(planned),
             ranks: mesh.group_ranks(index)?.to_vec(),
+            worker,
         })
     }
 }
@@ -99,6 +100,8 @@ struct WaitedFor<'a> {
     communicators: Vec<Arc<Communicator>>,
     /// The ranks of the world whose loss ends the wait.
     ranks: Vec<i32>,
+    /// The thread on which the communicators are asked, because NCCL may not answer.
+    worker: Worker,
 }
 
 impl WaitedFor<'_> {
@@ -159,7 +162,8 @@ impl WaitedFor<'_> {
         let mut is_issued = true;
         for communicator in &self.communicators {
             if !matches!(communicator.state(), State::Unmade | State::Absent) {
-                is_issued &= communicator.poll()?;
+                let wait = Wait::after(communicator.patience());
+                is_issued &= communicator.poll_by(&wait, Some(&self.worker))?;
             }
         }
         Ok(is_issued)
