@@ -192,10 +192,12 @@ static void one_round(void)
   for (int32_t at = 0; at < ranks; ++at) backwards[at] = ranks - 1 - at;
   options.ranks = backwards;
   options.num_ranks = (size_t)ranks;
+  options.num_dim_options = 1;
   must(dm_init("cpu", flat_shape, 1, line, &options, &meshes[2]));
   all_reduce(meshes[2], NULL, kSmall);
   phase("part"); /* a mesh without one of the ranks */
-  const int32_t fewer[] = {(size_t)ranks - 1};
+  const int32_t fewer[] = {ranks - 1};
+  options.num_ranks = (size_t)ranks - 1;
   must(dm_init("cpu", fewer, 1, line, &options, &meshes[3]));
   if (rank > 0) all_reduce(meshes[3], NULL, kSmall);
 
