@@ -52,6 +52,11 @@ done
 for name in abort destroy aborts; do variant=$name each alone "2 8" 1 "$build/alone" "$name"; done
 for name in works abort finalize world making unseen; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
 each memory "1 8" 1 "$build/memory"
+for asked in unset 0 1; do
+  [[ $asked == unset ]] && settings=() || settings=("DM_CHECK_POINTERS=$asked")
+  variant=$asked each host_pointer "1 2" 1 "$build/host_pointer"
+done
+settings=()
 each cost "2 8" 1 "$build/cost" 5
 each adopt "1 8" 1 "$build/adopt"
 each lazy "1 8" 1 "$build/meshes" lazy

@@ -60,7 +60,7 @@ with() {
 case $part in
   # 2 ranks on one GPU, with the NCCL of the machine; then the same with cuMem.
   a)
-    with sockets machine 2 inventory info collectives meshes abort kill graph alone stream_wait check adopt config memory cost overhead lazy
+    with sockets machine 2 inventory info collectives meshes abort kill graph alone stream_wait check adopt config memory host_pointer cost overhead lazy
     with cumem machine 2 info meshes abort alone graph memory collectives
     with cumem-host machine 2 info meshes abort alone memory
     with sockets machine 2 shrink sanitizer hsdp_tp
