@@ -102,7 +102,8 @@ pub unsafe extern "C" fn dm_init(
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
 /// or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
-/// (options->world has ended), DM_STATUS_UNSUPPORTED (options->world is offline).
+/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks),
+/// DM_STATUS_UNSUPPORTED (options->world is offline).
 ///
 /// # Safety
 /// The conditions of dm_init hold; comms points to ndim live communicators of that library.
