@@ -360,9 +360,10 @@ pub unsafe extern "C" fn dm_recv(
 ///
 /// No operation of a group may write to a buffer that another operation of the group reads or
 /// writes, because their order is not defined. The operations only run when the group ends. While
-/// operations are queued in a group, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations
-/// and the like of the same thread are refused (DM_STATUS_INVALID_STATE). When a thread ends with
-/// such a group on cpu, the communicators of its operations fail for all their ranks.
+/// operations are queued in a group, dm_finalize, dm_world_finalize, dm_world_locations and the
+/// control plane (dm_barrier, dm_all_gather_bytes ...) are refused on this thread
+/// (DM_STATUS_INVALID_STATE). When a thread ends with such a group on cpu, the communicators of its
+/// operations fail for all their ranks.
 ///
 /// Local. Groups nest: only the outermost end runs the operations. A group has all operations of
 /// the thread on meshes of one library, also those on raw communicators. Calls that make
