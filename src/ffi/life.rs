@@ -211,10 +211,10 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// the inherited ones; options->timeout_ms bounds this call. options NULL: the inherited options,
 /// and the timeout of the mesh.
 ///
-/// ncclCommShrink makes the new communicators from those of the mesh. Errors:
-/// DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
-/// DM_STATUS_INVALID_ARGUMENT (an empty list, a rank outside the mesh, this rank, nothing left),
-/// DM_STATUS_INVALID_STATE (no rank is lost),
+/// ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
+/// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (an
+/// empty list, a rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank
+/// is lost), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
 /// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
 /// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.

@@ -38,8 +38,8 @@ use crate::topology::plan;
 /// A better order may exist, because finding the best one takes exponential time. On the machines
 /// of up to 12 ranks that the tests search exhaustively, the plan is the best order.
 ///
-/// Where report is NULL there is no report, and len_out may be NULL too. Otherwise the call writes
-/// one line of JSON to report, and its length with the NUL to *len_out:
+/// The report is one line of JSON, and *len_out its length with the NUL. report NULL: the call
+/// writes no report, and len_out may be NULL too.
 ///
 /// ```c
 /// {"ranks":8,"world_size":8,"domains":[2],"cost":64,"identity_cost":256,"even":true,"dimensions":[
