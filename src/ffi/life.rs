@@ -198,13 +198,13 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// itself is refused on its caller alone.
 ///
 /// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
-/// this rank itself refuses it: calls that are blocked in any of its views return, and every view
-/// answers DM_STATUS_ABORTED. It may therefore be called from any thread (one at a time), and after
-/// dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort ends the call
-/// early. When it fails with DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the
-/// refusal of a rank, the ranks may call it again on the same handle. The result is a root mesh of
-/// its own; its dimensions have the names of this one's, and share no communicator with meshes made
-/// before. The caller frees the handle with dm_free.
+/// this rank itself refuses it: calls that are blocked in any of its views return. dm_shrink may
+/// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
+/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, the ranks
+/// may call it again on the same handle. The result is a root mesh of its own; its dimensions have
+/// the names of this one's, and share no communicator with meshes made before. The caller frees the
+/// handle with dm_free.
 ///
 /// The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
 /// dimensions. options->dim_options has one element for each dimension of the mesh, and replaces
