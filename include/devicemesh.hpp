@@ -10,10 +10,12 @@
  * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the second is there, and reading the value of a
  * Result that has none prints the error and aborts. Below, Returns<T> is T in the first style and Result<T> in the second.
  *
- * Each function names a C function. The documentation of that one says what it does, whether it is local or collective, and its errors. Threads: as in C,
- * everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object need it
- * for themselves, as ever in C++. Never let two threads call along one dimension without an order of their own: their calls could pair
- * differently on different ranks. Calls that overlap are refused (Status::mismatch), but results before that may be mixed without an error. Give
+ * The comment of each function names a C function. The documentation of the C function in devicemesh.h says what it does, whether it is local or
+ * collective, and which errors it has.
+ *
+ * Threads: as in C, everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object
+ * need exclusive access to it, as in all of C++. Two threads must not call along one dimension without an order of their own: their calls could pair
+ * differently on different ranks. Calls that overlap fail with Status::mismatch, but results before that may be mixed without an error. Give
  * each thread a dimension with a name of its own (flatten, reshape); docs/threads.md has the rules.
  *
  * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
@@ -59,7 +61,7 @@ inline namespace no_exceptions {
 
 // ---- numbers of the C header ----
 
-/// The outcome of a call: DM_STATUS_. A newer library may give numbers that are not listed.
+/// The outcome of a call: the DM_STATUS_ values. A newer library may give values that are not listed here.
 enum class Status : dm_status {
   ok = DM_STATUS_OK,
   invalid_argument = DM_STATUS_INVALID_ARGUMENT,
@@ -186,7 +188,7 @@ public:
   [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
   /// The world ranks that the error is about, in ascending order.
   [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return about().ranks; }
-  /// Those of ranks() that are lost.
+  /// The ranks among ranks() that are lost.
   [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return about().lost_ranks; }
   /// The dimension along which the call was made; empty for a call that has none.
   [[nodiscard]] const std::string &dim() const noexcept { return about().dim; }
@@ -714,24 +716,24 @@ using Placement = dm_placement;
 
 // ---- the world ----
 
-/// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in. See dm_store_callbacks.
+/// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks meet. See dm_store_callbacks.
 ///
-/// The functions may be called from any thread of this process, and from several at once. Each returns 0 for success, and get() returns not_yet when
-/// the key did not come in time. Any other number says that the service is broken: it ends the call that needed it at once with Status::store, and the
-/// message has the number. A function that throws counts as returning -1.
+/// The functions may be called from any thread of this process, and from several at once. set(), get() and add() return 0 for success, and get()
+/// returns not_yet when the key did not come in time. Any other number says that the service is broken: the call that needed it fails at once with
+/// Status::store, and the message has the number. A function that throws counts as returning -1.
 class Store {
 public:
-  /// What get() returns when the key did not come in time (DM_STORE_NOT_YET).
+  /// get() returns this value when the key did not come in time (DM_STORE_NOT_YET).
   static constexpr std::int32_t not_yet = DM_STORE_NOT_YET;
 
   virtual ~Store() = default;
   /// Stores value under key, replacing what was there.
   virtual std::int32_t set(std::string_view key, std::string_view value) = 0;
-  /// Waits up to timeout for key (0 looks once), then writes what it holds to value. Returns not_yet when the key did not come in time.
+  /// Waits for key, timeout at most (0 looks once), and writes its value to value. Returns not_yet when the key did not come in time.
   virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
   /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
-  /// Removes key; it is no error when it is not there. Where this does nothing, what the library has stored stays there.
+  /// Removes key; a key that is not there is no error. An implementation that does nothing leaves everything that the library has stored.
   virtual std::int32_t remove(std::string_view key)
   {
     (void)key;
@@ -741,17 +743,17 @@ public:
 
 /// How to join a world: dm_world_options. What is not set is the default.
 struct WorldOptions {
-  /// No rendezvous and no communicators: layout and planning for any rank of any world, on one machine (DM_WORLD_OFFLINE).
+  /// An offline world (DM_WORLD_OFFLINE): layouts and plans of any rank of any world, on one machine, without rendezvous and communicators.
   bool offline = false;
   /// Number of ranks. 0: rank, world size and local rank come from the launcher's environment.
   std::int32_t world_size = 0;
   /// This process's rank, used when world_size is given.
   std::int32_t rank = 0;
-  /// This process's rank in its host, used when world_size is given. It may stay 0 on all ranks: the library then finds it out.
+  /// This process's rank on its host, used when world_size is given. It may stay 0 on all ranks: the library then finds the local ranks itself.
   std::int32_t local_rank = 0;
   /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the thread's current device, or that of the local rank.
   std::int32_t device = -1;
-  /// Every wait of the library ends by then. 0: ten minutes.
+  /// How long the joining may wait, and after it each call that has no timeout of its own. 0: ten minutes.
   std::chrono::milliseconds timeout{0};
   /// "env://" (also when empty), "tcp://host:port" or "file:///path".
   std::string init_method = {};
@@ -759,11 +761,11 @@ struct WorldOptions {
   std::string ccl_library = {};
   /// The caller's own store; the world holds it until it is gone.
   std::shared_ptr<Store> store = nullptr;
-  /// nullptr, or where the token is written by which dm_world_abort of another thread ends the joining (see dm_world_options).
+  /// nullptr, or the place for a token. dm_world_abort of another thread with this token ends the joining (see dm_world_options).
   dm_world **joining_out = nullptr;
 };
 
-/// Who a process is in a world, where it runs, and what makes its communicators. See dm_world_info.
+/// Which rank a process is in a world, where it runs, and which library makes its communicators. See dm_world_info.
 struct WorldInfo {
   /// This process's rank in the world.
   std::int32_t rank = 0;
@@ -872,7 +874,7 @@ private:
 
 }  // namespace detail
 
-/// This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library. See dm_world.
+/// This process's place in the job: its rank, the store in which the ranks meet, the device, and the communicator library. See dm_world.
 template <class Style> class BasicWorld {
   using Calls = detail::Calls<Style>;
 
@@ -913,8 +915,8 @@ public:
     return Calls::give(status, BasicWorld(world));
   }
 
-  /// The default world, which init() of a mesh joins by itself. Joins it first where this process is not in it: then collective over the
-  /// world. timeout bounds the joining; 0: ten minutes. See dm_default_world.
+  /// The default world, which init() of a mesh joins by itself. Where this process is not in it yet, the call joins it first, and is collective
+  /// over the world. timeout bounds the joining; 0: ten minutes. See dm_default_world.
   [[nodiscard]] static Returns<BasicWorld> default_world(const Text &device_type = {}, std::chrono::milliseconds timeout = {})
   {
     dm_world *world = nullptr;
@@ -922,7 +924,7 @@ public:
     return Calls::give(status, BasicWorld(world));
   }
 
-  /// Who this process is in the world, where it runs, and its device. Local. See dm_world_get_info.
+  /// Which rank this process is in the world, where it runs, and its device. Local. See dm_world_get_info.
   [[nodiscard]] Returns<WorldInfo> info() const
   {
     dm_world_info raw = DM_WORLD_INFO_INIT;
@@ -1372,7 +1374,7 @@ public:
     });
   }
 
-  /// The mesh that a text of serialize() says. Collective over the world, each rank with a text of the same mesh. dim_options is empty, or has one
+  /// Makes the mesh that a text of serialize() describes. Collective over the world, each rank with a text of the same mesh. dim_options is empty, or has one
   /// element for each dimension of the text. See dm_deserialize.
   [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
   {
@@ -1438,7 +1440,7 @@ public:
     return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
-  /// All ranks of this view under another shape: a second factorisation, each dimension with a communicator. Collective over the root mesh.
+  /// All ranks of this view in another shape, each of its dimensions with a communicator. Collective over the root mesh.
   /// See dm_reshape.
   [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
@@ -1447,7 +1449,7 @@ public:
     return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
-  /// The view with dim restricted to its indices start, start + step ... (len of them). Collective over the root mesh. See dm_slice_range.
+  /// The view that keeps only len indices of dim: start, start + step ... Collective over the root mesh. See dm_slice_range.
   [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::int32_t start, std::int32_t len, std::int32_t step = 1,
                                                 const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
@@ -1472,7 +1474,7 @@ public:
     return concatenate(Span<const MeshRef>(handles));
   }
 
-  /// The mesh that init() made. Local. See dm_root.
+  /// The root mesh: the one that init(), deserialize(), from_comms() or shrink() made. Local. See dm_root.
   [[nodiscard]] Returns<BasicMesh> root() const
   {
     return view([&](dm_mesh **mesh) { return dm_root(capi(), mesh); });
@@ -1662,7 +1664,7 @@ public:
     return Calls::give(status, rank);
   }
 
-  /// The rank along dim that lies offset steps from this one, for send() and recv(); nothing past the edge, unless wrap goes round. Local.
+  /// The rank along dim that lies offset steps from this rank, for send() and recv(); no value past the edge, unless wrap is true. Local.
   /// See dm_neighbor.
   [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int32_t offset, bool wrap = false) const
   {
@@ -1684,8 +1686,8 @@ public:
 
   // ---- communicators ----
 
-  /// The raw communicator of this rank's group along a dimension, borrowed: it lives until finalize(), abort() or the end of the process.
-  /// Local; of a lazy mesh the first call is collective over the group. See dm_get_comm.
+  /// The raw communicator of this rank's group along a dimension, borrowed: it is valid until the mesh has ended (finalize(), abort(), shrink(), or the
+  /// end of its world). Local; on a lazy mesh the first call is collective over the group. See dm_get_comm.
   [[nodiscard]] Returns<ncclComm_t> comm(const Text &dim = {}) const
   {
     ncclComm_t comm = nullptr;
@@ -1710,18 +1712,18 @@ public:
     return Calls::give(status, function<Function>(address));
   }
 
-  /// The asynchronous error of dim's communicator, without waiting; success while it is well, and before it is made. nullptr: the first error among
-  /// the communicators of all dimensions. Local. See dm_check.
+  /// The asynchronous error of dim's communicator; success while it works, and before it is made. nullptr: the first error among the communicators
+  /// of the view's dimensions. It waits for no rank. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
-  /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and no communicator of dim (none given: of the mesh) has failed. Local.
-  /// timeout 0: the mesh's. A lost rank and the deadline end the wait. See dm_stream_wait.
+  /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and the communicator of dim has not failed. dim nullptr: no communicator of
+  /// the root mesh has failed. Local. timeout 0: the mesh's. A lost rank, a failed communicator and the deadline end the wait. See dm_stream_wait.
   Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));
   }
 
-  /// Returns when every rank of this rank's group along dim has called it; says nothing about work on devices. Collective over the group. 0: the mesh's
+  /// Returns when every rank of this rank's group along dim has called it; it does not wait for work on devices. Collective over the group. 0: the mesh's
   /// timeout. See dm_barrier.
   Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const
   {
@@ -1755,7 +1757,7 @@ public:
     return Calls::done(dm_finalize(capi(), &wishes));
   }
 
-  /// The world ranks of the mesh that are known to be lost by now. Local. See dm_lost_ranks.
+  /// The world ranks of this view that are known to be lost by now. Local. See dm_lost_ranks.
   [[nodiscard]] Returns<std::vector<std::int32_t>> lost_ranks() const
   {
     return Calls::template list<std::int32_t>(
@@ -1763,7 +1765,7 @@ public:
   }
 
   /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died. The ranks that are left agree on who is
-  /// lost. Collective over them; ends the root mesh, whatever comes of it. The new mesh inherits the options of this one. See dm_shrink.
+  /// lost. Collective over them; it ends the root mesh also when it fails. The new mesh inherits the options of this one. See dm_shrink.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
 
   /// Shrinks within that time: mesh.shrink("dp", 30s).

@@ -10,8 +10,8 @@ use super::types::{dm_mesh, dm_status};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
-/// The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view
-/// without dimensions.
+/// The number of dimensions. 0 stands for a view without dimensions, and for an invalid handle
+/// (dm_last_error then says so).
 ///
 /// Local.
 #[unsafe(no_mangle)]
@@ -19,7 +19,8 @@ pub extern "C" fn dm_ndim(mesh: *const dm_mesh) -> usize {
     guard_or(0, || MESHES.with(mesh as usize, |quick| quick.mesh.ndim()))
 }
 
-/// The name of the dimension at that index; NULL past the end and for an invalid handle.
+/// The name of the dimension at that index; NULL for an index past the end and for an invalid
+/// handle.
 ///
 /// Local. Borrowed from the handle: valid until it is freed.
 #[unsafe(no_mangle)]
@@ -72,8 +73,8 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
     })
 }
 
-/// "cuda" or "cpu": where the buffers of the mesh's collectives lie; NULL for an invalid handle
-/// (dm_last_error then says so).
+/// The device type of the mesh, "cuda" or "cpu": the kind of memory in which the buffers of its
+/// collectives lie. NULL for an invalid handle (dm_last_error then says so).
 ///
 /// Local. The string is static.
 #[unsafe(no_mangle)]
@@ -83,8 +84,8 @@ pub extern "C" fn dm_device_type(mesh: *const dm_mesh) -> *const c_char {
     })
 }
 
-/// Whether this process's rank is in the view. It never gives DM_STATUS_NOT_MEMBER, and answers
-/// also when the mesh has ended.
+/// Whether this process's rank is in the view. The call never gives DM_STATUS_NOT_MEMBER, and it
+/// also answers when the mesh has ended.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (member_out is NULL).
 ///
@@ -118,8 +119,9 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, world_rank_out: *mut i32)
     })
 }
 
-/// This process's rank along a dimension: its coordinate along it, and its rank in that
-/// dimension's communicator. PyTorch calls it the local rank.
+/// This process's rank along a dimension: its coordinate there, and its rank in the dimension's
+/// communicator. PyTorch calls this number the local rank. (dm_world_info.local_rank is another
+/// number: the rank on the host.)
 ///
 /// Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
@@ -259,8 +261,8 @@ pub unsafe extern "C" fn dm_group_ranks(
     })
 }
 
-/// All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim],
-/// row-major, that holds each rank of the root mesh once.
+/// All groups along a dimension, in the form that XLA wants: an array of shape [groups, size of
+/// dim], row-major, that holds each rank of the root mesh once.
 ///
 /// Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of
 /// the root mesh. Groups are ordered by the row-major position of their first rank. Errors:
@@ -291,8 +293,8 @@ pub unsafe extern "C" fn dm_replica_groups(
 
 /// Whether two views have the same ranks, shape, dimension names and device type.
 ///
-/// Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Local. The call compares values, so views of different root meshes can be equal. Errors:
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// equal_out is NULL or writable.
@@ -307,9 +309,9 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
     })
 }
 
-/// A hash of what dm_equal compares: with one release of the library, equal views have equal hashes
-/// on every rank, in every run and on every machine. Another release may compute another hash, so
-/// store the text of dm_serialize where something must last.
+/// A hash of the properties that dm_equal compares. Within one release of the library, equal views
+/// have equal hashes on every rank, in every run and on every machine. Another release may compute
+/// other hashes, so a program stores the text of dm_serialize, not the hash.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///

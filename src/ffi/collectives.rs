@@ -24,7 +24,9 @@ use crate::error::Result;
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -54,7 +56,7 @@ pub unsafe extern "C" fn dm_all_reduce(
     })
 }
 
-/// Reduces count elements over all ranks of dim to its rank root.
+/// Reduces count elements over all ranks of dim, and gives the result to the rank root along dim.
 ///
 /// Collective over this rank's group along dim. recv is used on the root only and may be NULL
 /// elsewhere. In place when send == recv on the root.
@@ -64,7 +66,9 @@ pub unsafe extern "C" fn dm_all_reduce(
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -101,7 +105,7 @@ pub unsafe extern "C" fn dm_reduce(
     })
 }
 
-/// Copies count elements from the rank root of dim to all its ranks.
+/// Copies count elements from the rank root along dim to all ranks of dim.
 ///
 /// Collective over this rank's group along dim. send is used on the root only and may be NULL
 /// elsewhere. In place when send == recv on the root.
@@ -111,7 +115,9 @@ pub unsafe extern "C" fn dm_reduce(
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -155,7 +161,9 @@ pub unsafe extern "C" fn dm_broadcast(
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -192,7 +200,9 @@ pub unsafe extern "C" fn dm_all_gather(
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -224,15 +234,18 @@ pub unsafe extern "C" fn dm_reduce_scatter(
 
 /// Sends block i of send to rank i of dim, and receives block i of recv from rank i.
 ///
-/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim
-/// elements. On cpu in place when send == recv; on cuda they must not overlap.
+/// Collective over this rank's group along dim. send and recv have count_per_peer times the size of
+/// dim elements each. On cpu the call works in place when send == recv; on cuda send and recv must
+/// not overlap.
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -260,19 +273,22 @@ pub unsafe extern "C" fn dm_all_to_all(
     })
 }
 
-/// Sends count elements to the rank peer of dim, which receives them with dm_recv.
+/// Sends count elements to the rank peer along dim, which receives them with dm_recv.
 ///
 /// Between two ranks: the peer makes the matching dm_recv. On a lazy mesh the first operation along
-/// dim makes the communicator and is collective over the group. On cpu it returns when the
+/// dim makes the communicator and is collective over the group. On cpu dm_send returns when the
 /// receiver has taken everything. So two ranks that both send before they receive block each other
-/// until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
+/// until the deadline. The sends and receives of one exchange therefore belong in a group
+/// (dm_group_start).
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -299,7 +315,7 @@ pub unsafe extern "C" fn dm_send(
     })
 }
 
-/// Receives count elements from the rank peer of dim, which sends as many with dm_send.
+/// Receives count elements from the rank peer along dim, which sends as many with dm_send.
 ///
 /// Between two ranks: the peer makes the matching dm_send. On a lazy mesh the first operation along
 /// dim makes the communicator and is collective over the group. Sends and receives of one
@@ -310,7 +326,9 @@ pub unsafe extern "C" fn dm_send(
 /// is allowed on a 1-D mesh.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH (cpu: the ranks make different calls; also two threads
+/// along dim, see "Order" at the head of this file), DM_STATUS_TIMEOUT (cpu: a peer did not come by
+/// the mesh's timeout; cuda: a call of another thread kept the communicator so long),
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
@@ -338,36 +356,39 @@ pub unsafe extern "C" fn dm_recv(
 }
 
 /// Begins a group: the calling thread's operations up to dm_group_end run together, so that no
-/// order of sends and receives blocks.
+/// order of sends and receives makes them block.
 ///
-/// No operation of a group may write to a buffer that another one of the same group reads or
-/// writes: their order is not defined. A group that is not ended does nothing: while operations are
-/// queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
-/// same thread are refused (DM_STATUS_INVALID_STATE), and when the thread ends, on cpu the
-/// communicators of these operations fail for all their ranks.
+/// No operation of a group may write to a buffer that another operation of the group reads or
+/// writes, because their order is not defined. The operations only run when the group ends. While
+/// operations are queued in a group, dm_finalize, dm_world_finalize, dm_world_locations and the
+/// control plane (dm_barrier, dm_all_gather_bytes ...) are refused on this thread
+/// (DM_STATUS_INVALID_STATE). When a thread ends with such a group on cpu, the communicators of its
+/// operations fail for all their ranks.
 ///
-/// Local. Groups nest: only the outermost end runs the operations. A group has the operations on
-/// all meshes of the same library, also those on raw communicators. Calls that make communicators
-/// (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done
-/// when they return. Errors: DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED
-/// (an offline world).
+/// Local. Groups nest: only the outermost end runs the operations. A group has all operations of
+/// the thread on meshes of one library, also those on raw communicators. Calls that make
+/// communicators (dm_init, dm_flatten ...) do not join the group: they are done when they return.
+/// Errors: DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.group_start())
 }
 
-/// Ends the group that this thread began, and runs its operations. On cpu it returns when all of
-/// their results are there.
+/// Ends the group that this thread began, and runs its operations. On cpu it returns when all
+/// results are there, and on cuda when all operations are on their streams. It waits for other
+/// ranks as its operations do.
 ///
-/// Errors: the first error of any of the operations, as they would give it, also of one that was
-/// refused when it was called (on cpu none of the group's operations runs then);
-/// DM_STATUS_INVALID_STATE when no group was begun. Call it on every path: until then operations of
-/// this thread only wait. DM_STATUS_ABORTED where another thread has aborted a mesh with operations
-/// in the group: on cpu none of the group's operations runs, or, when the abort comes while they
-/// run, those on other meshes run to their end. The message says which. On cpu, dm_abort of a mesh
-/// ends the group that its thread has open, so there is no group to end after it. On cuda NCCL
-/// cannot end a group that holds an operation of a communicator which dm_abort has ended: the call
-/// gives DM_STATUS_ABORTED, and so does every later operation of this thread; make those from
+/// Errors: the first error of any operation of the group, also of one that was refused when it was
+/// called (on cpu none of the group's operations runs then); DM_STATUS_INVALID_STATE (no group was
+/// begun). Call dm_group_end on every path of the program, because operations of this thread only
+/// wait until then.
+///
+/// DM_STATUS_ABORTED says that another thread has aborted a mesh with operations in the group. On
+/// cpu none of the group's operations runs then; when the abort comes while they run, those on
+/// other meshes run to their end. The message says which. On cpu, dm_abort of a mesh also ends the
+/// group that the thread of dm_abort has open, so that thread has no group to end after it. On cuda
+/// NCCL cannot end a group that holds an operation of a communicator which dm_abort has ended: the
+/// call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make those from
 /// another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group that this
 /// thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]

@@ -14,24 +14,26 @@ use crate::comm::View;
 use crate::error::Result;
 use crate::logging;
 
-/// The raw communicator of this rank's group along a dimension; rank order in it is the coordinate
-/// along the dimension.
+/// Gives the raw communicator of this rank's group along a dimension. A process's rank in it is the
+/// process's coordinate along the dimension.
 ///
 /// Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group
-/// along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 give one communicator,
-/// which holds this rank alone and is made at the first such call.
+/// along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 share one communicator,
+/// which holds this rank alone and is made at its first use.
 ///
-/// The communicator is borrowed from the root mesh. It lives until the mesh or its world is
-/// finalized, aborted or shrunk, or until the process ends, whatever handles are freed. Only a
-/// communicator that has failed ends with the last handle of its meshes. The caller never destroys
-/// it. It is valid only in the library that made it: call it through dm_get_proc, or ask for
-/// device type "cuda" by name and link that same copy of NCCL. A mesh of device type NULL may be on
-/// cpu, and a linked NCCL crashes on its communicator. On NCCL it is blocking, unless the
-/// dimension's nccl_config says otherwise: operations are on the stream when they return. The call
-/// takes no lock and lasts a few nanoseconds.
+/// The communicator is borrowed from the root mesh, and the caller never destroys it. It is valid
+/// until the mesh has ended (see "ended" at the head of this file), also when all handles were
+/// freed. Only a communicator that has failed ends with the last handle of its meshes. Another root
+/// mesh that shares the communicator ends it by dm_abort, too. Only the library that made the
+/// communicator can use it: call functions of dm_get_proc, or ask for device type "cuda" by name
+/// and link that same copy of NCCL. A mesh of device type NULL may be on cpu, and a linked NCCL
+/// crashes on its communicator. On NCCL the communicator is blocking, unless the dimension's
+/// nccl_config says otherwise: operations are on the stream when they return. Once the communicator
+/// is made, the call takes no lock and lasts a few nanoseconds.
 ///
 /// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
-/// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT; where the call makes the
+/// communicator also DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST and DM_STATUS_CCL.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; comm_out is NULL or writable.
@@ -57,11 +59,11 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
     })
 }
 
-/// The function of that name ("ncclAllReduce", ...) in the library that made this mesh's
-/// communicators. It is of the right copy when the process has several NCCLs, and it also works on
-/// cpu, where no NCCL is linked.
+/// Gives the function of that name ("ncclAllReduce", ...) in the library that made this mesh's
+/// communicators. When the process has several copies of NCCL, the function is of the right one.
+/// The call also works on cpu, where no NCCL is linked.
 ///
-/// Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays
+/// Local. Cast *proc_out to the function's type, for example decltype(&ncclAllReduce). It stays
 /// valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
 /// version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT.
@@ -85,11 +87,11 @@ pub unsafe extern "C" fn dm_get_proc(
     })
 }
 
-/// The function of that name ("ncclMemAlloc", ...) in the library that meshes of device_type will
-/// get, before there is a mesh.
+/// Gives the function of that name ("ncclMemAlloc", ...) in the library that meshes of device_type
+/// will get, before there is a mesh.
 ///
-/// Local. device_type is "cuda", "cpu" or NULL, as in dm_world_init. The library is the one that a
-/// world gets whose options name none; a program that names one (dm_world_options.ccl_library) asks
+/// Local. device_type is "cuda", "cpu" or NULL, as in dm_world_init. This is the library of a world
+/// whose options name none. A program that names one (dm_world_options.ccl_library) calls
 /// dm_get_proc with a mesh of that world. Errors: DM_STATUS_NOT_FOUND (names the library and its
 /// version), DM_STATUS_LIBRARY, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -113,8 +115,8 @@ pub unsafe extern "C" fn dm_get_device_proc(
     })
 }
 
-/// Makes the NCCL that is linked into the program the library of device type cuda: resolve gives
-/// the address of NCCL's function of a name, or NULL where the program has none of that name.
+/// Makes the NCCL that is linked into the program the library of device type cuda. resolve returns
+/// the address of NCCL's function of that name, or NULL where the program has none.
 ///
 /// ```c
 /// static void *resolve(void *user_data, const char *name) {
@@ -125,11 +127,12 @@ pub unsafe extern "C" fn dm_get_device_proc(
 ///
 /// Local, for the whole process; call it before anything else of device type cuda or NULL. Without
 /// it the library loads a shared NCCL, and a communicator of that copy crashes in the functions
-/// that the program links. It goes before DM_CCL_LIBRARY and after dm_world_options.ccl_library.
-/// resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
-/// an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
-/// docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
-/// missing; it is named), DM_STATUS_INVALID_STATE (device type cuda is in use already).
+/// that the program links. dm_world_options.ccl_library goes before the resolver, and the resolver
+/// before DM_CCL_LIBRARY. This call and dm_get_proc call resolve, from any thread, until the
+/// process ends. resolve NULL removes an earlier resolver. Not every rank needs one, but all ranks
+/// need the same release of NCCL. docs/nccl.md lists the functions that must be there. Errors:
+/// DM_STATUS_LIBRARY (a function is missing; it is named), DM_STATUS_INVALID_STATE (device type
+/// cuda is in use already).
 ///
 /// # Safety
 /// resolve is NULL or gives functions as nccl.h declares them, and may be called with user_data

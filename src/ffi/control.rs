@@ -21,10 +21,10 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 /// Returns when every rank of this rank's group along dim has called it.
 ///
 /// Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0:
-/// the mesh's timeout. The call goes through the store and uses no communicator, so it works on
-/// every device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It
-/// says nothing about work on devices. It takes its turn among the calls of the world that make or
-/// end something (see "Order" at the head of this file).
+/// the mesh's timeout. The call goes through the store and uses no communicator. So it works on
+/// every device type, makes no communicator on a mesh with DM_INIT_LAZY, and costs some round
+/// trips. It does not wait for work on devices. It takes its turn among the calls of the world that
+/// make or end something (see "Order" at the head of this file).
 ///
 /// Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
 /// that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
@@ -48,18 +48,18 @@ pub unsafe extern "C" fn dm_barrier(mesh: *const dm_mesh, dim: *const c_char, ti
 /// Gathers len bytes of every rank of dim on every rank: element i of the result is what the rank
 /// i along dim gave.
 ///
-/// Collective over this rank's group along dim. len may differ from rank to rank and may be 0;
-/// data is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64
-/// MiB. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel
-/// through the store, as dm_barrier does: seeds, IPC handles, names of files, configuration. The
-/// caller frees the result with dm_buffers_free.
+/// Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
+/// is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB.
+/// dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through
+/// the store, as dm_barrier does. So the call is for small things: seeds, IPC handles, names of
+/// files, configuration. The caller frees the result with dm_buffers_free.
 ///
 /// ```c
 /// dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);
 /// dm_buffers_get(handles, peer, &bytes, &len);
 /// ```
 ///
-/// Errors: those of dm_barrier, and DM_STATUS_INVALID_ARGUMENT (too many bytes; when one rank
+/// Errors: those of dm_barrier; DM_STATUS_INVALID_ARGUMENT also for too many bytes (when one rank
 /// gives too many, all ranks get the error).
 ///
 /// # Safety
@@ -123,9 +123,9 @@ pub unsafe extern "C" fn dm_broadcast_bytes(
 /// Gathers len bytes of every rank of the world on every rank, as dm_all_gather_bytes does along a
 /// dimension: element i of the result is what world rank i gave.
 ///
-/// Collective over the world. timeout_ms 0: the world's timeout. Errors: those of
-/// dm_world_barrier, DM_STATUS_INVALID_ARGUMENT (more than 8 MiB of this rank, or 64 MiB of all
-/// ranks) and DM_STATUS_UNSUPPORTED (an offline world).
+/// Collective over the world. timeout_ms 0: the world's timeout. The caller frees the result with
+/// dm_buffers_free. Errors: those of dm_world_barrier; DM_STATUS_INVALID_ARGUMENT also for more
+/// than 8 MiB of this rank, or 64 MiB of all ranks.
 ///
 /// # Safety
 /// data is NULL or points to len bytes; buffers_out is NULL or writable.
@@ -150,9 +150,10 @@ pub unsafe extern "C" fn dm_world_all_gather_bytes(
 /// Gives every rank of the world the len bytes of the world rank root, as dm_broadcast_bytes does
 /// along a dimension: the result has one element.
 ///
-/// Collective over the world. data and len are used on the root only. timeout_ms 0: the world's
-/// timeout. Errors: those of dm_world_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
-/// different roots.
+/// Collective over the world. data and len are used on the root only; len is at most 8 MiB and may
+/// be 0. timeout_ms 0: the world's timeout. The caller frees the result with dm_buffers_free.
+/// Errors: those of dm_world_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give different
+/// roots.
 ///
 /// # Safety
 /// On the root, data is NULL or points to len bytes; buffers_out is NULL or writable.
@@ -175,8 +176,8 @@ pub unsafe extern "C" fn dm_world_broadcast_bytes(
     })
 }
 
-/// The number of elements: the number of ranks for an all-gather, 1 for a broadcast; 0 for an
-/// invalid handle (dm_last_error then says so).
+/// The number of elements of the result: the number of ranks for an all-gather, 1 for a broadcast.
+/// 0 stands for an invalid handle (dm_last_error then says so).
 ///
 /// Local.
 #[unsafe(no_mangle)]
@@ -184,10 +185,10 @@ pub extern "C" fn dm_buffers_count(buffers: *const dm_buffers) -> usize {
     guard_or(0, || BUFFERS.with(buffers as usize, |count| *count))
 }
 
-/// One element: its bytes and their number.
+/// Gives one element of the result: its bytes and their number.
 ///
-/// Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL,
-/// and a NUL follows the bytes that len does not count, so text that was sent without one is a
+/// Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL. A
+/// NUL, which *len_out does not count, follows the bytes. So text that was sent without a NUL is a
 /// string. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (no such element).
 ///
 /// # Safety
@@ -214,7 +215,8 @@ pub unsafe extern "C" fn dm_buffers_get(
     })
 }
 
-/// Frees the result of a call. Local; NULL is a no-op, and so is a handle that was freed before.
+/// Frees the result of a call. Local; NULL is a no-op, and so are a handle that was freed before
+/// and any handle in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_buffers_free(buffers: *mut dm_buffers) {
     if !buffers.is_null() {

@@ -28,9 +28,9 @@ pub extern "C" fn dm_last_error() -> *const c_char {
     with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))
 }
 
-/// This thread's last failing call in full: status, message, the codes of the layers below, and
-/// which ranks, dimension and call the failure is about. A program needs no text to go on without
-/// the ranks that are lost (dm_shrink).
+/// Tells all about this thread's last failing call: its status and message, the codes of the layers
+/// below, and which ranks, dimension and call the failure is about. So a program need not read the
+/// message to learn which ranks are lost (dm_lost_ranks has the whole list for dm_shrink).
 ///
 /// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
 /// status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
@@ -81,10 +81,10 @@ fn borrowed(ranks: &[i32]) -> (*const i32, usize) {
 
 /// The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
 ///
-/// Local. A program that loads the library by dlopen checks it first: another minor version
-/// (below 1.0) or major version has other functions and types. Where the library was loaded by
-/// the file name of such a version (libdevicemesh.so.0.1), dm_world_init, dm_init, dm_from_comms,
-/// dm_deserialize and dm_plan_ranks fail with DM_STATUS_UNSUPPORTED.
+/// Local. A program that loads the library by dlopen checks the version first: another major
+/// version, and below 1.0 another minor version, has other functions and types. Where a file name
+/// of such a version (libdevicemesh.so.0.1) has loaded this library, dm_world_init, dm_init,
+/// dm_from_comms, dm_deserialize and dm_plan_ranks fail with DM_STATUS_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_version() -> u32 {
     const VERSION: u32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))

@@ -11,14 +11,19 @@ use super::pointers::out;
 use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::error::Error;
 
-/// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well, while it is being
-/// made, and before it is made (DM_INIT_LAZY). dim NULL: all communicators of the view's
-/// dimensions; the first error in the order of the dimensions counts.
+/// Returns the asynchronous error of dim's communicator: DM_STATUS_OK while it works, while it is
+/// being made, and before it is made (DM_INIT_LAZY). dim NULL stands for all dimensions of the
+/// view: the first error in the order of the dimensions counts.
 ///
-/// Local; it does not wait and makes nothing. Errors: DM_STATUS_PEER_LOST (a rank's process has
-/// gone, or it aborted; named where known), DM_STATUS_MISMATCH and
-/// DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
-/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
+/// Local: it makes no communicator, and waits for no rank and for no work. On cuda it waits for the
+/// answer of ncclCommGetAsyncError, five seconds at most for each communicator; where NCCL works,
+/// the answer is there at once. It does not ask the store, so DM_STATUS_OK does not say that all
+/// ranks live: dm_lost_ranks and dm_stream_wait ask the store.
+///
+/// Errors: DM_STATUS_PEER_LOST (a rank is lost, or has aborted; named where known),
+/// DM_STATUS_MISMATCH (an earlier collective failed), DM_STATUS_TIMEOUT (an earlier collective
+/// failed, or NCCL does not answer), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.
@@ -32,29 +37,33 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
     })
 }
 
-/// Waits until the work on a stream is done, where cudaStreamSynchronize would wait for ever for a
-/// rank that is lost. DM_STATUS_OK: the work is done, and no communicator has failed by then.
+/// Waits until the work on a stream is done, or until it is clear that a lost rank or a failed
+/// communicator holds it up. (cudaStreamSynchronize would wait for ever.) DM_STATUS_OK says that
+/// the work is done and no communicator has failed by then.
 ///
 /// Local: it makes no communicator, and may be called from several threads. The waiting thread
-/// sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Meanwhile it
-/// asks the communicators for their asynchronous errors, and the store every two seconds for lost
-/// ranks. dim names the dimension whose communicator and ranks are asked about; NULL stands for
-/// all communicators of the mesh that exist. timeout_ms 0: the mesh's timeout. The stream may hold
-/// other work, too. A stream that is being captured is refused. On cpu a collective is done when it
-/// returns: stream is NULL there, and the call returns at once after the check that dm_check makes.
+/// sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Every 100 ms
+/// it asks the communicators for their asynchronous errors. It asks the store for lost ranks after
+/// 250 ms, and then with growing pauses of at most two seconds. dim names the dimension whose
+/// communicator and ranks it asks about. dim NULL stands for the communicators and the ranks of the
+/// whole root mesh; a communicator that is not made yet is left out. timeout_ms 0: the mesh's
+/// timeout. The stream may hold other work, too. A stream that is being captured is refused. On cpu
+/// a collective is done when it returns: stream is NULL there, and the call asks the communicators
+/// once and returns.
 ///
-/// A failure leaves the work on the stream: dm_abort ends it. When a rank is lost, the call waits
-/// one second more, because work that does not need the rank may end by itself. After that it
-/// gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So ranks end their
-/// processes after dm_finalize. dm_last_error_info names the lost ranks, the dimension and the time
-/// that passed.
+/// When the call fails, the work stays on the stream: dm_abort ends the work. When a rank is lost,
+/// the call waits one second more, because work that does not need the rank may end by itself.
+/// After that it gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So a rank
+/// ends its process only after dm_finalize. A mesh without a world has no store: there only a
+/// communicator can tell of a lost rank. dm_last_error_info has the lost ranks, the dimension and
+/// the time that passed.
 ///
-/// Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost), DM_STATUS_CCL (a
-/// communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
-/// DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_NOT_FOUND,
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, a stream on cpu), DM_STATUS_INVALID_STATE (the
-/// stream is being captured).
+/// Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check),
+/// DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
+/// DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_MISMATCH (cpu:
+/// an earlier collective failed), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED
+/// (an offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (a negative timeout, a
+/// stream on cpu), DM_STATUS_INVALID_STATE (the stream is being captured).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; stream is NULL or a live stream of the program.
@@ -73,53 +82,57 @@ pub unsafe extern "C" fn dm_stream_wait(
     })
 }
 
-/// Ends the root mesh of this view on this rank, without waiting for other ranks: wakes every call
-/// that is blocked in any of its views, here and, with the host engine, on the other ranks, where
-/// they get DM_STATUS_PEER_LOST.
+/// Ends the root mesh of this view on this rank, without an agreement with other ranks, and wakes
+/// every call of this rank that is blocked in any of its views. With the host engine it also wakes
+/// such calls on the other ranks, where they get DM_STATUS_PEER_LOST.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. On cpu it returns at once. On
 /// cuda it waits for calls of this library that are inside NCCL on these communicators, and then
 /// for NCCL's own abort, which waits for captured CUDA graphs with work of the communicator and for
-/// ranks of this host. Both together last the mesh's timeout at most, but at least one second and
-/// at most five. Then the call gives DM_STATUS_TIMEOUT, and the communicator ends later.
+/// ranks of this host. The limit for both together is the mesh's timeout, but not less than one
+/// second and not more than five. At the limit the call gives DM_STATUS_TIMEOUT, and the
+/// communicator ends later.
 ///
-/// Every view of this root answers DM_STATUS_ABORTED from the beginning of the call on, also when
-/// it fails. A communicator that another root mesh of this world shares ends for that one as well;
-/// a mesh that is made afterwards has new ones. Raw communicators from dm_get_comm must not be used
-/// any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. A dm_init in
-/// progress has no mesh yet: dm_world_abort ends it.
+/// The mesh has ended (see "ended" at the head of this file) from the beginning of the call on,
+/// also when the call fails. A communicator that another root mesh of this world shares ends for
+/// that one as well; a mesh that is made afterwards has new ones. Raw communicators from
+/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
+/// does nothing. A dm_init in progress has no mesh yet: dm_world_abort ends it.
 ///
-/// NCCL's abort returns when this root's work has left the streams: where that lies behind a stuck
-/// call of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator while a
-/// thread is inside a call on it. The library keeps its own calls away; calls on raw communicators
-/// are the program's to keep away. Another rank that waits for this one through the store alone (to
-/// make a communicator that a DM_INIT_LAZY mesh has not made yet, or in dm_barrier and its
-/// neighbours where no communicator of the host engine tells it) is told by dm_world_abort only;
-/// otherwise it waits until its deadline.
+/// NCCL's abort returns when the work of this root has left the streams. Where this work lies
+/// behind stuck work of another mesh, dm_world_abort ends both. NCCL forbids ending a communicator
+/// while a thread is inside a call on it. The library sees to this for its own calls, and the
+/// program for its calls on raw communicators.
+///
+/// Another rank may wait for this one through the store alone: to make a communicator that a
+/// DM_INIT_LAZY mesh has not made yet, or in a call of the control plane where no communicator of
+/// the host engine tells it. dm_abort does not tell such a rank, and it waits until its deadline;
+/// dm_world_abort tells it.
 ///
 /// Errors: DM_STATUS_TIMEOUT (cuda: a communicator has not ended yet), DM_STATUS_CCL (NCCL's abort
-/// failed), DM_STATUS_INVALID_HANDLE. After each of them but the last the mesh has ended.
+/// failed), DM_STATUS_INVALID_HANDLE. After DM_STATUS_TIMEOUT and DM_STATUS_CCL the mesh has ended,
+/// too.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
 }
 
-/// Waits for the outstanding work of this view's root mesh and destroys those of its communicators
-/// that no other root mesh of this world shares. Every view of this root answers DM_STATUS_ABORTED
-/// from then on; handles are still to be freed.
+/// Waits for the outstanding work of this view's root mesh, destroys those of its communicators
+/// that no other root mesh of this world shares, and ends the mesh (see "ended" at the head of this
+/// file).
 ///
-/// Collective over the root mesh; on a rank outside it, local. options NULL: the mesh's timeout;
-/// its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
+/// Collective over the root mesh; local on a rank outside it, and for a mesh without a world.
+/// options NULL: the mesh's timeout; options->dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
 /// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
-/// dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
-/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
+/// dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
+/// ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
 /// DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
 /// DM_STATUS_INVALID_HANDLE.
 ///
-/// A communicator that has failed has no work to wait for: it is aborted, and the call gives its
-/// failure on all ranks. The call does not wait for a rank that has not come one second after the
-/// failure. When a rank waits in a collective of the host engine for a rank that has called
-/// dm_finalize, both get DM_STATUS_MISMATCH after about a second.
+/// A communicator that has failed has no work to wait for: it is aborted, and the call gives the
+/// failure on all ranks. Then the call waits one second at most for ranks that have not come. When
+/// a rank waits in a collective of the host engine for a rank that has called dm_finalize, both get
+/// DM_STATUS_MISMATCH after about a second.
 ///
 /// # Safety
 /// options is NULL or points to struct_size bytes.
@@ -135,13 +148,13 @@ pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_ca
     })
 }
 
-/// The world ranks of the mesh that are known to be lost by now (see "lost" at the head of this
-/// file), in ascending order. dm_shrink takes them.
+/// Gives the world ranks of this view that are known to be lost by now (see "lost" at the head of
+/// this file), in ascending order, without a limit of their number. dm_shrink takes this list.
 ///
 /// Local: it asks the store, and waits for half a second at most where the store does not answer.
-/// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
-/// may be of a mesh that was aborted. Without a world (dm_from_comms) only losses are known that a
-/// communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+/// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The call
+/// also answers after the mesh has ended. On a mesh without a world (dm_from_comms) it knows only
+/// losses that a communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
@@ -160,47 +173,48 @@ pub unsafe extern "C" fn dm_lost_ranks(
     })
 }
 
-/// The mesh without those indices along dim that hold a lost rank, for going on after a rank has
-/// died. Whole replicas go, with all their ranks.
+/// Gives a mesh without those indices along dim that hold a lost rank, so that the job goes on
+/// after a rank has died. Each such index goes with all its ranks (a whole replica).
 ///
 /// Collective over the ranks of the mesh that are not lost (where the mesh is a range, over those
-/// of the range), also those whose replica goes: they get
-/// a handle that answers DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh
-/// has all ranks of its root (a view of some of them is refused). dim NULL is allowed on a 1-D
-/// mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over
-/// ranks 0, 1, 2, 3, 6, 7.
+/// of the range), also over living ranks whose replica goes: calls on their handle that need a
+/// member give DM_STATUS_NOT_MEMBER. A rank that has called dm_abort is not lost. mesh has all
+/// ranks of its root mesh or its range (a view of some of them is refused). dim NULL is allowed on
+/// a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2)
+/// over ranks 0, 1, 2, 3, 6, 7.
 ///
 /// With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
 /// leave out the same ranks, whatever each of them knew. The call waits until every rank has made
 /// it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
 /// get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
-/// rank that lives and that the others take for lost gets
-/// DM_STATUS_NOT_MEMBER. A rank that neither calls nor is known to be lost is missed at the
-/// deadline: DM_STATUS_TIMEOUT, and dm_last_error_info names it.
+/// rank that lives and that the others take for lost gets DM_STATUS_NOT_MEMBER. When a rank neither
+/// calls nor is known to be lost, the others get DM_STATUS_TIMEOUT at the deadline, and
+/// dm_last_error_info has the rank.
 ///
 /// Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
-/// that is named need not have died: it calls dm_abort. Ranks that name different lost ranks get
-/// DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks without
-/// one. Two sets of ranks that name each other as lost go on apart. A list that is wrong in itself
-/// is refused on its caller alone.
+/// that is named may be alive: it calls dm_abort, and not dm_shrink. Ranks that name different lost
+/// ranks get DM_STATUS_MISMATCH if they wait for each other, and so do ranks with a list and ranks
+/// without one. Two sets of ranks that name each other as lost go on apart. A list that is wrong in
+/// itself is refused on its caller alone.
 ///
 /// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds, unless
-/// this rank itself refuses it: calls that are blocked in any of its views return, and every view
-/// answers DM_STATUS_ABORTED. It may therefore be called from any thread (one at a time), and after
-/// dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort ends the call
-/// early. When it fails with DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the
-/// refusal of a rank, it may be called again on the same handle. The result is a root mesh of its
-/// own; its dimensions have the names of this one's, and share no communicator with meshes made
-/// before. The caller frees the handle with dm_free.
+/// this rank itself refuses it: calls that are blocked in any of its views return. dm_shrink may
+/// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
+/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails with
+/// DM_STATUS_PEER_LOST, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT or the refusal of a rank, the ranks
+/// may call it again on the same handle. The result is a root mesh of its own; its dimensions have
+/// the names of this one's, and share no communicator with meshes made before. The caller frees the
+/// handle with dm_free.
 ///
 /// The new mesh inherits this one's timeout, whether it is lazy, and the dm_dim_options of its
 /// dimensions. options->dim_options has one element for each dimension of the mesh, and replaces
-/// the inherited ones; options->timeout_ms bounds this call. options NULL: as inherited.
+/// the inherited ones; options->timeout_ms bounds this call. options NULL: the inherited options,
+/// and the timeout of the mesh.
 ///
-/// ncclCommShrink makes the new communicators from those of the mesh. Errors:
-/// DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
-/// DM_STATUS_INVALID_ARGUMENT (an empty list, a rank outside the mesh, this rank, nothing left),
-/// DM_STATUS_INVALID_STATE (no rank is lost),
+/// ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
+/// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (an
+/// empty list, a rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank
+/// is lost), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
 /// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
 /// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.

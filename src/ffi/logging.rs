@@ -12,7 +12,7 @@ use crate::logging::{self, Level, LevelFilter};
 pub type dm_log_level = i32;
 /// Nothing is logged.
 pub const DM_LOG_OFF: dm_log_level = 0;
-/// A failure that no caller is told of.
+/// A failure of which no caller is told.
 pub const DM_LOG_ERROR: dm_log_level = 1;
 /// A rank that is lost, an abort, a communicator that has failed, a deadline that comes near.
 pub const DM_LOG_WARN: dm_log_level = 2;
@@ -21,19 +21,21 @@ pub const DM_LOG_INFO: dm_log_level = 3;
 /// Each step of joining, each agreement of the ranks, each error that a caller gets.
 pub const DM_LOG_DEBUG: dm_log_level = 4;
 
-/// Sets what the library logs, and where. It replaces what the environment variable DM_LOG (error,
-/// warn, info or debug) has set; without both nothing is logged.
+/// Sets what the library logs, and where. It replaces the level that the environment variable
+/// DM_LOG (error, warn, info or debug) has set. Without the call and the variable nothing is
+/// logged.
 ///
 /// Local. log NULL: each record is one line on stderr, with time (UTC), level and rank. Otherwise
-/// the library calls log(user_data, level, message) in place of that. message is one line of UTF-8
-/// without a newline, which begins with the rank ("rank 3: ..."); it is valid during the call.
+/// the library calls log(user_data, level, message) for each record, and writes nothing to stderr.
+/// message is one line of UTF-8 without a newline, which begins with the rank ("rank 3: ..."); it
+/// is valid during the call.
 ///
-/// log is called from threads of the library too, from several threads at once, and never while
-/// the library holds a lock that a local function needs: it may call dm_abort, dm_rank, dm_set_log
-/// and other local functions, but no collective ones. What such calls log on this thread is
-/// dropped. log must return: a C++ exception that leaves it ends the process, and longjmp out of it
-/// is not allowed. After dm_set_log has replaced log, user_data may be freed, unless dm_set_log was
-/// called from inside log. In a forked child of a process with a world nothing is logged.
+/// log is called from threads of the library too, and from several threads at once. The library
+/// holds no lock then that a local function needs: log may call dm_abort, dm_rank, dm_set_log and
+/// other local functions, but no collective ones. Records of such calls on this thread are dropped.
+/// log must return: a C++ exception that leaves it ends the process, and longjmp out of it is not
+/// allowed. After dm_set_log has replaced log, user_data may be freed, unless dm_set_log was called
+/// from inside log. In a forked child of a process with a world nothing is logged.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (level is no DM_LOG_ value), DM_STATUS_TIMEOUT (the new log
 /// is set, but another thread has been inside the earlier one for 5 s), DM_STATUS_UNSUPPORTED (a

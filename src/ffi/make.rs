@@ -36,32 +36,32 @@ pub(super) struct FastPart {
 
 pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
-/// Makes a mesh: gives every dimension of this rank a ready communicator. dm_finalize ends the
-/// communicators; dm_free frees the handle alone.
+/// Makes a mesh, and a communicator of this rank for every dimension. dm_finalize ends the
+/// communicators; dm_free frees only the handle.
 ///
 /// ```c
 /// dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
 /// dm_get_comm(mesh, "shard", &comm);
 /// ```
 ///
-/// Collective over the world, also for ranks outside a mesh that is smaller than the world (their
-/// handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
-/// the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (the device type of
-/// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1; their
-/// product is at most the world's size. dim_names are ndim different, non-empty names; NULL names
-/// them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout.
-/// options->num_ranks and num_dim_options are the lengths of the lists beside them.
-/// options->timeout_ms bounds the whole call, also the join of the default world in it. After a
-/// join that failed, was late or was aborted, the next call joins anew. The caller frees the handle
-/// with dm_free.
+/// Collective over the world: where the mesh is smaller than the world, the ranks outside it make
+/// the call too. They get a handle, and calls on it that need a member give DM_STATUS_NOT_MEMBER.
+/// Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu"
+/// or NULL (the device type of options->world; without a world see dm_world_init). shape has ndim
+/// sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
+/// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 ..
+/// n-1, the world's timeout. options->num_ranks and num_dim_options are the lengths of the lists
+/// beside them. options->timeout_ms bounds the whole call, with the joining of the default world.
+/// After a joining that failed, was late or was aborted, the next call joins anew. The caller frees
+/// the handle with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors:
-/// DM_STATUS_INVALID_ARGUMENT (found before anybody is waited for; the other ranks are told and get
-/// it too, but not where the call was to join the default world), DM_STATUS_MISMATCH
-/// (which rank asked for what), DM_STATUS_TIMEOUT (which ranks never came), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the call, also while
-/// it is blocked), and what dm_world_init gives when the default world is joined here. When the
-/// call fails on any rank, it fails on all ranks and leaves nothing behind.
+/// DM_STATUS_INVALID_ARGUMENT (see "refused" at the head of this file; a rank that is not in the
+/// default world yet cannot tell the others), DM_STATUS_MISMATCH (says which rank asked for what),
+/// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE
+/// (options->world), DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the
+/// call, also while it is blocked), and what dm_world_init gives when the default world is joined
+/// here. When the call fails on any rank, it fails on all ranks and leaves nothing behind.
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated;
@@ -84,22 +84,26 @@ pub unsafe extern "C" fn dm_init(
     })
 }
 
-/// Makes a mesh over communicators that exist already, one per dimension in the order of the
+/// Makes a mesh of communicators that exist already, one for each dimension, in the order of the
 /// dimensions.
 ///
-/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
-/// as the dimension, and this process's rank in it is its coordinate (checked). On cuda the
+/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as
+/// the dimension, and this process's rank in it is its coordinate (checked). On cuda the
 /// communicators belong to the library that the program has named (dm_world_options.ccl_library of
 /// options->world, or dm_set_ccl_resolver), or else to the only copy of NCCL that is loaded in the
-/// process; DM_CCL_LIBRARY does not count here, and several copies are refused with their paths.
-/// The communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort,
-/// unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
-/// nothing is made here. options->world NULL: the mesh joins no world, its ranks
-/// are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
+/// process. DM_CCL_LIBRARY does not count here. Several copies are refused, and the message has
+/// their paths. The communicators stay the caller's, must outlive the mesh, and are not aborted by
+/// dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or
+/// dim_options, because no communicator is made here. options->world NULL: the mesh belongs to no
+/// world, and its ranks are 0 .. n-1 unless options->ranks says others. Local calls, collectives on
+/// data and dm_finalize work on it. Calls that make something with other ranks (dm_flatten ...),
+/// dm_shrink and the control plane need a world. The caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY (several copies of NCCL are loaded,
-/// or none).
+/// or none), DM_STATUS_TIMEOUT (NCCL does not answer about a communicator), DM_STATUS_ABORTED
+/// (options->world has ended), DM_STATUS_NOT_MEMBER (this rank is not among the ranks),
+/// DM_STATUS_UNSUPPORTED (options->world is offline).
 ///
 /// # Safety
 /// The conditions of dm_init hold; comms points to ndim live communicators of that library.

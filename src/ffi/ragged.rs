@@ -12,19 +12,20 @@ use crate::error::{Error, Result};
 ///
 /// Collective over this rank's group along dim. The block for rank i begins send_displs[i] elements
 /// after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL)
-/// the blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects
-/// from i: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written;
-/// NCCL does not compare them. No block of recv overlaps another block of either buffer.
+/// the blocks follow each other. A count may be 0. The count that rank i sends to rank k is the
+/// count that k expects from i. On cpu other counts give DM_STATUS_MISMATCH on all ranks, before
+/// anything is written; NCCL does not compare the counts. No block of recv overlaps another block
+/// of either buffer.
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
-/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
-/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
-/// or a dtype whose size is not known here).
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together, and the message has both;
+/// and as in dm_all_reduce), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (as in
+/// dm_all_reduce), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline
+/// world, or a dtype whose size is not known here).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold
@@ -62,20 +63,20 @@ pub unsafe extern "C" fn dm_all_to_allv(
 /// after recv.
 ///
 /// Collective over this rank's group along dim. All ranks give the same counts, and each sends as
-/// many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
-/// before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
-/// follow each other. A count may be 0. The blocks of recv do not overlap. In place when send ==
-/// recv + recv_displs[my rank in dim].
+/// many elements as its own count says. On cpu other counts give DM_STATUS_MISMATCH on all ranks,
+/// before anything is written; NCCL does not compare the counts. Without displacements (NULL) the
+/// blocks follow each other. A count may be 0. The blocks of recv do not overlap. In place when
+/// send == recv + recv_displs[my rank in dim].
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
-/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
-/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
-/// or a dtype whose size is not known here).
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together, and the message has both;
+/// and as in dm_all_reduce), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (as in
+/// dm_all_reduce), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline
+/// world, or a dtype whose size is not known here).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold
@@ -102,23 +103,24 @@ pub unsafe extern "C" fn dm_all_gatherv(
     })
 }
 
-/// Reduces over all ranks of dim a block for each rank i, send_counts[i] elements that begin
-/// send_displs[i] elements after send, and leaves it on rank i.
+/// Reduces a block for each rank i of dim over all ranks of dim, and leaves the result on rank i.
+/// The block has send_counts[i] elements, which begin send_displs[i] elements after send.
 ///
 /// Collective over this rank's group along dim. All ranks give the same counts, and each receives
-/// as many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
-/// before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
-/// follow each other. A count may be 0. In place when recv == send + send_displs[my rank in dim].
+/// as many elements as its own count says. On cpu other counts give DM_STATUS_MISMATCH on all
+/// ranks, before anything is written; NCCL does not compare the counts. Without displacements
+/// (NULL) the blocks follow each other. A count may be 0. In place when recv == send +
+/// send_displs[my rank in dim].
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
 /// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
 /// is allowed on a 1-D mesh. The lists of counts are copied.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together; the message has both),
-/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's
-/// timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world,
-/// or a dtype whose size is not known here).
+/// DM_STATUS_MISMATCH (cpu: the counts of two ranks do not fit together, and the message has both;
+/// and as in dm_all_reduce), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (as in
+/// dm_all_reduce), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline
+/// world, or a dtype whose size is not known here).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the lists have a number for each rank of dim; the buffers hold

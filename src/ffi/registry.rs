@@ -16,11 +16,12 @@ use crate::error::Error;
 
 static NAMED: Lazy<Mutex<HashMap<String, Arc<View>>>> = Lazy::new(Mutex::default);
 
-/// Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of
-/// that name. dm_unregister removes it.
+/// Keeps a view under a name, for dm_lookup anywhere in this process. It replaces an earlier view
+/// of that name. dm_unregister removes the view.
 ///
-/// Local. The registry holds the view by itself: the handle may be freed. Errors:
-/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or empty).
+/// Local. The handle may be freed: the registry keeps the view, and with it the view's world, until
+/// dm_unregister. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or
+/// empty).
 ///
 /// # Safety
 /// name is NULL or NUL-terminated.
@@ -57,7 +58,8 @@ pub unsafe extern "C" fn dm_unregister(name: *const c_char) -> dm_status {
     })
 }
 
-/// A new handle of the view that was registered under that name. The caller frees it with dm_free.
+/// Gives a new handle of the view that was registered under that name. The caller frees it with
+/// dm_free.
 ///
 /// Local. Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT.
 ///

@@ -8,7 +8,7 @@ use super::types::{DM_PARTIAL, DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm
 use crate::error::{Error, Result};
 use crate::sharding::{Placement, local_shard};
 
-/// The shape and the offsets of one rank's block of a tensor whose dimensions are split over
+/// Gives the shape and the offsets of one rank's block of a tensor whose dimensions are split over
 /// dimensions of the mesh.
 ///
 /// Local, no communication. placements has one element per dimension of mesh, so num_placements is
@@ -16,10 +16,11 @@ use crate::sharding::{Placement, local_shard};
 /// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's.
 /// Element i of the block along tensor dimension d is element `offset_out[d] + i` of the tensor.
 ///
-/// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
-/// last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
-/// tensor_dim, each splits what the ones before it left, and dm_placement.order says which are
-/// before. On a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
+/// A dimension of n indices over p ranks is cut as torch.chunk cuts it: into chunks of ceil(n / p),
+/// the last ones shorter or empty. 5 indices over 4 ranks give 2, 2, 1 and 0. When several mesh
+/// dimensions shard one tensor_dim, each splits the chunks of those before it, and
+/// dm_placement.order says which are before. On a mesh (fsdp=2, tp=4) that shards 16 rows over
+/// both, rank 6, at (1, 2), has
 ///
 /// ```c
 /// {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}   fsdp first, PyTorch's default: rows 12 and 13

@@ -20,21 +20,21 @@ use crate::mesh::MeshText;
 /// {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
 /// ```
 ///
-/// devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first,
-/// count] is first, first + 1 ..., [first, count, step] is first, first + step ..., count of them;
-/// step may be negative. layout has for each dimension its (size, stride) pairs, the most
-/// significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1
-/// may have none. The rank at a coordinate is element
+/// devicemesh is the version of the format, 1. ranks is a list of world ranks in runs of count
+/// ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first, first
+/// + step ...; step may be negative. layout has for each dimension its (size, stride) pairs, the
+/// most significant first; their sizes multiply to the dimension's in shape, and a dimension of
+/// size 1 may have none. The rank at a coordinate is element
 ///
 /// ```c
 /// base + sum over dimensions and their pairs of  digit * stride
 /// ```
 ///
-/// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
-/// radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
-/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the pairs are in the order of their
-/// strides, each stride is a multiple of size * stride of the pair before it, so no rank appears
-/// twice. ranks may have more elements than the layout reaches.
+/// of ranks. The digits of a dimension are its coordinate, written in the mixed radix of the
+/// dimension's sizes: coordinate 5 of `[[2,8],[4,1]]` has the digits (1, 1), which give 1 * 8 + 1 *
+/// 1 = 9. So in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the
+/// pairs are in the order of their strides, each stride is a multiple of size * stride of the pair
+/// before it, so no rank appears twice. ranks may have more elements than the layout reaches.
 ///
 /// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and the texts of
 /// its views are no longer. A mesh made with a rank array has as many runs as its list of ranks.
@@ -59,23 +59,24 @@ pub unsafe extern "C" fn dm_serialize(
     })
 }
 
-/// Makes the mesh that a text of dm_serialize describes, as dm_init does with the text's device
-/// type, shape, names and ranks. It is a root mesh, equal (dm_equal) to the view that was written,
-/// with a communicator for every dimension.
+/// Makes the mesh that a text of dm_serialize describes: does what dm_init does with the device
+/// type, the shape, the names and the ranks of the text. It is a root mesh, equal (dm_equal) to the
+/// view that was written, with a communicator for every dimension.
 ///
-/// Collective over the world, on the same terms as dm_init, which the messages name: every rank
-/// passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
-/// view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options
-/// for the dimensions of the text; options->ranks is NULL. Without options->world it is the default
-/// world of the text's device type, which may be larger than the one the text comes from. The
-/// caller frees the handle with dm_free.
+/// Collective over the world. To the ranks it is a call of dm_init, and messages name it so: every
+/// rank passes a text of the same mesh, or calls dm_init with the same arguments. (After dm_slice
+/// ranks have different views: pass the text of one of them on all ranks.) options are those of
+/// dm_init, with dim_options for the dimensions of the text; options->ranks is NULL. Without
+/// options->world it is the default world of the text's device type, which may be larger than the
+/// one the text comes from. The caller frees the handle with dm_free.
 ///
 /// Keys may come in any order and with spaces between. All seven are needed and there are no
 /// others; numbers are integers; there are at most 65536 dimensions. The text may come from a
-/// stranger: it is checked before anybody is waited for, and takes memory in proportion to its
-/// length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on
-/// the caller alone: where it is not JSON, which key is missing, which numbers contradict each
-/// other, which rank is listed twice or not in the world), and those of dm_init.
+/// stranger: it is checked before this rank waits for anybody, and takes memory in proportion to
+/// its length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT
+/// (says where the text is no JSON, which key is missing, which numbers contradict each other, or
+/// which rank is listed twice or is not in the world; a text that is wrong in itself is refused on
+/// its caller alone), and those of dm_init.
 ///
 /// # Safety
 /// The conditions of dm_init hold; text is NULL or NUL-terminated.

@@ -11,21 +11,21 @@ use crate::error::{Error, Result};
 use crate::layout::row_major;
 use crate::topology::plan;
 
-/// A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
-/// closest domains of the machine.
+/// Computes a rank array for dm_init_options.ranks in which the dimensions that talk most stay
+/// inside the closest domains of the machine.
 ///
-/// Local, no communication; the same on every rank that asks with the same options. locations
-/// has world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
-/// gathers them). Level 0 is the racks here, level 2 the NVLink domains; there are at most 32
+/// Local, no communication. Ranks that pass equal options get equal plans. locations has world_size
+/// paths, one for each world rank, from far to near: "rack1/host3/nvl0" (dm_world_locations gathers
+/// them). Level 0 of this path is the rack, and level 2 the NVLink domain; there are at most 32
 /// levels. A name counts within the domain around it: host3 of rack1 is not host3 of rack2. Ranks
-/// may have equal paths. A path that ends early, or is empty, puts its rank into a domain without
-/// a name at the levels below, together with the other ranks whose paths lack these levels. shape
-/// has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
-/// plan also says which ones. ranks_out has n elements, row-major.
+/// may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a
+/// name at the levels below, together with the other ranks whose paths lack these levels. shape has
+/// ndim sizes whose product n is at most world_size: where the mesh has fewer ranks than the world,
+/// the plan also chooses the ranks. ranks_out has n elements, row-major.
 ///
 /// traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the
-/// ranks of its group (0: nothing). NULL: later dimensions talk more, each weighs the product of
-/// the sizes up to and with its own. The plan makes this cost small:
+/// ranks of its group (0: nothing). NULL: later dimensions talk more; the weight of each is the
+/// product of the sizes up to its own, its own included. The plan makes this cost small:
 ///
 /// ```c
 /// cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
@@ -38,8 +38,8 @@ use crate::topology::plan;
 /// A better order may exist, because finding the best one takes exponential time. On the machines
 /// of up to 12 ranks that the tests search exhaustively, the plan is the best order.
 ///
-/// report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out
-/// its length with the NUL:
+/// The report is one line of JSON, and *len_out its length with the NUL. report NULL: the call
+/// writes no report, and len_out may be NULL too.
 ///
 /// ```c
 /// {"ranks":8,"world_size":8,"domains":[2],"cost":64,"identity_cost":256,"even":true,"dimensions":[
@@ -47,15 +47,17 @@ use crate::topology::plan;
 ///  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
 /// ```
 ///
-/// Lists run over the levels: how many domains the world has; in how many of the dimension's
-/// groups ranks are in different domains; the most domains of one group; pairs. identity_cost is
-/// that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
-/// each domain: the shape or the machine does not divide, and some groups of a dimension cross
-/// more domains than others. Costs are integers and can have more than 64 bits.
+/// The lists have one number for each level: domains counts the domains of the world,
+/// crossing_groups the dimension's groups whose ranks are in different domains, most_domains the
+/// domains of the group that has the most, and pairs is as in the cost above. identity_cost is the
+/// cost of the order 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
+/// each domain: the shape or the machine does not divide, and some groups of a dimension cross more
+/// domains than others. Costs are integers and can have more than 64 bits.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
-/// "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
-/// *len_out says how long it is, ranks_out is not written).
+/// "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (capacity is
+/// too small for the report: *len_out has its length, and ranks_out is not written),
+/// DM_STATUS_UNSUPPORTED (see dm_version).
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as said; paths are NUL-terminated.

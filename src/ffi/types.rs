@@ -14,12 +14,12 @@ pub struct ncclComm {
 /// headers can be included, in either order.
 pub type ncclComm_t = *mut ncclComm;
 
-/// This process's place in the job: its rank, the store the ranks meet in, the device, the
-/// communicator library.
+/// This process's place in the job: its rank, the store in which the ranks meet, the device, and
+/// the communicator library.
 ///
 /// A handle is a token, not an address: a stale, freed or made-up one gives
-/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_world_init,
-/// freed by dm_world_free.
+/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. dm_world_init,
+/// dm_get_world and dm_default_world give one, and dm_world_free frees it.
 pub struct dm_world {
     _private: [u8; 0],
 }
@@ -27,37 +27,40 @@ pub struct dm_world {
 /// One rank's immutable view of a mesh: shape, names, ranks, communicators.
 ///
 /// A handle is a token, not an address: a stale, freed or made-up one gives
-/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_init and the
-/// functions that return views, freed by dm_free.
+/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. dm_init and every
+/// function with a mesh_out give one, and dm_free frees it.
 pub struct dm_mesh {
     _private: [u8; 0],
 }
 
-/// Bytes of one or several ranks: the result of dm_all_gather_bytes and its neighbours.
+/// Bytes of one or several ranks: the result of dm_all_gather_bytes, dm_broadcast_bytes,
+/// dm_world_all_gather_bytes and dm_world_broadcast_bytes.
 ///
-/// A handle is a token, not an address, as dm_mesh is. Freed by dm_buffers_free.
+/// A handle is a token, not an address, as dm_mesh is. dm_buffers_free frees it.
 pub struct dm_buffers {
     _private: [u8; 0],
 }
 
-/// The outcome of a call: one of the DM_STATUS_ values.
+/// The outcome of a call: one of the DM_STATUS_ values. A newer library may give values that are
+/// not listed here, so a program has a case for all others.
 pub type dm_status = i32;
 /// Success.
 pub const DM_STATUS_OK: dm_status = 0;
-/// An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a
-/// flag is unknown.
+/// An argument is NULL, is out of range, is repeated or contradicts another one; or a struct_size
+/// is wrong; or a flag is unknown.
 pub const DM_STATUS_INVALID_ARGUMENT: dm_status = 1;
 /// The handle was never given out, or was freed.
 pub const DM_STATUS_INVALID_HANDLE: dm_status = 2;
-/// No dimension, symbol or registered mesh of that name.
+/// There is no dimension, symbol or registered mesh of that name.
 pub const DM_STATUS_NOT_FOUND: dm_status = 3;
-/// The calling rank is not part of this mesh.
+/// The calling rank, or the rank that the call asks about, is not in this view or in this rank's
+/// group along the dimension.
 pub const DM_STATUS_NOT_MEMBER: dm_status = 4;
 /// The buffer is smaller than the answer; the length that is needed was written.
 pub const DM_STATUS_BUFFER_TOO_SMALL: dm_status = 5;
 /// Ranks disagree about a collective call; the message says which rank asked for what.
 pub const DM_STATUS_MISMATCH: dm_status = 6;
-/// A deadline passed; the message names the ranks that never came.
+/// A deadline passed. Where the call waited for ranks, the message names those that did not come.
 pub const DM_STATUS_TIMEOUT: dm_status = 7;
 /// The rendezvous store is unreachable, broke the protocol, or refused this process.
 pub const DM_STATUS_STORE: dm_status = 8;
@@ -65,12 +68,13 @@ pub const DM_STATUS_STORE: dm_status = 8;
 pub const DM_STATUS_CCL: dm_status = 9;
 /// The device driver failed; device_error of dm_error_info has its code.
 pub const DM_STATUS_DEVICE: dm_status = 10;
-/// No usable communicator library; the message lists what was tried.
+/// There is no usable communicator library; the message lists what was tried.
 pub const DM_STATUS_LIBRARY: dm_status = 11;
-/// Not available for this device type, world or library version; the message says what to do
-/// instead.
+/// The call is not available for this device type, world or library version, or in a forked child;
+/// the message says what to do instead.
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
-/// The mesh was aborted or finalized, or its world aborted.
+/// The mesh or its world has ended (see "ended" at the head of this file), or the call was ended by
+/// an abort.
 pub const DM_STATUS_ABORTED: dm_status = 13;
 /// A rank is lost (see "lost" at the head of this file), or has aborted what the call uses. The
 /// message names it where known. Only the lost_ranks of dm_error_info are gone for good.
@@ -83,12 +87,12 @@ pub const DM_STATUS_EXHAUSTED: dm_status = 16;
 /// The arguments are right, but the call may not be made now; the message says what to do first.
 pub const DM_STATUS_INVALID_STATE: dm_status = 17;
 
-/// No rank: what dm_neighbor gives past the edge of a dimension.
+/// This value means "no rank". dm_neighbor gives it past the edge of a dimension.
 pub const DM_RANK_NONE: i32 = -1;
 
 /// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255
-/// goes to NCCL, which refuses those that it does not know; of a number that is not listed here,
-/// the overlap of buffers is not checked.
+/// goes to NCCL, which refuses those that it does not know. For a number that is not listed here,
+/// the library does not check whether buffers overlap.
 pub type dm_dtype = i32;
 /// Signed 8-bit integers.
 pub const DM_INT8: dm_dtype = 0;
@@ -144,9 +148,9 @@ pub struct dm_error_info {
     pub struct_size: usize,
     /// The failing call's status; DM_STATUS_OK when no call of this thread failed.
     pub status: dm_status,
-    /// The communicator library's ncclResult_t, 0 when it was not involved.
+    /// The communicator library's ncclResult_t; 0 when the library was not involved.
     pub ccl_result: i32,
-    /// The device driver's code (CUresult), 0 when it was not involved.
+    /// The device driver's code (CUresult); 0 when the driver was not involved.
     pub device_error: i32,
     /// The errno; 0 when the operating system was not involved.
     pub os_error: i32,
@@ -156,13 +160,13 @@ pub struct dm_error_info {
     /// aborted, did not come, failed, or made another call than the others. At most 512. NULL
     /// when there are none. Borrowed: valid until this thread's next failing call.
     pub ranks: *const i32,
-    /// The number of ranks.
+    /// The number of elements of ranks.
     pub num_ranks: usize,
     /// Those of ranks that are lost (see "lost" at the head of this file), in ascending order. A
     /// rank that only aborted a mesh, did not come or made another call is not lost. NULL when
     /// there are none. Borrowed: valid until this thread's next failing call.
     pub lost_ranks: *const i32,
-    /// The number of lost_ranks.
+    /// The number of elements of lost_ranks.
     pub num_lost: usize,
     /// The name of the dimension along which the failing call was made; NULL for a call that has no
     /// dimension. Borrowed: valid until this thread's next failing call.
@@ -174,15 +178,15 @@ pub struct dm_error_info {
     pub call: i64,
 }
 
-/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
-/// on one machine. Calls that are collective elsewhere are local, and as no rank takes part in
-/// them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this
-/// rank is not in, which is DM_STATUS_NOT_MEMBER in a world with other ranks.
+/// World flag: an offline world, for layouts and plans of any rank of any world, on one machine. It
+/// has no rendezvous and no communicators. Calls that are collective elsewhere are local. So
+/// dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also work on a view that this rank is
+/// not in; in other worlds that gives DM_STATUS_NOT_MEMBER.
 pub const DM_WORLD_OFFLINE: u32 = 1;
 
-/// World flag: the options name the device. It counts before the current device of a thread: a
-/// call that makes communicators makes it current on its thread. Beside RCCL the program itself
-/// makes it current. It is an error on cpu, and an offline world does not use it.
+/// World flag: dm_world_options.device names the device, whatever the current device of a thread
+/// is. A call that makes communicators makes that device current on its thread. With RCCL the
+/// program itself makes it current. The flag is an error on cpu, and an offline world ignores it.
 pub const DM_WORLD_DEVICE: u32 = 2;
 
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
@@ -197,17 +201,19 @@ pub struct dm_world_options {
     pub world_size: i32,
     /// This process's rank, 0 to world_size - 1; used when world_size is given.
     pub rank: i32,
-    /// This process's rank in its host, from which its device follows; used when world_size is
-    /// given. Ranks that leave it at 0 get the numbers that no other rank of their host has, the
+    /// This process's rank on its host, from which its device follows; used when world_size is
+    /// given. A rank that leaves it at 0 gets a number that no other rank of its host has, the
     /// lowest world rank first. So it may stay 0 on all ranks.
     pub local_rank: i32,
     /// The index of the device on which communicators are made, among those that this process sees;
-    /// used when flags has DM_WORLD_DEVICE. Otherwise it is the current device of the thread that
-    /// joins, or where that thread has none, the local rank modulo the number of devices.
+    /// used when flags has DM_WORLD_DEVICE, and 0 otherwise. Without that flag the world takes the
+    /// current device of the thread that joins, or where that thread has none, the device whose
+    /// index is the local rank modulo the number of devices.
     pub device: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// How long a call of the library may wait, in milliseconds. 0: 600000.
+    /// How long dm_world_init may wait, and after it each call of the world and its meshes that has
+    /// no timeout of its own, in milliseconds. 0: 600000.
     pub timeout_ms: i64,
     /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or
     /// "file:///path".
@@ -217,7 +223,7 @@ pub struct dm_world_options {
     /// in the same way, else on cuda a copy that is in this process already or the usual names
     /// (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
     pub ccl_library: *const c_char,
-    /// NULL: the store that init_method names; else the caller's own.
+    /// NULL, or the caller's own store. NULL stands for the store that init_method names.
     pub store: *const dm_store_callbacks,
     /// NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that
     /// gives this token to dm_world_abort ends the joining: dm_world_init returns
@@ -238,7 +244,8 @@ pub struct dm_world_info {
     /// The number of ranks in the world.
     pub size: i32,
     /// This rank's number among the ranks of its host: what the launcher or dm_world_options says.
-    /// The ranks for which neither says one get the free numbers, the lowest world rank first.
+    /// Where neither says a local rank, the rank gets a number that is free on its host, the lowest
+    /// world rank first.
     pub local_rank: i32,
     /// The number of ranks on this host: what the launcher says where it says the local rank too,
     /// otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
@@ -262,18 +269,20 @@ pub struct dm_world_info {
     pub library: *const c_char,
 }
 
-/// What the get of dm_store_callbacks returns when the key did not come in time.
+/// The get of dm_store_callbacks returns this value when the key did not come in time.
 pub const DM_STORE_NOT_YET: i32 = 1;
 
-/// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
+/// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks
+/// meet.
 ///
-/// Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
-/// thread of this process, and from several threads at once. Each returns 0 for success, and get
-/// returns DM_STORE_NOT_YET when the key did not come in time. Any other number says that the
-/// service is broken: it ends the call that needed it at once with DM_STATUS_STORE, and the message
-/// has the number. Keys and values are the library's: valid during the call, so a function copies
-/// what it keeps. A function must return: a C++ exception may not leave it. Initialise with
-/// DM_STORE_CALLBACKS_INIT.
+/// Keys are short printable ASCII, and values have at most 8 MiB. The functions may be called from
+/// any thread of this process, and from several threads at once. set, get and add return 0 for
+/// success, and get returns DM_STORE_NOT_YET when the key did not come in time. Any other number
+/// says that the service is broken: the call that needed the service fails at once with
+/// DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and are
+/// valid during the call, so a function copies what it keeps. A function must return soon (get by
+/// its timeout), because no deadline and no abort of the library ends it. A C++ exception may not
+/// leave it. Initialise with DM_STORE_CALLBACKS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_store_callbacks {
@@ -285,10 +294,11 @@ pub struct dm_store_callbacks {
     pub set: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32,
     >,
-    /// Waits up to timeout_ms milliseconds for key; 0 looks once. When the key is there, copies at
-    /// most capacity bytes of its value to value, writes the length of the whole value to len_out,
-    /// and returns 0. The library calls again with a larger buffer where that length is more than
-    /// capacity. When the key did not come in time, returns DM_STORE_NOT_YET.
+    /// Waits for key, timeout_ms milliseconds at most; with 0 it looks once. When the key is there,
+    /// copies at most capacity bytes of its value to value, writes the length of the whole value to
+    /// len_out, and returns 0. The library calls again with a larger buffer where that length is
+    /// more than capacity. When the key did not come in time, it returns DM_STORE_NOT_YET and
+    /// writes nothing.
     pub get: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,
@@ -300,7 +310,7 @@ pub struct dm_store_callbacks {
         ) -> i32,
     >,
     /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
-    /// writes the sum.
+    /// writes the sum to value_out.
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,
@@ -308,9 +318,9 @@ pub struct dm_store_callbacks {
     /// handle, or on a thread of the library where a mesh was freed last. No other function is
     /// called any more by then. It is not called where dm_world_init failed. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
-    /// Removes key; it is no error when it is not there. What it returns does not matter. May be
-    /// NULL: then what the library has stored stays in the caller's service, some kilobytes for
-    /// each collective call.
+    /// Removes key; a key that is not there is no error. The library ignores the number that it
+    /// returns. May be NULL: then everything that the library has stored stays in the caller's
+    /// service, some kilobytes for each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
 }
 
@@ -328,19 +338,20 @@ pub struct dm_dim_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL or the caller's ncclConfig_t; copied by its own size field, with its strings (netName,
-    /// commName). A dimension with a config
-    /// does not share its communicator. The fields other than names must be the same on every rank.
+    /// NULL or the caller's ncclConfig_t. The library copies it by its own size field, with its
+    /// strings (netName, commName). A dimension with a config does not share its communicator. All
+    /// fields but the names must be the same on every rank.
     pub nccl_config: *const c_void,
     /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
     pub comm_name: *const c_char,
 }
 
-/// Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then
-/// collective over this rank's group along that dimension. Later flattened dimensions are lazy too.
+/// Mesh flag: make a dimension's communicator at the dimension's first dm_get_comm or collective.
+/// That first call is collective over this rank's group along the dimension. Dimensions that are
+/// made later (dm_flatten ...) are lazy too.
 pub const DM_INIT_LAZY: u32 = 1;
-/// Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or
-/// aborted.
+/// Mesh flag of dm_from_comms: the library ends the communicators with the mesh (dm_finalize,
+/// dm_abort, dm_shrink, or the end of its world). When dm_from_comms fails, they stay the caller's.
 pub const DM_INIT_OWN_COMMS: u32 = 2;
 
 /// Options of a mesh. Initialise with DM_INIT_OPTIONS_INIT.
@@ -353,27 +364,27 @@ pub struct dm_init_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL: the process's default world of that device type, joined from the environment at first
-    /// use; for dm_from_comms no world at all.
+    /// NULL: the process's default world of that device type, which dm_init joins from the
+    /// environment at first use; for dm_from_comms no world at all.
     pub world: *mut dm_world,
-    /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product
-    /// of the shape).
+    /// NULL, or n different world ranks, row-major in the mesh's shape; n is the product of the
+    /// shape. NULL stands for the ranks 0 .. n-1.
     pub ranks: *const i32,
     /// The number of elements of ranks: n; 0 where ranks is NULL.
     pub num_ranks: usize,
     /// NULL, or one element for each dimension of the mesh.
     pub dim_options: *const dm_dim_options,
-    /// The number of elements of dim_options: that of the mesh's dimensions; 0 where dim_options
-    /// is NULL.
+    /// The number of elements of dim_options: the number of the mesh's dimensions; 0 where
+    /// dim_options is NULL.
     pub num_dim_options: usize,
     /// How long each collective call of the mesh may wait on the host, in milliseconds. 0: as long
-    /// as the world's. It does not bound work that a call on cuda has put on a stream: see dm_check
-    /// and dm_abort.
+    /// as the world's. It does not bound work that a call on cuda has put on a stream: see
+    /// dm_stream_wait and dm_abort.
     pub timeout_ms: i64,
 }
 
-/// Options of a collective call that gives a mesh new dimensions, or ends it. Initialise with
-/// DM_CALL_OPTIONS_INIT.
+/// Options of a collective call that gives a mesh new dimensions, or ends the mesh (dm_finalize,
+/// dm_shrink). Initialise with DM_CALL_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_call_options {
@@ -385,7 +396,7 @@ pub struct dm_call_options {
     pub reserved: u32,
     /// How long the call may take, in milliseconds. 0: as long as the mesh's calls.
     pub timeout_ms: i64,
-    /// NULL, or one element for each dimension that the call makes.
+    /// NULL, or one element for each dimension that the call makes. dm_finalize makes none.
     pub dim_options: *const dm_dim_options,
     /// The number of elements of dim_options; 0 where dim_options is NULL.
     pub num_dim_options: usize,
@@ -405,7 +416,7 @@ pub struct dm_plan_options {
     pub locations: *const *const c_char,
     /// The size of each dimension of the mesh. The product is at most world_size.
     pub shape: *const i32,
-    /// The number of dimensions.
+    /// The number of elements of shape, and of traffic.
     pub ndim: usize,
     /// NULL, or a weight for each dimension: how much a rank exchanges along it.
     pub traffic: *const u32,
@@ -425,10 +436,11 @@ pub const DM_PARTIAL: i32 = 2;
 pub struct dm_placement {
     /// DM_REPLICATE, DM_SHARD or DM_PARTIAL.
     pub kind: i32,
-    /// For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
+    /// For DM_SHARD: the dimension of the tensor, from 0. The other kinds ignore it.
     pub tensor_dim: i32,
-    /// For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal
-    /// ones in the order of the mesh. All zero is PyTorch's order, from left to right.
+    /// For DM_SHARD, where several mesh dimensions shard one tensor_dim: the dimension with the
+    /// lowest order splits first, and equal orders split in the order of the mesh. With all orders
+    /// 0 the dimensions split from left to right, as in PyTorch.
     pub order: i32,
     /// Must be 0. An initialiser that ends before it, as in `{DM_SHARD, 0, 1}`, makes it 0.
     pub reserved: [u32; 5],

@@ -12,12 +12,13 @@ use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::comm::View;
 use crate::error::Result;
 
-/// A view of the named dimensions, in the order given; it shares the parent's communicators.
+/// Gives the view that has the named dimensions, in that order. It shares the communicators of
+/// mesh.
 ///
-/// Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A
-/// name given to a flattened dimension is known to the root and to every view that holds its
-/// dimensions. num_names 0 gives a view without dimensions, of this rank alone. The caller frees
-/// the handle with dm_free; it does not depend on the handle of the parent.
+/// Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view.
+/// The root mesh, and every view that has the dimensions of a flattened dimension, also know the
+/// name of the flattened one. num_names 0 gives a view without dimensions, of this rank alone. The
+/// caller frees the handle with dm_free; mesh may be freed before.
 ///
 /// Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated
 /// name, or dimensions that overlap), DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
@@ -40,18 +41,20 @@ pub unsafe extern "C" fn dm_slice(
     })
 }
 
-/// Joins all dimensions of this view into one, with a communicator over its ranks in row-major
-/// order.
+/// Joins all dimensions of this view into one, with a communicator over the ranks of the view in
+/// row-major order.
 ///
 /// Collective over the root mesh; for a view of a range, over the ranks of the range (see "range"
-/// at the head of this file). name NULL joins the dimensions' names with "_". The same dimensions
-/// under the same name give the communicator that exists, without communication; under another name
-/// they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the defaults; its
-/// dim_options has one element. The caller frees the handle with dm_free.
+/// at the head of this file). name NULL joins the dimensions' names with "_". A second call with
+/// these dimensions and this name gives the communicator that exists, without communication. With
+/// another name the new dimension shares that communicator, unless options->dim_options says
+/// DM_DIM_OWN_COMM. options NULL: the defaults; its dim_options has one element. The caller frees
+/// the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
-/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
-/// DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
+/// Errors: DM_STATUS_INVALID_ARGUMENT (a dimension or another flattened dimension has the name),
+/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms
+/// without a world).
 ///
 /// # Safety
 /// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its
@@ -71,8 +74,8 @@ pub unsafe extern "C" fn dm_flatten(
     })
 }
 
-/// The view with dimension dim replaced by ndim dimensions, whose sizes in shape multiply to its
-/// size, each with a communicator.
+/// Gives the view in which ndim new dimensions replace the dimension dim, each with a communicator.
+/// Their sizes in shape multiply to the size of dim.
 ///
 /// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
 /// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has
@@ -110,25 +113,25 @@ pub unsafe extern "C" fn dm_unflatten(
     })
 }
 
-/// All ranks of this view, row-major, under another shape: a second factorisation of the same
-/// ranks, each dimension with a communicator.
+/// Gives all ranks of this view, row-major, another shape, and each of its dimensions a
+/// communicator. So one set of ranks can have several factorisations.
 ///
 /// Collective over the root mesh. The ndim sizes in shape multiply to the view's number of ranks;
-/// the first of the new dimensions is the slowest. A name that the view or its root has already
-/// must mean the same groups (the same pipeline stages, for example), and dimensions over the same
-/// ranks as an existing one share its communicator. Expert parallelism beside dense layers, on a
-/// mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
+/// the first of the new dimensions is the slowest. Where the view or its root mesh already has a
+/// dimension of a name, the name must mean the same groups (the same pipeline stages, for example).
+/// A new dimension with the groups of an existing one shares the communicator of the existing one.
+/// Expert parallelism beside dense layers, on a mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
 /// dm_reshape(dense, (int[]){2, 2, 2, 2}, 4, (const char *[]){"pp", "edp", "ep", "etp"}, NULL, &sparse);
 /// ```
 ///
-/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
-/// the defaults; its dim_options has ndim elements, one per new dimension. The caller frees the
-/// handle with dm_free.
+/// Here the call checks that pp has the same stages as before, and etp shares the communicator of
+/// tp. options NULL: the defaults; its dim_options has ndim elements, one per new dimension. The
+/// caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (shape; a repeated name; a name that means other groups, with
-/// both layouts), and those of dm_flatten.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (the shape; a repeated name; a name that means other groups,
+/// and the message has both layouts), and those of dm_flatten.
 ///
 /// # Safety
 /// shape has ndim elements; each of the ndim names is NUL-terminated; options is NULL or points to
@@ -153,27 +156,26 @@ pub unsafe extern "C" fn dm_reshape(
     })
 }
 
-/// The view with dimension dim restricted to its indices start, start + step ... (len of them),
-/// with a communicator of its own along dim. Examples are the first stages of a pipeline, every
-/// second replica, and all ranks but the spare ones.
+/// Gives the view that keeps only len indices of dimension dim: start, start + step ... It has a
+/// communicator of its own along dim. Examples are the first stages of a pipeline, every second
+/// replica, and all ranks but the spare ones.
 ///
 /// Collective over the root mesh of this view (where this view is one of a range itself, over the
-/// ranks of that range), also for the ranks at other indices: they get a handle too, which answers
-/// DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
-/// The result is a range. Row-major positions, strides (dm_describe), dm_submesh and
-/// dm_replica_groups count among the ranks that are left, and so do the calls on it that are
-/// collective over the root mesh and make something (dm_flatten ...). The other dimensions keep
-/// their communicators. dm_root gives the root mesh that this view belongs to, with all its ranks;
-/// the result ends with that mesh. A range of all indices is the view itself. options NULL: the
-/// defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
-/// with dm_free.
+/// ranks of that range), also for the ranks at other indices: they get a handle too, and calls on
+/// it that need a member give DM_STATUS_NOT_MEMBER. dim NULL is allowed on a 1-D mesh. The result
+/// is a range. Row-major positions, strides (dm_describe), dm_submesh and dm_replica_groups count
+/// among the ranks that are left. Calls on the result that make something (dm_flatten ...) are
+/// collective over these ranks. The other dimensions keep their communicators. dm_root gives the
+/// root mesh that this view belongs to, with all its ranks; the result ends with that mesh. A range
+/// of all indices is the view itself. options NULL: the defaults; its dim_options has one element,
+/// for what is left of dim. The caller frees the handle with dm_free.
 ///
 /// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
 /// over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
 /// communicators that it has.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end),
-/// DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is less than 1, start is negative, an index past
+/// the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its
@@ -197,10 +199,11 @@ pub unsafe extern "C" fn dm_slice_range(
     })
 }
 
-/// Makes one view of several views of one root mesh: it has the dimensions of all of them, in
-/// order.
+/// Makes one view of n views of one root mesh: it has the dimensions of all of them, in the order
+/// of meshes.
 ///
-/// Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
+/// Local. The dimensions may not overlap: each rank appears once. The caller frees the handle with
+/// dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED.
@@ -223,7 +226,8 @@ pub unsafe extern "C" fn dm_concatenate(
     })
 }
 
-/// The root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink made.
+/// Gives the root mesh of a view: the one that dm_init, dm_deserialize, dm_from_comms or dm_shrink
+/// made.
 ///
 /// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_ABORTED.
@@ -238,8 +242,8 @@ pub unsafe extern "C" fn dm_root(mesh: *const dm_mesh, mesh_out: *mut *mut dm_me
     })
 }
 
-/// How many parallel copies of the named dimensions there are over the ranks of the root mesh: its
-/// size divided by theirs.
+/// Gives the number of parallel copies of the named dimensions over the ranks of the root mesh: the
+/// size of the root mesh divided by the sizes of the dimensions.
 ///
 /// Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
 ///
@@ -263,12 +267,12 @@ pub unsafe extern "C" fn dm_submesh_count(
     })
 }
 
-/// One of the parallel copies of the named dimensions over the ranks of the root mesh, by index;
-/// the copies are ordered by the row-major position of their first rank.
+/// Gives one of the parallel copies of the named dimensions over the ranks of the root mesh, by its
+/// index. The copies are ordered by the row-major position of their first rank.
 ///
-/// Local. The copy that holds this rank equals dm_slice of those names; the others answer questions
-/// about their ranks, and DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked
-/// for. The caller frees the handle with dm_free.
+/// Local. The copy that holds this rank equals dm_slice of those names. The other copies answer
+/// questions about their ranks, and give DM_STATUS_NOT_MEMBER for questions about this rank's own
+/// place or communicator. The caller frees the handle with dm_free.
 ///
 /// Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when index is not below dm_submesh_count.
 ///
@@ -290,7 +294,7 @@ pub unsafe extern "C" fn dm_submesh(
     })
 }
 
-/// Another handle of the same view, freed on its own.
+/// Gives another handle of the view. The caller frees it with dm_free, like the first one.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (mesh_out is NULL).
 ///
@@ -307,14 +311,14 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
     })
 }
 
-/// Frees a mesh handle. It never ends communicators, because raw pointers to them may be in use:
-/// dm_finalize (or dm_world_finalize, dm_abort) ends them, so call it before.
+/// Frees a mesh handle. It ends no working communicator, because raw pointers to it may be in use:
+/// call dm_finalize (or dm_world_finalize, dm_abort) before, which ends the communicators.
 ///
 /// Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle
 /// in a forked child. Other views are not touched. A program that makes meshes and only frees them
-/// keeps the memory of every communicator until dm_world_finalize. A thread of the library ends
-/// everything that takes time: failed communicators that no mesh has any more, and the world, where
-/// this was its last handle. The end of the process waits for that thread for two seconds.
+/// keeps the memory of every communicator until dm_world_finalize. Where this was the last handle,
+/// a thread of the library ends what takes time: failed communicators that no mesh has any more,
+/// and the world. The end of the process waits two seconds at most for that thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

@@ -27,23 +27,24 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// other ranks on the members of the world.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
-/// for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere.
-/// options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+/// for cuda where a driver with a device and NCCL (or RCCL) are present and cpu elsewhere. options
+/// NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
 /// Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
-/// devices joins one world per device, each with an explicit rank, from one thread per device. Each
-/// rank frees its handle with dm_world_free.
+/// devices joins one world per device, each with an explicit rank, from one thread per device.
+/// *world_out is a handle, which the caller frees with dm_world_free.
 ///
 /// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves
-/// the store until its handle and meshes are freed or its process ends; the other ranks need it
-/// for every collective call of this library. Rank 0 listens only on the addresses of the host
-/// that is named. With DM_STORE_SECRET set in the environment of all ranks, it serves only
-/// connections that prove to have the secret (PyTorch's clients cannot).
+/// the store until its handle and meshes are freed or its process ends. The other ranks need the
+/// store for every call that makes or ends something, and for the control plane. Rank 0 listens
+/// only on the addresses of the host that is named. With DM_STORE_SECRET set in the environment of
+/// all ranks, it serves only connections that prove to have the secret (PyTorch's clients cannot).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables),
 /// DM_STATUS_STORE (unreachable, port in use), DM_STATUS_TIMEOUT (names the ranks that never came),
 /// DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
-/// rank has gone; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
-/// device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+/// rank is lost; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
+/// device driver), DM_STATUS_ABORTED (dm_world_abort with the token of options->joining_out),
+/// DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
 ///
 /// # Safety
 /// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is
@@ -149,12 +150,12 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Returns when every rank of the world has called it.
 ///
 /// Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
-/// so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
-/// names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
-/// DM_STATUS_PEER_LOST a rank that is lost; DM_STATUS_ABORTED says that this rank has left by
-/// dm_world_abort; DM_STATUS_INVALID_STATE (operations wait in a group of this thread),
-/// DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world),
-/// DM_STATUS_STORE.
+/// so it costs some round trips. It does not wait for work on devices. Errors: DM_STATUS_TIMEOUT
+/// (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank that made another call),
+/// DM_STATUS_PEER_LOST (names a rank that is lost), DM_STATUS_ABORTED (this rank has ended its part
+/// by dm_world_abort, or the world was finalized), DM_STATUS_INVALID_STATE (operations wait in a
+/// group of this thread), DM_STATUS_INVALID_ARGUMENT (a negative timeout),
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_STORE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
@@ -167,10 +168,10 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// rank order.
 ///
 /// Collective over the world. location is the path of this rank, from far to near
-/// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
-/// containers of one machine. Ranks may give different levels, but for a plan all paths should
-/// have the same levels. timeout_ms 0: the world's timeout. *locations_out is borrowed from the
-/// world: valid until its last handle and mesh are freed.
+/// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all containers
+/// of one machine. Each rank gives its own path. Paths may have different numbers of levels, but a
+/// plan is best when all have the same ones. timeout_ms 0: the world's timeout. *locations_out is
+/// borrowed from the world: valid until the world's last handle and mesh are freed.
 ///
 /// ```c
 /// dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
@@ -182,7 +183,7 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// ```
 ///
 /// The library owns the list and its strings: the caller copies what must live longer, and frees
-/// nothing. Equal answers are lent once, so repeated calls need no further memory.
+/// nothing. Calls with equal answers give one list, so repeated calls need no further memory.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes, a negative
 /// timeout), DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
@@ -226,16 +227,16 @@ unsafe impl<T> Send for Borrowed<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Borrowed<T> {}
 
-/// Ends this rank's part in the world, without waiting for other ranks: wakes every call of it that
-/// is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root
-/// meshes, as dm_abort does. To the other ranks this rank is lost from then on.
+/// Ends this rank's part in the world, without waiting for other ranks: wakes every call of the
+/// world that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...) and aborts all
+/// its root meshes, as dm_abort does. To the other ranks this rank is lost from then on.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective
-/// call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
-/// used any more; handles are still to be freed. Other ranks that wait for this one get
-/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
-/// dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
-/// this for the worlds that dm_init joins by itself. Errors: those of dm_abort.
+/// call of the world gives DM_STATUS_ABORTED, its meshes have ended, and their raw communicators
+/// must not be used any more; handles are still to be freed. Other ranks that wait for this one get
+/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. With a token of
+/// dm_world_options.joining_out the call ends the dm_world_init that wrote the token.
+/// dm_default_world_abort ends the worlds that dm_init joins by itself. Errors: those of dm_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match JOINING.get(world as usize) {
@@ -248,11 +249,12 @@ pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
 }
 
 /// Ends this rank's part in the default worlds, those that dm_init joins by itself, as
-/// dm_world_abort does. It ends one that is being joined, too.
+/// dm_world_abort does. It also ends the joining of a default world.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. A dm_init that begins after
 /// that joins the default world anew, so the ranks can meet again once all of them have aborted
-/// theirs. Without a default world it does nothing. Errors: DM_STATUS_CCL.
+/// theirs. Without a default world it does nothing. Errors: DM_STATUS_TIMEOUT and DM_STATUS_CCL, as
+/// in dm_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_default_world_abort() -> dm_status {
     guard(comm::abort_default_worlds)
@@ -260,18 +262,18 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 
 /// Ends the world in order: waits for the outstanding work of all its meshes on all ranks, destroys
 /// their communicators, also those of meshes whose handles were freed, and ends the meshes and the
-/// world. It is what destroy_process_group() is in PyTorch.
+/// world. PyTorch's destroy_process_group() does the same.
 ///
-/// Collective over the world; local in an offline world. timeout_ms 0: the world's timeout. Every
-/// call of the world and its meshes answers DM_STATUS_ABORTED from then on, raw communicators of
-/// its meshes must not be used any more, and handles are still to be freed. Communicators that
-/// dm_from_comms took without DM_INIT_OWN_COMMS stay the caller's. Where dm_init joined the world
-/// by itself, the next dm_init joins it anew. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as
-/// in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
-/// it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
-/// aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
-/// DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations wait in a
-/// group of this thread), DM_STATUS_INVALID_HANDLE.
+/// Collective over the world; local in an offline world. timeout_ms 0: the world's timeout. From
+/// then on every collective call of the world gives DM_STATUS_ABORTED, its meshes have ended, and
+/// their raw communicators must not be used any more; handles are still to be freed. Communicators
+/// that dm_from_comms took without DM_INIT_OWN_COMMS stay the caller's. Where dm_init joined the
+/// world by itself, the next dm_init joins it anew. Errors: DM_STATUS_TIMEOUT and
+/// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the world is as before, and
+/// dm_world_abort ends it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or
+/// fails now: it is aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended
+/// already), DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations
+/// wait in a group of this thread), DM_STATUS_INVALID_HANDLE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
@@ -294,9 +296,9 @@ pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {
 /// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
 /// handle in a forked child.
 ///
-/// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says. Where
-/// this was the last handle of the world, the call returns when the store has been let go, and on
-/// rank 0 when its server has ended.
+/// Meshes keep alive what they need of the world, and communicators live on as dm_get_comm says.
+/// Where this was the last handle of the world and no mesh is left, the call returns when the
+/// connection to the store is closed, and on rank 0 when the store's server has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_free(world: *mut dm_world) {
     if !world.is_null() {

@@ -13,9 +13,9 @@ use crate::ccl;
 use crate::comm;
 use crate::wait::Deadline;
 
-/// Gives the world that the mesh is in, also when dm_init joined it by itself.
+/// Gives the world that the mesh belongs to, also when dm_init joined the world by itself.
 ///
-/// Local; it works for each view of the mesh, and after the mesh has ended too. *world_out is a new
+/// Local; it works for each view of the mesh, also after the mesh has ended. *world_out is a new
 /// handle, which the caller frees with dm_world_free. The world lives on as long as one of its
 /// handles or meshes does. Errors: DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (world_out is NULL).
@@ -30,8 +30,8 @@ pub unsafe extern "C" fn dm_get_world(mesh: *const dm_mesh, world_out: *mut *mut
     })
 }
 
-/// Gives the default world, the one that dm_init joins where its options name no world. Joins it
-/// first where this process is not in it.
+/// Gives the default world: the one that dm_init joins when its options name no world. Where this
+/// process is not in it yet, the call joins it first.
 ///
 /// Collective over the world where this process is not in it, local otherwise. device_type is as
 /// for dm_world_init; each device type has a default world of its own. The ranks and their store
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn dm_get_world(mesh: *const dm_mesh, world_out: *mut *mut
 /// new handle, which the caller frees with dm_world_free; this process stays in the default world.
 /// After dm_default_world_abort, dm_default_world_finalize, or a dm_world_abort or
 /// dm_world_finalize of this world, the next call joins anew, with all ranks. Errors: those of
-/// dm_world_init.
+/// dm_world_init; DM_STATUS_ABORTED also when dm_default_world_abort has ended the joining.
 ///
 /// # Safety
 /// device_type is NULL or NUL-terminated; world_out is NULL or writable.
@@ -58,12 +58,13 @@ pub unsafe extern "C" fn dm_default_world(
     })
 }
 
-/// Tells who this process is in the world, where it runs, and what makes its communicators.
+/// Tells which rank this process is in the world, where it runs, and which library makes its
+/// communicators.
 ///
-/// Local; it answers after the world has ended too. `info_out->struct_size` is set by the caller
-/// (DM_WORLD_INFO_INIT). A program needs no environment variable to choose its device: the
-/// library has chosen `device` for this rank, and works on it also on threads that have no current
-/// device. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (info_out is NULL, or its
+/// Local; it answers also after the world has ended. `info_out->struct_size` is set by the caller
+/// (DM_WORLD_INFO_INIT). A program needs no environment variable to choose its device: the library
+/// has chosen `device` for this rank, and uses it also on threads that have no current device.
+/// Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (info_out is NULL, or its
 /// struct_size is wrong).
 ///
 /// ```c
