@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::background::Worker;
 use super::communicator::{Communicator, State};
 use super::view::View;
 use crate::ccl::StreamQuery;
@@ -24,8 +25,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
 const PART_OF_WAIT: u32 = 32;
-/// The pause between two questions to the communicators while the stream has work. A question costs
-/// a thread, because NCCL may not answer it.
+/// The pause between two questions to the communicators while the stream has work. The questions
+/// run on a thread of the wait, because NCCL may not answer them.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 /// The store is asked for the first time after this long, because most waits are shorter.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
@@ -110,7 +111,7 @@ impl WaitedFor<'_> {
         let library = self.view.library()?;
         if library.is_host_engine() {
             return match stream.is_null() {
-                true => self.check().map(drop),
+                true => self.check(None).map(drop),
                 false => Err(Error::invalid(format!(
                     "stream is {stream:p}, but device type cpu has no streams: pass NULL (a collective is done when it returns)"
                 ))),
@@ -125,17 +126,19 @@ impl WaitedFor<'_> {
         let (began, deadline) = (Instant::now(), self.view.root_comms().wait(timeout).deadline);
         // SAFETY: the caller's contract.
         let is_done = || unsafe { query.is_done(stream) };
+        let worker = Worker::new(library, "dm-background");
+        let check = || self.check(Some(&worker));
         let mut look = Look::default();
         let mut next_check = Duration::ZERO;
         loop {
             let waited = began.elapsed();
             if is_done()? || waited >= next_check {
                 next_check = waited + CHECK_AGAIN;
-                let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
+                let is_issued = check().or_else(|error| self.name_lost(error, &deadline))?;
                 // The stream is asked after the communicators: an operation that is not on the
                 // stream yet leaves its communicator in progress.
                 if is_issued && is_done()? {
-                    return self.check().map(drop);
+                    return check().map(drop);
                 }
             }
             if look.is_due(waited) {
@@ -153,13 +156,13 @@ impl WaitedFor<'_> {
     }
 
     /// Fails when the mesh has ended or a communicator has failed. Returns false when an operation
-    /// is not on its stream yet.
-    fn check(&self) -> Result<bool> {
+    /// is not on its stream yet. The questions to the library run on `worker`, where it has streams.
+    fn check(&self, worker: Option<&Worker>) -> Result<bool> {
         self.view.root_comms().alive()?;
         let mut is_issued = true;
         for communicator in &self.communicators {
             if !matches!(communicator.state(), State::Unmade | State::Absent) {
-                is_issued &= communicator.poll()?;
+                is_issued &= communicator.poll_by(&Wait::after(communicator.patience()), worker)?;
             }
         }
         Ok(is_issued)
