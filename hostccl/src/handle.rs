@@ -226,7 +226,9 @@ impl Handle {
 
     /// Whether the calling thread is the one that drives this handle's calls in the background.
     fn is_driven_here(&self) -> bool {
-        DRIVEN_HERE.with_borrow(|driven| driven.contains(&std::ptr::from_ref(self).addr()))
+        // A thread that is ending has no list any more, and drives nothing.
+        let address = std::ptr::from_ref(self).addr();
+        DRIVEN_HERE.try_with(|driven| driven.borrow().contains(&address)).unwrap_or(false)
     }
 
     /// Leaves the communicator. A call in progress in the background is aborted first.

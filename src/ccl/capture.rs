@@ -27,7 +27,7 @@ const PER_THREAD: usize = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE` of cuda.h.
 const NOT_CAPTURED: c_int = 0;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` of cuda.h.
-const CAPTURE_IMPLICIT: Code = 906;
+pub(super) const CAPTURE_IMPLICIT: Code = 906;
 
 impl Library {
     /// Fails where `call`, which makes or ends communicators, would meet the capture of a CUDA

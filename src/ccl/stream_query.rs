@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::capture::CAPTURE_IMPLICIT;
 use super::cuda::{Code, Driver};
 use super::hip::Hip;
 use super::library::Library;
@@ -76,7 +77,8 @@ impl StreamQuery {
         let code = unsafe { is_capturing(stream, &mut status) };
         match (code, status) {
             (0, 0) => Ok(()),
-            (0, _) => Err(Error::new(
+            // The legacy stream cannot be asked while a stream that waits for it is captured.
+            (0 | CAPTURE_IMPLICIT, _) => Err(Error::new(
                 Status::InvalidState,
                 format!(
                     "the stream {stream:p} is being captured into a CUDA graph, so its work does not run: end the capture, launch the graph, and wait for the stream on which it was launched"

@@ -1,6 +1,8 @@
 //! How the communicators of a view are, as far as this rank knows.
 
-use super::communicator::State;
+use std::sync::Arc;
+
+use super::communicator::{Communicator, State};
 use super::view::View;
 use crate::error::Result;
 
@@ -15,11 +17,31 @@ impl View {
         checked.map_err(|error| self.with_dim(error, index))
     }
 
-    /// The first asynchronous error among the communicators of the view's dimensions, in the order
-    /// of the dimensions. **Local**. Communicators that are not made yet have no error.
+    /// The first asynchronous error among all communicators inside the view: those of its
+    /// dimensions, in their order, and then those of other dimensions of the mesh all of whose
+    /// ranks are ranks of the view, such as flattened ones. **Local**. Communicators that are not
+    /// made yet have no error.
     pub fn check_all(&self) -> Result<()> {
         self.root_comms().alive()?;
-        (0..self.mesh().ndim()).try_for_each(|index| self.check(index))
+        let ndim = self.mesh().ndim();
+        (0..ndim).try_for_each(|index| self.check(index))?;
+        let of_dims = || (0..ndim).filter_map(|index| self.planned_communicator(index).ok());
+        let mut others = self.communicators_inside();
+        others.retain(|other| other.state() == State::Ready && !of_dims().any(|one| Arc::ptr_eq(one, other)));
+        others.iter().try_for_each(|other| other.poll().map(drop))
+    }
+
+    /// The communicators on which the root mesh makes calls and all of whose ranks are ranks of
+    /// this view.
+    pub(super) fn communicators_inside(&self) -> Vec<Arc<Communicator>> {
+        let mut communicators = self.root_comms().dim_communicators();
+        if self.mesh().size() < self.root_comms().mesh().size() {
+            let mut ranks = self.mesh().ranks();
+            ranks.sort_unstable();
+            let inside = |rank: i32| ranks.binary_search(&rank).is_ok();
+            communicators.retain(|communicator| communicator.group().each_rank().all(inside));
+        }
+        communicators
     }
 
     /// Does what [`check`](View::check) does, along the dimension of that name, which may be a

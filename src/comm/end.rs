@@ -33,7 +33,9 @@ impl RootComms {
         }
         self.cancel().raise();
         let aborted = self.abort_communicators(|_| true);
-        self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
+        if was_alive {
+            self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
+        }
         aborted
     }
 

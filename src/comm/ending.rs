@@ -19,8 +19,8 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
 }
 
 /// Ends the communicators of `parts` by `end`, which returns by a deadline of its own. On a library
-/// with streams each of them ends on a thread of its own, because the end of one may wait for its
-/// other ranks, and ranks may have made theirs in different orders.
+/// with streams each of them ends on a thread of its own, with the device of the calling thread. The
+/// end of one may wait for its other ranks, and ranks may have made theirs in different orders.
 pub(super) fn end_together<T: Sync>(
     parts: &[T],
     communicator_of: impl Fn(&T) -> &Arc<Communicator>,
@@ -34,7 +34,13 @@ pub(super) fn end_together<T: Sync>(
         let (mut here, mut threads) = (Vec::new(), Vec::new());
         let end = &end;
         for part in parts {
-            match hostccl::thread::spawn_scoped(scope, "dm-finalize", move || end(part)) {
+            // Where the device cannot be selected, the end is tried all the same.
+            let device = communicator_of(part).library().current_device();
+            let end_there = move || {
+                let _ = device.and_then(|device| device.select());
+                end(part)
+            };
+            match hostccl::thread::spawn_scoped(scope, "dm-finalize", end_there) {
                 Ok(thread) => threads.push(thread),
                 Err(_) => here.push(part),
             }

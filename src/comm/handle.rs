@@ -11,6 +11,8 @@
 //! end of the process does not wait for the thread.
 
 mod questions;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::c_void;
 use std::ptr;
@@ -49,6 +51,9 @@ struct Ending {
     taken: Vec<RawComm>,
     /// How many threads are inside the library to end raw communicators.
     under_way: usize,
+    /// How many threads wait in [`Handle::take`] to end a raw communicator in order. Meanwhile a
+    /// thread that leaves the communicator does not abort it.
+    takers: usize,
 }
 
 /// How an end has begun.
@@ -175,9 +180,11 @@ impl Handle {
     /// Ends the communicator where another thread could not, because this thread was inside.
     #[cold]
     fn end_what_was_taken(self: &Arc<Handle>) {
-        if self.ending().taken.is_empty() {
+        let ending = self.ending();
+        if ending.taken.is_empty() || ending.takers > 0 {
             return;
         }
+        drop(ending);
         if let Err(error) = self.finish(&Deadline::after(PATIENCE), None) {
             log::warn!("rank {}: {error}", self.group.rank());
         }
@@ -366,6 +373,17 @@ impl Handle {
     /// caller to end. `None` when there is none, or it stays the program's. Fails at the deadline;
     /// whatever is inside then aborts the communicator later.
     pub(super) fn take(self: &Arc<Handle>, deadline: &Deadline) -> Result<Option<RawComm>> {
+        self.ending().takers += 1;
+        let taken = self.take_when_quiet(deadline);
+        self.ending().takers -= 1;
+        if taken.is_err() {
+            // A thread that left in the last moment has not aborted what was taken away.
+            let _ = self.begin(None);
+        }
+        taken
+    }
+
+    fn take_when_quiet(&self, deadline: &Deadline) -> Result<Option<RawComm>> {
         self.take_away();
         while !self.has_ended() {
             if self.is_quiet() {

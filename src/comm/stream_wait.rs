@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::background::Worker;
 use super::communicator::{Communicator, State};
+use super::groups::refuse_inside;
 use super::view::View;
 use crate::ccl::StreamQuery;
 use crate::error::{Error, Result, Status};
@@ -25,7 +26,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
 const PART_OF_WAIT: u32 = 32;
-/// The pause between two questions to the communicators while the stream has work.
+/// The pause between two questions to the communicators while the stream has work. The questions
+/// run on a thread of the wait, because NCCL may not answer them.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 /// The store is asked for the first time after this long, because most waits are shorter.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
@@ -66,7 +68,7 @@ impl View {
 
     fn waited_for(&self, dim: Option<&str>) -> Result<WaitedFor<'_>> {
         self.root_comms().alive()?;
-        let worker = Worker::new(self.library()?, "dm-background");
+        refuse_inside("dm_stream_wait", Some(self.library()?))?;
         if !self.mesh().is_member() {
             return Err(Error::not_member(format!(
                 "rank {} is not in {}, so it has no work there",
@@ -75,9 +77,8 @@ impl View {
             )));
         }
         let Some(name) = dim else {
-            let communicators = self.root_comms().dim_communicators();
-            let ranks = self.root_comms().mesh().root_ranks().to_vec();
-            return Ok(WaitedFor { view: self, dim: None, communicators, ranks, worker });
+            let (communicators, ranks) = (self.communicators_inside(), self.mesh().ranks());
+            return Ok(WaitedFor { view: self, dim: None, communicators, ranks });
         };
         let (mesh, index) = self.mesh().along(Some(name))?;
         let planned = self.space().communicator(mesh.dim_name(index), mesh.dim_layout(index));
@@ -86,9 +87,14 @@ impl View {
             dim: Some(name.to_owned()),
             communicators: Vec::from_iter(planned),
             ranks: mesh.group_ranks(index)?.to_vec(),
-            worker,
         })
     }
+}
+
+/// Whether a stream is one of the default streams: NULL, `CU_STREAM_LEGACY` or
+/// `CU_STREAM_PER_THREAD`.
+fn is_default(stream: *mut c_void) -> bool {
+    stream.addr() <= 2
 }
 
 /// The communicators whose work a stream may hold, and their ranks.
@@ -100,8 +106,6 @@ struct WaitedFor<'a> {
     communicators: Vec<Arc<Communicator>>,
     /// The ranks of the world whose loss ends the wait.
     ranks: Vec<i32>,
-    /// The thread on which the communicators are asked, because NCCL may not answer.
-    worker: Worker,
 }
 
 impl WaitedFor<'_> {
@@ -113,14 +117,15 @@ impl WaitedFor<'_> {
         let library = self.view.library()?;
         if library.is_host_engine() {
             return match stream.is_null() {
-                true => self.check().map(drop),
+                true => self.check(None).map(drop),
                 false => Err(Error::invalid(format!(
                     "stream is {stream:p}, but device type cpu has no streams: pass NULL (a collective is done when it returns)"
                 ))),
             };
         }
         let query = StreamQuery::of(library)?;
-        if let (false, Some(world)) = (query.has_device()?, self.view.root_comms().world()) {
+        // The default streams are those of the thread's current device.
+        if let (true, Some(world)) = (is_default(stream) || !query.has_device()?, self.view.root_comms().world()) {
             world.select_device()?;
         }
         // SAFETY: the caller's contract.
@@ -128,17 +133,19 @@ impl WaitedFor<'_> {
         let (began, deadline) = (Instant::now(), self.view.root_comms().wait(timeout).deadline);
         // SAFETY: the caller's contract.
         let is_done = || unsafe { query.is_done(stream) };
+        let worker = Worker::new(library, "dm-background");
+        let check = || self.check(Some((&worker, &deadline)));
         let mut look = Look::default();
         let mut next_check = Duration::ZERO;
         loop {
             let waited = began.elapsed();
             if is_done()? || waited >= next_check {
                 next_check = waited + CHECK_AGAIN;
-                let is_issued = self.check().or_else(|error| self.name_lost(error, &deadline))?;
+                let is_issued = check().or_else(|error| self.name_lost(error, &deadline))?;
                 // The stream is asked after the communicators: an operation that is not on the
                 // stream yet leaves its communicator in progress.
                 if is_issued && is_done()? {
-                    return self.check().map(drop);
+                    return check().map(drop);
                 }
             }
             if look.is_due(waited) {
@@ -156,15 +163,18 @@ impl WaitedFor<'_> {
     }
 
     /// Fails when the mesh has ended or a communicator has failed. Returns false when an operation
-    /// is not on its stream yet.
-    fn check(&self) -> Result<bool> {
+    /// is not on its stream yet. The questions to a library with streams run on the worker, and end
+    /// by the deadline.
+    fn check(&self, on: Option<(&Worker, &Deadline)>) -> Result<bool> {
         self.view.root_comms().alive()?;
         let mut is_issued = true;
         for communicator in &self.communicators {
-            if !matches!(communicator.state(), State::Unmade | State::Absent) {
-                let wait = Wait::after(communicator.patience());
-                is_issued &= communicator.poll_by(&wait, Some(&self.worker))?;
+            if matches!(communicator.state(), State::Unmade | State::Absent) {
+                continue;
             }
+            let left = on.map_or(Duration::MAX, |(_, deadline)| deadline.left());
+            let wait = Wait::after(communicator.patience().min(left));
+            is_issued &= communicator.poll_by(&wait, on.map(|(worker, _)| worker))?;
         }
         Ok(is_issued)
     }

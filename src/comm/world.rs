@@ -273,7 +273,8 @@ impl World {
         self.cancel.raise();
         // The others are told first, because NCCL's abort waits until the ranks of this host have
         // ended their communicators as well.
-        if !self.is_departure_told.swap(true, Ordering::SeqCst) {
+        let is_first = !self.is_departure_told.swap(true, Ordering::SeqCst);
+        if is_first {
             self.rendezvous.leave();
         }
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
@@ -284,7 +285,9 @@ impl World {
             }
         }
         let outcome = abort_all(&ended);
-        self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
+        if is_first {
+            self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
+        }
         self.comms.share_nothing();
         outcome
     }

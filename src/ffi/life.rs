@@ -12,8 +12,9 @@ use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::error::Error;
 
 /// Returns the asynchronous error of dim's communicator: DM_STATUS_OK while it works, while it is
-/// being made, and before it is made (DM_INIT_LAZY). dim NULL stands for all dimensions of the
-/// view: the first error in the order of the dimensions counts.
+/// being made, and before it is made (DM_INIT_LAZY). dim NULL stands for every communicator of the
+/// mesh all of whose ranks are in the view: those of its dimensions, and flattened ones. The first
+/// error counts.
 ///
 /// Local: it makes no communicator, and waits for no rank and for no work. On cuda it waits for the
 /// answer of ncclCommGetAsyncError, five seconds at most for each communicator; where NCCL works,
@@ -45,9 +46,9 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Every 100 ms
 /// it asks the communicators for their asynchronous errors. It asks the store for lost ranks after
 /// 250 ms, and then with growing pauses of at most two seconds. dim names the dimension whose
-/// communicator and ranks it asks about. dim NULL stands for the communicators and the ranks of the
-/// whole root mesh; a communicator that is not made yet is left out. timeout_ms 0: the mesh's
-/// timeout. The stream may hold other work, too. A stream that is being captured is refused. On cpu
+/// communicator and ranks it asks about. dim NULL stands for the communicators of dm_check with dim
+/// NULL, and for the ranks of the view. A communicator that is not made yet is left out. timeout_ms
+/// 0: the mesh's timeout. The stream may hold other work, too. A stream that is being captured is refused. On cpu
 /// a collective is done when it returns: stream is NULL there, and the call asks the communicators
 /// once and returns.
 ///
@@ -63,7 +64,9 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// DM_STATUS_ABORTED (also when dm_abort on another thread ends the wait), DM_STATUS_MISMATCH (cpu:
 /// an earlier collective failed), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_UNSUPPORTED
 /// (an offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (a negative timeout, a
-/// stream on cpu), DM_STATUS_INVALID_STATE (the stream is being captured).
+/// stream on cpu), DM_STATUS_INVALID_STATE (the stream is being captured, or operations wait in a
+/// group of this thread), DM_STATUS_DEVICE also where stream is a default stream and another device
+/// than the communicators' is current on this thread.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; stream is NULL or a live stream of the program.

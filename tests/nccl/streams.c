@@ -361,6 +361,9 @@ static void amd(void)
   REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
   OK(dm_abort(mesh));
   dm_free(mesh);
+  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  OK(dm_world_finalize(world, 0));
+  dm_free(mesh);
 }
 
 int main(int count, char **arguments)

@@ -42,13 +42,10 @@ impl Communicator {
     }
 
     /// Does what [`poll_by`](Communicator::poll_by) does. The inner error is the library's, and is
-    /// not explained and not logged yet.
+    /// not explained and not logged yet. An answer that is late is the outer error: it says
+    /// nothing about the communicator, because the whole process may have been stopped meanwhile.
     pub(in crate::comm) fn poll_quietly(&self, wait: &Wait, worker: Option<&Worker>) -> Result<Result<bool>> {
-        match self.ask(worker, wait, "ncclCommGetAsyncError", |library, raw| library.poll(raw)) {
-            // A communicator about which the library does not answer is of no further use.
-            Err(late) if late.status() == Status::Timeout => Ok(Err(late)),
-            polled => polled,
-        }
+        self.ask(worker, wait, "ncclCommGetAsyncError", |library, raw| library.poll(raw))
     }
 
     /// How long a question to the library may take. Its answer is there at once, unless something

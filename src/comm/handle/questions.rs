@@ -72,7 +72,7 @@ impl Handle {
 }
 
 /// A question that is asked. Dropping it lets others ask, and end the communicator.
-struct Answered(Arc<Handle>);
+pub(super) struct Answered(pub(super) Arc<Handle>);
 
 impl Drop for Answered {
     fn drop(&mut self) {

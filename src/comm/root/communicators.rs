@@ -141,13 +141,20 @@ impl RootComms {
 
     /// Lets go of failed communicators whose dimension has a new one under the same name.
     pub(in crate::comm) fn drop_replaced(&self) {
-        let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
-        let is_replaced = |at: usize, dims: &[DimComm]| {
-            let same = |later: &DimComm| later.name == dims[at].name && later.dim.pairs() == dims[at].dim.pairs();
-            dims[at + 1..].iter().any(same) && dims[at].communicator.has_failed()
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let is_replaced = |at: &usize| {
+            let same = |later: &DimComm| later.name == dims[*at].name && later.dim.pairs() == dims[*at].dim.pairs();
+            dims[*at + 1..].iter().any(same)
         };
-        let replaced: Vec<usize> = (0..dims.len()).filter(|at| is_replaced(*at, &dims)).collect();
-        let gone: Vec<DimComm> = replaced.into_iter().rev().map(|at| dims.remove(at)).collect();
+        let replaced = (0..dims.len()).filter(is_replaced).map(|at| (at, Arc::clone(&dims[at].communicator)));
+        let mut failed: Vec<(usize, Arc<Communicator>)> = replaced.collect();
+        drop(dims);
+        // The library may take long to answer, and a failure that it tells is logged. So it is asked
+        // without the lock. The turn of the call keeps other calls from changing the list meanwhile.
+        failed.retain(|(_, communicator)| communicator.has_failed());
+        let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|(at, one)| dims.get(*at).is_some_and(|known| Arc::ptr_eq(&known.communicator, one)));
+        let gone: Vec<DimComm> = failed.iter().rev().map(|(at, _)| dims.remove(*at)).collect();
         drop(dims);
         gone.iter().for_each(|known| self.let_go(&known.communicator));
     }

@@ -16,7 +16,10 @@ impl RootComms {
             known.mesh.rank_map_key() == range.rank_map_key()
                 && known.own_dim(range.dim_name(index), range.dim_layout(index)).is_some_and(|own| own.is_sound())
         };
-        self.ranges().iter().find(same).cloned()
+        // The library may take long to answer, and a failure that it tells is logged. So it is asked
+        // without the lock.
+        let all = self.ranges().clone();
+        all.iter().find(same).cloned()
     }
 
     /// Adds a range of this root's ranks, which gets communicators of its own in call number
@@ -47,12 +50,18 @@ impl RootComms {
 
     /// Forgets the ranges that no view has and whose communicators have all failed.
     pub(in crate::comm) fn drop_failed_ranges(&self) {
-        let has_failed = |range: &Arc<RootComms>| {
-            Arc::strong_count(range) == 1 && range.communicators().iter().all(|communicator| communicator.has_failed())
+        // The library is asked without the lock on the list, as in `known_range`.
+        let all = self.ranges().clone();
+        // The list and its copy hold the range, and no view does.
+        let is_unused = |range: &Arc<RootComms>| Arc::strong_count(range) == 2;
+        let has_failed = |range: &&Arc<RootComms>| {
+            is_unused(range) && range.communicators().iter().all(|communicator| communicator.has_failed())
         };
+        let failed: Vec<_> = all.iter().filter(has_failed).collect();
         let gone = {
             let mut ranges = self.ranges();
-            let (gone, kept) = std::mem::take(&mut *ranges).into_iter().partition::<Vec<_>, _>(has_failed);
+            let is_gone = |range: &Arc<RootComms>| is_unused(range) && failed.iter().any(|one| Arc::ptr_eq(one, range));
+            let (gone, kept) = std::mem::take(&mut *ranges).into_iter().partition::<Vec<_>, _>(is_gone);
             *ranges = kept;
             gone
         };
