@@ -156,7 +156,7 @@ impl WaitedFor<'_> {
     }
 
     /// Fails when the mesh has ended or a communicator has failed. Returns false when an operation
-    /// is not on its stream yet. The questions to the library run on `worker`, where it has streams.
+    /// is not on its stream yet. Where the library has streams, the questions run on `worker`.
     fn check(&self, worker: Option<&Worker>) -> Result<bool> {
         self.view.root_comms().alive()?;
         let mut is_issued = true;
