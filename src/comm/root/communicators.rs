@@ -149,8 +149,8 @@ impl RootComms {
         let replaced = (0..dims.len()).filter(is_replaced).map(|at| (at, Arc::clone(&dims[at].communicator)));
         let mut failed: Vec<(usize, Arc<Communicator>)> = replaced.collect();
         drop(dims);
-        // The library may take long to answer, and a failure that it tells is logged. So it is asked
-        // without the lock. The turn of the call keeps other calls from changing the list meanwhile.
+        // The library may take long to answer, and a failure that it tells is logged. So it is
+        // asked without the lock. The turn of the call keeps other calls from changing the list.
         failed.retain(|(_, communicator)| communicator.has_failed());
         let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
         failed.retain(|(at, one)| dims.get(*at).is_some_and(|known| Arc::ptr_eq(&known.communicator, one)));

@@ -16,8 +16,8 @@ impl RootComms {
             known.mesh.rank_map_key() == range.rank_map_key()
                 && known.own_dim(range.dim_name(index), range.dim_layout(index)).is_some_and(|own| own.is_sound())
         };
-        // The library may take long to answer, and a failure that it tells is logged. So it is asked
-        // without the lock.
+        // The library may take long to answer, and a failure that it tells is logged. So it is
+        // asked without the lock.
         let all = self.ranges().clone();
         all.iter().find(same).cloned()
     }
