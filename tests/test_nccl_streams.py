@@ -7,12 +7,9 @@ import shutil
 
 import pytest
 
-from test_nccl import Job, check
+from support.nccl import check, job_of
 
-
-@pytest.fixture
-def run(programs, tmp_path):
-    return Job(programs, tmp_path, "streams")
+run = job_of("streams")
 
 
 @pytest.mark.parametrize("what", ["work", "failures", "dead"])
