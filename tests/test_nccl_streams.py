@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from support.nccl import check, job_of
+from support.nccl import RECORDER, check, job_of
 
 run = job_of("streams")
 
@@ -47,7 +47,7 @@ def test_adopting_where_no_copy_is_loaded(run):
 
 def test_every_thread_beside_rccl_has_the_callers_device(run):
     """HIP begins each thread with device 0, so a thread of the library takes the caller's."""
-    library = run.library("recorder.c", "librccl.so.1", "-DHIP")
+    library = run.library("librccl.so.1", RECORDER, "-DHIP")
     for rank, lines in run("amd", ranks=4, library=library, cuda=False)[1].items():
         used = re.findall(r"device[ =](-?\d+)", "\n".join(lines))
         check(len(used) > 10 and set(used) == {str(7 - rank)}, f"rank {rank}: {lines}")

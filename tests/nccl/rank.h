@@ -11,7 +11,7 @@ static int32_t rank, size;
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
 static const int32_t kCube[] = {2, 2, 2};
 static const char *const kCubeNames[] = {"pp", "dp", "tp"};
-/* Functions of the recorder (tests/nccl/recorder.c). `made` finds them. */
+/* Functions of the recorder (tests/nccl/recorder). `made` finds them. */
 static void (*note)(const char *text);
 static int (*living)(void);
 

@@ -1,9 +1,10 @@
 """Jobs of device type cuda without a device: programs of tests/nccl over a recorder that stands
-where NCCL would (tests/nccl/recorder.c, over libhostccl) and a libcuda that only counts
+where NCCL would (tests/nccl/recorder, over libhostccl) and a libcuda that only counts
 (tests/nccl/cuda.c)."""
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ from . import processes
 from .paths import CC, LIBRARY, LINK, ROOT, TOOL
 
 HERE = ROOT / "tests/nccl"
+# The files of the library that stands in NCCL's place.
+RECORDER = sorted((HERE / "recorder").glob("*.c"))
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
 # What the configuration of a communicator sets from which others are split.
 LEAST = "minCTAs=1 maxCTAs=1 collnetEnable=0 nvlsCTAs=1"
 
@@ -19,28 +23,34 @@ def check(condition, text):
     assert condition, text
 
 
+def library(programs, soname, sources, *flags):
+    """A library from C files of tests/nccl, in a folder of its own, under the name by which the
+    loader looks for it."""
+    name = "-".join([soname.partition(".")[0], *(Path(source).stem for source in sources), *flags])
+
+    def make(folder):
+        folder.mkdir()
+        processes.run(CC, *FLAGS, f"-I{ROOT}/include", *(HERE / source for source in sources), *flags, "-shared", "-fPIC", f"-Wl,-soname,{soname}",
+                      "-ldl", "-pthread", "-o", folder / soname)
+    return programs.once(name, make) / soname
+
+
 class Job:
     """A program of tests/nccl, run by default over a recorder and a driver that lack nothing."""
 
-    def __init__(self, programs, folder, program):
+    def __init__(self, programs, folder, program, *sources):
+        """`sources` are further C files of the program."""
         self.programs, self.folder = programs, folder
-        self.program = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", name=f"nccl-{program}", link=[*LINK, "-ldl"])
+        self.program = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", *sources, name=f"nccl-{program}", link=[*LINK, "-ldl"])
 
-    def library(self, source, soname, *flags):
-        """A library in a folder of its own, under the name by which the loader looks for it."""
-        name = "-".join([soname.partition(".")[0], *flags]).replace("/", "-")
-
-        def make(folder):
-            folder.mkdir()
-            processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", HERE / source,
-                          *flags, "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-ldl", "-pthread", "-o", folder / soname)
-        return self.programs.once(name, make) / soname
+    def library(self, soname, sources, *flags):
+        return library(self.programs, soname, sources, *flags)
 
     def recorder(self, *lacks):
-        return self.library("recorder.c", "libnccl.so.2", *[f"-DLACKS_{part}" for part in lacks])
+        return self.library("libnccl.so.2", RECORDER, *[f"-DLACKS_{part}" for part in lacks])
 
     def driver(self, *flags):
-        return self.library("cuda.c", "libcuda.so.1", *flags)
+        return self.library("libcuda.so.1", ["cuda.c"], *flags)
 
     def __call__(self, what, ranks=8, library=None, cuda=None, code=0, timeout=90, wrapper=(), **variables):
         """The output of the ranks, and each rank's record. False as `library` or `cuda` leaves
