@@ -1,4 +1,4 @@
-"""Joining a world of device type cuda: which library is loaded and which device each rank takes, and
+"""Ranks join a world of device type cuda: which library is loaded, which device each rank takes, and
 the errors for bad libraries and bad drivers (tests/nccl/joining.c, tests/support/nccl.py)."""
 
 import re

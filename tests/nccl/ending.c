@@ -103,7 +103,7 @@ static void *add_until_the_end(void *data)
   return NULL;
 }
 
-/* dm_abort and dm_world_abort while another thread issues calls. The recorder sees when they meet. */
+/* dm_abort comes while another thread issues calls. The recorder sees when they meet. */
 static void beside(void)
 {
   for (int round = 0; round < 30; ++round) {

@@ -91,7 +91,8 @@ static void *stuck_in_an_operation(void *mesh)
   return NULL;
 }
 
-/* The timeout of a call that makes a mesh. HANG_FAILS lists the calls that will not be done in time. */
+/* Sets the timeout of a call that makes a mesh. HANG_FAILS lists the calls that will not be done in
+ * time. */
 static void set_timeout_of(const char *call)
 {
   const char *list = getenv("HANG_FAILS");

@@ -106,7 +106,7 @@ static void attempt(void)
       CHECK(summed != DM_STATUS_OK || sum == 8);
       is_summed = summed == DM_STATUS_OK;
     }
-    /* When an operation has failed on a rank, the others wait in it until somebody ends the mesh. */
+    /* When an operation has failed on a rank, the others wait in it until the mesh is ended. */
     const dm_status finalized = flattened != DM_STATUS_OK || is_summed ? dm_finalize(mesh, NULL) : DM_STATUS_ABORTED;
     printf("finalize %s %s\n", dm_status_name(finalized), finalized == DM_STATUS_OK ? "" : dm_last_error());
     if (finalized != DM_STATUS_OK) OK(dm_abort(mesh));
