@@ -1,5 +1,5 @@
-"""Ranks join a world of device type cuda: which library is loaded, which device each rank takes, and
-the errors for bad libraries and bad drivers (tests/nccl/joining.c, tests/support/nccl.py)."""
+"""Ranks join a world of device type cuda: which library is loaded, which device each rank takes,
+and the errors for bad libraries and bad drivers (tests/nccl/joining.c, tests/support/nccl.py)."""
 
 import re
 import shutil

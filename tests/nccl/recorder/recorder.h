@@ -15,7 +15,8 @@
  *                           done
  *   RECORDER_INSIDE         microseconds that an operation and the end of a group last on the host
  *   RECORDER_STUCK          the rank whose ncclCommFinalize does not return
- *   RECORDER_STUCK_DESTROY  the rank whose ncclCommDestroy of a blocking communicator does not return
+ *   RECORDER_STUCK_DESTROY  the rank whose ncclCommDestroy does not return (of a communicator that
+ *                           blocks)
  *   RECORDER_HANG           "rank function milliseconds": which rank does not return from which
  *                           function, for how long (0: never)
  *   RECORDER_LOCAL_PEERS    a folder in which ranks say that they have begun an abort; where it is
