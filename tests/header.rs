@@ -5,8 +5,9 @@ use std::path::Path;
 
 /// The source files with the headings of their functions, in the order in which a reader wants
 /// them.
-const SOURCES: [(&str, &str); 18] = [
+const SOURCES: [(&str, &str); 19] = [
     ("types", "types"),
+    ("structs", "types"),
     ("errors", "errors and versions"),
     ("logging", "the log"),
     ("world", "the world"),

@@ -2,12 +2,15 @@
 //! PyTorch must be one here, too. The exceptions are on purpose, and each of them is a rule here
 //! with its reason.
 
+mod vectors;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::ndarray::{ArrayD, ArrayViewD};
 use serde_json::Value;
+use vectors::{array_shape, dim_name, flatten_numbers, nested, numbers, short};
 
 /// The reason why this library answers otherwise than PyTorch in a case; tests/mesh_differences.rs
 /// has a test for each.
@@ -140,14 +143,6 @@ fn from_array(spec: &MeshSpec<'_>, ranks: &[i32]) -> devicemesh::error::Result<M
         assert_eq!(mesh.rank_array(), row_major);
     }
     mesh
-}
-
-/// Returns an array in the form in which PyTorch's `tolist` gives it.
-fn nested(array: ArrayViewD<'_, i32>) -> Value {
-    match array.ndim() {
-        0 => Value::from(array.iter().next().copied()),
-        _ => array.outer_iter().map(nested).collect(),
-    }
 }
 
 impl Replay {
@@ -409,48 +404,4 @@ impl PublishOnce for Mesh {
     fn publish_once(&self) -> devicemesh::error::Result<()> {
         if self.is_known() { Ok(()) } else { self.publish() }
     }
-}
-
-/// PyTorch takes dimensions by index, too, and counts negative ones from the end. This library
-/// takes names.
-fn dim_name(mesh: &Mesh, dim: &Value) -> Option<String> {
-    match dim {
-        Value::String(name) => Some(name.clone()),
-        Value::Number(index) => {
-            let index = index.as_i64()?;
-            let index = if index < 0 { index + mesh.ndim() as i64 } else { index };
-            let index = usize::try_from(index).ok().filter(|index| *index < mesh.ndim())?;
-            Some(mesh.dim_name(index).to_owned())
-        }
-        _ => None,
-    }
-}
-
-fn numbers<T: TryFrom<i64>>(value: &Value) -> Vec<T> {
-    let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter().filter_map(|number| T::try_from(number.as_i64()?).ok()).collect()
-}
-
-fn flatten_numbers(value: &Value) -> Vec<i32> {
-    match value {
-        Value::Array(list) => list.iter().flat_map(flatten_numbers).collect(),
-        Value::Number(number) => vec![number.as_i64().unwrap() as i32],
-        _ => Vec::new(),
-    }
-}
-
-fn array_shape(value: &Value) -> Vec<usize> {
-    match value {
-        Value::Array(list) => {
-            let inner = list.first().map(array_shape).unwrap_or_default();
-            std::iter::once(list.len()).chain(inner).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn short(op: &Value) -> String {
-    let mut copy = op.clone();
-    copy.as_object_mut().unwrap().remove("result");
-    copy.to_string()
 }

@@ -7,12 +7,9 @@ import shutil
 
 import pytest
 
-from test_nccl import Job, check
+from support.nccl import RECORDER, check, job_of
 
-
-@pytest.fixture
-def run(programs, tmp_path):
-    return Job(programs, tmp_path, "streams")
+run = job_of("streams")
 
 
 @pytest.mark.parametrize("what", ["work", "failures", "dead"])
@@ -50,7 +47,7 @@ def test_adopting_where_no_copy_is_loaded(run):
 
 def test_every_thread_beside_rccl_has_the_callers_device(run):
     """HIP begins each thread with device 0, so a thread of the library takes the caller's."""
-    library = run.library("recorder.c", "librccl.so.1", "-DHIP")
+    library = run.library("librccl.so.1", RECORDER, "-DHIP")
     for rank, lines in run("amd", ranks=4, library=library, cuda=False)[1].items():
         used = re.findall(r"device[ =](-?\d+)", "\n".join(lines))
         check(len(used) > 10 and set(used) == {str(7 - rank)}, f"rank {rank}: {lines}")

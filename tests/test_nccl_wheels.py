@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from nccl_wheels import RELEASES, is_there
+from support.nccl import FLAGS, library
 from support.paths import CC, LINK, ROOT
 from support.pinned import NCCL_WHEEL, cuda_headers, nccl_wheel
 from support.processes import environment, run
 
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
 # Fetches the headers of NCCL and CUDA once.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -37,11 +37,9 @@ def layout():
 
 
 @pytest.fixture
-def libcuda(tmp_path):
+def libcuda(programs):
     """The folder of a CUDA driver that only counts."""
-    (tmp_path / "cuda").mkdir()
-    run(CC, *FLAGS, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "tests/nccl/cuda.c", "-o", tmp_path / "cuda/libcuda.so.1")
-    return tmp_path / "cuda"
+    return library(programs, "libcuda.so.1", ["cuda.c"]).parent
 
 
 def whole(folder, scratch):

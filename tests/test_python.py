@@ -15,7 +15,8 @@ import time
 import pytest
 
 from support import processes
-from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
+from support.nccl import RECORDER, library
+from support.paths import LIBRARY, ROOT, TARGET, TOOL
 
 PACKAGE = ROOT / "bindings/python"
 OURS = {"PYTHONPATH": PACKAGE, "DM_LIBRARY": LIBRARY / "libdevicemesh.so"}
@@ -192,14 +193,7 @@ def test_tag_of_the_wheel(python, tmp_path):
 def test_order_of_streams(python, programs, tmp_path):
     """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in
     for the driver shows the order of streams."""
-    def library(soname, *sources):
-        def make(folder):
-            folder.mkdir()
-            run(CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", *(ROOT / "tests/nccl" / source for source in sources), "-shared", "-fPIC",
-                f"-Wl,-soname,{soname}", "-ldl", "-pthread", "-o", folder / soname, cwd=ROOT)
-        return programs.once(f"python-{sources[-1]}", make) / soname
-
-    recorder, driver = library("libnccl.so.2", "recorder.c"), library("libcuda.so.1", "device.c", "events.c")
+    recorder, driver = library(programs, "libnccl.so.2", RECORDER), library(programs, "libcuda.so.1", ["device.c", "events.c"])
     output = run(TOOL, "run", "-n", 2, "--", python, "tests/on_device.py", tmp_path, **OURS, DM_CCL_LIBRARY=recorder, RECORDER_HOST=LIBRARY / "libhostccl.so",
                  LD_LIBRARY_PATH=driver.parent)
     assert output.count("fine") == 2, output

@@ -1,6 +1,8 @@
 //! Joining a world: with ranks as threads, over every kind of store, and the ways in which it goes
 //! wrong.
 
+mod faulty_store;
+
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -12,6 +14,7 @@ use devicemesh::error::{Error, Result, Status};
 use devicemesh::rendezvous::store::{FileStore, MemoryStore, Server, Store};
 use devicemesh::rendezvous::{JoinOptions, LocalPlace, World};
 use devicemesh::wait::Wait;
+use faulty_store::{Faulty, Wrong};
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
@@ -86,56 +89,6 @@ fn a_store_of_the_callers_is_used_as_it_is() {
         let world = World::join("cpu", &options(rank, 3).store(Arc::new(store.clone()))).unwrap();
         barriers(&world).unwrap();
     });
-}
-
-/// The ways in which a store of the caller is wrong.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Wrong {
-    SetOncePanics,
-    LookPanics,
-    Verdict(&'static str),
-    Index(usize),
-    LossesWithoutEnd,
-}
-
-struct Faulty(MemoryStore, Wrong);
-
-impl Store for Faulty {
-    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.0.set(key, value, wait)
-    }
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        if self.1 == Wrong::LossesWithoutEnd && keys.len() > 1 {
-            return Ok((keys.len() - 1, b"nobody".to_vec()));
-        }
-        let (index, value) = self.0.get_any(keys, wait)?;
-        Ok(match self.1 {
-            Wrong::Verdict(text) if keys[index].ends_with("/verdict") => (index, text.into()),
-            Wrong::Index(wrong) => (wrong, value),
-            _ => (index, value),
-        })
-    }
-    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
-        assert!(self.1 != Wrong::LookPanics || !key.ends_with("/tokens"), "the caller's own panic");
-        self.0.try_get(key, wait)
-    }
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        self.0.add(key, amount, wait)
-    }
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        assert!(self.1 != Wrong::SetOncePanics, "the caller's own panic");
-        let stands = self.0.set_once(key, value, wait)?;
-        Ok(if let Wrong::Verdict(text) = self.1 { text.into() } else { stands })
-    }
-    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        self.0.present(keys, wait)
-    }
-    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
-        self.0.delete(key, wait)
-    }
-    fn name(&self) -> &str {
-        "a faulty store"
-    }
 }
 
 /// Returns how the join of two ranks ends on each; `None` is a panic. The ranks are threads that

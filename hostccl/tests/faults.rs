@@ -1,94 +1,26 @@
 //! A rank that dies, leaves or aborts gives every other rank an error soon, and leaves nothing
 //! behind.
 //!
-//! The ranks are child processes: this test program, started again with its ignored test `child`.
-//! `HOSTCCL_FAULT` names the scene that they play.
+//! The ranks are child processes, which play a scene (child_ranks).
 
+mod child_ranks;
 mod common;
 
 use std::env;
 use std::ffi::c_int;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use common::{config, from_hex, hex_of, init, last_error, unique_id};
+use child_ranks::{Rank, listen, say, start_all};
+use common::{config, from_hex, init, last_error, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
 /// How long a test waits for a condition. It is long enough for a loaded machine, and the times
 /// that a test measures have bounds of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A rank that runs as a child process.
-struct Rank {
-    /// The process.
-    child: Child,
-    /// Where the test writes its commands.
-    input: ChildStdin,
-    /// Where the rank writes its answers.
-    output: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    fn start(play: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("HOSTCCL_FAULT", play)
-            .env("HOSTCCL_FAULT_RANK", rank.to_string())
-            .env("HOSTCCL_FAULT_SIZE", size.to_string())
-            .env("HOSTCCL_FAULT_ID", hex_of(id))
-            .env(
-                "HOSTCCL_TIMEOUT_MS",
-                play.strip_prefix("timeout ").unwrap_or(if play == "late" { "300" } else { "0" }),
-            )
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Rank { input: child.stdin.take().unwrap(), output: BufReader::new(child.stdout.take().unwrap()), child }
-    }
-
-    /// Returns the next line that the rank wrote for the test, without its mark.
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the rank ended without a word");
-            if let Some((_, said)) = line.trim_end().split_once("@@") {
-                return said.to_owned();
-            }
-        }
-    }
-
-    fn tell(&mut self, word: &str) {
-        writeln!(self.input, "{word}").unwrap();
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn start_all(play: &str, size: usize) -> Vec<Rank> {
-    let id = unique_id();
-    (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
-}
-
-fn say(line: &str) {
-    println!("@@{line}");
-}
-
-fn listen() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line.trim_end().to_owned()
-}
 
 fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
     // SAFETY: the slice holds what the call says.

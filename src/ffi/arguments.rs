@@ -116,9 +116,9 @@ pub(super) unsafe trait Growing: Copy {
 
 macro_rules! growing {
     ($($name:ident = $size:literal),+) => {$(
-        const _: () = assert!(size_of::<super::types::$name>() >= $size);
+        const _: () = assert!(size_of::<super::structs::$name>() >= $size);
         // SAFETY: repr(C), a size first, and integers, pointers and optional functions otherwise.
-        unsafe impl Growing for super::types::$name {
+        unsafe impl Growing for super::structs::$name {
             const FIRST_SIZE: usize = $size;
         }
     )+};

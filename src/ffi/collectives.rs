@@ -5,15 +5,13 @@
 //! its result is there. `dim` NULL is allowed on a 1-D mesh.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 
 use super::ask::dim_text;
 use super::guard::guard;
 use super::make::find;
+use super::operation::operation;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
-use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{BufferShape, Operands, View, end_group_in_vain, refuse_in_group};
-use crate::error::Result;
+use crate::comm::{BufferShape, Operands, end_group_in_vain};
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
 ///
@@ -394,43 +392,4 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())
-}
-
-/// An operation that a program calls.
-pub(super) struct Operation {
-    /// The name of the C function, for messages.
-    pub(super) name: &'static str,
-    /// The view in which the operation's dimension is.
-    pub(super) view: Arc<View>,
-}
-
-/// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that
-/// dimension. When the operation is refused inside a group of this thread, the group fails.
-pub(super) fn operation<'a>(
-    name: &'static str,
-    mesh: *const dm_mesh,
-    dim: impl FnOnce() -> Result<Option<&'a str>>,
-    body: impl FnOnce(&Operation, usize) -> Result<()>,
-) -> dm_status {
-    guard(|| {
-        let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
-        let library = view.library().ok().cloned();
-        let run = || {
-            let (view, index) = view.along(dim()?)?;
-            body(&Operation { name, view }, index)
-        };
-        run().inspect_err(|error| refuse_in_group(library.as_deref(), error))
-    })
-}
-
-impl Operation {
-    fn run(
-        &self,
-        index: usize,
-        operands: Operands,
-        buffers: &[(&str, *const c_void)],
-        issue: impl FnOnce(&Library, RawComm) -> NcclResult,
-    ) -> Result<()> {
-        self.view.operate(self.name, index, operands, buffers, issue)
-    }
 }

@@ -5,7 +5,8 @@ use std::ptr::null;
 
 use super::arguments::write_struct;
 use super::guard::{NO_ERROR, ask, with_last};
-use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
+use super::structs::dm_error_info;
+use super::types::{DM_STATUS_OK, dm_status};
 use crate::error::Status;
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is

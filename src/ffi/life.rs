@@ -8,7 +8,8 @@ use super::guard::guard;
 use super::make::{find, give};
 use super::options::read_call_options;
 use super::pointers::out;
-use super::types::{dm_call_options, dm_mesh, dm_status};
+use super::structs::dm_call_options;
+use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 
 /// Returns the asynchronous error of dim's communicator: DM_STATUS_OK while it works, while it is

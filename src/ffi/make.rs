@@ -10,7 +10,8 @@ use super::handles::Table;
 use super::options::{InitOptions, read_init_options, read_init_world};
 use super::pointers::{null, out};
 use super::release;
-use super::types::{dm_init_options, dm_mesh, dm_status, dm_world, ncclComm_t};
+use super::structs::dm_init_options;
+use super::types::{dm_mesh, dm_status, dm_world, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
 use crate::comm::{

@@ -4,10 +4,11 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
-use super::types::{
+use super::structs::{
     DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_STORE_NOT_YET, DM_WORLD_DEVICE, DM_WORLD_OFFLINE,
-    dm_call_options, dm_dim_options, dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
+    dm_call_options, dm_dim_options, dm_init_options, dm_store_callbacks, dm_world_options,
 };
+use super::types::dm_world;
 use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
 use crate::error::{Error, Result};

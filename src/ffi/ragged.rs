@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::ask::dim_text;
-use super::collectives::{Operation, operation};
+use super::operation::{Operation, operation};
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::comm::{Counts, Exchange};
 use crate::error::{Error, Result};

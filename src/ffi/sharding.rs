@@ -4,7 +4,8 @@ use super::arguments::{check_reserved, short_list};
 use super::guard::ask;
 use super::make::find;
 use super::pointers::null;
-use super::types::{DM_PARTIAL, DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
+use super::structs::{DM_PARTIAL, DM_REPLICATE, DM_SHARD, dm_placement};
+use super::types::{dm_mesh, dm_status};
 use crate::error::{Error, Result};
 use crate::sharding::{Placement, local_shard};
 

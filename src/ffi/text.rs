@@ -7,7 +7,8 @@ use super::guard::{ask, guard};
 use super::make::{MeshRequest, find};
 use super::pointers::out;
 use super::release;
-use super::types::{dm_init_options, dm_mesh, dm_status};
+use super::structs::dm_init_options;
+use super::types::{dm_mesh, dm_status};
 use crate::mesh::MeshText;
 
 /// Writes the view as one line of JSON, from which dm_deserialize makes it again, for example in

@@ -6,7 +6,8 @@ use super::arguments::{check_flags, give_text, list, optional_text, read_struct,
 use super::guard::ask;
 use super::pointers::{null, out};
 use super::release;
-use super::types::{dm_plan_options, dm_status};
+use super::structs::dm_plan_options;
+use super::types::dm_status;
 use crate::error::{Error, Result};
 use crate::layout::row_major;
 use crate::topology::plan;

@@ -8,7 +8,8 @@ use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
 use super::options::read_call_options;
 use super::pointers::out;
-use super::types::{dm_call_options, dm_mesh, dm_status};
+use super::structs::dm_call_options;
+use super::types::{dm_mesh, dm_status};
 use crate::comm::View;
 use crate::error::Result;
 

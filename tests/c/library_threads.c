@@ -2,7 +2,7 @@
 /* flags: -D_GNU_SOURCE */
 /* Makes the library start every kind of thread that it has on device type cpu. Each thread must
  * have a name, and none may run a signal handler of the program, which sends itself signals all
- * the time. tests/nccl/ranks.c checks the threads that the library starts beside NCCL. */
+ * the time. tests/nccl/making.c checks the threads that the library starts beside NCCL. */
 #include "library_threads.h"
 
 #include "blocked.h"

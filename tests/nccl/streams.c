@@ -1,15 +1,11 @@
 /* Ranks of a job of device type cuda over the recorder that wait for streams, and that pass memory
  * which NCCL cannot use. The argument names the case. tests/test_nccl_streams.py runs them. */
-#include "library_threads.h"
+#include "rank.h"
 
-#include <dlfcn.h>
 #include <time.h>
 
-static dm_world *world;
-static int32_t rank, size;
-static dm_init_options options = DM_INIT_OPTIONS_INIT;
 static const int32_t kSquare[] = {2, 2};
-static const char *const kNames[] = {"dp", "tp"};
+static const char *const kSquareNames[] = {"dp", "tp"};
 static void (*set_query)(int code);
 static void (*count_queries)(int *all, int *by_relaxed);
 static void (*break_comm)(ncclComm_t comm, int code);
@@ -21,18 +17,9 @@ static void *stream_of(size_t number)
   return (void *)number;
 }
 
-/* A function of the stand-in for the driver. */
-static void *of_driver(const char *name)
+static dm_mesh *made_square(void)
 {
-  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *function = driver == NULL ? NULL : dlsym(driver, name);
-  CHECK(function != NULL);
-  return function;
-}
-
-static dm_mesh *made(void)
-{
-  dm_mesh *mesh = NULL;
-  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  dm_mesh *mesh = made(kSquare, 2, kSquareNames);
   REQUIRE(dm_get_proc(mesh, "recorder_break", (void **)&break_comm));
   *(void **)&set_query = of_driver("cuda_set_query");
   *(void **)&count_queries = of_driver("cuda_count_queries");
@@ -53,15 +40,6 @@ static dm_error_info failure(void)
   return info;
 }
 
-static pthread_t begun(void *(*work)(void *), void *argument)
-{
-  pthread_t thread;
-  starts_own_thread = 1;
-  CHECK(pthread_create(&thread, NULL, work, argument) == 0);
-  starts_own_thread = 0;
-  return thread;
-}
-
 static void *end_work(void *nothing)
 {
   usleep(300000);
@@ -79,7 +57,7 @@ static void *abort_soon(void *mesh)
 /* Waits without a failure of another rank. */
 static void wait_for_work(void)
 {
-  dm_mesh *mesh = made();
+  dm_mesh *mesh = made_square();
   OK(dm_stream_wait(mesh, NULL, stream_of(7), 0));
   OK(dm_stream_wait(mesh, "tp", NULL, 0));
   FAILS(DM_STATUS_INVALID_STATE, "captured", dm_stream_wait(mesh, NULL, stream_of(0xca), 0));
@@ -112,7 +90,7 @@ static void wait_for_work(void)
 /* Waits that end because a communicator fails or the mesh is aborted. */
 static void wait_for_failures(void)
 {
-  dm_mesh *mesh = made(), *other = made();
+  dm_mesh *mesh = made_square(), *other = made_square();
   ncclComm_t comm = NULL;
   set_query(kBusy);
   OK(dm_get_comm(mesh, "dp", &comm));
@@ -137,7 +115,7 @@ static void wait_for_failures(void)
   dm_free(mesh);
   dm_free(other);
   OK(dm_world_barrier(world, 0));
-  mesh = made();
+  mesh = made_square();
   const pthread_t thread = begun(abort_soon, mesh);
   GIVES(DM_STATUS_ABORTED, dm_stream_wait(mesh, NULL, stream_of(7), 0));
   CHECK(pthread_join(thread, NULL) == 0);
@@ -148,7 +126,7 @@ static void wait_for_failures(void)
 static void wait_for_the_dead(void)
 {
   const int32_t lost = size - 1;
-  dm_mesh *mesh = made();
+  dm_mesh *mesh = made_square();
   set_query(kBusy);
   OK(dm_world_barrier(world, 0));
   if (rank == lost) _exit(0);
@@ -188,7 +166,7 @@ static dm_status sum(const dm_mesh *mesh, float *send, float *recv)
 static void pointers(const char *mode)
 {
   enum { kBytes = 1 << 16, kCalls = 1000 };
-  dm_mesh *mesh = made();
+  dm_mesh *mesh = made_square();
   float *mine = calloc(2, kBytes), *theirs = calloc(1, kBytes), *host = calloc(1, kBytes), *pinned = calloc(1, kBytes), *managed = calloc(1, kBytes);
   float *recv = mine + kBytes / sizeof *mine;
   const int device = rank, another = (rank + 1) % size;
@@ -313,24 +291,20 @@ static void adopt_from_nowhere(void)
 /* Another thread has chosen another device than the world's. */
 static void *make_on_another_device(void *nothing)
 {
-  void *context = NULL;
-  int (*retain)(void **, int) = NULL, (*set)(void *) = NULL;
   dm_mesh *mesh = NULL;
-  *(void **)&retain = of_driver("cuDevicePrimaryCtxRetain");
-  *(void **)&set = of_driver("cuCtxSetCurrent");
-  CHECK(retain(&context, (rank + 1) % size) == 0 && set(context) == 0);
-  FAILS(DM_STATUS_DEVICE, "is current on this thread, but the world was joined on device", dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  choose_device((rank + 1) % size);
+  FAILS(DM_STATUS_DEVICE, "is current on this thread, but the world was joined on device", dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   CHECK(strstr(dm_last_error(), "DM_WORLD_DEVICE") != NULL);
   return nothing;
 }
 
 static void another_device(void)
 {
-  dm_mesh *mesh = made();
+  dm_mesh *mesh = made_square();
   CHECK(pthread_join(begun(make_on_another_device, NULL), NULL) == 0);
   OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
-  mesh = made();
+  mesh = made_square();
   OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
@@ -350,7 +324,7 @@ static void amd(void)
 {
   dm_mesh *mesh = NULL;
   float mine = 1, sum_of = 0;
-  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  REQUIRE(dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   OK(dm_all_reduce(mesh, "tp", &mine, &sum_of, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum_of == 2);
   OK(dm_stream_wait(mesh, NULL, NULL, 0));
@@ -358,7 +332,7 @@ static void amd(void)
   FAILS(DM_STATUS_DEVICE, "illegal memory access", dm_stream_wait(mesh, NULL, stream_of(700), 100));
   OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
-  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  REQUIRE(dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   OK(dm_abort(mesh));
   dm_free(mesh);
   REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
@@ -366,29 +340,26 @@ static void amd(void)
   dm_free(mesh);
 }
 
+static void check_pointers(void)
+{
+  pointers(getenv("DM_CHECK_POINTERS") == NULL ? "" : getenv("DM_CHECK_POINTERS"));
+}
+
+static const rank_case kCases[] = {
+    {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"amd", amd},
+    {"another device", another_device}, {"pointers", check_pointers},
+};
+
 int main(int count, char **arguments)
 {
-  const char *what = count > 1 ? arguments[1] : "";
-  dm_world_options join = DM_WORLD_OPTIONS_INIT;
-  if (strcmp(what, "adopt") == 0 || strcmp(what, "adopt from nowhere") == 0) {
-    strcmp(what, "adopt") == 0 ? adopt() : adopt_from_nowhere();
+  const char *name = case_name(count, arguments);
+  /* These cases join worlds of their own, or none. */
+  if (strncmp(name, "adopt", 5) == 0) {
+    strcmp(name, "adopt") == 0 ? adopt() : adopt_from_nowhere();
     return finish();
   }
-  if (strcmp(what, "amd") == 0) choose_amd_device();
-  join.timeout_ms = 30000;
-  join.ccl_library = getenv("RECORDER");
-  REQUIRE(dm_world_init("cuda", &join, &world));
-  REQUIRE(dm_world_rank(world, &rank));
-  REQUIRE(dm_world_size(world, &size));
-  options.world = world;
-  options.timeout_ms = 30000;
-  if (strcmp(what, "work") == 0) wait_for_work();
-  if (strcmp(what, "failures") == 0) wait_for_failures();
-  if (strcmp(what, "dead") == 0) wait_for_the_dead();
-  if (strcmp(what, "amd") == 0) amd();
-  if (strcmp(what, "another device") == 0) another_device();
-  if (strncmp(what, "pointers", 8) == 0) pointers(getenv("DM_CHECK_POINTERS") == NULL ? "" : getenv("DM_CHECK_POINTERS"));
-  dm_world_free(world);
+  if (strcmp(name, "amd") == 0) choose_amd_device();
+  RUN_IN_WORLD(name, kCases);
   check_library_threads(0);
   return finish();
 }

@@ -1,5 +1,5 @@
 //! A CUDA device and NCCL on a machine that has neither: tests/nccl/device.c, whose device memory
-//! is the host's, and tests/nccl/recorder.c over libhostccl. A test runs itself again in a process
+//! is the host's, and tests/nccl/recorder over libhostccl. A test runs itself again in a process
 //! that finds them.
 
 use std::collections::{BTreeSet, HashMap};
@@ -110,18 +110,25 @@ fn stand_ins() -> PathBuf {
     let link = folder.join(format!("link-{}", std::process::id()));
     std::os::unix::fs::symlink("libcuda.so.1", &link).unwrap();
     std::fs::rename(&link, folder.join("libcuda.so")).unwrap();
-    compile("device.c", &folder.join("libcuda.so.1"), &[rest.to_str().unwrap(), "-Wl,-soname,libcuda.so.1"]);
-    compile("recorder.c", &folder.join("libnccl.so.2"), &["-Wl,-soname,libnccl.so.2", "-ldl"]);
+    compile(&["device.c".into()], &folder.join("libcuda.so.1"), &[rest.to_str().unwrap(), "-Wl,-soname,libcuda.so.1"]);
+    compile(&recorder(), &folder.join("libnccl.so.2"), &["-Wl,-soname,libnccl.so.2", "-ldl"]);
     std::fs::remove_file(rest).unwrap();
     folder
 }
 
-fn compile(source: &str, library: &Path, flags: &[&str]) {
+/// Returns the C files of the recorder.
+fn recorder() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nccl/recorder");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|kind| kind == "c")).collect()
+}
+
+fn compile(sources: &[PathBuf], library: &Path, flags: &[&str]) {
     let (root, unfinished) =
         (Path::new(env!("CARGO_MANIFEST_DIR")), library.with_extension(std::process::id().to_string()));
     let mut cc = Command::new(std::env::var_os("CC").unwrap_or("cc".into()));
     cc.args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-    cc.arg(root.join("tests/nccl").join(source))
+    cc.args(sources.iter().map(|source| root.join("tests/nccl").join(source)))
         .arg("-I")
         .arg(root.join("include"))
         .args(flags)

@@ -1,5 +1,5 @@
 """Operations on cuda by way of the C library, in the order of streams: `devicemesh run -n 2 --
-python tests/on_device.py FOLDER`, with tests/nccl/recorder.c in NCCL's place and
+python tests/on_device.py FOLDER`, with tests/nccl/recorder in NCCL's place and
 tests/nccl/device.c and events.c in the driver's. The stand-in writes into the log of each rank what
 is put on which stream, and this program compares the log with what it expects.
 

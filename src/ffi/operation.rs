@@ -1,0 +1,51 @@
+//! What the operations along a dimension share: the view, the dimension and the group of the thread.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::guard::guard;
+use super::make::find;
+use super::types::{dm_mesh, dm_status};
+use crate::ccl::{Library, NcclResult, RawComm};
+use crate::comm::{Operands, View, refuse_in_group};
+use crate::error::Result;
+
+/// An operation that a program calls.
+pub(super) struct Operation {
+    /// The name of the C function, for messages.
+    pub(super) name: &'static str,
+    /// The view in which the operation's dimension is.
+    pub(super) view: Arc<View>,
+}
+
+/// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that
+/// dimension. When the operation is refused inside a group of this thread, the group fails.
+pub(super) fn operation<'a>(
+    name: &'static str,
+    mesh: *const dm_mesh,
+    dim: impl FnOnce() -> Result<Option<&'a str>>,
+    body: impl FnOnce(&Operation, usize) -> Result<()>,
+) -> dm_status {
+    guard(|| {
+        let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
+        let library = view.library().ok().cloned();
+        let run = || {
+            let (view, index) = view.along(dim()?)?;
+            body(&Operation { name, view }, index)
+        };
+        run().inspect_err(|error| refuse_in_group(library.as_deref(), error))
+    })
+}
+
+impl Operation {
+    /// Checks the buffers and has the library issue the operation.
+    pub(super) fn run(
+        &self,
+        index: usize,
+        operands: Operands,
+        buffers: &[(&str, *const c_void)],
+        issue: impl FnOnce(&Library, RawComm) -> NcclResult,
+    ) -> Result<()> {
+        self.view.operate(self.name, index, operands, buffers, issue)
+    }
+}
