@@ -146,7 +146,7 @@
 /**
  * The get of dm_store_callbacks returns this value when the key did not come in time.
  */
-#define DM_STORE_NOT_YET 1
+#define DM_STORE_NOT_YET 100
 
 /**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.

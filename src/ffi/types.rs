@@ -270,7 +270,7 @@ pub struct dm_world_info {
 }
 
 /// The get of dm_store_callbacks returns this value when the key did not come in time.
-pub const DM_STORE_NOT_YET: i32 = 1;
+pub const DM_STORE_NOT_YET: i32 = 100;
 
 /// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks
 /// meet.

@@ -88,7 +88,7 @@ int main(void)
         plan.traffic == NULL);
 
   CHECK(dm_version() == DEVICEMESH_VERSION);
-  CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 1 && DM_STATUS_INVALID_STATE == 17);
+  CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 100 && DM_STATUS_INVALID_STATE == 17);
   CHECK(strcmp(dm_last_error(), "") == 0);
   dm_error_info info = DM_ERROR_INFO_INIT;
   OK(dm_last_error_info(&info));
