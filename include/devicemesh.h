@@ -453,7 +453,7 @@ typedef struct dm_world_info {
    * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in
    * an offline world.
    */
-  int32_t version;
+  int32_t ccl_version;
   /**
    * "cuda" or "cpu". Static.
    */

@@ -782,7 +782,7 @@ struct WorldInfo {
   /// The index of this rank's device; -1 where the library has chosen none (cpu, offline, RCCL).
   std::int32_t device = -1;
   /// The version of the communicator library, as ncclGetVersion gives it; 0 in an offline world.
-  std::int32_t version = 0;
+  std::int32_t ccl_version = 0;
   /// "cuda" or "cpu".
   std::string device_type = {};
   /// The communicator library by path, SONAME or name; empty in an offline world.
@@ -931,7 +931,7 @@ public:
     WorldInfo info;
     const dm_status status = dm_world_get_info(capi(), &raw);
     if (status == DM_STATUS_OK) {
-      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.version, raw.device_type, raw.library};
+      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library};
     }
     return Calls::give(status, std::move(info));
   }

@@ -32,7 +32,7 @@ static void two_lines()
   const dm::World world = mesh["shard"].world();
   const dm::WorldInfo info = world.info();
   CHECK(info.rank == mesh.rank() && info.size == 8 && info.local_rank == info.rank && info.local_size == 8);
-  CHECK(info.host == 0 && info.num_hosts == 1 && info.device == -1 && info.version > 0);
+  CHECK(info.host == 0 && info.num_hosts == 1 && info.device == -1 && info.ccl_version > 0);
   CHECK(info.device_type == "cpu" && !info.library.empty());
   CHECK(dm::World::default_world("cpu").info().rank == info.rank);
   dm::WorldOptions named;

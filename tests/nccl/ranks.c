@@ -919,7 +919,7 @@ static void tell(void)
 {
   dm_world_info info = DM_WORLD_INFO_INIT;
   OK(dm_world_get_info(world, &info));
-  CHECK(info.rank == rank && info.size == size && strcmp(info.device_type, "cuda") == 0 && info.library[0] != '\0' && info.version >= 21400);
+  CHECK(info.rank == rank && info.size == size && strcmp(info.device_type, "cuda") == 0 && info.library[0] != '\0' && info.ccl_version >= 21400);
   printf("info rank=%d local=%d/%d host=%d/%d device=%d\n", info.rank, info.local_rank, info.local_size, info.host, info.num_hosts, info.device);
 }
 
