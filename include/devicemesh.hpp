@@ -1774,11 +1774,10 @@ public:
     return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   }
 
-  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left, and not empty.
+  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left. When it is empty, they agree on who is lost.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
-    const std::int32_t none = -1;
-    return shrink(dim, lost_ranks.empty() ? &none : lost_ranks.data(), lost_ranks.size(), timeout);
+    return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.
