@@ -146,7 +146,7 @@
 /**
  * The get of dm_store_callbacks returns this value when the key did not come in time.
  */
-#define DM_STORE_NOT_YET 1
+#define DM_STORE_NOT_YET 100
 
 /**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.
@@ -453,7 +453,7 @@ typedef struct dm_world_info {
    * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in
    * an offline world.
    */
-  int32_t version;
+  int32_t ccl_version;
   /**
    * "cuda" or "cpu". Static.
    */
@@ -2379,13 +2379,13 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2)
  * over ranks 0, 1, 2, 3, 6, 7.
  *
- * With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
- * leave out the same ranks, whatever each of them knew. The call waits until every rank has made
- * it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
- * get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
- * rank that lives and that the others take for lost gets DM_STATUS_NOT_MEMBER. When a rank neither
- * calls nor is known to be lost, the others get DM_STATUS_TIMEOUT at the deadline, and
- * dm_last_error_info has the rank.
+ * With num_lost 0, whatever lost_ranks is, the ranks that are left agree on who is lost: all of
+ * them leave out the same ranks, whatever each of them knew. The call waits until every rank has
+ * made it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all
+ * ranks get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with
+ * dm_init. A rank that lives and that the others take for lost gets DM_STATUS_NOT_MEMBER. When a
+ * rank neither calls nor is known to be lost, the others get DM_STATUS_TIMEOUT at the deadline,
+ * and dm_last_error_info has the rank.
  *
  * Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
  * that is named may be alive: it calls dm_abort, and not dm_shrink. Ranks that name different lost
@@ -2408,9 +2408,9 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  * and the timeout of the mesh.
  *
  * ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
- * (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (an
- * empty list, a rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank
- * is lost), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
+ * (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
+ * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost),
+ * DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
  * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
  * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
  * then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.

@@ -782,7 +782,7 @@ struct WorldInfo {
   /// The index of this rank's device; -1 where the library has chosen none (cpu, offline, RCCL).
   std::int32_t device = -1;
   /// The version of the communicator library, as ncclGetVersion gives it; 0 in an offline world.
-  std::int32_t version = 0;
+  std::int32_t ccl_version = 0;
   /// "cuda" or "cpu".
   std::string device_type = {};
   /// The communicator library by path, SONAME or name; empty in an offline world.
@@ -931,7 +931,7 @@ public:
     WorldInfo info;
     const dm_status status = dm_world_get_info(capi(), &raw);
     if (status == DM_STATUS_OK) {
-      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.version, raw.device_type, raw.library};
+      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library};
     }
     return Calls::give(status, std::move(info));
   }
@@ -1774,11 +1774,10 @@ public:
     return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   }
 
-  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left, and not empty.
+  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left. When it is empty, they agree on who is lost.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
-    const std::int32_t none = -1;
-    return shrink(dim, lost_ranks.empty() ? &none : lost_ranks.data(), lost_ranks.size(), timeout);
+    return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.

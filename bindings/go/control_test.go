@@ -117,7 +117,7 @@ func TestWorldsOfMeshes(t *testing.T) {
 	defer world.Close()
 	info, err := world.Info()
 	must(t, err)
-	if info.Rank != rank || info.Size != size || info.DeviceType != "cpu" || info.Device != -1 || info.Library == "" || info.Version == 0 ||
+	if info.Rank != rank || info.Size != size || info.DeviceType != "cpu" || info.Device != -1 || info.Library == "" || info.CCLVersion == 0 ||
 		info.NumHosts != 1 || info.Host != 0 || info.LocalRank != rank || info.LocalSize != size {
 		t.Errorf("got %+v", info)
 	}

@@ -86,9 +86,6 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int, options ...CallOptions) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
-	if len(lostRanks) == 0 {
-		lostRanks = nil
-	}
 	along, lost, n := a.optional("dimension name", dim), a.int32s("lostRanks", lostRanks), C.size_t(len(lostRanks))
 	chosen := a.callOptions(options)
 	world := m.itsWorld()

@@ -171,7 +171,7 @@ type WorldInfo struct {
 	Device int
 	// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7). 0 in an
 	// offline world.
-	Version    int
+	CCLVersion int
 	DeviceType string // "cuda" or "cpu".
 	// The communicator library: its path or SONAME, or the name of the embedded host engine. "" in
 	// an offline world.
@@ -193,7 +193,7 @@ func (w *World) Info() (WorldInfo, error) {
 	}
 	return WorldInfo{
 		Rank: int(info.rank), Size: int(info.size), LocalRank: int(info.local_rank), LocalSize: int(info.local_size),
-		Host: int(info.host), NumHosts: int(info.num_hosts), Device: int(info.device), Version: int(info.version),
+		Host: int(info.host), NumHosts: int(info.num_hosts), Device: int(info.device), CCLVersion: int(info.ccl_version),
 		DeviceType: C.GoString(info.device_type), Library: C.GoString(info.library),
 	}, nil
 }

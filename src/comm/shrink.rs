@@ -41,11 +41,11 @@ impl View {
     /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
     /// call may be repeated, with the ranks that are lost by then. `lost` has the lost ranks, the
-    /// same ones on every rank. With `None` the ranks that are left agree on who is lost; they all
-    /// get [`Status::InvalidState`] when nobody is. The new mesh has the timeout and the options
-    /// of this one, and is lazy where this one is. `options` may have other options for its
+    /// same ones on every rank. When `lost` is empty, the ranks that are left agree on who is lost;
+    /// they all get [`Status::InvalidState`] when nobody is. The new mesh has the timeout and the
+    /// options of this one, and is lazy where this one is. `options` may have other options for its
     /// dimensions, and says how long the call may take.
-    pub fn shrink(&self, dim: Option<&str>, lost: Option<&[i32]>, options: &CallOptions) -> Result<View> {
+    pub fn shrink(&self, dim: Option<&str>, lost: &[i32], options: &CallOptions) -> Result<View> {
         let Some(world) = self.space().world() else {
             return Err(Error::unsupported(format!(
                 "dm_shrink is collective, but {} was made over existing communicators without a world; pass dm_init_options.world",
@@ -53,30 +53,27 @@ impl View {
             )));
         };
         self.tell_shrink_if_refused(lost, || match lost {
-            None if world.rendezvous().is_offline() => Err(Error::invalid_state(
+            [] if world.rendezvous().is_offline() => Err(Error::invalid_state(
                 "dm_shrink: no rank of an offline world (DM_WORLD_OFFLINE) is ever lost: name the ranks to leave out in lost_ranks",
             )),
-            None => self.shrink_by_agreement(world, dim, options),
-            Some(lost) => self.shrink_by_list(world, dim, lost, options),
+            [] => self.shrink_by_agreement(world, dim, options),
+            lost => self.shrink_by_list(world, dim, lost, options),
         })
     }
 
-    /// Runs `call`, which shrinks this mesh by the list `lost`, or without a list. If this rank
-    /// refuses the call, the ranks that would be left are told. Ranks with a list meet in a scope of
-    /// their attempt, so the refusal counts as an attempt of this rank. A list that is wrong in
-    /// itself says nothing about whom the other ranks would leave out, so nobody is told of it.
-    pub(crate) fn tell_shrink_if_refused<T>(
-        &self,
-        lost: Option<&[i32]>,
-        call: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
+    /// Runs `call`, which shrinks this mesh by the list `lost`, or, when it is empty, without one.
+    /// If this rank refuses the call, the ranks that would be left are told. Ranks with a list meet
+    /// in a scope of their attempt, so the refusal counts as an attempt of this rank. A list that
+    /// is wrong in itself says nothing about whom the other ranks would leave out, so nobody is
+    /// told of it.
+    pub(crate) fn tell_shrink_if_refused<T>(&self, lost: &[i32], call: impl FnOnce() -> Result<T>) -> Result<T> {
         const CALL: &str = "dm_shrink";
         let space = self.space();
         let world = space.world().filter(|world| !world.rendezvous().is_offline() && space.mesh().is_member());
         let Some(world) = world.filter(|world| world.alive().is_ok()) else { return call() };
-        let Some(lost) = lost else {
+        if lost.is_empty() {
             return tell_if_refused(space.survivors_scope(world).ok().as_deref(), world.cancel(), CALL, call);
-        };
+        }
         let begun = space.shrink_attempts.load(Ordering::SeqCst);
         let outcome = call();
         if let Err(error) = &outcome
@@ -246,7 +243,7 @@ impl View {
     /// Whether all of these ranks are in the mesh, and this rank is none of them.
     fn could_leave_out(&self, lost: &[i32]) -> bool {
         let mesh = self.space().mesh();
-        !lost.is_empty() && !lost.contains(&mesh.rank()) && lost.iter().all(|rank| mesh.coordinate_of(*rank).is_ok())
+        !lost.contains(&mesh.rank()) && lost.iter().all(|rank| mesh.coordinate_of(*rank).is_ok())
     }
 
     /// The scope in which the ranks that are left without `lost` meet in the attempt `number`, with

@@ -187,13 +187,13 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2)
 /// over ranks 0, 1, 2, 3, 6, 7.
 ///
-/// With lost_ranks NULL and num_lost 0 the ranks that are left agree on who is lost: all of them
-/// leave out the same ranks, whatever each of them knew. The call waits until every rank has made
-/// it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all ranks
-/// get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with dm_init. A
-/// rank that lives and that the others take for lost gets DM_STATUS_NOT_MEMBER. When a rank neither
-/// calls nor is known to be lost, the others get DM_STATUS_TIMEOUT at the deadline, and
-/// dm_last_error_info has the rank.
+/// With num_lost 0, whatever lost_ranks is, the ranks that are left agree on who is lost: all of
+/// them leave out the same ranks, whatever each of them knew. The call waits until every rank has
+/// made it or is lost. Ranks that are lost meanwhile are left out too. When no rank is lost, all
+/// ranks get DM_STATUS_INVALID_STATE; the mesh has ended all the same, so make it anew with
+/// dm_init. A rank that lives and that the others take for lost gets DM_STATUS_NOT_MEMBER. When a
+/// rank neither calls nor is known to be lost, the others get DM_STATUS_TIMEOUT at the deadline,
+/// and dm_last_error_info has the rank.
 ///
 /// Otherwise lost_ranks are num_lost world ranks of the mesh, the same set on every rank. A rank
 /// that is named may be alive: it calls dm_abort, and not dm_shrink. Ranks that name different lost
@@ -216,9 +216,9 @@ pub unsafe extern "C" fn dm_lost_ranks(
 /// and the timeout of the mesh.
 ///
 /// ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
-/// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (an
-/// empty list, a rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank
-/// is lost), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
+/// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
+/// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost),
+/// DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
 /// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
 /// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
@@ -243,7 +243,6 @@ pub unsafe extern "C" fn dm_shrink(
         }
         // SAFETY: the caller's contract.
         let lost = unsafe { list("lost_ranks", lost_ranks, num_lost)? };
-        let lost = (!lost_ranks.is_null()).then_some(lost);
         view.tell_shrink_if_refused(lost, || {
             let mesh_out = out("mesh_out", mesh_out)?;
             // SAFETY: the caller's contract.

@@ -126,7 +126,7 @@ pub struct dm_world_info {
     pub device: i32,
     /// The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in
     /// an offline world.
-    pub version: i32,
+    pub ccl_version: i32,
     /// "cuda" or "cpu". Static.
     pub device_type: *const c_char,
     /// The communicator library: its path or SONAME, or the name of the embedded host engine; "" in
@@ -135,7 +135,7 @@ pub struct dm_world_info {
 }
 
 /// The get of dm_store_callbacks returns this value when the key did not come in time.
-pub const DM_STORE_NOT_YET: i32 = 1;
+pub const DM_STORE_NOT_YET: i32 = 100;
 
 /// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks
 /// meet.

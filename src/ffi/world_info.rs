@@ -93,7 +93,7 @@ pub unsafe extern "C" fn dm_world_get_info(world: *const dm_world, info_out: *mu
             host: local.host as i32,
             num_hosts: local.num_hosts as i32,
             device: world.device().map_or(-1, |device| device as i32),
-            version: library.map_or(0, |library| library.version()),
+            ccl_version: library.map_or(0, |library| library.version()),
             device_type: if world.device_type() == "cpu" { c"cpu" } else { c"cuda" }.as_ptr(),
             library: library.map_or(c"", |library| library.c_name()).as_ptr(),
         };

@@ -24,12 +24,6 @@ impl Mesh {
     pub fn without(&self, index: usize, lost: &[i32], world_size: usize) -> Result<Mesh> {
         self.dim_at(index)?;
         let name = self.dim_name(index);
-        if lost.is_empty() {
-            return Err(Error::invalid(format!(
-                "no rank of {} is lost: there is nothing to leave out",
-                self.describe()
-            )));
-        }
         self.check_whole()?;
         if lost.contains(&self.rank()) && self.is_member() {
             return Err(Error::invalid(format!("rank {} is this one, which is not lost", self.rank())));

@@ -123,7 +123,7 @@ fn info(session: &mut Session<'_>) {
         assert!(info.local_rank >= 0 && info.local_size >= 1 && info.device >= -1);
         // SAFETY: the world's own strings, and the world lives.
         let texts = unsafe { (CStr::from_ptr(info.device_type), CStr::from_ptr(info.library)) };
-        assert!([c"cpu", c"cuda"].contains(&texts.0) && (texts.1.is_empty() == (info.version == 0)));
+        assert!([c"cpu", c"cuda"].contains(&texts.0) && (texts.1.is_empty() == (info.ccl_version == 0)));
     }
 }
 

@@ -40,7 +40,7 @@ int main(void)
   AT(dm_world_options, joining_out, 64);
   CHECK(sizeof(dm_world_info) == 56);
   AT(dm_world_info, rank, 8); AT(dm_world_info, size, 12); AT(dm_world_info, local_rank, 16); AT(dm_world_info, local_size, 20);
-  AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, version, 36);
+  AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, ccl_version, 36);
   AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48);
   CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
@@ -72,7 +72,7 @@ int main(void)
         world.reserved == 0 && world.joining_out == NULL);
   dm_world_info about = DM_WORLD_INFO_INIT;
   CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 && about.local_size == 0 &&
-        about.host == 0 && about.num_hosts == 0 && about.device == 0 && about.version == 0 && about.device_type == NULL && about.library == NULL);
+        about.host == 0 && about.num_hosts == 0 && about.device == 0 && about.ccl_version == 0 && about.device_type == NULL && about.library == NULL);
   dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
   CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;
@@ -88,7 +88,7 @@ int main(void)
         plan.traffic == NULL);
 
   CHECK(dm_version() == DEVICEMESH_VERSION);
-  CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 1 && DM_STATUS_INVALID_STATE == 17);
+  CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 100 && DM_STATUS_INVALID_STATE == 17);
   CHECK(strcmp(dm_last_error(), "") == 0);
   dm_error_info info = DM_ERROR_INFO_INIT;
   OK(dm_last_error_info(&info));

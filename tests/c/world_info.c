@@ -21,7 +21,7 @@ static void on_this_host(const dm_world *world)
   OK(dm_world_size(world, &ranks));
   CHECK(info.struct_size == sizeof info && info.rank == rank && info.size == ranks && ranks == size);
   CHECK(info.local_rank == rank && info.local_size == ranks && info.host == 0 && info.num_hosts == 1);
-  CHECK(info.device == -1 && strcmp(info.device_type, "cpu") == 0 && info.library[0] != '\0' && info.version >= 21400);
+  CHECK(info.device == -1 && strcmp(info.device_type, "cpu") == 0 && info.library[0] != '\0' && info.ccl_version >= 21400);
 }
 
 static dm_mesh *line_of(dm_world *world)
@@ -125,7 +125,7 @@ static void an_offline_world(void)
   OK(dm_get_world(mesh, &given));
   const dm_world_info info = asked(given);
   CHECK(info.rank == 5 && info.size == 8 && info.local_rank == 5 && info.local_size == 8 && info.host == 0 && info.num_hosts == 1);
-  CHECK(info.device == -1 && info.version == 0 && strcmp(info.device_type, "cuda") == 0 && strcmp(info.library, "") == 0);
+  CHECK(info.device == -1 && info.ccl_version == 0 && strcmp(info.device_type, "cuda") == 0 && strcmp(info.library, "") == 0);
   dm_free(mesh);
   dm_world_free(given);
   dm_world_free(world);

@@ -159,7 +159,7 @@ fn a_call_that_may_not_be_made_now_and_options_of_other_dimensions_are_told_apar
         let in_group = mesh.broadcast("replicate", &mut [1.0f32], 0).unwrap_err();
         assert_eq!(in_group.status(), Status::InvalidState, "{in_group}");
         mesh.group_end().unwrap();
-        let nobody = mesh.shrink(Some("replicate"), None, &CallOptions::default()).map(drop).unwrap_err();
+        let nobody = mesh.shrink(Some("replicate"), &[], &CallOptions::default()).map(drop).unwrap_err();
         assert_eq!(nobody.status(), Status::InvalidState, "{nobody}");
     });
 }

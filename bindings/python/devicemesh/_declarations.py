@@ -22,7 +22,7 @@ LOG_DEBUG = 4
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
-STORE_NOT_YET = 1
+STORE_NOT_YET = 100
 RANK_NONE = -1
 
 
@@ -56,7 +56,7 @@ class WorldOptions(Structure):
 class WorldInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32), ("local_size", c_int32), ("host", c_int32),
-        ("num_hosts", c_int32), ("device", c_int32), ("version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
+        ("num_hosts", c_int32), ("device", c_int32), ("ccl_version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
 
 
 class DimOptions(Structure):

@@ -103,8 +103,8 @@ class MeshViews(MeshQueries):
         go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
 
         Collective over the ranks that are not lost. A rank whose replica leaves also makes the
-        call, and gets a mesh that it is not in. ``lost_ranks`` None: the ranks agree on those that
-        are lost. When the call fails because another rank died
+        call, and gets a mesh that it is not in. Without ``lost_ranks`` (None or empty) the ranks agree
+        on those that are lost. When the call fails because another rank died
         meanwhile, make it again on this mesh.
         """
         lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()

@@ -71,7 +71,7 @@ class TorchStore:
 
 
 # What a callback returns when the store has raised. Any number but 0 and STORE_NOT_YET would do.
-BROKEN = 2
+BROKEN = 1
 
 
 class Callbacks:

@@ -181,10 +181,10 @@ class World(ObjectCollectives):
         return (self._info().library or b"").decode(errors="replace")
 
     @property
-    def library_version(self) -> Tuple[int, ...]:
+    def ccl_version(self) -> Tuple[int, ...]:
         """The version of the communicator library, for example (2, 27, 7). () in an offline
         world."""
-        number = int(self._info().version)
+        number = int(self._info().ccl_version)
         major = 10000 if number >= 10000 else 1000  # NCCL before 2.9 wrote 2.8.4 as 2804
         return (number // major, number % major // 100, number % 100) if number else ()
 

@@ -220,7 +220,7 @@ class Worlds(unittest.TestCase):
     def test_an_offline_world(self):
         world = World("cpu", world_size=8, rank=3, offline=True)
         self.assertEqual((world.rank, world.size, world.local_size, world.host, world.num_hosts, world.device), (3, 8, 8, 0, 1, None))
-        self.assertEqual((world.device_type, world.library, world.library_version), ("cpu", "", ()))
+        self.assertEqual((world.device_type, world.library, world.ccl_version), ("cpu", "", ()))
         self.assertIs(init_device_mesh("cpu", (8,), world=world)["dim_0"].world, world)
         with self.assertRaises(InvalidArgumentError):
             World("cpu", world_size=2, rank=0, device=0)

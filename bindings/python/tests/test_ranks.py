@@ -54,7 +54,7 @@ class Ranks(unittest.TestCase):
             self.assertEqual((world.host, world.num_hosts, world.device, world.device_type), (0, 1, None, "cpu"))
             self.assertEqual(repr(world), f"World(rank={RANK}, size={SIZE})")
             self.assertIn("host engine", world.library)
-            self.assertGreater(world.library_version, (2, 20))
+            self.assertGreater(world.ccl_version, (2, 20))
             world.barrier()
             self.assertEqual(init_device_mesh("cpu", (SIZE,), world=world, lazy=True).world, world)
         with self.assertRaises(devicemesh.NotFoundError):

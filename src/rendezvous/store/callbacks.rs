@@ -18,7 +18,7 @@ use crate::wait::Wait;
 /// calls.
 const SLICE: Duration = Duration::from_millis(50);
 /// The number by which the caller's `get` says that the key did not come in time: DM_STORE_NOT_YET.
-pub(crate) const NOT_YET: i32 = 1;
+pub(crate) const NOT_YET: i32 = 100;
 /// The size of the first buffer for a value, in bytes.
 const FIRST_CAPACITY: usize = 64 << 10;
 
