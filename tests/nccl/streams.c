@@ -335,7 +335,7 @@ static void amd(void)
   REQUIRE(dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   OK(dm_abort(mesh));
   dm_free(mesh);
-  REQUIRE(dm_init("cuda", kSquare, 2, kNames, &options, &mesh));
+  REQUIRE(dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   OK(dm_world_finalize(world, 0));
   dm_free(mesh);
 }
