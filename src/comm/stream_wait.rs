@@ -164,7 +164,7 @@ impl WaitedFor<'_> {
 
     /// Fails when the mesh has ended or a communicator has failed. Returns false when an operation
     /// is not on its stream yet. The questions to a library with streams run on the worker, and end
-    /// by the deadline.
+    /// a moment after the deadline at the latest.
     fn check(&self, on: Option<(&Worker, &Deadline)>) -> Result<bool> {
         self.view.root_comms().alive()?;
         let mut is_issued = true;
@@ -173,7 +173,8 @@ impl WaitedFor<'_> {
                 continue;
             }
             let left = on.map_or(Duration::MAX, |(_, deadline)| deadline.left());
-            let wait = Wait::after(communicator.patience().min(left));
+            // An answer takes a moment, also when the deadline has passed.
+            let wait = Wait::after(communicator.patience().min(left.max(CHECK_AGAIN)));
             is_issued &= communicator.poll_by(&wait, on.map(|(worker, _)| worker))?;
         }
         Ok(is_issued)
