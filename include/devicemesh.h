@@ -1065,7 +1065,7 @@ dm_status dm_default_world_abort(void);
  * dm_world_abort ends it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or
  * fails now: it is aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended
  * already), DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations
- * wait in a group of this thread), DM_STATUS_INVALID_HANDLE.
+ * wait in a group of this thread, or a CUDA graph is being captured), DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
 
@@ -1159,7 +1159,8 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors:
  * DM_STATUS_INVALID_ARGUMENT (see "refused" at the head of this file; a rank that is not in the
  * default world yet cannot tell the others), DM_STATUS_MISMATCH (says which rank asked for what),
- * DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE
+ * DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_INVALID_STATE (a CUDA graph is
+ * being captured, where the driver tells), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE
  * (options->world), DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the
  * call, also while it is blocked), and what dm_world_init gives when the default world is joined
  * here. When the call fails on any rank, it fails on all ranks and leaves nothing behind.
@@ -1293,9 +1294,9 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  * the handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (a dimension or another flattened dimension has the name),
- * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER,
- * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms
- * without a world).
+ * DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+ * DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world).
  */
 dm_status dm_flatten(const struct dm_mesh *mesh,
                      const char *name,
@@ -1751,7 +1752,8 @@ dm_status dm_plan_ranks(const struct dm_plan_options *options,
  *
  * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
  * offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT; where the call makes the
- * communicator also DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST and DM_STATUS_CCL.
+ * communicator also DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH,
+ * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST and DM_STATUS_CCL.
  */
 dm_status dm_get_comm(const struct dm_mesh *mesh, const char *dim, ncclComm_t *comm_out);
 
@@ -2346,8 +2348,8 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
  * dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
  * ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
- * DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
- * DM_STATUS_INVALID_HANDLE.
+ * DM_STATUS_INVALID_STATE (operations wait in a group of this thread, or a CUDA graph is being
+ * captured), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE.
  *
  * A communicator that has failed has no work to wait for: it is aborted, and the call gives the
  * failure on all ranks. Then the call waits one second at most for ranks that have not come. When
@@ -2409,11 +2411,11 @@ dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capac
  *
  * ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
  * (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
- * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost),
- * DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
- * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
- * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
- * then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
+ * CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
+ * dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+ * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as
+ * rank 0's does, and then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,

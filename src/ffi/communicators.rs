@@ -33,7 +33,8 @@ use crate::logging;
 ///
 /// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
 /// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT; where the call makes the
-/// communicator also DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST and DM_STATUS_CCL.
+/// communicator also DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH,
+/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST and DM_STATUS_CCL.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; comm_out is NULL or writable.

@@ -130,8 +130,8 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
 /// dm_abort ends it; when all ranks made the call and one did not get through it, the mesh has
 /// ended here), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already),
-/// DM_STATUS_INVALID_STATE (operations wait in a group of this thread), DM_STATUS_INVALID_ARGUMENT,
-/// DM_STATUS_INVALID_HANDLE.
+/// DM_STATUS_INVALID_STATE (operations wait in a group of this thread, or a CUDA graph is being
+/// captured), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE.
 ///
 /// A communicator that has failed has no work to wait for: it is aborted, and the call gives the
 /// failure on all ranks. Then the call waits one second at most for ranks that have not come. When
@@ -217,11 +217,11 @@ pub unsafe extern "C" fn dm_lost_ranks(
 ///
 /// ncclCommShrink makes the new communicators from those of the mesh. Errors: DM_STATUS_UNSUPPORTED
 /// (the library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (a
-/// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost),
-/// DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or dm_world_abort),
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
-/// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does, and
-/// then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// rank outside the mesh, this rank, nothing left), DM_STATUS_INVALID_STATE (no rank is lost, or a
+/// CUDA graph is being captured), DM_STATUS_ABORTED (after dm_finalize, dm_world_finalize or
+/// dm_world_abort), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as
+/// rank 0's does, and then no call goes on), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or

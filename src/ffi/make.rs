@@ -59,7 +59,8 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors:
 /// DM_STATUS_INVALID_ARGUMENT (see "refused" at the head of this file; a rank that is not in the
 /// default world yet cannot tell the others), DM_STATUS_MISMATCH (says which rank asked for what),
-/// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE
+/// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_INVALID_STATE (a CUDA graph is
+/// being captured, where the driver tells), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE
 /// (options->world), DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the
 /// call, also while it is blocked), and what dm_world_init gives when the default world is joined
 /// here. When the call fails on any rank, it fails on all ranks and leaves nothing behind.

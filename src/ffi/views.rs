@@ -53,9 +53,9 @@ pub unsafe extern "C" fn dm_slice(
 /// the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (a dimension or another flattened dimension has the name),
-/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms
-/// without a world).
+/// DM_STATUS_INVALID_STATE (a CUDA graph is being captured), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+/// DM_STATUS_PEER_LOST, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world).
 ///
 /// # Safety
 /// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its

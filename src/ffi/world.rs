@@ -274,7 +274,7 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
 /// dm_world_abort ends it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or
 /// fails now: it is aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended
 /// already), DM_STATUS_INVALID_ARGUMENT (a negative timeout), DM_STATUS_INVALID_STATE (operations
-/// wait in a group of this thread), DM_STATUS_INVALID_HANDLE.
+/// wait in a group of this thread, or a CUDA graph is being captured), DM_STATUS_INVALID_HANDLE.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {

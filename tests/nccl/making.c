@@ -223,16 +223,16 @@ static void capture(void)
   note("captures");
   for (size_t at = 0; at < 2; ++at) {
     if (rank == 1) setenv("CUDA_CAPTURED", captured[at], 1);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_init("cuda", line, 1, NULL, &options, &other));
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_flatten(mesh, "all", NULL, &flat));
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_finalize(mesh, NULL));
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "is being captured into a CUDA graph", dm_world_finalize(world, 0));
+    FAILS(DM_STATUS_INVALID_STATE, "is being captured into a CUDA graph", dm_init("cuda", line, 1, NULL, &options, &other));
+    FAILS(DM_STATUS_INVALID_STATE, "is being captured into a CUDA graph", dm_flatten(mesh, "all", NULL, &flat));
+    FAILS(DM_STATUS_INVALID_STATE, "is being captured into a CUDA graph", dm_finalize(mesh, NULL));
+    FAILS(DM_STATUS_INVALID_STATE, "is being captured into a CUDA graph", dm_world_finalize(world, 0));
     unsetenv("CUDA_CAPTURED");
   }
   float mine = 1, sum = 0;
   void *const stream = (void *)0xcafe;
   if (rank == 1) setenv("CUDA_CAPTURED", "0xcafe", 1);
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "stream 0xcafe is being captured", dm_all_reduce(lazy, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, stream));
+  FAILS(DM_STATUS_INVALID_STATE, "stream 0xcafe is being captured", dm_all_reduce(lazy, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, stream));
   unsetenv("CUDA_CAPTURED");
   note("captured");
   /* Communicators that are made already may be captured. */
