@@ -1217,9 +1217,9 @@ dm_status dm_from_comms(const char *device_type,
  * ```
  *
  * devicemesh is the version of the format, 1. ranks is a list of world ranks in runs of count
- * ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first, first
- * + step ...; step may be negative. layout has for each dimension its (size, stride) pairs, the
- * most significant first; their sizes multiply to the dimension's in shape, and a dimension of
+ * ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first,
+ * first + step ...; step may be negative. layout has for each dimension its (size, stride) pairs,
+ * the most significant first; their sizes multiply to the dimension's in shape, and a dimension of
  * size 1 may have none. The rank at a coordinate is element
  *
  * ```c
