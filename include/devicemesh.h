@@ -33,7 +33,8 @@
  *                 ends something, or is one of the control plane, then tells the other ranks: their
  *                 call fails at once with that status, and the message names the rank. A rank
  *                 cannot tell the others when the wrong argument is the one that names them: an
- *                 unknown dim of a call along a dimension, or a wrong list of dm_shrink. A refused
+ *                 unknown dim of a call along a dimension, a wrong list of dm_shrink, or a wrong
+ *                 struct_size of dm_init_options, because the world is not read then. A refused
  *                 dm_all_reduce ... dm_recv is not told either, as in NCCL. Nothing was sent then,
  *                 so this rank may make the call again with right arguments. The other ranks wait
  *                 for it until the deadline of the mesh (on cuda until dm_abort).
@@ -1216,9 +1217,9 @@ dm_status dm_from_comms(const char *device_type,
  * ```
  *
  * devicemesh is the version of the format, 1. ranks is a list of world ranks in runs of count
- * ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first, first
- * + step ...; step may be negative. layout has for each dimension its (size, stride) pairs, the
- * most significant first; their sizes multiply to the dimension's in shape, and a dimension of
+ * ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first,
+ * first + step ...; step may be negative. layout has for each dimension its (size, stride) pairs,
+ * the most significant first; their sizes multiply to the dimension's in shape, and a dimension of
  * size 1 may have none. The rank at a coordinate is element
  *
  * ```c
@@ -1257,8 +1258,7 @@ dm_status dm_serialize(const struct dm_mesh *mesh, char *text, size_t capacity, 
  * stranger: it is checked before this rank waits for anybody, and takes memory in proportion to
  * its length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT
  * (says where the text is no JSON, which key is missing, which numbers contradict each other, or
- * which rank is listed twice or is not in the world; a text that is wrong in itself is refused on
- * its caller alone), and those of dm_init.
+ * which rank is listed twice or is not in the world), and those of dm_init.
  */
 dm_status dm_deserialize(const char *text, const struct dm_init_options *options, struct dm_mesh **mesh_out);
 

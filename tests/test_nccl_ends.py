@@ -78,6 +78,12 @@ def test_aborts_end_together(run):
         check(not any("ALONE" in line for line in lines), f"rank {rank}: an abort waited for one that did not come\n" + "\n".join(lines))
 
 
+def test_a_group_waits_for_the_communicators_of_all_meshes(run):
+    """dm_group_end returns when the operations are on their streams, also those on the non-blocking
+    communicator of another mesh than its own."""
+    run("group of another", ranks=2, NCCL_COMM_BLOCKING=0)
+
+
 def test_a_group_is_left_open_by_dm_abort(run):
     """NCCL ends a group without operations. A group that holds an operation of an aborted
     communicator is never handed to ncclGroupEnd."""

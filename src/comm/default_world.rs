@@ -21,10 +21,22 @@ pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Re
 }
 
 /// Returns the default world of a device type if this process is in it.
-pub(crate) fn joined_default_world(device_type: &str) -> Option<Arc<World>> {
+fn joined_default_world(device_type: &str) -> Option<Arc<World>> {
     match &*of_type(device_type).lock() {
         State::Joined(world) => Some(Arc::clone(world)),
         State::Absent | State::Joining(_) => None,
+    }
+}
+
+/// Returns the default world in which the other ranks wait for a call of this rank that was refused,
+/// if this process is in it. `device_type` is `None` where the call did not name it rightly: that
+/// is the only default world that this process is in, if there is one.
+pub(crate) fn default_world_to_tell(device_type: Option<&str>) -> Option<Arc<World>> {
+    match (device_type, joined_default_world("cpu"), joined_default_world("cuda")) {
+        (Some(device_type), ..) => joined_default_world(device_type),
+        (None, cpu, None) => cpu,
+        (None, None, cuda) => cuda,
+        (None, Some(_), Some(_)) => None,
     }
 }
 

@@ -106,6 +106,17 @@ impl Drop for OpenGroup {
     }
 }
 
+/// How the end of a group failed.
+pub(super) enum Failed {
+    /// The calling thread has begun no group.
+    NotBegun(Error),
+    /// The error has its reason already.
+    Known(Error),
+    /// The library's error, and the communicators of the group's operations, one of which may know
+    /// the reason.
+    OfLibrary(Error, Vec<Arc<Communicator>>),
+}
+
 thread_local! {
     static OPEN: RefCell<Vec<OpenGroup>> = const { RefCell::new(Vec::new()) };
     /// How many entries `OPEN` has. Reading it is quicker than borrowing `OPEN`.
@@ -193,14 +204,14 @@ pub(super) fn begin(library: &Arc<Library>) {
 }
 
 /// Ends a group of the calling thread in `library`. The outermost end runs the operations, and then
-/// opens the gates that the group kept. Fails with the error of the first operation that was
-/// refused in the group, else with the library's error. The flag says whether the error is the
-/// library's.
-pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
+/// opens the gates that the group kept, and returns the communicators of the operations; an inner
+/// end returns none. Fails with the error of the first operation that was refused in the group,
+/// else with the library's error.
+pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communicator>>, Failed> {
     // When a communicator was aborted meanwhile, its operations are still in the library's list,
     // but its memory is gone. So the library must not run the list.
     let inside = match with_group(library, |group| group.enter_all()) {
-        Some(None) => return Err((lost(library), false)),
+        Some(None) => return Err(Failed::Known(lost(library))),
         entered => entered.flatten().unwrap_or_default(),
     };
     // The host engine would run the other operations, but a group runs as a whole.
@@ -223,11 +234,20 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, boo
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.remove(at))
     });
-    let Some(mut group) = closed.flatten() else { return ended.map_err(|error| (error, true)) };
+    let Some(mut group) = closed.flatten() else {
+        return ended.map(|()| Vec::new()).map_err(|error| match is_begun {
+            true => Failed::OfLibrary(error, Vec::new()),
+            false => Failed::NotBegun(error),
+        });
+    };
+    let used = group.used.iter().map(|(communicator, _)| Arc::clone(communicator)).collect();
     match (group.refused.take(), ended) {
-        (Some(refused), _) => Err((refused, false)),
-        (None, Err(error)) => Err(group.ended_meanwhile(&error).map_or((error, true), |aborted| (aborted, false))),
-        (None, Ok(())) => Ok(()),
+        (Some(refused), _) => Err(Failed::Known(refused)),
+        (None, Err(error)) => match group.ended_meanwhile(&error) {
+            Some(aborted) => Err(Failed::Known(aborted)),
+            None => Err(Failed::OfLibrary(error, used)),
+        },
+        (None, Ok(())) => Ok(used),
     }
 }
 

@@ -71,7 +71,7 @@ mod world_end;
 pub use buffers::{Buffer, BufferAt, Memory};
 pub use collective::Collective;
 pub(crate) use create::adopted_position;
-pub(crate) use default_world::{abort_default_worlds, default_world, finalize_default_worlds, joined_default_world};
+pub(crate) use default_world::{abort_default_worlds, default_world, default_world_to_tell, finalize_default_worlds};
 pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]

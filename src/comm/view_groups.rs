@@ -1,13 +1,15 @@
 //! The groups of operations that a program begins on a view.
 
+use std::sync::Arc;
 use std::thread::sleep;
 
 use super::communicator::{Communicator, State};
-use super::groups;
+use super::groups::{self, Failed};
 use super::polling::poll_until_done;
 use super::root::RootComms;
 use super::view::View;
 use crate::error::{Error, Result};
+use crate::wait::Wait;
 
 impl View {
     /// Begins a group of operations of the calling thread.
@@ -23,21 +25,28 @@ impl View {
     /// Ends the group: its operations run together, and this call fails with the first error of any
     /// of them.
     pub fn group_end(&self) -> Result<()> {
-        let ended = groups::end(self.library()?);
-        self.root_comms().alive()?;
-        match ended {
-            Ok(()) => wait_until_idle(self.root_comms()),
-            Err((error, true)) => Err(explain(self.root_comms(), error)),
-            Err((error, false)) => Err(error),
+        // The group may hold nothing of this mesh, so an end of the mesh is no error of the group.
+        match groups::end(self.library()?) {
+            Ok(used) => wait_until_idle(self.root_comms(), &used),
+            Err(Failed::NotBegun(error)) => {
+                // The end of the mesh on this thread has ended the group, too.
+                self.root_comms().alive()?;
+                Err(error)
+            }
+            Err(Failed::Known(error)) => Err(error),
+            Err(Failed::OfLibrary(error, used)) => Err(explain(self.root_comms(), &used, error)),
         }
     }
 }
 
-/// Waits until nothing is in progress on any communicator of the root: the operations of a group on
-/// non-blocking communicators.
-fn wait_until_idle(root: &RootComms) -> Result<()> {
-    let wait = root.wait(None);
-    for communicator in root.communicators().iter().filter(|communicator| communicator.state() == State::Ready) {
+/// Waits until nothing is in progress on the communicators `used` of the group's operations, whose
+/// meshes may be others, and on those of the root, on which the program may have issued operations
+/// of the group itself. There is something to wait for only on non-blocking communicators.
+fn wait_until_idle(root: &RootComms, used: &[Arc<Communicator>]) -> Result<()> {
+    // The end of the root is no reason to give up. An abort of the communicator ends the wait.
+    let wait = Wait::after(root.timeout());
+    let ready = root.communicators().into_iter().filter(|communicator| communicator.state() == State::Ready);
+    for communicator in used.iter().cloned().chain(ready) {
         // Operations of the host engine are done when they return.
         if !communicator.library().is_host_engine() {
             let poll = || communicator.poll_here()?.map_err(|error| communicator.explain_as(error, true));
@@ -48,9 +57,10 @@ fn wait_until_idle(root: &RootComms) -> Result<()> {
 }
 
 /// The error of a group that failed, with its reason. A library does not say which communicator
-/// failed, so the first one that knows of a failure explains the error.
-fn explain(root: &RootComms, error: Error) -> Error {
-    for communicator in root.communicators() {
+/// failed, so the first one that knows of a failure explains the error: of those in `used`, which
+/// have operations in the group, and then of those of the root.
+fn explain(root: &RootComms, used: &[Arc<Communicator>], error: Error) -> Error {
+    for communicator in used.iter().cloned().chain(root.communicators()) {
         match communicator.state() {
             State::Ready if communicator.poll().is_err() => {
                 return along(&communicator, communicator.explain(communicator.raw(), error));

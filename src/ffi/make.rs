@@ -11,11 +11,11 @@ use super::options::{InitOptions, read_init_options, read_init_world};
 use super::pointers::{null, out};
 use super::release;
 use super::structs::dm_init_options;
-use super::types::{dm_mesh, dm_status, dm_world, ncclComm_t};
+use super::types::{dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
 use crate::comm::{
-    DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world,
+    DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, default_world_to_tell,
 };
 use crate::error::{Error, Result};
 use crate::logging;
@@ -79,10 +79,15 @@ pub unsafe extern "C" fn dm_init(
 ) -> dm_status {
     guard(|| {
         release::check()?;
-        let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, true)? };
-        request.create(mesh_out)
+        let (world, named) = unsafe { (given_world(options)?, optional_text("device_type", device_type)) };
+        let named = named.and_then(ccl::device_type).ok();
+        telling(world.clone().or_else(|| default_world_to_tell(named)), || {
+            let mesh_out = out("mesh_out", mesh_out)?;
+            // SAFETY: the caller's contract.
+            let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, world)? };
+            request.create(mesh_out)
+        })
     })
 }
 
@@ -125,7 +130,7 @@ pub unsafe extern "C" fn dm_from_comms(
         // SAFETY: the caller's contract.
         let (request, comms) = unsafe {
             (
-                MeshRequest::read(device_type, shape, ndim, dim_names, options, false)?,
+                MeshRequest::read(device_type, shape, ndim, dim_names, options, given_world(options)?)?,
                 short_list("comms", comms, ndim)?.iter().map(|comm| RawComm(comm.cast())).collect::<Vec<_>>(),
             )
         };
@@ -171,8 +176,7 @@ pub(super) struct MeshRequest<'a> {
 }
 
 impl<'a> MeshRequest<'a> {
-    /// Reads the arguments. With `is_collective` the other ranks of the world are told when this
-    /// rank refuses them.
+    /// Reads the arguments. `world` is the world of the options; `None` for the default world.
     ///
     /// # Safety
     /// The conditions of `dm_init` hold, and the arguments stay where they are while the result is
@@ -183,34 +187,34 @@ impl<'a> MeshRequest<'a> {
         ndim: usize,
         dim_names: *const *const c_char,
         options: *const dm_init_options,
-        is_collective: bool,
+        world: Option<Arc<World>>,
     ) -> Result<MeshRequest<'a>> {
         logging::init_from_environment();
-        // SAFETY: the caller's contract.
-        let world = world_of(unsafe { read_init_world(options)? })?;
-        telling(world.as_ref().filter(|_| is_collective), || {
-            // SAFETY: the caller's contract. The count of the dimensions is checked before the
-            // options are read by it.
-            let (device_type, shape, names, options) = unsafe {
-                (
-                    optional_text("device_type", device_type)?,
-                    sizes("shape", shape, ndim)?,
-                    if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
-                    read_init_options(options, ndim)?,
-                )
-            };
-            MeshRequest::of(device_type, shape, names, world.clone(), options)
-        })
+        // SAFETY: the caller's contract. The count of the dimensions is checked before the options
+        // are read by it.
+        let (device_type, shape, names, options) = unsafe {
+            (
+                optional_text("device_type", device_type)?,
+                sizes("shape", shape, ndim)?,
+                if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
+                read_init_options(options, ndim)?,
+            )
+        };
+        MeshRequest::of(device_type, shape, names, world, options)
     }
 
-    /// The request for the mesh that a text describes.
+    /// The request for the mesh that a text describes. `world` is the world of the options; `None`
+    /// for the default world.
     ///
     /// # Safety
     /// The conditions of `dm_init` hold for `options`, for the dimensions of the text.
-    pub(super) unsafe fn of_text(text: &'a MeshText, options: *const dm_init_options) -> Result<MeshRequest<'a>> {
+    pub(super) unsafe fn of_text(
+        text: &'a MeshText,
+        options: *const dm_init_options,
+        world: Option<Arc<World>>,
+    ) -> Result<MeshRequest<'a>> {
         // SAFETY: the caller's contract.
-        let (world, options) =
-            unsafe { (world_of(read_init_world(options)?)?, read_init_options(options, text.shape().len())?) };
+        let options = unsafe { read_init_options(options, text.shape().len())? };
         if options.ranks.is_some() {
             return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
         }
@@ -251,7 +255,7 @@ impl<'a> MeshRequest<'a> {
             // Requests that can be refused without a world are refused before this process joins
             // one.
             None => {
-                telling(joined_default_world(self.device_type).as_ref(), || self.check())?;
+                self.check()?;
                 default_world(self.device_type, deadline)?
             }
         };
@@ -323,17 +327,22 @@ impl<'a> MeshRequest<'a> {
     }
 }
 
-/// Runs a part of a call that makes a mesh. If this rank refuses the call there, the other ranks of
-/// the world are told. `None` is a world that this process has not joined.
-fn telling<T>(world: Option<&Arc<World>>, part: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs a call that makes a mesh. If this rank refuses the call, the other ranks of the world are
+/// told. `None` is a world that this process has not joined.
+pub(super) fn telling<T>(world: Option<Arc<World>>, call: impl FnOnce() -> Result<T>) -> Result<T> {
     match world {
-        Some(world) => world.tell_if_refused("dm_init", part),
-        None => part(),
+        Some(world) => world.tell_if_refused("dm_init", call),
+        None => call(),
     }
 }
 
-/// The world that the caller gave; `None` for the default world.
-fn world_of(given: *const dm_world) -> Result<Option<Arc<World>>> {
+/// The world that the options of the caller name; `None` for the default world.
+///
+/// # Safety
+/// `options` is NULL or as `dm_init` demands.
+pub(super) unsafe fn given_world(options: *const dm_init_options) -> Result<Option<Arc<World>>> {
+    // SAFETY: the caller's contract.
+    let given = unsafe { read_init_world(options)? };
     if given.is_null() { Ok(None) } else { find_world(given).map(Some) }
 }
 

@@ -4,11 +4,13 @@ use std::ffi::c_char;
 
 use super::arguments::{self, give_text};
 use super::guard::{ask, guard};
-use super::make::{MeshRequest, find};
+use super::make::{MeshRequest, find, given_world, telling};
 use super::pointers::out;
 use super::release;
 use super::structs::dm_init_options;
 use super::types::{dm_mesh, dm_status};
+use crate::comm::default_world_to_tell;
+use crate::error::Error;
 use crate::mesh::MeshText;
 
 /// Writes the view as one line of JSON, from which dm_deserialize makes it again, for example in
@@ -22,9 +24,9 @@ use crate::mesh::MeshText;
 /// ```
 ///
 /// devicemesh is the version of the format, 1. ranks is a list of world ranks in runs of count
-/// ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first, first
-/// + step ...; step may be negative. layout has for each dimension its (size, stride) pairs, the
-/// most significant first; their sizes multiply to the dimension's in shape, and a dimension of
+/// ranks: [first, count] stands for first, first + 1 ..., and [first, count, step] for first,
+/// first + step ...; step may be negative. layout has for each dimension its (size, stride) pairs,
+/// the most significant first; their sizes multiply to the dimension's in shape, and a dimension of
 /// size 1 may have none. The rank at a coordinate is element
 ///
 /// ```c
@@ -76,8 +78,7 @@ pub unsafe extern "C" fn dm_serialize(
 /// stranger: it is checked before this rank waits for anybody, and takes memory in proportion to
 /// its length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT
 /// (says where the text is no JSON, which key is missing, which numbers contradict each other, or
-/// which rank is listed twice or is not in the world; a text that is wrong in itself is refused on
-/// its caller alone), and those of dm_init.
+/// which rank is listed twice or is not in the world), and those of dm_init.
 ///
 /// # Safety
 /// The conditions of dm_init hold; text is NULL or NUL-terminated.
@@ -89,10 +90,14 @@ pub unsafe extern "C" fn dm_deserialize(
 ) -> dm_status {
     guard(|| {
         release::check()?;
-        let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let text = MeshText::parse(unsafe { arguments::text("text", text)? })?;
-        // SAFETY: the caller's contract.
-        unsafe { MeshRequest::of_text(&text, options)? }.create(mesh_out)
+        let (world, text) = unsafe { (given_world(options)?, arguments::text("text", text)) };
+        let text = text.and_then(MeshText::parse);
+        let named = text.as_ref().ok().map(MeshText::device_type);
+        telling(world.clone().or_else(|| default_world_to_tell(named)), || {
+            let (mesh_out, text) = (out("mesh_out", mesh_out)?, text.as_ref().map_err(Error::clone)?);
+            // SAFETY: the caller's contract.
+            unsafe { MeshRequest::of_text(text, options, world)? }.create(mesh_out)
+        })
     })
 }

@@ -199,12 +199,13 @@ pub unsafe extern "C" fn dm_world_locations(
     locations_out: *mut *const *const c_char,
 ) -> dm_status {
     guard(|| {
-        let locations_out = out("locations_out", locations_out)?;
-        // SAFETY: the caller's contract.
-        let location = unsafe { optional_text("location", location)? };
         let world = find(world)?;
-        let timeout = || timeout("timeout_ms", timeout_ms);
-        let locations = world.tell_if_refused("dm_world_locations", || world.locations(location, timeout()?))?;
+        let (locations_out, locations) = world.tell_if_refused("dm_world_locations", || {
+            let locations_out = out("locations_out", locations_out)?;
+            // SAFETY: the caller's contract.
+            let location = unsafe { optional_text("location", location)? };
+            Ok((locations_out, world.locations(location, timeout("timeout_ms", timeout_ms)?)?))
+        })?;
         let Borrowed(first) = world.lend(&locations, || {
             let texts: Vec<CString> =
                 locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();

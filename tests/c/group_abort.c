@@ -1,7 +1,7 @@
 /* ranks: 2 */
 /* A group has operations on two meshes, and another thread aborts one of them before the group
  * ends. dm_group_end gives DM_STATUS_ABORTED and runs none of the operations, and the other mesh
- * goes on. */
+ * goes on. A group that has nothing of the aborted mesh runs, also where dm_group_end names it. */
 #include <pthread.h>
 
 #include "check.h"
@@ -50,6 +50,20 @@ static void group(dm_mesh *aborted, dm_mesh *live, bool end_on_live)
   CHECK(first == 2);
 }
 
+/* The mesh of dm_group_end only says in which library the group is. */
+static void group_of_another(dm_mesh *aborted, dm_mesh *live)
+{
+  float one = 1, sum = 0;
+  pthread_t thread;
+  OK(dm_group_start(aborted));
+  OK(dm_all_reduce(live, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  if (pthread_create(&thread, NULL, abort_it, aborted) != 0 || pthread_join(thread, NULL) != 0) exit(1);
+  OK(dm_group_end(aborted));
+  CHECK(sum == 2);
+  GIVES(DM_STATUS_ABORTED, dm_group_start(aborted));
+  GIVES(DM_STATUS_ABORTED, dm_group_end(aborted));
+}
+
 int main(void)
 {
   dm_mesh *live = fresh("live");
@@ -59,6 +73,9 @@ int main(void)
     group(aborted, live, round % 2 == 0);
     dm_free(aborted);
   }
+  dm_mesh *other = fresh("other");
+  group_of_another(other, live);
+  dm_free(other);
   OK(dm_finalize(live, NULL));
   OK(dm_finalize(both, NULL));
   dm_free(live);

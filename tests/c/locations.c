@@ -54,7 +54,8 @@ int main(void)
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_world_locations(world, NULL, 0, NULL));
     GIVES(DM_STATUS_INVALID_HANDLE, dm_world_locations(NULL, NULL, 0, &none));
   } else {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 1 refused its own dm_world_locations as call ", dm_world_locations(world, NULL, 0, &none));
+    for (int call = 0; call < 2; ++call)
+      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 1 refused its own dm_world_locations as call ", dm_world_locations(world, NULL, 0, &none));
   }
   /* A rank that makes another call causes a mismatch, as in every collective call. */
   if (rank == 3)

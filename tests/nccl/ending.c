@@ -44,6 +44,29 @@ static void *sum_on_a_thread(void *mesh)
   return NULL;
 }
 
+/* The operation of a group stays in progress on the communicator of another mesh than the one that
+ * dm_group_end is given. */
+static void group_of_another(void)
+{
+  const int32_t line[] = {size};
+  float mine = 1, sum = 0;
+  dm_dim_options own = DM_DIM_OPTIONS_INIT;
+  own.flags = DM_DIM_OWN_COMM;
+  options.dim_options = &own;
+  options.num_dim_options = 1;
+  dm_mesh *given = made(line, 1, NULL), *used = made(line, 1, NULL);
+  setenv("RECORDER_LATE", "400", 1);
+  OK(dm_group_start(given));
+  const double began = seconds_now();
+  OK(dm_all_reduce(used, NULL, &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  OK(dm_group_end(given));
+  CHECK(seconds_now() - began >= 0.4);
+  unsetenv("RECORDER_LATE");
+  dm_free(given);
+  dm_free(used);
+  OK(dm_world_finalize(world, 0));
+}
+
 /* The thread that calls dm_abort has a group open. dm_abort ends a group without operations. It
  * leaves a group that holds an operation, because NCCL cannot end that. */
 static void left_group(void)
@@ -302,7 +325,7 @@ static void inherit(void)
 }
 
 static const rank_case kCases[] = {
-    {"stuck", stuck}, {"together", together}, {"left group", left_group}, {"beside", beside}, {"inside", inside},
+    {"stuck", stuck}, {"together", together}, {"left group", left_group}, {"group of another", group_of_another}, {"beside", beside}, {"inside", inside},
     {"finalize world", finalize_world}, {"local peers", local_peers}, {"log callback", log_callback},
     {"lose", lose_one}, {"lose without", lose_without_shrink}, {"inherit", inherit},
 };
