@@ -32,6 +32,12 @@ def test_a_destroy_that_does_not_return(run):
     check(stuck and not any(f"abort {comm}" in records[6] for comm in stuck), f"a communicator in which a thread is blocked is left alone: {records[6]}")
 
 
+def test_a_finalize_without_a_device_aborts(run):
+    """No thread is inside NCCL, so nothing keeps the communicators from being aborted."""
+    for rank, lines in run("without device")[1].items():
+        check(any(line.startswith("abort c") for line in lines), f"rank {rank}: {lines}")
+
+
 def test_the_other_ranks_are_told_before_an_abort(run, tmp_path):
     """NCCL's abort returns when all ranks of the host abort. They learn of the first one's from the
     store, so it must have told them before it aborts."""

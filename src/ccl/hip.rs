@@ -3,7 +3,7 @@
 //! RCCL is linked to the runtime, so its functions are found through RCCL's own handle: the copy
 //! that RCCL itself calls. None of this has run on an AMD device yet (docs/nccl.md).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use super::cuda::Code;
@@ -16,6 +16,8 @@ pub(super) struct Hip {
     set_device: unsafe extern "C" fn(c_int) -> Code,
     get_count: unsafe extern "C" fn(*mut c_int) -> Code,
     stream_query: Option<unsafe extern "C" fn(*mut c_void) -> Code>,
+    stream_is_capturing: Option<unsafe extern "C" fn(*mut c_void, *mut c_int) -> Code>,
+    exchange_mode: Option<unsafe extern "C" fn(*mut c_uint) -> Code>,
     error_string: Option<unsafe extern "C" fn(Code) -> *const c_char>,
 }
 
@@ -41,6 +43,8 @@ impl Hip {
             set_device: symbol!("hipSetDevice")?,
             get_count: symbol!("hipGetDeviceCount")?,
             stream_query: symbol!("hipStreamQuery"),
+            stream_is_capturing: symbol!("hipStreamIsCapturing"),
+            exchange_mode: symbol!("hipThreadExchangeStreamCaptureMode"),
             error_string: symbol!("hipGetErrorString"),
         })
     }
@@ -73,6 +77,16 @@ impl Hip {
     /// `hipStreamQuery`.
     pub(super) fn stream_query(&self) -> Result<unsafe extern "C" fn(*mut c_void) -> Code> {
         self.stream_query.ok_or_else(|| Error::new(Status::Device, "the HIP runtime has no symbol hipStreamQuery"))
+    }
+
+    /// `hipStreamIsCapturing`; `None` where the runtime lacks it.
+    pub(super) fn stream_is_capturing(&self) -> Option<unsafe extern "C" fn(*mut c_void, *mut c_int) -> Code> {
+        self.stream_is_capturing
+    }
+
+    /// `hipThreadExchangeStreamCaptureMode`; `None` where the runtime lacks it.
+    pub(super) fn exchange_mode(&self) -> Option<unsafe extern "C" fn(*mut c_uint) -> Code> {
+        self.exchange_mode
     }
 
     /// Turns a result code into an error with the runtime's own words.

@@ -33,14 +33,24 @@ enum Source {
     Hip(Hip),
 }
 
+impl Source {
+    /// The platform's name in messages.
+    fn platform(&self) -> &'static str {
+        match self {
+            Source::Cuda(_) => "CUDA",
+            Source::Hip(_) => "HIP",
+        }
+    }
+}
+
 impl StreamQuery {
     /// The functions for streams of the devices on which `library` works.
     pub(crate) fn of(library: &Library) -> Result<StreamQuery> {
         if let Some(hip) = library.hip() {
             return hip.stream_query().map(|query| StreamQuery {
                 query,
-                is_capturing: None,
-                exchange_mode: None,
+                is_capturing: hip.stream_is_capturing(),
+                exchange_mode: hip.exchange_mode(),
                 source: Source::Hip(hip),
             });
         }
@@ -81,10 +91,11 @@ impl StreamQuery {
             (0 | CAPTURE_IMPLICIT, _) => Err(Error::new(
                 Status::InvalidState,
                 format!(
-                    "the stream {stream:p} is being captured into a CUDA graph, so its work does not run: end the capture, launch the graph, and wait for the stream on which it was launched"
+                    "the stream {stream:p} is being captured into a {} graph, so its work does not run: end the capture, launch the graph, and wait for the stream on which it was launched",
+                    self.source.platform()
                 ),
             )),
-            (code, _) => self.check("cuStreamIsCapturing", code),
+            (code, _) => self.check("StreamIsCapturing", code),
         }
     }
 
@@ -106,14 +117,16 @@ impl StreamQuery {
         }
         match code {
             NOT_READY => Ok(false),
-            code => self.check("cuStreamQuery", code).map(|()| true),
+            code => self.check("StreamQuery", code).map(|()| true),
         }
     }
 
-    fn check(&self, call: &str, code: Code) -> Result<()> {
+    /// Turns the code of a call into an error. The call's name is `name` after the prefix of the
+    /// driver.
+    fn check(&self, name: &str, code: Code) -> Result<()> {
         match &self.source {
-            Source::Cuda(driver) => driver.check(call, code),
-            Source::Hip(hip) => hip.check("hipStreamQuery", code),
+            Source::Cuda(driver) => driver.check(&format!("cu{name}"), code),
+            Source::Hip(hip) => hip.check(&format!("hip{name}"), code),
         }
     }
 }

@@ -100,8 +100,6 @@ pub(super) struct Worker {
     library: Arc<Library>,
     /// The thread's name.
     name: &'static str,
-    /// Whether a call is left out when the thread cannot have the caller's device.
-    needs_device: bool,
     /// How many calls were handed to the thread and have not returned.
     under_way: Arc<AtomicUsize>,
     /// Where the thread gets its calls; `None` while there is no thread.
@@ -111,19 +109,7 @@ pub(super) struct Worker {
 impl Worker {
     /// A thread of that name, not started yet.
     pub(super) fn new(library: &Arc<Library>, name: &'static str) -> Worker {
-        Worker {
-            library: Arc::clone(library),
-            name,
-            needs_device: true,
-            under_way: Arc::default(),
-            jobs: Mutex::new(None),
-        }
-    }
-
-    /// A thread for aborts, not started yet. Where the device cannot be selected, an abort is tried
-    /// all the same.
-    pub(super) fn for_abort(library: &Arc<Library>) -> Worker {
-        Worker { needs_device: false, ..Worker::new(library, "dm-abort") }
+        Worker { library: Arc::clone(library), name, under_way: Arc::default(), jobs: Mutex::new(None) }
     }
 
     fn jobs(&self) -> MutexGuard<'_, Option<Sender<Job>>> {
@@ -131,37 +117,61 @@ impl Worker {
     }
 
     /// Runs `work` on the thread, with the device of the calling thread, and returns what it
-    /// returns. `wait` and its error are those of [`Pending::finish`]. When the caller has given
-    /// up, the thread hands what it still makes to `discard`. A panic of `work` ends the wait at
-    /// once with an error.
+    /// returns. `wait` is that of [`Pending::finish`]. When the caller has given up, the thread
+    /// hands what it still makes to `discard`. A panic of `work` ends the wait at once with an
+    /// error.
+    ///
+    /// The outer error says that `wait` gave up, and that the thread may still be inside `work`.
+    /// After an inner error no thread is inside. The inner error is that of `work`, or says that
+    /// the thread did not start or could not have the device, or that `work` panicked.
     pub(super) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
         discard: impl FnOnce(T) + Send + 'static,
         wait: impl FnOnce(&dyn Fn() -> Result<bool>) -> Result<()>,
     ) -> Result<Result<T>> {
-        // The thread may be inside a call that does not return.
-        self.start(work, discard)?.finish(wait).inspect_err(|_| drop(self.jobs().take()))
+        match self.start(work, discard) {
+            // The thread may be inside a call that does not return.
+            Ok(pending) => pending.finish(wait).inspect_err(|_| drop(self.jobs().take())),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
-    /// Begins `work` on the thread, as [`run`](Worker::run) does, and does not wait.
-    pub(super) fn start<T: Send + 'static>(
+    /// Begins `work` on the thread, as [`run`](Worker::run) does, and does not wait. `work` is left
+    /// out when the thread cannot have the caller's device.
+    fn start<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
         discard: impl FnOnce(T) + Send + 'static,
     ) -> Result<Pending<T>> {
-        let (device, needs_device) = (self.library.current_device(), self.needs_device);
+        let device = self.library.current_device();
+        self.start_job(move || device.and_then(|device| device.select()).and_then(|()| work()), discard)
+    }
+
+    /// Begins an abort on the thread and does not wait. The abort is tried even where the thread
+    /// cannot have the caller's device, because nobody else ends the communicator.
+    pub(super) fn start_abort(&self, abort: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Pending<()>> {
+        let device = self.library.current_device();
+        let work = move || {
+            let _ = device.and_then(|device| device.select());
+            abort()
+        };
+        self.start_job(work, drop)
+    }
+
+    fn start_job<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        discard: impl FnOnce(T) + Send + 'static,
+    ) -> Result<Pending<T>> {
         let progress = Arc::new(Mutex::new(Progress::UnderWay));
         let shared = Arc::clone(&progress);
-        let under_way = Arc::clone(&self.under_way);
-        under_way.fetch_add(1, Ordering::SeqCst);
+        let counted = CallUnderWay::new(&self.under_way);
         let job: Job = Box::new(move || {
-            let done = catch_unwind(AssertUnwindSafe(|| match device.and_then(|device| device.select()) {
-                Err(error) if needs_device => Err(error),
-                _ => work(),
-            }));
+            let done = catch_unwind(AssertUnwindSafe(work));
             let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
-            under_way.fetch_sub(1, Ordering::SeqCst);
+            // A caller that sees the result finds the thread idle.
+            drop(counted);
             let mut progress = shared.lock().unwrap_or_else(PoisonError::into_inner);
             match (&*progress, done) {
                 (Progress::Abandoned, Ok(made)) => {
@@ -183,8 +193,29 @@ impl Worker {
             spawned.map_err(|error| Error::no_thread(&error))?;
             *jobs = Some(sender);
         }
-        let sent = jobs.as_ref().is_some_and(|sender| sender.send(job).is_ok());
-        if sent { Ok(()) } else { Err(Error::internal("a thread of the library ended before its work")) }
+        if jobs.as_ref().is_some_and(|sender| sender.send(job).is_ok()) {
+            return Ok(());
+        }
+        // The next call gets a new thread.
+        *jobs = None;
+        Err(Error::internal("a thread of the library ended before its work"))
+    }
+}
+
+/// Counts a call of a [`Worker`] while this lives: until the call has returned, or was not handed
+/// to the thread.
+struct CallUnderWay(Arc<AtomicUsize>);
+
+impl CallUnderWay {
+    fn new(count: &Arc<AtomicUsize>) -> CallUnderWay {
+        count.fetch_add(1, Ordering::SeqCst);
+        CallUnderWay(Arc::clone(count))
+    }
+}
+
+impl Drop for CallUnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -283,6 +314,26 @@ mod tests {
         drop(held);
         wait_for_handed_over(Duration::from_secs(60));
         assert_eq!(name.lock().unwrap().as_deref(), Some("dm-free"));
+    }
+
+    #[test]
+    fn a_call_without_a_thread_is_not_under_way() {
+        let library = ccl::for_device("cpu").unwrap();
+        let worker = Worker::new(&library, "dm-background");
+        // A thread that has ended takes no calls.
+        *worker.jobs() = Some(channel().0);
+        let refused = worker.run(|| Ok(()), drop, |_| unreachable!("there is nothing to wait for"));
+        assert_eq!(refused.unwrap().unwrap_err().status(), Status::Internal);
+        assert_eq!(worker.under_way.load(Ordering::SeqCst), 0);
+        // The next call gets a new thread.
+        let wait = Wait::after(Duration::from_secs(3600));
+        let done = worker.run(
+            || Ok(7),
+            drop,
+            |is_done| poll_until_done(&wait, || "the work".to_owned(), std::thread::sleep, is_done),
+        );
+        assert_eq!(done.unwrap().unwrap(), 7);
+        assert_eq!(worker.under_way.load(Ordering::SeqCst), 0);
     }
 
     #[test]

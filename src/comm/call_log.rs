@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::communicator::Communicator;
-use super::ending::discard;
 use super::options::DimOptions;
 use super::polling::millis;
 use super::root::RootComms;
 use super::world::World;
-use crate::ccl::{Library, RawComm};
+use crate::ccl::RawComm;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -111,32 +110,35 @@ impl Log {
     }
 
     fn drop_replaced(&self) {
-        for change in &self.changes {
-            if let Change::Dim { root, .. } = change {
-                root.drop_replaced();
-            }
-        }
+        let roots = self.changes.iter().filter_map(|change| match change {
+            Change::Dim { root, .. } => Some(root),
+            _ => None,
+        });
+        let unused: Vec<_> = roots.flat_map(|root| root.drop_replaced()).collect();
+        Communicator::end_all_soon(&unused);
     }
 
-    /// Undoes the changes, the last one first.
+    /// Undoes the changes, the last one first. The communicators end at the same time, so that their
+    /// waits do not add up.
     fn undo(&mut self) {
-        let mut unused: Vec<(Arc<Library>, RawComm)> = Vec::new();
+        let mut unused: Vec<Arc<Communicator>> = Vec::new();
         for change in self.changes.drain(..).rev() {
             match change {
                 Change::Range { root, range } => root.remove_range(&range),
-                Change::Parent { root } => root.remove_parent(),
+                Change::Parent { root } => unused.extend(root.remove_parent()),
                 // When no other mesh uses the communicator, it ends. Otherwise it stays planned.
-                Change::Dim { root, communicator } => root.remove_dim(&communicator),
-                Change::Made { communicator, is_published: true, .. } => communicator.unmake(),
+                Change::Dim { root, communicator } => unused.extend(root.remove_dim(&communicator)),
+                Change::Made { communicator, is_published: true, .. } => {
+                    communicator.unmake();
+                    unused.push(communicator);
+                }
                 Change::Made { communicator, raw, .. } if !raw.is_null() => {
-                    unused.push((Arc::clone(communicator.library()), raw));
+                    communicator.take_over(raw);
+                    unused.push(communicator);
                 }
                 Change::Made { .. } => {}
             }
         }
-        if let Some((library, _)) = unused.first() {
-            let raws: Vec<RawComm> = unused.iter().map(|(_, raw)| *raw).collect();
-            discard(library, &raws, None);
-        }
+        Communicator::end_all_soon(&unused);
     }
 }

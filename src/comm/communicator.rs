@@ -243,12 +243,41 @@ impl Communicator {
     }
 
     /// Undoes [`set_ready`](Communicator::set_ready) and [`set_absent`](Communicator::set_absent),
-    /// so that a later call can make it again.
+    /// so that a later call can make it again. [`end_all_soon`](Communicator::end_all_soon) then ends
+    /// the raw communicator.
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
-            self.end_soon(None);
+            self.handle.take_away();
         }
+    }
+
+    /// Takes over a raw communicator that was made for it and never put in place.
+    /// [`end_all_soon`](Communicator::end_all_soon) then ends the raw communicator.
+    pub(super) fn take_over(&self, raw: RawComm) {
+        self.handle.take_over(raw);
+    }
+
+    /// Marks it as aborted, so that no further call enters it.
+    /// [`end_all_soon`](Communicator::end_all_soon) then ends the raw communicator.
+    pub(super) fn close(&self) {
+        self.end(State::Aborted);
+        self.handle.take_away();
+    }
+
+    /// Aborts, at the same time, what was taken away of several communicators. Waits only for a
+    /// moment, and not at all for those inside which a thread stays. The ends go on in the
+    /// background.
+    pub(super) fn end_all_soon(communicators: &[Arc<Communicator>]) {
+        let mut handles: Vec<Arc<Handle>> = Vec::new();
+        for communicator in communicators {
+            if !handles.iter().any(|known| Arc::ptr_eq(known, &communicator.handle)) {
+                handles.push(Arc::clone(&communicator.handle));
+            }
+        }
+        let (occupied, quiet): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.is_occupied());
+        let _ = Handle::finish_all(&occupied, &Deadline::after(Duration::ZERO));
+        let _ = Handle::finish_all(&quiet, &Deadline::after(GRACE));
     }
 
     /// Ends it at once and wakes every call that is blocked in it. When this returns, the host

@@ -61,8 +61,8 @@ pub(super) fn discard(library: &Arc<Library>, raws: &[RawComm], worker: Option<&
     }
     let begin = |raw: &RawComm| {
         let (raw, library) = (*raw, Arc::clone(library));
-        let own = Worker::for_abort(&library);
-        worker.unwrap_or(&own).start(move || library.abort(raw), drop)
+        let own = Worker::new(&library, "dm-abort");
+        worker.unwrap_or(&own).start_abort(move || library.abort(raw))
     };
     // Without a thread nothing could bound the abort, so the communicator is left as it is.
     let begun: Vec<_> = raws.iter().filter_map(|raw| begin(raw).ok()).collect();
@@ -100,7 +100,8 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
 
 /// Does what [`finalize`] does, on a library with streams. Its calls run on one thread. While that
 /// thread is inside a call, nothing else may be done with the communicator, so a communicator whose
-/// call does not return is left as it is.
+/// call does not return is left as it is. A communicator is aborted where a call could not be made,
+/// because there is no thread for it or the thread cannot have the device.
 fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let library = communicator.library();
     let worker = Worker::new(library, "dm-background");
@@ -110,18 +111,25 @@ fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, t
             let (working, ending) = (Arc::clone(library), Arc::clone(library));
             let run = move || Ok(work(&working, raw));
             let discard = move |_| late(&ending, raw);
-            worker.run(run, discard, |is_done| poll_until_done(wait, what, sleep, is_done))?
+            // The outer error says that the call has not returned, and the next one that it was not
+            // made.
+            worker.run(run, discard, |is_done| poll_until_done(wait, what, sleep, is_done))
         };
+    let give_up = |error: Error| {
+        tell(&error);
+        discard(library, &[raw], Some(&worker));
+        Err(error)
+    };
     let abort = |library: &Library, raw| drop(library.abort(raw));
     // A blocking communicator waits for its streams, and so for peers that may have gone.
     let finalized = call("ncclCommFinalize", wait, abort, |library, raw| library.finalize(raw).map(|()| true));
     let finalized = finalized.map_err(with_causes).inspect_err(tell)?;
     let mut stuck = None;
-    let flushed = finalized.and_then(|_| {
+    let flushed = finalized.and_then(|answer| answer).and_then(|_| {
         let what = || format!("finalizing the communicator of {} (ncclCommFinalize)", communicator.label());
         poll_until_done(wait, what, sleep, || {
             match call("ncclCommGetAsyncError", &question_wait(wait), abort, Library::poll) {
-                Ok(polled) => polled.map_err(|error| blame(communicator.group(), error)),
+                Ok(asked) => asked?.map_err(|error| blame(communicator.group(), error)),
                 Err(late) => {
                     stuck = Some(());
                     Err(late)
@@ -131,18 +139,12 @@ fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, t
     });
     match flushed {
         // From 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a deadline.
-        Ok(()) => call("ncclCommDestroy", wait, |_, _| (), |library, raw| library.destroy(raw).map(|()| true))
-            .and_then(|destroyed| destroyed.map(drop))
-            .map_err(with_causes)
-            .inspect_err(tell),
-        Err(error) => {
-            let error = with_causes(error);
-            tell(&error);
-            if stuck.is_none() {
-                discard(library, &[raw], Some(&worker));
-            }
-            Err(error)
-        }
+        Ok(()) => match call("ncclCommDestroy", wait, |_, _| (), |library, raw| library.destroy(raw).map(|()| true)) {
+            Ok(Err(not_made)) => give_up(not_made),
+            ended => ended.and_then(|made| made?.map(drop)).map_err(with_causes).inspect_err(tell),
+        },
+        Err(error) if stuck.is_some() => Err(with_causes(error)).inspect_err(tell),
+        Err(error) => give_up(with_causes(error)),
     }
 }
 

@@ -73,31 +73,39 @@ impl OpenGroup {
         })
     }
 
-    /// Enters all communicators of the group where the library is about to run the group, so that
-    /// nobody ends one of them meanwhile. Returns them. `None` where one has ended: the group is
-    /// then lost.
-    fn enter_all(&mut self) -> Option<Vec<Arc<Communicator>>> {
-        if self.is_lost {
-            return None;
-        }
-        if self.depth > 1 || !self.library.has_streams() {
-            return Some(Vec::new());
-        }
-        let entered = self.inside.iter().take_while(|communicator| communicator.enter_again().is_ok()).count();
-        if entered < self.inside.len() {
-            self.inside[..entered].iter().for_each(|communicator| communicator.pause());
-            self.lose();
-            return None;
-        }
-        Some(self.inside.clone())
+    /// The communicators that the library works on when it is about to run the group. `None` where
+    /// the group is lost.
+    fn to_enter(&self) -> Option<Vec<Arc<Communicator>>> {
+        let runs_here = self.depth == 1 && self.library.has_streams();
+        (!self.is_lost).then(|| if runs_here { self.inside.clone() } else { Vec::new() })
     }
+}
 
-    /// Gives the group up: the library cannot end it.
-    fn lose(&mut self) {
-        self.is_lost = true;
-        self.queued = 0;
-        self.inside.drain(..).for_each(|communicator| communicator.leave());
+/// Enters all communicators of this thread's group where `library` is about to run the group, so
+/// that nobody ends one of them meanwhile. Returns them. `None` where one has ended: the group is
+/// then lost.
+fn enter_all(library: &Arc<Library>) -> Option<Vec<Arc<Communicator>>> {
+    let Some(inside) = with_group(library, |group| group.to_enter()) else { return Some(Vec::new()) };
+    let inside = inside?;
+    let entered = inside.iter().take_while(|communicator| communicator.enter_again().is_ok()).count();
+    if entered < inside.len() {
+        inside[..entered].iter().for_each(|communicator| communicator.pause());
+        lose(library);
+        return None;
     }
+    Some(inside)
+}
+
+/// Gives this thread's group up: the library cannot end it. A thread that leaves a communicator may
+/// wait for its end and write to the log, and the program's log callback may call this library. So
+/// the communicators are left when the list of groups is not borrowed any more.
+fn lose(library: &Arc<Library>) {
+    let left = with_group(library, |group| {
+        group.is_lost = true;
+        group.queued = 0;
+        std::mem::take(&mut group.inside)
+    });
+    left.iter().flatten().for_each(|communicator| communicator.leave());
 }
 
 impl Drop for OpenGroup {
@@ -123,7 +131,8 @@ thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no
+/// Runs `work` with the list of open groups, which `work` must not use in another way: it makes no
+/// call that may wait or write to the log. Returns `None` on a thread that is ending and has no
 /// list any more.
 fn with_open<T>(work: impl FnOnce(&mut Vec<OpenGroup>) -> T) -> Option<T> {
     OPEN.try_with(|open| {
@@ -210,10 +219,7 @@ pub(super) fn begin(library: &Arc<Library>) {
 pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communicator>>, Failed> {
     // When a communicator was aborted meanwhile, its operations are still in the library's list,
     // but its memory is gone. So the library must not run the list.
-    let inside = match with_group(library, |group| group.enter_all()) {
-        Some(None) => return Err(Failed::Known(lost(library))),
-        entered => entered.flatten().unwrap_or_default(),
-    };
+    let Some(inside) = enter_all(library) else { return Err(Failed::Known(lost(library))) };
     // The host engine would run the other operations, but a group runs as a whole.
     let ended_before = with_group(library, |group| if group.depth == 1 { group.ended_before() } else { None });
     if let Some(error) = ended_before.flatten() {
@@ -289,7 +295,7 @@ pub(super) fn abandon(library: &Arc<Library>, by: &str) {
     if library.is_host_engine() {
         library.fail_group(&format!("{by} ended the group"));
     } else if holds_ended {
-        with_group(library, OpenGroup::lose);
+        lose(library);
         return;
     } else if queued > 0 {
         // The operations are those of other meshes, and the program ends their group.
@@ -332,4 +338,45 @@ pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce(
         let making = making.map_err(|error| Error::no_thread(&error))?;
         making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ccl::{self, RawComm};
+    use crate::logging::{self, LevelFilter};
+    use crate::mesh::{Mesh, MeshSpec};
+    use crate::wait::Wait;
+
+    #[test]
+    fn a_log_callback_may_call_while_a_group_is_lost() {
+        let library = ccl::for_device("cpu").unwrap();
+        let group = Mesh::new(&MeshSpec::new("cpu", &[1], 1, 0)).unwrap();
+        // The engine does not know this communicator, so its abort fails and is logged.
+        let raw = RawComm(std::ptr::without_provenance_mut(16));
+        let communicator = Arc::new(Communicator::adopted(Arc::clone(&library), group, raw, true).unwrap());
+        begin(&library);
+        communicator.enter(7, || Wait::after(Duration::ZERO), &String::new).unwrap();
+        assert!(hold_gate(&communicator));
+        // This thread is inside, so the end is left to this thread.
+        assert!(communicator.take_to_finalize(Duration::from_millis(1)).is_err());
+
+        let was_called = Arc::new(AtomicBool::new(false));
+        let (called, asked) = (Arc::clone(&was_called), Arc::clone(&library));
+        let this = std::thread::current().id();
+        let callback = move |_, _: &str| {
+            if std::thread::current().id() == this {
+                assert!(in_group(&asked));
+                called.store(true, Ordering::SeqCst);
+            }
+        };
+        logging::set(LevelFilter::Warn, Some(Arc::new(callback))).unwrap();
+        lose(&library);
+        logging::set(LevelFilter::Off, None).unwrap();
+        assert!(was_called.load(Ordering::SeqCst), "the end of the communicator was not logged");
+        assert!(check_usable(&library).is_err());
+    }
 }

@@ -219,6 +219,12 @@ impl Handle {
         }
     }
 
+    /// Takes over a raw communicator that was never put in place, so that it ends with what was taken
+    /// away.
+    pub(super) fn take_over(&self, raw: RawComm) {
+        self.ending().taken.push(raw);
+    }
+
     /// Whether nothing that was taken away is left to be ended.
     fn has_ended(&self) -> bool {
         let ending = self.ending();
@@ -259,8 +265,8 @@ impl Handle {
             return Begun::Done(work());
         }
         let started = match worker {
-            Some(worker) => worker.start(work, drop),
-            None => Worker::for_abort(&self.library).start(work, drop),
+            Some(worker) => worker.start_abort(work),
+            None => Worker::new(&self.library, "dm-abort").start_abort(work),
         };
         match started {
             Ok(pending) => Begun::UnderWay(pending),
@@ -338,6 +344,11 @@ impl Handle {
     /// which only that communicator's own flag ends.
     pub(super) fn abort_all(handles: &[Arc<Handle>], deadline: &Deadline) -> Result<()> {
         handles.iter().for_each(|handle| handle.take_away());
+        Handle::finish_all(handles, deadline)
+    }
+
+    /// Ends, at the same time, what was taken away of several handles.
+    pub(super) fn finish_all(handles: &[Arc<Handle>], deadline: &Deadline) -> Result<()> {
         let mut outcome = Ok(());
         let (mut begun, mut busy) = (Vec::new(), Vec::new());
         for handle in handles {

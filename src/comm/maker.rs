@@ -105,7 +105,12 @@ impl Maker<'_> {
         let wait = question_wait(self.peers.wait());
         let what = || "ncclCommGetAsyncError".to_owned();
         let late = move |_| drop(ending.abort(comm));
-        self.worker.run(move || Ok(library.poll(comm)), late, |is_done| poll_until_done(&wait, what, sleep, is_done))?
+        let asked = self.worker.run(
+            move || Ok(library.poll(comm)),
+            late,
+            |is_done| poll_until_done(&wait, what, sleep, is_done),
+        );
+        asked.map(|asked| asked.and_then(|answer| answer))
     }
 
     /// Waits until the background work is done. Fails at the deadline, when the call is cancelled,

@@ -3,7 +3,7 @@
  * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). CUDA_CAPTURED is the stream that is
  * being captured: "legacy" is any stream that waits for the legacy stream, "thread" the per-thread
  * default stream, and a number is a stream's handle. Built with -DLACKS_UUID it lacks the function
- * for a device's UUID.
+ * for a device's UUID. With CUDA_REFUSE a thread without a device gets none.
  *
  * Streams are numbers. With CUDA_BUSY their work never ends; else cuda_set_query sets what
  * cuStreamQuery gives. Built with -DPOINTERS it knows to which device memory belongs: cuda_own says
@@ -70,6 +70,7 @@ int cuCtxGetCurrent(void **context)
 
 int cuCtxSetCurrent(void *context)
 {
+  if (current == NULL && getenv("CUDA_REFUSE") != NULL) return 999;
   current = context;
   return 0;
 }

@@ -16,6 +16,19 @@ static void stuck(void)
   dm_free(mesh);
 }
 
+/* The threads of the library cannot have the caller's device. No call of NCCL is made there, and so
+ * the communicators are aborted. */
+static void without_device(void)
+{
+  dm_mesh *mesh = made_cube();
+  OK(dm_world_barrier(world, 0));
+  setenv("CUDA_REFUSE", "1", 1);
+  GIVES(DM_STATUS_DEVICE, dm_finalize(mesh, NULL));
+  unsetenv("CUDA_REFUSE");
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
 /* Aborts that can only end together: of one mesh, also inside a group, and then of a world with
  * two meshes. */
 static void together(void)
@@ -325,7 +338,8 @@ static void inherit(void)
 }
 
 static const rank_case kCases[] = {
-    {"stuck", stuck}, {"together", together}, {"left group", left_group}, {"group of another", group_of_another}, {"beside", beside}, {"inside", inside},
+    {"stuck", stuck}, {"without device", without_device}, {"together", together}, {"left group", left_group},
+    {"group of another", group_of_another}, {"beside", beside}, {"inside", inside},
     {"finalize world", finalize_world}, {"local peers", local_peers}, {"log callback", log_callback},
     {"lose", lose_one}, {"lose without", lose_without_shrink}, {"inherit", inherit},
 };

@@ -329,6 +329,7 @@ static void amd(void)
   CHECK(sum_of == 2);
   OK(dm_stream_wait(mesh, NULL, NULL, 0));
   FAILS(DM_STATUS_TIMEOUT, "not done after 100 ms", dm_stream_wait(mesh, NULL, stream_of(600), 100));
+  FAILS(DM_STATUS_INVALID_STATE, "captured into a HIP graph", dm_stream_wait(mesh, NULL, stream_of(0xca), 100));
   FAILS(DM_STATUS_DEVICE, "illegal memory access", dm_stream_wait(mesh, NULL, stream_of(700), 100));
   OK(dm_finalize(mesh, NULL));
   dm_free(mesh);

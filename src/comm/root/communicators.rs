@@ -74,15 +74,15 @@ impl RootComms {
         });
     }
 
-    /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator.
-    pub(in crate::comm) fn remove_dim(&self, communicator: &Arc<Communicator>) {
+    /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the communicator
+    /// where nobody uses it any more, and the caller then ends it.
+    #[must_use]
+    pub(in crate::comm) fn remove_dim(&self, communicator: &Arc<Communicator>) -> Option<Arc<Communicator>> {
         let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
         let at = dims.iter().rposition(|known| Arc::ptr_eq(&known.communicator, communicator));
         let removed = at.map(|at| dims.remove(at));
         drop(dims);
-        if removed.is_some() {
-            self.let_go(communicator);
-        }
+        removed.and_then(|_| self.let_go(communicator))
     }
 
     /// The communicator over all ranks of the root from which others are split, if there is one.
@@ -113,34 +113,37 @@ impl RootComms {
         parent.add_user();
         let replaced = own.replace(Held::new(Arc::clone(parent)));
         drop(own);
-        if let Some(replaced) = replaced {
-            self.let_go(&replaced);
-        }
+        let unused = replaced.and_then(|replaced| self.let_go(&replaced));
+        Communicator::end_all_soon(&Vec::from_iter(unused));
         true
     }
 
     /// Undoes [`set_parent`](RootComms::set_parent). A parent that was replaced does not come
-    /// back, because the ranks have agreed not to use it.
-    pub(in crate::comm) fn remove_parent(&self) {
+    /// back, because the ranks have agreed not to use it. Returns the parent where nobody uses it any
+    /// more, and the caller then ends it.
+    #[must_use]
+    pub(in crate::comm) fn remove_parent(&self) -> Option<Arc<Communicator>> {
         let removed = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(removed) = removed {
-            self.let_go(&removed);
-        }
+        removed.and_then(|removed| self.let_go(&removed))
     }
 
     /// Notes that this root does not use the communicator any more. When this root was the last
-    /// user, the communicator ends.
-    fn let_go(&self, communicator: &Arc<Communicator>) {
-        if communicator.drop_user() {
-            communicator.abort_soon(None);
+    /// user, no further call enters the communicator. It is returned then, and the caller ends it.
+    #[must_use]
+    fn let_go(&self, communicator: &Arc<Communicator>) -> Option<Arc<Communicator>> {
+        communicator.drop_user().then(|| {
+            communicator.close();
             if let Some(world) = &self.world {
                 world.comms().forget(communicator);
             }
-        }
+            Arc::clone(communicator)
+        })
     }
 
-    /// Lets go of failed communicators whose dimension has a new one under the same name.
-    pub(in crate::comm) fn drop_replaced(&self) {
+    /// Lets go of failed communicators whose dimension has a new one under the same name. Returns
+    /// those that nobody uses any more, and the caller then ends them.
+    #[must_use]
+    pub(in crate::comm) fn drop_replaced(&self) -> Vec<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let is_replaced = |at: &usize| {
             let same = |later: &DimComm| later.name == dims[*at].name && later.dim.pairs() == dims[*at].dim.pairs();
@@ -156,7 +159,7 @@ impl RootComms {
         failed.retain(|(at, one)| dims.get(*at).is_some_and(|known| Arc::ptr_eq(&known.communicator, one)));
         let gone: Vec<DimComm> = failed.iter().rev().map(|(at, _)| dims.remove(*at)).collect();
         drop(dims);
-        gone.iter().for_each(|known| self.let_go(&known.communicator));
+        gone.iter().filter_map(|known| self.let_go(&known.communicator)).collect()
     }
 
     /// Takes all communicators of this root, but not those of its ranges: first the parent, then

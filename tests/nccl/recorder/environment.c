@@ -121,9 +121,20 @@ int hipGetDeviceCount(int *count)
   return 0;
 }
 
+/* A stream that is always being captured into a graph. A question about its work spoils the graph. */
+#define CAPTURED ((void *)(size_t)0xca)
+
+int hipStreamIsCapturing(void *stream, int *status);
+int hipStreamIsCapturing(void *stream, int *status)
+{
+  *status = stream == CAPTURED;
+  return 0;
+}
+
 int hipStreamQuery(void *stream);
 int hipStreamQuery(void *stream)
 {
+  if (stream == CAPTURED) return 900;
   return (int)(size_t)stream;
 }
 
