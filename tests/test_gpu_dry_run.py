@@ -75,7 +75,7 @@ def test_all_on_host_memory(suite):
     """On 1, 2 and 4 ranks all but the example, which trains for seconds."""
     verdicts, text, _ = suite("--dry-run", "--ranks", "1 2 4", *only(named() - {"hsdp_tp"}))
     skipped = {name.split(".")[0] for verdict, name, _ in verdicts if verdict == "skip"}
-    # As many ranks as cores is what the benchmark wants.
+    # The benchmark wants as many ranks as cores.
     assert skipped - {"bench"} == CANNOT | ON_STREAMS, text
     ran = {(name.split(".")[0], int(ranks)) for verdict, name, ranks in verdicts if verdict == "ok"}
     assert {name for name, _ in ran} | {"bench"} == named() - CANNOT - ON_STREAMS - ELSEWHERE - {"hsdp_tp"} | {"bench"}, text

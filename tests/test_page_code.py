@@ -9,7 +9,7 @@ import pytest
 from support.paths import CC, ROOT
 from support.processes import run
 
-# What the program around a page's pieces has declared.
+# The declarations that the program around a page's pieces has made.
 AROUND = {
     "launchers.md": "static dm_world *world;",
     "log.md": "static FILE *my_file;",

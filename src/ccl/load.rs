@@ -121,7 +121,7 @@ pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
         Some("cuda") => Ok("cuda"),
         Some("cpu") => Ok("cpu"),
         None if has_device() && for_device("cuda").is_ok() => Ok("cuda"),
-        // As in PyTorch, an AMD device has the type "cuda" too.
+        // An AMD device has the type "cuda" too, which is PyTorch's rule.
         None if Hip::may_have_device() && has_amd_device() => Ok("cuda"),
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {

@@ -1,4 +1,4 @@
-//! What a collective call has changed on this rank, so that it can be undone (call.rs).
+//! The log of the changes that a collective call has made on this rank, so that they can be undone.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -44,7 +44,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The likely causes of an end that does not come, for messages.
 pub(super) const CAUSES: &str = "the likely cause is a captured CUDA graph with work of this communicator that was not destroyed, because NCCL waits for its graphs (destroy the graphs before the mesh ends); or a rank of this host has not ended its communicator, or work on a stream waits for a rank";
 
-/// What is left to be ended.
+/// The raw communicators that are still to be ended.
 #[derive(Default)]
 struct Ending {
     /// The raw communicators that were taken away and not ended yet, because a call was inside.
@@ -83,7 +83,7 @@ pub(super) struct Handle {
     /// Whether a thread asks the library about the raw communicator. Meanwhile nobody else asks,
     /// and nobody ends the communicator.
     is_asked: AtomicBool,
-    /// What is left to be ended.
+    /// The raw communicators that are still to be ended.
     ending: Mutex<Ending>,
 }
 

@@ -1,4 +1,4 @@
-//! What the operations along a dimension share: the view, the dimension and the group of the thread.
+//! The view, the dimension and the thread's group, which all operations along a dimension look up.
 
 use std::ffi::c_void;
 use std::sync::Arc;

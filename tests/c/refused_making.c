@@ -23,7 +23,7 @@ static void meets(const dm_init_options *options)
   dm_free(mesh);
 }
 
-/* What rank 0 calls while rank 1 makes a wrong call. */
+/* Makes the call of rank 0, while rank 1 makes a wrong call. */
 static dm_status right(const dm_init_options *options)
 {
   return dm_init("cpu", kShape, 1, NULL, options, &none);

@@ -15,7 +15,7 @@ HERE = ROOT / "tests/nccl"
 # The files of the library that stands in NCCL's place.
 RECORDER = sorted((HERE / "recorder").glob("*.c"))
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-# What the configuration of a communicator sets from which others are split.
+# The limits that the library sets on a communicator from which others are split.
 LEAST = "minCTAs=1 maxCTAs=1 collnetEnable=0 nvlsCTAs=1"
 
 

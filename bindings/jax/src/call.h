@@ -248,7 +248,7 @@ struct Call {
     ncclComm_t comm = nullptr;
     if (dm_status status = library.dm_get_comm(mesh, dim, &comm)) return error_of(status);
     int ours = 0;
-    // What is wrong with the communicator, the collective itself says.
+    // The collective itself says what is wrong with the communicator.
     if (reinterpret_cast<int (*)(ncclComm_t, int *)>(found)(comm, &ours) != 0) return ffi::Error::Success();
     XLA_FFI_DeviceOrdinal_Get_Args arguments{};
     arguments.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;

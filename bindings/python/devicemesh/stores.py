@@ -70,7 +70,7 @@ class TorchStore:
         self._store.delete_key(self._prefix + key)
 
 
-# What a callback returns when the store has raised. Any number but 0 and STORE_NOT_YET would do.
+# A callback returns this when the store has raised. Any number but 0 and STORE_NOT_YET would do.
 BROKEN = 1
 
 

@@ -1,4 +1,4 @@
-//! What the library says about a communicator: whether it works, and how it failed.
+//! The questions to the library about a communicator: whether it works, and how it failed.
 
 use std::sync::atomic::Ordering;
 

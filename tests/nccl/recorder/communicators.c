@@ -42,7 +42,7 @@ static void note_net_name(const ncclConfig_t *config)
 /* The caller's configuration as any release lays it out. */
 static int wants_blocking(const ncclConfig_t *config)
 {
-  /* As in NCCL, the environment counts before the configuration. */
+  /* The environment counts before the configuration, which is NCCL's rule. */
   const int forced = number_from("NCCL_COMM_BLOCKING", -1);
   if (config == NULL) return 1;
   if (config->magic != 0xcafebeef || config->size < 20) note("bad config: size %zu, magic %x", config->size, config->magic);

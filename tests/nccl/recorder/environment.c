@@ -1,4 +1,4 @@
-/* What the environment asks for, the log, and the device of a thread. */
+/* This file reads the environment, writes the log, and keeps the device of a thread. */
 #include "recorder.h"
 
 #include <dlfcn.h>
@@ -97,7 +97,7 @@ void hang(const char *function)
 }
 
 #ifdef HIP
-/* As RCCL it is linked to AMD's runtime, in which every thread begins with device 0. */
+/* Built as RCCL, it has AMD's runtime, in which every thread begins with device 0. */
 static __thread int hip_device;
 
 int hipGetDevice(int *number);
