@@ -23,12 +23,14 @@ import time
 from pathlib import Path
 
 from support.pinned import Unavailable
+from support.processes import wait_until
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFINDEX = 0x8916, 0x891C, 0x8913, 0x8914, 0x8933
 TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 1, 0x1000, 1
 PR_SET_PDEATHSIG = 1
+RTF_LOCAL = 0x80000000
 DEVICE = "net0"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -90,6 +92,8 @@ class Host:
             raise Unavailable(said.decode())
         self.tun, self.has_ipv6 = tun[0], said == b"6"
         self.link = self.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if self.has_ipv6:
+            self.wait_for_ipv6()
 
     def hold(self, control):
         try:
@@ -136,11 +140,22 @@ class Host:
         for address in (self.ipv6, self.link_local):
             fcntl.ioctl(link, SIOCSIFADDR, struct.pack("16sIi", ipaddress.IPv6Address(address).packed, 64, index))
 
+    def wait_for_ipv6(self):
+        """The kernel puts the addresses into use later, on a thread of its own that waits while other
+        namespaces end. A connection made before takes the wrong address for its own, and hangs."""
+        wanted = {ipaddress.IPv6Address(address).packed.hex() for address in (self.ipv6, self.link_local)}
+
+        def in_use():
+            routes = [line.split() for line in Path(f"/proc/{self.holder}/net/ipv6_route").read_text().splitlines()]
+            return wanted <= {route[0] for route in routes if int(route[8], 16) & RTF_LOCAL}
+        wait_until(in_use, f"{self.name} has {self.ipv6} and {self.link_local}")
+
     def interface(self, up):
         set_up(self.link, DEVICE, up)
         if up and self.has_ipv6:  # the kernel took these away with the interface
             with self.socket(socket.AF_INET6, socket.SOCK_DGRAM) as link:
                 self.add_ipv6(link)
+            self.wait_for_ipv6()
 
     def names_are(self, *lines):
         self.names.write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
