@@ -13,6 +13,7 @@ use crate::places::Places;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
 use crate::segment::Segment;
+use crate::span::Span;
 use crate::timeout;
 use crate::types::*;
 
@@ -22,10 +23,12 @@ use crate::types::*;
 pub(crate) struct Comm {
     /// The shared memory of the communicator.
     pub(crate) segment: Segment,
-    /// The rank whose end this is.
+    /// The seat of this rank in the segment. It is the rank, unless there is a `span`.
     pub(crate) rank: usize,
-    /// The number of ranks.
+    /// The number of seats. It is the number of ranks, unless there is a `span`.
     pub(crate) nranks: usize,
+    /// The ranks on other hosts; `None` where all ranks share this segment.
+    pub(crate) span: Option<Span>,
     /// How many ranks are known to share this machine: those of this communicator, or those of the
     /// larger one from which it was made. The wait loop compares this number with the processors.
     pub(crate) ranks_on_machine: usize,
@@ -42,8 +45,8 @@ pub(crate) struct Comm {
     aborted: Arc<AtomicBool>,
     /// Raised by `ncclCommFinalize`: new operations are refused.
     finalized: AtomicBool,
-    /// The rank that this rank has itself found lost or late, where the segment names another rank
-    /// or none; -1 for none.
+    /// The rank of the whole communicator that this rank has itself found lost or late, where the
+    /// segment names another rank or none; -1 for none.
     found_lost: AtomicI32,
     /// A failure of this rank that happened while another rank was writing its own failure to the
     /// segment. It counts until the other failure is written.
@@ -66,12 +69,14 @@ impl Comm {
         labels: Labels,
         aborted: Arc<AtomicBool>,
         own_process: ProcessId,
+        span: Option<Span>,
     ) -> Comm {
         let nranks = segment.layout().nranks;
         Comm {
             segment,
             rank,
             nranks,
+            span,
             ranks_on_machine: ranks_on_machine.max(nranks),
             labels,
             places: Places::new(nranks),
@@ -85,6 +90,11 @@ impl Comm {
             peer_processes: (0..nranks).map(|_| OnceLock::new()).collect(),
             own_process,
         }
+    }
+
+    /// This rank in the whole communicator, and the number of its ranks.
+    pub(crate) fn whole(&self) -> (usize, usize) {
+        self.span.as_ref().map_or((self.rank, self.nranks), |span| (span.rank, span.nranks))
     }
 
     /// The name of the communicator.
@@ -106,7 +116,7 @@ impl Comm {
 
     fn failure(&self) -> Option<Error> {
         let error = self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())?;
-        let is_late = error.code() == ncclTimeout && error.blame().ranks.contains(&self.rank);
+        let is_late = error.code() == ncclTimeout && error.blame().ranks.contains(&self.whole().0);
         if !is_late {
             return Some(error);
         }
@@ -140,7 +150,7 @@ impl Comm {
     }
 
     /// Ends the communicator for all ranks. Returns the error that ended it, which is this one
-    /// unless another came first.
+    /// unless another came first. `blame` has seats.
     pub(crate) fn fail(&self, code: ncclResult_t, blame: Blame, message: &str) -> Error {
         self.fail_in(code, blame, message, "")
     }
@@ -148,6 +158,20 @@ impl Comm {
     /// Does what [`fail`](Comm::fail) does for a failure that `call` of this rank met. Later calls
     /// name `call` in their errors.
     pub(crate) fn fail_in(&self, code: ncclResult_t, blame: Blame, message: &str, call: &str) -> Error {
+        self.fail_whole(code, self.whole_blame(blame), message, call)
+    }
+
+    /// Returns a blame of ranks of the whole communicator for a blame of seats.
+    pub(crate) fn whole_blame(&self, blame: Blame) -> Blame {
+        match self.span {
+            None => blame,
+            Some(_) => blame.renumbered(|seat| Some(self.labels.of_seat(seat))),
+        }
+    }
+
+    /// Does what [`fail_in`](Comm::fail_in) does, where `blame` has ranks of the whole
+    /// communicator.
+    pub(crate) fn fail_whole(&self, code: ncclResult_t, blame: Blame, message: &str, call: &str) -> Error {
         let header = self.segment.header();
         header.fail(code, &blame, message, call);
         header.failure.error().unwrap_or_else(|| {
@@ -232,6 +256,7 @@ impl Comm {
             Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
             Blocker::CommonName(_) => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
+            Blocker::Wire { .. } => self.span.as_ref().expect("a wait for another host has a span").wire.moved(),
             Blocker::NewSegment(peer) => &self.segment.seat(peer).offer.number,
         }
     }
@@ -242,19 +267,19 @@ impl Comm {
         Some(Watch { event: &self.segment.channel(self.rank, peer).order, seen: order })
     }
 
-    /// Returns "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)".
+    /// Returns "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)", for a seat.
     pub(crate) fn describe(&self, rank: usize) -> String {
-        self.labels.rank(rank, self.segment.process(rank).map(|process| process.pid))
+        self.labels.rank(self.labels.of_seat(rank), self.segment.process(rank).map(|process| process.pid))
     }
 
-    /// Returns "rank 3", or "rank 7 (rank 3 of mesh_tp)".
+    /// Returns "rank 3", or "rank 7 (rank 3 of mesh_tp)", for a seat.
     pub(crate) fn label(&self, rank: usize) -> String {
-        self.labels.rank(rank, None)
+        self.labels.rank(self.labels.of_seat(rank), None)
     }
 
     /// Returns "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)", for this rank.
     pub(crate) fn own_label(&self) -> String {
-        self.labels.rank_in_comm(self.rank)
+        self.labels.rank_in_comm(self.whole().0)
     }
 
     /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
@@ -312,8 +337,8 @@ mod tests {
     fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
         let fd = segment::create([3; 16]).unwrap();
         let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
-        let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default() };
-        let comm = Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current());
+        let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
+        let comm = Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current(), None);
         assert!(comm.segment.header().failure.begin(), "as the other rank does");
         assert!(comm.check().is_ok());
         assert_eq!(comm.fail(ncclInvalidUsage, Blame::none(), "one").message(), "one");

@@ -43,10 +43,11 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
         _ => {}
     }
     let missing = comm.missing(blocker);
-    let sender = missing.iter().find(|rank| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **rank));
+    let seats = comm.missing_seats(blocker);
+    let sender = seats.iter().find(|seat| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **seat));
     let sending = sender.map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.label(*rank)));
     let message = format!("{} did not come within {millis} ms{sending}", comm.labels.ranks(&missing));
-    comm.add_missing(comm.fail_in(ncclTimeout, Blame::of(missing), &message, call), blocker)
+    comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker)
 }
 
 /// Whether a message of `peer` to this rank lies in the ring, where no receive takes it.

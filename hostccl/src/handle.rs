@@ -124,7 +124,7 @@ impl Handle {
 
     /// Returns the rank and the number of ranks.
     pub(crate) fn rank_and_size(&self) -> (c_int, c_int) {
-        self.comm.get().map_or((self.rank, self.nranks), |comm| (comm.rank as c_int, comm.nranks as c_int))
+        self.comm.get().map_or((self.rank, self.nranks), |comm| (comm.whole().0 as c_int, comm.whole().1 as c_int))
     }
 
     /// Returns the communicator if it is made.
@@ -349,9 +349,10 @@ mod tests {
     fn a_time_that_is_set_while_the_communicator_is_made_holds() {
         for _ in 0..200 {
             let fd = segment::create([5; 16]).unwrap();
-            let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default() };
+            let labels =
+                Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
             let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
-            let comm = Arc::new(Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current()));
+            let comm = Arc::new(Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current(), None));
             let (handle, both) = (handle(), std::sync::Barrier::new(2));
             std::thread::scope(|scope| {
                 scope.spawn(|| {

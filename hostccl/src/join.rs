@@ -134,7 +134,11 @@ impl Join {
 
     /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
     fn arrive(&self) -> Result<Arc<Comm>> {
-        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
+        let labels = Labels {
+            comm_name: self.name.clone(),
+            global_ranks: Arc::clone(&self.global_ranks),
+            seats: Box::default(),
+        };
         let fd = self.source.open(&labels).map_err(|error| labels.refused(self.rank as usize, error))?;
         let segment = Segment::map(&fd, self.nranks, self.rank, &labels)?;
         let me = ProcessId::current();
@@ -153,7 +157,7 @@ impl Join {
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
         let (rank, aborted) = (self.rank as usize, self.aborted.clone());
-        let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me));
+        let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me, None));
         let arrived = &comm.segment.header().arrived;
         if arrived.count() == self.nranks {
             arrived.wake();

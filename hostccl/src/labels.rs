@@ -21,9 +21,17 @@ pub(crate) struct Labels {
     pub(crate) comm_name: String,
     /// The global ranks, shared with the handle, which may set them later.
     pub(crate) global_ranks: GlobalRanks,
+    /// For each seat of a communicator over several hosts, its rank in the communicator. It is
+    /// empty where the seats are the ranks.
+    pub(crate) seats: Box<[usize]>,
 }
 
 impl Labels {
+    /// Returns the rank, in the communicator, of the rank with that seat in the segment.
+    pub(crate) fn of_seat(&self, seat: usize) -> usize {
+        self.seats.get(seat).copied().unwrap_or(seat)
+    }
+
     /// Returns "rank 3", or "rank 7 (rank 3 of mesh_tp)" where the global rank is another number. A
     /// process number is added in the parentheses: "rank 7 (rank 3 of mesh_tp, pid 4711)".
     pub(crate) fn rank(&self, rank: usize, pid: Option<u32>) -> String {

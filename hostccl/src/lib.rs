@@ -97,6 +97,7 @@ pub mod reduce;
 mod segment;
 mod setup;
 mod shrink;
+mod span;
 mod spin;
 mod split;
 pub mod thread;
@@ -104,6 +105,7 @@ mod timeout;
 mod turn;
 pub mod types;
 mod wait;
+mod wire;
 
 pub use api::*;
 pub use error::FAILED_EARLIER;

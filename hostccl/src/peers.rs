@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::poll::Blocker;
 use crate::process::Process;
 use crate::types::*;
+use crate::wire::Lost;
 
 /// A peer's end after which no other peer has ended for so long stands alone.
 const QUIET: Duration = Duration::from_millis(50);
@@ -82,6 +83,13 @@ impl Comm {
         dead
     }
 
+    /// Ends the communicator because a rank of another host cannot be reached any more. `rank` is a
+    /// rank of the whole communicator, and `call` describes the operation that met the loss.
+    pub(crate) fn fail_lost(&self, rank: usize, lost: &Lost, call: &str) -> Error {
+        let message = format!("{} cannot be reached: {}", self.labels.rank(rank, None), lost.why);
+        self.fail_whole(ncclRemoteError, Blame::of_lost([rank]), &message, call)
+    }
+
     /// Returns "rank 3 (pid 4711) has gone (its process exited or was killed)". Only the parent of
     /// a process learns whether it exited or was killed.
     fn have_gone(&self, ranks: &[usize]) -> String {
@@ -96,18 +104,22 @@ impl Comm {
         }
     }
 
-    /// Fails when this rank has aborted the communicator, or when `peer` has left it or died.
+    /// Fails when this rank has aborted the communicator, or when the rank with the seat `peer` has
+    /// left it or died.
     /// Another failure of the communicator does not count.
     pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
         self.check_aborted()?;
         if self.has_left(peer) {
             let message = format!("{} has destroyed its communicator", self.describe(peer));
-            return Err(Error::new(ncclRemoteError, message).by(Blame::of([peer])));
+            return Err(Error::new(ncclRemoteError, message).by(self.whole_blame(Blame::of([peer]))));
         }
         let Some(id) = self.segment.process(peer).filter(|id| id.pid != self.own_process.pid) else { return Ok(()) };
         let process = self.peer_processes[peer].get_or_init(|| Process::watch(id));
         match Process::first_dead(std::slice::from_ref(process)) {
-            Some(_) => Err(Error::new(ncclRemoteError, self.have_gone(&[peer])).by(Blame::of_lost([peer]))),
+            Some(_) => {
+                let blame = self.whole_blame(Blame::of_lost([peer]));
+                Err(Error::new(ncclRemoteError, self.have_gone(&[peer])).by(blame))
+            }
             None => Ok(()),
         }
     }
@@ -116,7 +128,8 @@ impl Comm {
         self.segment.seat(rank).left.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the blocker goes away only by something that `rank` has not done yet.
+    /// Whether the blocker goes away only by something that the rank with this seat has not done
+    /// yet.
     fn waits_for(&self, rank: usize, blocker: Blocker) -> bool {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
@@ -127,12 +140,21 @@ impl Comm {
             }
             // Every rank has a call of its own there.
             Blocker::CommonName(_) | Blocker::Decision(_) => rank != self.rank,
-            Blocker::Turn => false,
+            // Seats are on this host.
+            Blocker::Turn | Blocker::Wire { .. } => false,
         }
     }
 
-    /// Returns the ranks that keep this one waiting.
+    /// Returns the ranks of the whole communicator that keep this one waiting.
     pub(crate) fn missing(&self, blocker: Blocker) -> Vec<usize> {
+        match blocker {
+            Blocker::Wire { from, .. } => vec![from],
+            _ => self.missing_seats(blocker).into_iter().map(|seat| self.labels.of_seat(seat)).collect(),
+        }
+    }
+
+    /// Returns the seats of the ranks of this host that keep this one waiting.
+    pub(crate) fn missing_seats(&self, blocker: Blocker) -> Vec<usize> {
         match blocker {
             Blocker::CommonName(_) | Blocker::Decision(_) => Vec::new(),
             _ => (0..self.nranks).filter(|&rank| self.waits_for(rank, blocker)).collect(),

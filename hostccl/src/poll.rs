@@ -43,6 +43,14 @@ pub(crate) enum Blocker {
     CommonName(u64),
     /// Rank 0 has not decided yet which of the names in the step of that number goes first.
     Decision(u64),
+    /// Nothing has come yet from that rank of the whole communicator, which is on another host.
+    Wire {
+        /// The rank.
+        from: usize,
+        /// Whether the rank itself may wait for another one. Then this wait lasts a moment longer
+        /// before it fails, so that the rank that knows more tells who is missing.
+        indirect: bool,
+    },
     /// That rank has not made the segment of a smaller communicator yet. The failure of this
     /// communicator does not end the wait, because the operation itself looks for what does.
     NewSegment(usize),

@@ -11,6 +11,7 @@ use crate::event::{self, Watch};
 use crate::poll::Blocker;
 use crate::spin;
 use crate::timeout;
+use crate::wire::Wire;
 
 /// The longest sleep before a thread looks at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -36,6 +37,14 @@ pub(crate) struct BlockedCall<'a> {
 }
 
 impl BlockedCall<'_> {
+    /// The wire for which the call waits. A process has one wire.
+    fn wire(&self) -> Option<&dyn Wire> {
+        match self.blocker {
+            Blocker::Wire { .. } => self.comm.span.as_ref().map(|span| &*span.wire),
+            _ => None,
+        }
+    }
+
     fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
             || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
@@ -78,7 +87,13 @@ impl Wait {
     }
 
     fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
-        let changed = || calls.iter().any(BlockedCall::may_continue);
+        let wire = calls.iter().find_map(|call| call.wire());
+        let changed = || {
+            if let Some(wire) = wire {
+                wire.progress();
+            }
+            calls.iter().any(BlockedCall::may_continue)
+        };
         if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
             (self.since, self.told) = (None, 0);
             return Ok(());
@@ -102,7 +117,7 @@ impl Wait {
         if let Some(timeout) = timeout {
             slice = slice.min(timeout.saturating_sub(since.elapsed()));
         }
-        sleep(calls, slice);
+        sleep(calls, wire, slice);
         if changed() {
             (self.since, self.told) = (None, 0);
             return Ok(());
@@ -149,7 +164,7 @@ impl Wait {
 }
 
 /// Sleeps on all words at once.
-fn sleep(calls: &[BlockedCall<'_>], slice: Duration) {
+fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
     let mut watches: Vec<Watch<'_>> = Vec::with_capacity(calls.len() + 1);
     for call in calls {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
@@ -157,13 +172,18 @@ fn sleep(calls: &[BlockedCall<'_>], slice: Duration) {
         // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
         // their sleepers one by one, so those watch the alarm as well.
         let alarm = &call.comm.segment.header().alarm;
-        let pairwise =
-            matches!(call.blocker, Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_));
+        let pairwise = matches!(
+            call.blocker,
+            Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_) | Blocker::Wire { .. }
+        );
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    event::sleep(&watches, slice);
+    match wire {
+        Some(wire) => wire.sleep(&watches, slice),
+        None => event::sleep(&watches, slice),
+    }
 }
 
 /// Ends the communicators of these calls, whose time is up. Returns the error of the first call.

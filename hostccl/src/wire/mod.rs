@@ -1,0 +1,155 @@
+//! The wire: messages between processes that share no memory.
+//!
+//! A wire belongs to a process. Each message has a [`Tag`] and goes from one process to another.
+//! Messages of one tag between two processes arrive in the order in which they were sent. Messages
+//! of different tags do not wait for each other. A message may be sent before the receiver asks for
+//! it: the wire keeps a short one (at most [`EAGER_BYTES`]) at the receiver, and holds a longer one
+//! back at the sender until the receiver asks.
+//!
+//! No function of a wire blocks, except [`Wire::sleep`]. A thread that waits calls
+//! [`Wire::progress`] while it polls, and then sleeps. The word [`Wire::moved`] changes whenever a
+//! request ends, a notice arrives, or a peer is lost.
+
+#[cfg(test)]
+pub(crate) mod memory;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::event::{Event, Watch};
+
+/// The longest message that a wire delivers before the receiver asks for it, in bytes.
+pub(crate) const EAGER_BYTES: usize = 64 << 10;
+
+/// The longest notice, in bytes.
+pub(crate) const NOTICE_BYTES: usize = 1 << 10;
+
+/// How other processes reach the wire of a process. It travels through the join of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Contact {
+    /// The random number of the process's wire. It tells the process from a later one at the same
+    /// address.
+    pub(crate) id: [u8; 16],
+    /// The address, in the wire's own format.
+    pub(crate) address: Vec<u8>,
+}
+
+/// A process with which this one exchanges messages. It is a number that [`Wire::meet`] gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Peer(pub(crate) u32);
+
+/// A secret that both processes know before they connect: the token of the communicator through
+/// which they met.
+pub(crate) type Token = [u8; 16];
+
+/// What tells the messages between two processes apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct Tag {
+    /// The communicator's number, which is random and equal on all of its ranks.
+    pub(crate) comm: u64,
+    /// The stream: 0 for collectives, or the tag of the name under which a message is sent.
+    pub(crate) stream: u64,
+    /// The rank that sends, in the communicator.
+    pub(crate) from: u32,
+    /// The rank that receives, in the communicator.
+    pub(crate) to: u32,
+}
+
+/// A send or receive under way.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Request(pub(crate) u64);
+
+/// The reason why a peer cannot be reached any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lost {
+    /// Whether the peer's process has ended, as far as its host says: it closed the connection or
+    /// refuses a new one. If not, the peer or its host has fallen silent, or has sent garbage.
+    pub(crate) ended: bool,
+    /// The reason in words, with values: "10.77.0.2:41733 closed the connection".
+    pub(crate) why: String,
+}
+
+/// The reason why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The peer is lost.
+    Lost(Lost),
+    /// The message is longer than the receiver's buffer. The number is its length in bytes.
+    TooLong(usize),
+}
+
+/// A notice that came from a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// The process that sent it.
+    pub(crate) from: Peer,
+    /// The communicator that it is about.
+    pub(crate) comm: u64,
+    /// What it says.
+    pub(crate) text: Vec<u8>,
+}
+
+/// Messages between this process and others.
+pub(crate) trait Wire: Debug + Send + Sync {
+    /// How other processes reach this wire.
+    fn contact(&self) -> Contact;
+
+    /// Returns the number of the process with that contact. Makes no connection yet. The same
+    /// contact gives the same number, until each `meet` has had its [`close`](Wire::close).
+    /// `token` lets the two processes prove to each other that they belong together.
+    fn meet(&self, contact: &Contact, token: &Token) -> Peer;
+
+    /// Ends one use of a peer. The last one closes the connection, once the sends have gone.
+    fn close(&self, peer: Peer);
+
+    /// Begins to send a message.
+    ///
+    /// # Safety
+    /// The buffer stays valid and unchanged until [`test`](Wire::test) says that the request is
+    /// done or has failed, or [`cancel`](Wire::cancel) has returned.
+    unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request;
+
+    /// Begins to receive a message of at most `bytes` bytes.
+    ///
+    /// # Safety
+    /// The buffer stays valid, and nobody else touches it, for as long as in
+    /// [`isend`](Wire::isend).
+    unsafe fn irecv(&self, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Request;
+
+    /// Returns the length of the message once the request is done, and `None` while it is under
+    /// way. A send is done when its buffer may be used again, which may be before the message has
+    /// arrived. After an answer other than `None` the request is over.
+    fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
+
+    /// Ends a request. Afterwards the wire does not touch its buffer. The peer may still see the
+    /// message, or a part of it that it drops.
+    fn cancel(&self, request: Request);
+
+    /// Sends a notice about a communicator, which needs no receive at the peer. It takes a
+    /// connection that exists, and makes one otherwise. It never fails: a peer that is lost gets
+    /// nothing.
+    fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
+
+    /// Returns the notices that have come and that nobody has taken yet, and the peers that were
+    /// lost since the last call. Only one thread at a time may call this.
+    fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>);
+
+    /// Returns why a peer cannot be reached any more, or `None` while it is not known to be lost.
+    fn lost(&self, peer: Peer) -> Option<Lost>;
+
+    /// Returns the tags of this communicator's messages that have come from `peer`, or are
+    /// announced, and that no receive has taken. It serves diagnoses.
+    fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
+
+    /// Moves what can be moved without waiting. Returns whether anything has moved.
+    fn progress(&self) -> bool;
+
+    /// The word that changes whenever a request ends, a notice comes, or a peer is lost.
+    fn moved(&self) -> &Event;
+
+    /// Sleeps until one of these words differs from what was seen, somebody wakes it, or the time
+    /// is up. It may return earlier. One of the words is [`moved`](Wire::moved). The wire makes
+    /// progress meanwhile.
+    fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
+}
