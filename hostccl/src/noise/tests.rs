@@ -221,3 +221,48 @@ proptest! {
         }
     }
 }
+
+/// Prints processor time, which other programs on the machine disturb less than they disturb the
+/// clock: `cargo test --release -p hostccl --lib -- --ignored --nocapture noise::tests::speed`
+#[test]
+#[ignore = "a measurement, for docs/protocol.md"]
+fn speed() {
+    let now = || {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes the time into `time`.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    for bytes in [64, 1 << 10, 16 << 10, RECORD_BYTES] {
+        let (mut a, mut b) = pair();
+        let (plain, mut text) = (vec![5; bytes], Vec::new());
+        let (mut records, mut took) = (vec![Vec::new(); 64], [0.0; 2]);
+        let rounds = (4 << 20) / (bytes + 1000);
+        for _ in 0..rounds {
+            let begin = now();
+            for record in &mut records {
+                record.clear();
+                a.seal(&plain, record).unwrap();
+            }
+            took[0] += now() - begin;
+            let begin = now();
+            for record in &records {
+                text.clear();
+                b.open(record, &mut text).unwrap();
+            }
+            took[1] += now() - begin;
+        }
+        let [seal, open] = took.map(|took| took / (64 * rounds) as f64);
+        let rate = |time: f64| bytes as f64 / time / 1e9;
+        let (micros, rates) = ([seal, open].map(|time| time * 1e6), [seal, open].map(rate));
+        println!("{bytes} B: us to seal and to open {micros:.2?}, GB/s {rates:.2?}");
+    }
+    let begin = now();
+    (0..200).for_each(|_| drop(pair()));
+    println!("a handshake, both sides: {:.0} us", (now() - begin) / 200.0 * 1e6);
+    let (begin, mut nothing) = (now(), Vec::new());
+    for _ in 0..200 {
+        Session::responder(SECRET, b"it").unwrap().read_message(&[3; HANDSHAKE_BYTES], &mut nothing).unwrap_err();
+    }
+    println!("a stranger's first message: {:.1} us", (now() - begin) / 200.0 * 1e6);
+}
