@@ -53,7 +53,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error` |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
 //! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
 //! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
@@ -86,6 +86,7 @@ mod labels;
 pub mod machine;
 mod message;
 pub mod nccl_config;
+pub mod noise;
 mod operation;
 mod operators;
 mod peers;

@@ -24,10 +24,21 @@ fn wire() -> Arc<Tcp> {
     Tcp::open(options(), || ()).unwrap()
 }
 
+/// A wire with that secret.
+fn secret_wire(secret: &str) -> Arc<Tcp> {
+    let secret = Some(secret.as_bytes().to_vec()).filter(|secret| !secret.is_empty());
+    Tcp::open(Options { secret, ..options() }, || ()).unwrap()
+}
+
+/// Tells two wires of each other. Returns the number that each has for the other.
+fn introduce(wires: [&Tcp; 2]) -> [Peer; 2] {
+    [wires[0].meet(&wires[1].contact(), &TOKEN), wires[1].meet(&wires[0].contact(), &TOKEN)]
+}
+
 /// Two wires that know each other, and the number that each has for the other.
 fn pair() -> ([Arc<Tcp>; 2], [Peer; 2]) {
     let wires = [wire(), wire()];
-    let peers = [wires[0].meet(&wires[1].contact(), &TOKEN), wires[1].meet(&wires[0].contact(), &TOKEN)];
+    let peers = introduce([&wires[0], &wires[1]]);
     (wires, peers)
 }
 
@@ -67,7 +78,14 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn messages_of_all_sizes_arrive_whichever_side_is_early() {
-    let (wires, peers) = pair();
+    for secret in ["", "a secret"] {
+        let wires = [secret_wire(secret), secret_wire(secret)];
+        let peers = introduce([&wires[0], &wires[1]]);
+        exchange_all_sizes(&wires, peers);
+    }
+}
+
+fn exchange_all_sizes(wires: &[Arc<Tcp>; 2], peers: [Peer; 2]) {
     for (stream, bytes) in
         [0, 1, 4, 47, 48, 49, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, 1 << 20, 5 << 20].into_iter().enumerate()
     {
@@ -161,4 +179,142 @@ fn a_notice_comes_and_a_wire_that_goes_is_lost() {
     lost.extend(second.news().1);
     assert_eq!(lost[0].0, peers[1]);
     assert!(second.lost(peers[1]).unwrap().ended);
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn one_side_without_the_secret_is_refused_with_the_reason() {
+    for (one, other) in [("", "s"), ("s", ""), ("s", "t")] {
+        let wires = [secret_wire(one), secret_wire(other)];
+        let peers = introduce([&wires[0], &wires[1]]);
+        let (sent, mut got) = ([1_u8; 4], [0_u8; 4]);
+        let requests = [receive(&wires[0], peers[0], tag(0), &mut got), send(&wires[0], peers[0], tag(0), &sent)];
+        for request in requests {
+            let failed = wait(&wires[0], &request).unwrap_err();
+            let Broken::Lost(lost) = failed else { panic!("{failed:?}") };
+            assert!(lost.why.contains("DM_STORE_SECRET"), "{}", lost.why);
+        }
+    }
+}
+
+#[test]
+fn a_process_with_another_token_does_not_get_in() {
+    let wires = [wire(), wire()];
+    let there = wires[0].meet(&wires[1].contact(), &[1; 16]);
+    let back = wires[1].meet(&wires[0].contact(), &[2; 16]);
+    wires[0].notify(there, 5, b"let me in");
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(wires[1].news().0.is_empty());
+    // Once the other process knows the token, the connection that waits is taken.
+    wires[1].meet(&wires[0].contact(), &[1; 16]);
+    let mut notices = Vec::new();
+    let end = Instant::now() + LONG;
+    while notices.is_empty() && Instant::now() < end {
+        wires[1].sleep_on_wire(wires[1].moved().value(), &[], Duration::from_millis(5));
+        notices.extend(wires[1].news().0);
+    }
+    assert_eq!(notices[0].from, back);
+}
+
+#[test]
+fn both_sides_may_connect_at_once() {
+    for _ in 0..200 {
+        let (wires, peers) = pair();
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for side in 0..2 {
+                let (wires, barrier) = (&wires, &barrier);
+                scope.spawn(move || {
+                    let (wire, peer) = (&wires[side], peers[side]);
+                    let (to, from) = (tag(side as u64), tag(1 - side as u64));
+                    barrier.wait();
+                    let sent = [side as u8; 100];
+                    let request = send(wire, peer, to, &sent);
+                    let mut got = [9; 100];
+                    let answer = receive(wire, peer, from, &mut got);
+                    assert_eq!((wait(wire, &request), wait(wire, &answer)), (Ok(100), Ok(100)));
+                    assert_eq!(got, [1 - side as u8; 100]);
+                });
+            }
+        });
+        assert!(wires[0].lost(peers[0]).is_none() && wires[1].lost(peers[1]).is_none());
+        assert_eq!(wires.each_ref().map(|wire| wire.0.lock().connected.len()), [1, 1]);
+    }
+}
+
+#[test]
+fn a_connection_without_uses_is_closed_and_a_new_use_makes_another() {
+    let wires = [wire(), wire()];
+    for round in 0..20_u8 {
+        let peers = introduce([&wires[0], &wires[1]]);
+        let (sent, mut got) = ([round; 10], [0; 10]);
+        let request = send(&wires[0], peers[0], tag(u64::from(round)), &sent);
+        let answer = receive(&wires[1], peers[1], tag(u64::from(round)), &mut got);
+        assert_eq!((wait(&wires[0], &request), wait(&wires[1], &answer)), (Ok(10), Ok(10)));
+        assert_eq!(got, sent);
+        wires[usize::from(round) % 2].close(peers[usize::from(round) % 2]);
+        if round % 3 == 0 {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        wires[1 - usize::from(round) % 2].close(peers[1 - usize::from(round) % 2]);
+        if round % 4 == 0 {
+            until("the connection stays open", || wires.iter().all(|wire| wire.0.lock().links.is_empty()));
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_message_harms_no_other() {
+    let (wires, peers) = pair();
+    let long = pattern(1, 16 << 20);
+    let mut dropped = vec![0; 16 << 20];
+    // The receiver cancels in the middle, and its buffer does not change afterwards.
+    let sending = send(&wires[0], peers[0], tag(1), &long);
+    let receiving = receive(&wires[1], peers[1], tag(1), &mut dropped);
+    until("nothing comes", || {
+        wires[0].progress();
+        wires[1].progress();
+        wires[1].0.lock().links[&peers[1].0].remote.posted.values().any(|receive| receive.got > 1 << 20)
+    });
+    wires[1].cancel(receiving);
+    dropped.fill(77);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(wait(&wires[0], &sending), Ok(16 << 20)));
+        let mut got = [0; 5];
+        let next = receive(&wires[1], peers[1], tag(2), &mut got);
+        scope.spawn(|| send(&wires[0], peers[0], tag(2), b"after"));
+        assert_eq!((wait(&wires[1], &next), &got), (Ok(5), b"after"));
+    });
+    assert!(dropped.iter().all(|byte| *byte == 77));
+    // The sender cancels in the middle, and may change its buffer at once.
+    let mut long = long;
+    let sending = send(&wires[0], peers[0], tag(3), &long);
+    let receiving = receive(&wires[1], peers[1], tag(3), &mut dropped);
+    until("nothing comes", || {
+        wires[0].progress();
+        wires[1].progress();
+        wires[1].0.lock().links[&peers[1].0].remote.posted.values().any(|receive| receive.got > 1 << 20)
+    });
+    wires[0].cancel(sending);
+    long.fill(0);
+    let mut got = [0; 5];
+    let next = receive(&wires[1], peers[1], tag(4), &mut got);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let request = send(&wires[0], peers[0], tag(4), b"after");
+            wait(&wires[0], &request)
+        });
+        assert_eq!((wait(&wires[1], &next), &got), (Ok(5), b"after"));
+    });
+    assert_eq!(wires[1].test(&receiving), Ok(None));
+    wires[1].cancel(receiving);
+    assert!(wires[0].lost(peers[0]).is_none() && wires[1].lost(peers[1]).is_none());
 }
