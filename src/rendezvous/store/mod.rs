@@ -9,6 +9,8 @@ mod file;
 pub mod frame;
 mod memory;
 mod poll;
+#[doc(hidden)]
+pub mod records;
 mod secret;
 mod server;
 mod table;
