@@ -1,13 +1,19 @@
-//! Tells on which host a process runs, as far as shared memory is concerned.
+//! Tells on which host a process runs, and with which other processes it may share memory.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 
+use rustix::process::geteuid;
 use rustix::system::uname;
 
 use crate::printable::printable;
 
-/// The identity that must be equal on two ranks that share memory, with a name for messages.
+/// The variable that switches the shared memory between ranks off, with the value 0. Then the
+/// host engine takes each rank for a host of its own.
+const SHARED_MEMORY_VARIABLE: &str = "DM_HOSTCCL_SHM";
+
+/// The host of a process, with a name for messages. Two processes with equal identities see each
+/// other by their process numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostIdentity {
@@ -37,6 +43,17 @@ impl HostIdentity {
     /// Returns the identity as one line, for comparing and publishing.
     pub fn line(&self) -> String {
         format!("{} {}", self.name, self.boot)
+    }
+
+    /// Returns a text without spaces that is equal on two ranks only if they may share memory: they
+    /// are on one host, in one process-id namespace, and belong to one user. `None` where
+    /// `DM_HOSTCCL_SHM=0` switches the shared memory off.
+    pub(super) fn memory(&self) -> io::Result<Option<String>> {
+        if std::env::var_os(SHARED_MEMORY_VARIABLE).is_some_and(|value| value == "0") {
+            return Ok(None);
+        }
+        let users = known(fs::read_link("/proc/self/ns/user").map(|link| link.display().to_string()))?;
+        Ok(Some(format!("{} {} {users}", self.line(), geteuid().as_raw()).replace(' ', ",")))
     }
 }
 
