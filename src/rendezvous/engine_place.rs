@@ -41,7 +41,7 @@ impl EnginePlace {
             let served = server.filter(|_| address.is_loopback()).and_then(Server::address_for_others);
             served.unwrap_or(address)
         });
-        Ok(EnginePlace { memory, address: address.filter(is_whole) })
+        Ok(EnginePlace { memory, address })
     }
 
     /// Returns what this rank offers to share with the others: its memory, and the loopback
@@ -65,17 +65,12 @@ impl EnginePlace {
             "{Me}: the host engine meets other hosts at {}",
             address.map_or_else(|| "an address of its own choice".to_owned(), |address| address.to_string())
         );
-        // hostccl::set_address(address);
-        // hostccl::set_secret(Secret::from_environment()?.map(|secret| secret.bytes().to_vec()));
-        Ok(())
-    }
-}
-
-/// Whether other hosts can use the address as it is. A link-local address of IPv6 needs the name of
-/// an interface too, which differs from host to host.
-fn is_whole(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(_) => true,
-        IpAddr::V6(address) => address.segments()[0] & 0xffc0 != 0xfe80,
+        // Where an earlier world uses the engine's connections already, the other ranks reach this
+        // process at the address of that world.
+        if let Err(why) = hostccl::set_address(address) {
+            log::debug!("{Me}: {why}");
+        }
+        let secret = Secret::from_environment()?.map(|secret| secret.bytes().to_vec());
+        hostccl::set_secret(secret).map_err(|why| Error::invalid_state(format!("DM_STORE_SECRET: {why}")))
     }
 }
