@@ -13,9 +13,8 @@ use crate::logging::Me;
 /// Where the host engine of this process is, as far as other ranks are concerned. It is found
 /// before the ranks agree on the join.
 pub(super) struct EnginePlace {
-    /// A text that is equal on two ranks only if they may share memory. `None` where this process
-    /// shares no memory.
-    memory: Option<String>,
+    /// A text that is equal on two ranks only if they may share memory.
+    host: String,
     /// The address of this host at which ranks on other hosts may reach this process. It is that
     /// of the connection to the store. `None` where the store has no address.
     address: Option<IpAddr>,
@@ -31,7 +30,7 @@ impl EnginePlace {
         if let Some(why) = machine::broken_proc() {
             return Err(Error::unsupported(why));
         }
-        let memory = HostIdentity::here().and_then(|here| here.memory()).map_err(|error| {
+        let host = HostIdentity::of_memory().map_err(|error| {
             let message = format!("finding out which machine this is: {}", machine::explained(&error));
             Error::unsupported(message).with_os_error(error.raw_os_error().unwrap_or(0))
         })?;
@@ -41,19 +40,19 @@ impl EnginePlace {
             let served = server.filter(|_| address.is_loopback()).and_then(Server::address_for_others);
             served.unwrap_or(address)
         });
-        Ok(EnginePlace { memory, address })
+        Ok(EnginePlace { host: host.id, address })
     }
 
-    /// Returns what this rank offers to share with the others: its memory, and the loopback
-    /// addresses of its network namespace.
+    /// Returns what this rank offers to share with the others: the memory of its host, and the
+    /// loopback addresses of its network namespace.
     pub(super) fn offers(&self) -> Vec<Option<String>> {
         let is_loopback = self.address.is_some_and(|address| address.is_loopback());
-        vec![self.memory.clone(), is_loopback.then(|| LOOPBACK.to_owned())]
+        vec![Some(self.host.clone()), is_loopback.then(|| LOOPBACK.to_owned())]
     }
 
-    /// Returns the text that is equal on the ranks of one host, and on no others.
-    pub(super) fn host_of(&self, rank: usize) -> String {
-        self.memory.clone().unwrap_or_else(|| format!("rank-{rank}"))
+    /// Returns a text that is equal on the ranks of one host, and on no others.
+    pub(super) fn host(&self) -> &str {
+        &self.host
     }
 
     /// Tells the host engine the address of this process, and the secret of the job. This is done

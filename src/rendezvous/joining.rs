@@ -273,7 +273,7 @@ impl World {
                 }
                 Some(engine) => {
                     engine.introduce(shared[1])?;
-                    LocalPlace::find(&round, &self.place, &engine.host_of(rank), wait)?
+                    LocalPlace::find(&round, &self.place, engine.host(), wait)?
                 }
                 None => LocalPlace::find(&round, &self.place, &kernel()?, wait)?,
             };

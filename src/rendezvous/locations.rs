@@ -37,12 +37,12 @@ impl World {
     /// device type cpu a host is a set of ranks that share memory. On other device types it is a
     /// running kernel, whose containers share its devices.
     fn host(&self) -> io::Result<String> {
+        if self.shares_memory().is_some() {
+            let here = HostIdentity::of_memory()?;
+            return Ok(format!("{} {}", here.name, here.id));
+        }
         let here = HostIdentity::here()?;
-        let id = match self.shares_memory() {
-            Some(_) => here.memory()?.unwrap_or_else(|| format!("rank-{}", self.rank())),
-            None => here.kernel().to_owned(),
-        };
-        Ok(format!("{} {id}", here.name))
+        Ok(format!("{} {}", here.name, here.kernel()))
     }
 }
 
