@@ -28,6 +28,11 @@ impl Secret {
         })
     }
 
+    /// Returns the secret itself.
+    pub(in crate::rendezvous) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Fails where `DM_STORE_SECRET` is set, because `store` cannot ask anybody for the secret, and
     /// the user expects that it does.
     pub(crate) fn refuse_for(store: &str) -> Result<()> {
