@@ -11,15 +11,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from lost_ranks.job import HOST
 from lost_ranks.verdict import named
 from netlab import Lab
 from netranks import Rank
 from support.processes import environment, starvation
 
-# Ranks with different values of this variable share no memory.
-HOST = "DM_HOSTCCL_HOST"
 # How many milliseconds a host may say nothing before it counts as lost.
-SILENCE = "DM_WIRE_TIMEOUT_MS"
+SILENCE = "DM_HOST_TIMEOUT_MS"
 PORT = 29500  # every lab has networks of its own
 
 # Where the ranks are, by the names of the hosts.
@@ -79,10 +78,11 @@ class Network(Lab):
 class HostRank(Rank):
     """One rank. `moment` is when its last call ended (CLOCK_MONOTONIC)."""
 
-    def __init__(self, program, lab, host, rank, size, timeout, variables):
+    def __init__(self, program, lab, host, rank, size, timeout, variables, without):
         self.lab, self.host, self.rank, self.timeout, self.unread, self.starved, self.moment = lab, host, rank, timeout, b"", 0.0, 0.0
         address, port = lab.address()
         about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port, HOST: host, **variables}
+        about = {name: value for name, value in about.items() if name not in without}
         self.process = lab.spawn(host, [str(program), str(int(1000 * timeout))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**about))
 
     def result(self):
@@ -93,11 +93,12 @@ class HostRank(Rank):
 
 
 class HostJob:
-    """All ranks of a job. `places` has the host of each rank."""
+    """All ranks of a job. `places` has the host of each rank, `variables` what all ranks have in
+    their environment, `each(rank, host)` what one has, and `without` what none has."""
 
-    def __init__(self, program, lab, places, timeout=20, variables=None, each=None):
+    def __init__(self, program, lab, places, timeout=20, variables=None, each=None, without=()):
         self.lab, self.places = lab, places.split()
-        self.ranks = [HostRank(program, lab, host, rank, len(self.places), timeout, {**(variables or {}), **(each(rank, host) if each else {})})
+        self.ranks = [HostRank(program, lab, host, rank, len(self.places), timeout, {**(variables or {}), **(each(rank, host) if each else {})}, without)
                       for rank, host in enumerate(self.places)]
 
     def on(self, *hosts):

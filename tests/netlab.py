@@ -250,8 +250,9 @@ class Lab:
         """From now on nothing comes from or to this host."""
         self.tell("cut", self.hosts[host].ipv4)
 
-    def heal(self, host):
-        self.tell("heal", self.hosts[host].ipv4)
+    def heal(self, *hosts):
+        for host in hosts:
+            self.tell("heal", self.hosts[host].ipv4)
 
     def weather(self, delay, loss, seed):
         """Every packet is this many seconds under way, and this share of them is lost."""
