@@ -163,6 +163,12 @@ soak:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/soak.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
 
+# Faults of jobs on four hosts: ranks that end, hosts that fall silent, networks that are parted.
+HOST_RUNS ?= 500
+soak-hosts:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/soak.py --hosts --runs $(HOST_RUNS) $(if $(SEED),--seed $(SEED))
+
 pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/mesh_page.py
@@ -215,4 +221,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-all test-rest test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo test test-all test-rest test-nccl soak soak-hosts jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
