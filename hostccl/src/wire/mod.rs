@@ -14,6 +14,7 @@ pub(crate) mod address;
 pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
+pub(crate) mod request;
 pub(crate) mod tcp;
 
 use std::fmt::Debug;
@@ -133,6 +134,12 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// connection that exists, and makes one otherwise. It never fails: a peer that is lost gets
     /// nothing.
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
+
+    /// Whether there is a connection to the peer, so that a notice to it makes none.
+    fn connected(&self, peer: Peer) -> bool {
+        let _ = peer;
+        true
+    }
 
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.

@@ -2,7 +2,7 @@
 //! deadline.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
 use super::frame::{DENIED, MAGIC, OTHER_SECRET, Writer, op};
+use super::names;
 use super::poll::timespec;
 use super::random;
 use super::records::{Records, number_of};
@@ -44,6 +45,8 @@ pub(super) struct Address {
     pub(super) secret: Option<Secret>,
     /// The address of the name that was reached. Later connections need no name server.
     pub(super) reached: OnceCell<SocketAddr>,
+    /// The address of this host from which the server was reached first.
+    pub(super) from: OnceCell<IpAddr>,
 }
 
 /// Why an attempt to connect failed.
@@ -135,8 +138,10 @@ impl Address {
         let stream = connect_to_any(&addresses, &limited)?;
         stream.set_nodelay(true).and_then(|()| notice_silence(&*stream)).map_err(Attempt::Again)?;
         let address = stream.peer_addr().map_err(Attempt::Again)?;
+        let from = stream.local_addr().map_err(Attempt::Again)?.ip();
         let greeted = self.greet(Connection::new(stream), &limited)?;
         self.reached.get_or_init(|| address);
+        self.from.get_or_init(|| from.to_canonical());
         Ok(greeted)
     }
 
@@ -146,11 +151,8 @@ impl Address {
             return Ok(vec![SocketAddr::new(address, self.port)]);
         }
         let (sender, receiver) = channel();
-        let name = (self.host.clone(), self.port);
-        let resolve = move || {
-            let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-            let _ = sender.send(resolved);
-        };
+        let (host, port) = (self.host.clone(), self.port);
+        let resolve = move || drop(sender.send(names::resolve(&host, port)));
         hostccl::thread::spawn("dm-resolve", resolve)
             .map_err(|error| Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error))))?;
         loop {

@@ -28,6 +28,11 @@ impl Secret {
         })
     }
 
+    /// Returns the secret itself.
+    pub(in crate::rendezvous) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Fails where `DM_STORE_SECRET` is set, because `store` cannot ask anybody for the secret, and
     /// the user expects that it does.
     pub(crate) fn refuse_for(store: &str) -> Result<()> {
@@ -37,11 +42,6 @@ impl Secret {
                 "{VARIABLE} is set, but {store} does not ask for it: unset it, or meet in a store that does (env:// or tcp://host:port)"
             ))),
         }
-    }
-
-    /// Returns the bytes of the secret.
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
     }
 }
 
