@@ -231,7 +231,7 @@ impl Server {
                 }
                 Command::Close(token) => {
                     let number = greeting::number(&token);
-                    if let Some((_, meeting)) = self.meetings.get_mut(&number) {
+                    if let Some((_, meeting)) = self.meetings.get_mut(&number).filter(|(_, it)| it.is_busy()) {
                         meeting.fail(Error::usage("the unique id was closed before all ranks had joined"));
                     }
                     self.send_of(number);
