@@ -50,7 +50,7 @@ use self::state::{BELL, Inner, Link};
 use super::{Broken, Contact, Lost, NOTICE_BYTES, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
 use crate::event::{self, Event, Watch};
-use crate::{fork, id};
+use crate::{fork, token};
 
 /// The most bytes of notices that wait for one peer.
 const MOST_NOTICES: usize = 4 << 20;
@@ -71,7 +71,7 @@ impl Tcp {
             (sleeper.map_err(system("making an eventfd"))?, keeper.map_err(system("making an eventfd"))?);
         connections.add(sleeper.as_raw_fd(), BELL, false).map_err(system("using epoll"))?;
         let inner = Arc::new(Inner {
-            contact: Contact { id: id::random_token()?, address },
+            contact: Contact { id: token::random_token()?, address },
             options,
             state: Mutex::default(),
             moved: Event::default(),

@@ -11,7 +11,7 @@ use super::state::Inner;
 use crate::fork::Private;
 use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::wire::Token;
-use crate::{id, machine};
+use crate::{machine, token};
 
 /// How far a connection is that has not proved itself.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Stranger {
         address: String,
         (peer, to, token): (u32, [u8; 16], Token),
     ) -> Result<Stranger, String> {
-        let nonce = id::random_token().map_err(|error| error.message().to_owned())?;
+        let nonce = token::random_token().map_err(|error| error.message().to_owned())?;
         let is_secret = inner.options.secret.is_some();
         let from = inner.contact.id;
         let hello = Hello { answer: Answer::Yes, is_secret, from, to, nonce, token: hello::name(&token) };
@@ -110,6 +110,11 @@ impl Stranger {
     /// Whether this process has made the connection.
     pub(super) fn is_mine(&self) -> bool {
         matches!(self.stage, Stage::Connecting | Stage::Asked | Stage::Proved(_))
+    }
+
+    /// Whether this process has made the connection and the other host has not answered.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(self.stage, Stage::Connecting)
     }
 
     /// Whether this process has made the connection and proved itself, so that the other side may
@@ -237,7 +242,7 @@ impl Stranger {
             self.stage = Stage::Unknown;
             return Step::Wait;
         }
-        let Ok(nonce) = id::random_token() else { return Step::Drop("no random numbers".to_owned()) };
+        let Ok(nonce) = token::random_token() else { return Step::Drop("no random numbers".to_owned()) };
         let from = inner.contact.id;
         let second = Hello { answer, is_secret, from, to: hello.from, nonce, token: hello.token };
         self.second = second.to_bytes();

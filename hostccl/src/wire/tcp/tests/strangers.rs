@@ -17,7 +17,7 @@ fn address_of(wire: &Tcp) -> SocketAddr {
 
 /// A process that the test plays itself, after both sides have proved themselves.
 fn raw_peer(wire: &Tcp) -> (TcpStream, Peer) {
-    let id = crate::id::random_token().unwrap();
+    let id = crate::token::random_token().unwrap();
     let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
     let mut stream = TcpStream::connect(address_of(wire)).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
