@@ -303,7 +303,7 @@ impl Keeper {
     }
 
     /// Makes a stranger the connection of its peer.
-    fn settle(&mut self, number: u64, cipher: Option<Cipher>) {
+    fn settle(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
         let Some(Stranger { socket, address, peer: Some(peer), .. }) = self.remove(number) else { return };
         if let Some(other) = self.attempts.remove(&peer).and_then(|attempt| attempt.stranger) {
             self.remove(other);

@@ -281,7 +281,11 @@ impl State {
             });
         if !is_simple {
             let ready: Vec<u64> = inner.connections.wait(Duration::ZERO).map(|ready| ready.number).collect();
-            return ready.into_iter().fold(false, |moved, number| self.serve(inner, number) || moved);
+            let mut moved = false;
+            for number in ready {
+                moved |= self.serve(inner, number);
+            }
+            return moved;
         }
         let mut moved = false;
         let mut at = 0;
