@@ -229,7 +229,7 @@ fn a_process_with_another_token_does_not_get_in() {
 
 #[test]
 fn both_sides_may_connect_at_once() {
-    for _ in 0..200 {
+    for _ in 0..1000 {
         let (wires, peers) = pair();
         let barrier = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
