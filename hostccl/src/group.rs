@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::blame::Blame;
 use crate::collective::Collective;
@@ -172,18 +172,29 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
                 child.begin();
             }
         }
+        // The tasks are left here when there is no thread for them.
+        let background = Arc::new(Mutex::new(background));
+        let theirs = Arc::clone(&background);
         // The handles keep the outcomes of the tasks.
         let work = move || {
-            let handles = background.iter().flat_map(|task| match task {
+            let tasks = std::mem::take(&mut *theirs.lock().unwrap_or_else(PoisonError::into_inner));
+            let handles = tasks.iter().flat_map(|task| match task {
                 Task::Init(init) => vec![init.handle()],
                 Task::Child(child) => child.handles().into(),
                 Task::Collective(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
             });
             handle::drive_here(handles);
-            drop(drive(background));
+            drop(drive(tasks));
         };
-        thread::spawn("dm-make-comm", work)
-            .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
+        thread::spawn("dm-make-comm", work).map_err(|reason| {
+            let error = Error::new(ncclSystemError, machine::no_thread(&reason));
+            for task in background.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+                if let Task::Init(init) = task {
+                    init.refuse(&error);
+                }
+            }
+            error
+        })?;
     }
     drive(tasks)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
