@@ -53,7 +53,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error` |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
@@ -69,6 +69,7 @@ mod api;
 mod blame;
 pub mod blocks;
 mod body;
+mod bootstrap;
 mod call_name;
 mod collective;
 mod comm;
@@ -82,6 +83,7 @@ pub mod fork;
 mod functions;
 mod group;
 mod handle;
+mod host;
 mod id;
 mod join;
 mod labels;
@@ -89,9 +91,11 @@ pub mod machine;
 mod message;
 pub mod nccl_config;
 mod news;
+pub mod noise;
 mod notice;
 mod operation;
 mod operators;
+mod outside;
 mod peers;
 mod places;
 mod poll;
@@ -108,6 +112,7 @@ mod spin;
 mod split;
 pub mod thread;
 mod timeout;
+mod token;
 mod turn;
 pub mod types;
 mod wait;

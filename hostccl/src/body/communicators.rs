@@ -24,7 +24,7 @@ use crate::types::*;
 pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
     check_out("unique_id", unique_id)?;
     // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { unique_id.write(Id::create()?.to_raw()) };
+    unsafe { unique_id.write(Id::create(None)?.to_raw()) };
     Ok(ncclSuccess)
 }
 
@@ -115,7 +115,7 @@ pub(crate) unsafe fn ncclCommInitAll(
         if ndev < 1 || ndev as u32 > MAX_RANKS {
             return Err(Error::argument(format!("ndev {ndev} is not in 1..={MAX_RANKS}")));
         }
-        let id = Id::create()?;
+        let id = Id::create(Some(false))?;
         (0..ndev)
             .map(|rank| {
                 // SAFETY: the caller's contract says that each array that is not NULL has `ndev`
