@@ -43,8 +43,9 @@ fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
 }
 
 impl Id {
-    /// Makes an id and its segment, which stays open until [`Id::close`].
-    pub(crate) fn create() -> Result<Id> {
+    /// Makes an id and its segment, which stays open until [`Id::close`]. `_hosts` says whether the
+    /// ranks are on several hosts; `None` where the caller does not know it.
+    pub(crate) fn create(_hosts: Option<bool>) -> Result<Id> {
         let token = random_token()?;
         let fd = segment::create(token)?;
         let id = Id {
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn an_id_survives_its_bytes() {
-        let id = Id::create().unwrap();
+        let id = Id::create(None).unwrap();
         assert_eq!(Id::parse(&id.to_raw()).unwrap(), id);
         id.open().unwrap();
         id.close();
@@ -217,12 +218,12 @@ mod tests {
 
     #[test]
     fn ranks_that_come_after_its_maker_gave_up_read_why() {
-        let id = Id::create().unwrap();
+        let id = Id::create(None).unwrap();
         id.give_up(0, &Error::new(ncclSystemError, "no memory"));
         let error = segment::Segment::map(&id.open().unwrap(), 2, 1, &Labels::default()).unwrap_err();
         assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
         assert!(error.message().ends_with("no memory"), "{}", error.message());
-        Id::create().unwrap().close();
+        Id::create(None).unwrap().close();
         assert!(id.open().unwrap_err().message().contains("used up"), "the next id closes what has failed");
     }
 
@@ -230,7 +231,7 @@ mod tests {
     fn foreign_bytes_are_refused() {
         let zero = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
         assert_eq!(Id::parse(&zero).unwrap_err().code(), ncclInvalidArgument);
-        let id = Id::create().unwrap();
+        let id = Id::create(None).unwrap();
         let mut cut = id.to_raw();
         cut.internal[40] ^= 1;
         assert_eq!(Id::parse(&cut).unwrap_err().code(), ncclInvalidArgument);
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_id_from_elsewhere_says_so() {
-        let id = Id::create().unwrap();
+        let id = Id::create(None).unwrap();
         let host = Id { boot: id.boot ^ 1, ..id }.open().unwrap_err();
         assert!(host.message().contains("another host"), "{}", host.message());
         let container = Id { namespace: id.namespace ^ 1, ..id }.open().unwrap_err();

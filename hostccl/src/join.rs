@@ -118,6 +118,20 @@ impl Join {
         self
     }
 
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
+    /// read the reason.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        let labels = Labels {
+            comm_name: self.name.clone(),
+            global_ranks: Arc::clone(&self.global_ranks),
+            seats: Box::default(),
+        };
+        if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {
+            id.give_up(self.rank, &labels.refused(self.rank as usize, error.clone()));
+            self.gave_up = true;
+        }
+    }
+
     /// Returns the communicator once all ranks have arrived.
     pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
         self.comm.clone()

@@ -53,12 +53,13 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error` |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
+//! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
-//! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
+//! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
-//! | operations | `collective`, `message`, `join` |
+//! | operations | `collective`, `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
 //! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
@@ -74,6 +75,7 @@ mod comm;
 mod common_name;
 mod config;
 mod copy;
+mod desk;
 mod diagnosis;
 mod error;
 mod event;
@@ -90,6 +92,9 @@ mod labels;
 pub mod machine;
 mod message;
 pub mod nccl_config;
+mod news;
+pub mod noise;
+mod notice;
 mod operation;
 mod operators;
 mod peers;
@@ -99,6 +104,8 @@ pub mod process;
 mod progress;
 mod rails;
 pub mod reduce;
+mod remote;
+mod remote_message;
 mod scratch;
 mod segment;
 mod setup;
@@ -116,3 +123,4 @@ mod wire;
 
 pub use api::*;
 pub use error::FAILED_EARLIER;
+pub use wire::here::{set_address, set_secret};

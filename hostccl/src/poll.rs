@@ -59,6 +59,16 @@ pub(crate) enum Blocker {
         /// before it fails, so that the rank that knows more tells who is missing.
         indirect: bool,
     },
+    /// A message to or from that rank of another host waits for the rank's part. The rank may wait
+    /// for another one, as with an indirect [`Wire`](Blocker::Wire).
+    RemoteMessage {
+        /// The other rank, in the whole communicator.
+        peer: usize,
+        /// Whether this rank sends.
+        sends: bool,
+        /// The tag of the message's name.
+        tag: u64,
+    },
     /// That rank has not made the segment of a smaller communicator yet. The failure of this
     /// communicator does not end the wait, because the operation itself looks for what does.
     NewSegment(usize),

@@ -71,6 +71,11 @@ impl Init {
         &self.handle
     }
 
+    /// Tells the other ranks that `error` keeps this rank from joining.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        self.join.refuse(error);
+    }
+
     /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
     /// so the place may be gone.
     pub(crate) fn forget_place(&mut self) {

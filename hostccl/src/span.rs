@@ -43,6 +43,27 @@ impl Span {
         &self.hosts[self.host()]
     }
 
+    /// The seat of a rank of this host; `None` for a rank of another host.
+    pub(crate) fn seat_of(&self, rank: usize) -> Option<usize> {
+        self.here().iter().position(|here| *here == rank)
+    }
+
+    /// The processes of another host, each once, in the order of their ranks.
+    pub(crate) fn processes_on(&self, host: usize) -> Vec<Peer> {
+        let mut peers: Vec<Peer> = Vec::new();
+        for peer in self.hosts[host].iter().filter_map(|rank| self.peers[*rank]) {
+            if !peers.contains(&peer) {
+                peers.push(peer);
+            }
+        }
+        peers
+    }
+
+    /// The processes of all other hosts, each once.
+    pub(crate) fn processes(&self) -> Vec<Peer> {
+        (0..self.hosts.len()).flat_map(|host| self.processes_on(host)).collect()
+    }
+
     /// The tag of a message from this rank to `to`.
     pub(crate) fn to(&self, to: usize, stream: u64) -> Tag {
         Tag { comm: self.comm, stream, from: self.rank as u32, to: to as u32 }

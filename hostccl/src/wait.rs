@@ -18,6 +18,8 @@ use crate::wire::Wire;
 const SLICE: Duration = Duration::from_millis(100);
 /// The longest sleep while a communicator is made, because `ncclCommAbort` cannot wake that sleep.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
+/// The longest sleep of a call whose time is up, while it asks other ranks what they wait for.
+const OVERTIME_SLICE: Duration = Duration::from_millis(5);
 /// Waits of at most this time are too short to be told of before they end.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
@@ -41,7 +43,8 @@ impl BlockedCall<'_> {
     /// The wire on which the call has messages under way. A process has one wire.
     fn wire(&self) -> Option<&dyn Wire> {
         let span = self.comm.span.as_ref()?;
-        let waits = matches!(self.blocker, Blocker::Wire { .. } | Blocker::HostNames { .. });
+        let waits =
+            matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. } | Blocker::HostNames { .. });
         // A call that waits for a rank of its own host may still send to other hosts.
         let sends = || self.comm.rails.as_ref().is_some_and(|rails| rails.transfers.load(Ordering::Relaxed) > 0);
         (waits || sends()).then(|| &*span.wire)
@@ -97,7 +100,7 @@ impl Wait {
             calls.iter().any(BlockedCall::may_continue)
         };
         if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
-            (self.since, self.told) = (None, 0);
+            self.end(calls);
             return Ok(());
         }
         let ended = || calls.iter().filter(|call| call.ends_with_comm());
@@ -117,11 +120,16 @@ impl Wait {
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if let Some(timeout) = timeout {
-            slice = slice.min(timeout.saturating_sub(since.elapsed()));
+            // Some calls wait for a moment longer, and look again and again meanwhile.
+            let left = timeout.saturating_sub(since.elapsed());
+            slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
+        }
+        for call in timed() {
+            call.comm.note_waits_for(diagnosis::waits_for(call.comm, call.blocker));
         }
         sleep(calls, wire, slice);
         if changed() {
-            (self.since, self.told) = (None, 0);
+            self.end(calls);
             return Ok(());
         }
         for call in ended() {
@@ -132,9 +140,21 @@ impl Wait {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
         match timeout {
-            Some(timeout) if since.elapsed() >= timeout && !changed() => Err(time_out(timed(), timeout)),
+            Some(timeout) if since.elapsed() >= timeout && !changed() => {
+                let over = since.elapsed() - timeout;
+                let is_due = |call: &&BlockedCall<'_>| diagnosis::overtime(call.comm, call.blocker) <= over;
+                time_out(timed().filter(is_due), timeout).map_or(Ok(()), Err)
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Notes that a call has made progress.
+    fn end(&mut self, calls: &[BlockedCall<'_>]) {
+        if self.since.is_some() {
+            calls.iter().for_each(|call| call.comm.note_waits_for(None));
+        }
+        (self.since, self.told) = (None, 0);
     }
 }
 
@@ -176,7 +196,12 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         let alarm = &call.comm.segment.header().alarm;
         let pairwise = matches!(
             call.blocker,
-            Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_) | Blocker::Wire { .. }
+            Blocker::From(_)
+                | Blocker::To { .. }
+                | Blocker::Turn
+                | Blocker::OtherCall(_)
+                | Blocker::Wire { .. }
+                | Blocker::RemoteMessage { .. }
         );
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
@@ -188,8 +213,9 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
     }
 }
 
-/// Ends the communicators of these calls, whose time is up. Returns the error of the first call.
-fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Error {
+/// Ends the communicators of these calls, whose time is up. Returns the error of the first call, or
+/// `None` where there is no call.
+fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Option<Error> {
     let errors = calls.map(|call| diagnosis::time_out(call.comm, call.blocker, timeout, &(call.call)()));
-    errors.collect::<Vec<_>>().swap_remove(0)
+    errors.collect::<Vec<_>>().into_iter().next()
 }

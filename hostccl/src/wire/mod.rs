@@ -10,9 +10,12 @@
 //! [`Wire::progress`] while it polls, and then sleeps. The word [`Wire::moved`] changes whenever a
 //! request ends, a notice arrives, or a peer is lost.
 
+pub(crate) mod address;
+pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
+pub(crate) mod tcp;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -132,6 +135,12 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// nothing.
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
 
+    /// Whether there is a connection to the peer, so that a notice to it makes none.
+    fn connected(&self, peer: Peer) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>);
@@ -153,4 +162,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// is up. It may return earlier. One of the words is [`moved`](Wire::moved). The wire makes
     /// progress meanwhile.
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
+
+    /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. The
+    /// other words change seldom, so it may take 10 ms until a change of theirs ends the sleep. A
+    /// thread that waits for nothing but messages wakes up sooner this way.
+    fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
+        let moved = Watch { event: self.moved(), seen };
+        let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();
+        self.sleep(&watches, timeout);
+    }
 }
