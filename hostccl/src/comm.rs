@@ -294,7 +294,9 @@ impl Comm {
             Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
             Blocker::CommonName(_) => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
-            Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => self.span.as_ref().expect("a wait for another host has a span").wire.moved(),
+            Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => {
+                self.span.as_ref().expect("a wait for another host has a span").wire.moved()
+            }
             Blocker::NewSegment(peer) => &self.segment.seat(peer).offer.number,
         }
     }

@@ -61,8 +61,8 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
         (Blocker::Wire { from, .. }, Some(span)) => Some(from).filter(|_| !messages_to_me(span, from).is_empty()),
         _ => None,
     });
-    let sending =
-        sender.map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.labels.rank(rank, None)));
+    let sending = sender
+        .map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.labels.rank(rank, None)));
     let message = format!("{} did not come within {millis} ms{sending}", comm.labels.ranks(&missing));
     comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker)
 }

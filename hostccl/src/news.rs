@@ -187,7 +187,11 @@ impl Comm {
                 let lost = span.peers[rank].and_then(|peer| span.wire.lost(peer));
                 whole.push(rank);
                 if let Some(lost) = lost {
-                    if lost.ended { ended.push(rank) } else { silent.push(rank) }
+                    if lost.ended {
+                        ended.push(rank)
+                    } else {
+                        silent.push(rank)
+                    }
                     why[usize::from(!lost.ended)].get_or_insert(lost.why);
                 }
             }
@@ -242,7 +246,8 @@ struct Losses {
 impl Losses {
     fn add(&mut self, ranks: &[usize], message: &str) {
         self.ranks.extend(ranks);
-        self.message = if self.message.is_empty() { message.to_owned() } else { format!("{}; {message}", self.message) };
+        self.message =
+            if self.message.is_empty() { message.to_owned() } else { format!("{}; {message}", self.message) };
     }
 }
 

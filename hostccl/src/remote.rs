@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::call_name::Name;
-use crate::error::Error;
 use crate::desk::Desk;
+use crate::error::Error;
 use crate::notice::Said;
 use crate::span::Span;
 use crate::wire::Peer;
@@ -98,14 +98,7 @@ impl Remote {
     /// told them. `call` is the call that met the failure. A rank that has found the failure tells
     /// `all` processes. A rank that passes it on takes the connections that exist, and one process
     /// of each host to which none exists. `told_by` is the process that has told this rank.
-    pub(crate) fn tell_failure(
-        &self,
-        span: &Span,
-        error: &Error,
-        call: &str,
-        all: bool,
-        told_by: Option<Peer>,
-    ) {
+    pub(crate) fn tell_failure(&self, span: &Span, error: &Error, call: &str, all: bool, told_by: Option<Peer>) {
         if self.told.swap(true, Ordering::AcqRel) {
             return;
         }

@@ -230,8 +230,7 @@ impl RemoteMessage {
         }
         let (span, peer) = self.route();
         // SAFETY: the caller's buffer outlives the transfer.
-        let data =
-            unsafe { Transfer::recv(&span.wire, peer, span.from(self.peer, self.name.tag), to, bytes) };
+        let data = unsafe { Transfer::recv(&span.wire, peer, span.from(self.peer, self.name.tag), to, bytes) };
         self.transfers.push(data);
         Ok(())
     }
@@ -376,9 +375,10 @@ pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
 pub(crate) fn different_names(comm: &Comm, peer: usize, tag: u64, stream: u64) -> String {
     let (me, from) = (comm.labels.rank(comm.whole().0, None), comm.labels.rank(peer, None));
     let sent = comm.span.as_ref().and_then(|span| peek(span, peer, stream));
-    let mine = comm.remote.as_ref().and_then(|remote| {
-        remote.lock().calls.iter().find(|call| call.is(false, peer, tag)).map(|call| call.name)
-    });
+    let mine = comm
+        .remote
+        .as_ref()
+        .and_then(|remote| remote.lock().calls.iter().find(|call| call.is(false, peer, tag)).map(|call| call.name));
     let of = |name: Option<Name>| match name.map(|name| name.along()) {
         None => " under another name".to_owned(),
         Some(along) if along.is_empty() => " without a name".to_owned(),

@@ -10,6 +10,8 @@ pub mod frame;
 mod memory;
 mod names;
 mod poll;
+#[doc(hidden)]
+pub mod records;
 mod secret;
 mod server;
 mod table;
