@@ -12,6 +12,9 @@ pub(crate) enum Poll {
         /// The reason why the operation is blocked.
         blocker: Blocker,
     },
+    /// The operation has no communicator yet, and waits for a connection. It has a deadline of its
+    /// own.
+    Outside,
 }
 
 /// The reason why an operation is blocked. `Comm::event` returns the word that changes when the

@@ -262,7 +262,7 @@ impl RemoteMessage {
             Ok(Some(Poll::Blocked { seen, .. })) => {
                 Ok(Some(Poll::Blocked { seen, blocker: Blocker::RemoteMessage { peer, sends, tag } }))
             }
-            Ok(Some(Poll::Done)) => Ok(None),
+            Ok(Some(Poll::Done | Poll::Outside)) => Ok(None),
             Err(Failed { rank, why: Broken::Lost(lost) }) => {
                 Err(self.comm.fail_lost(if rank == span.rank { peer } else { rank }, &lost, &self.describe()))
             }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::wire::{Peer, Tag, Wire};
+use crate::wire::{Contact, Peer, Tag, Token, Wire};
 
 /// Where the ranks of a communicator over several hosts are, and how this rank reaches them.
 #[derive(Debug)]
@@ -30,9 +30,29 @@ pub(crate) struct Span {
     pub(crate) wire: Arc<dyn Wire>,
     /// For each rank, the process in which it is; `None` for the ranks of this host.
     pub(crate) peers: Vec<Option<Peer>>,
+    /// For each rank, how its process is reached. Smaller communicators need it.
+    pub(crate) contacts: Arc<[Contact]>,
+    /// The secret that the processes prove to each other when they connect.
+    pub(crate) token: Token,
 }
 
 impl Span {
+    /// Returns the span of rank `rank`, and meets the processes of all ranks of other hosts.
+    pub(crate) fn new(
+        rank: usize,
+        hosts: Vec<Vec<usize>>,
+        host_of: Vec<usize>,
+        comm: u64,
+        wire: Arc<dyn Wire>,
+        token: Token,
+        contacts: Arc<[Contact]>,
+    ) -> Span {
+        let is_here = |other: &usize| host_of[*other] == host_of[rank];
+        let meet = |other: usize| (!is_here(&other)).then(|| wire.meet(&contacts[other], &token));
+        let peers = (0..host_of.len()).map(meet).collect();
+        Span { rank, nranks: host_of.len(), hosts, host_of, comm, wire, peers, contacts, token }
+    }
+
     /// The host of this rank.
     pub(crate) fn host(&self) -> usize {
         self.host_of[self.rank]
@@ -75,6 +95,12 @@ impl Span {
     }
 }
 
+impl Drop for Span {
+    fn drop(&mut self) {
+        self.peers.iter().flatten().for_each(|peer| self.wire.close(*peer));
+    }
+}
+
 /// Communicators over several hosts whose ranks are threads of the test.
 #[cfg(test)]
 pub(crate) mod threads {
@@ -82,10 +108,11 @@ pub(crate) mod threads {
     use std::sync::atomic::Ordering;
 
     use crate::comm::Comm;
-    use crate::id::random_token;
+
     use crate::labels::Labels;
     use crate::process::ProcessId;
     use crate::segment::{self, Segment};
+    use crate::token::random_token;
     use crate::wire::memory::{self, Memory};
     use crate::wire::{Peer, Wire};
 
@@ -117,6 +144,8 @@ pub(crate) mod threads {
                     comm: 7,
                     wire: wires[rank].clone() as Arc<dyn Wire>,
                     peers: (0..nranks).map(|to| (host_of[to] != host).then_some(Peer(to as u32))).collect(),
+                    contacts: wires.iter().map(|wire| wire.contact()).collect(),
+                    token: [7; 16],
                 };
                 let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
                 ends[rank] = Some(Arc::new(Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span))));

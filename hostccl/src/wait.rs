@@ -8,6 +8,7 @@ use crate::comm::Comm;
 use crate::diagnosis;
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
+use crate::outside;
 use crate::poll::Blocker;
 use crate::spin;
 use crate::timeout;
@@ -74,6 +75,8 @@ pub(crate) struct Wait {
     comm_timeout: Option<Option<Duration>>,
     /// How many per cent of the time were used up when the log last said so: 0, 50 or 90.
     told: u8,
+    /// Whether the next wait is short, because the thread also waits for connections.
+    is_short: bool,
 }
 
 impl Wait {
@@ -86,6 +89,11 @@ impl Wait {
             Some(since) => error.after(since.elapsed()),
             None => error,
         })
+    }
+
+    /// Makes the next wait short, because the thread also waits for connections.
+    pub(crate) fn look_soon(&mut self) {
+        self.is_short = true;
     }
 
     fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
@@ -116,6 +124,9 @@ impl Wait {
         let timeout = timeout.filter(|_| timed().next().is_some());
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
+        if std::mem::take(&mut self.is_short) {
+            slice = outside::MIXED_SLICE;
+        }
         if let Some(timeout) = timeout {
             // Some calls wait for a moment longer, and look again and again meanwhile.
             let left = timeout.saturating_sub(since.elapsed());

@@ -23,6 +23,9 @@ pub(crate) struct Header {
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
+    /// In the segment of a unique id: 1 when its ranks are to leave it and register with the id's
+    /// maker, 2 when the communicator that they made so has been started, 0 otherwise.
+    pub(super) moved: AtomicU32,
     /// The failure that ended the segment.
     pub(crate) failure: Failure,
     /// Changes when the segment fails.

@@ -1,6 +1,6 @@
 //! The wire of this process.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Wire;
@@ -74,6 +74,21 @@ pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, Str
         "ucx" => Ok(format!("UCX, meeting {at}")),
         _ => Err(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\"")),
     }
+}
+
+/// Returns the secret of the job, with which connections to other hosts are encrypted; `None` where
+/// there is none.
+pub(crate) fn own_secret() -> Option<Vec<u8>> {
+    secret(&lock())
+}
+
+/// Returns the address at which this process listens for other hosts. Its port is 0.
+pub(crate) fn own_address() -> Result<SocketAddr> {
+    let Interface { address, scope, .. } = Options::read(lock().address, None)?.interface;
+    Ok(match address {
+        IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),
+        IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, 0, 0, scope)),
+    })
 }
 
 /// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves it

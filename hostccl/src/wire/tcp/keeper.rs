@@ -17,7 +17,7 @@ use super::hello::{self, Answer, HELLO, Hello, PROOF, Side};
 use super::{Inner, State};
 use crate::fork::Private;
 use crate::wire::{Lost, Token};
-use crate::{id, thread};
+use crate::{thread, token};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
@@ -287,7 +287,7 @@ impl Keeper {
                 "its contact has no address of the TCP wire: set DM_WIRE alike on all hosts".to_owned(),
             );
         };
-        let nonce = match id::random_token() {
+        let nonce = match token::random_token() {
             Ok(nonce) => nonce,
             Err(error) => return self.fail(peer, false, error.message().to_owned()),
         };
@@ -437,7 +437,7 @@ impl Keeper {
             stranger.stage = Stage::Unknown(hello);
             return;
         }
-        let nonce = id::random_token().unwrap_or_default();
+        let nonce = token::random_token().unwrap_or_default();
         let mine =
             Hello { answer: verdict, is_secret, from: inner.contact.id, to: hello.from, nonce, token: hello.token };
         let second = mine.to_bytes();

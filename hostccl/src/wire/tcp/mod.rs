@@ -41,7 +41,7 @@ use self::options::Options;
 use self::remote::{Ledger, Remote};
 use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
 use crate::event::{self, Event, Watch};
-use crate::{fork, id};
+use crate::{fork, token};
 
 /// The number of the bell in the epoll set of the connections.
 const BELL: u64 = u64::MAX;
@@ -118,7 +118,7 @@ impl Tcp {
             (sleeper.map_err(system("making an eventfd"))?, keeper.map_err(system("making an eventfd"))?);
         connections.add(sleeper.as_raw_fd(), BELL, false).map_err(system("using epoll"))?;
         let inner = Arc::new(Inner {
-            contact: Contact { id: id::random_token()?, address },
+            contact: Contact { id: token::random_token()?, address },
             options,
             state: Mutex::default(),
             moved: Event::default(),
