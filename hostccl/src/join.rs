@@ -7,11 +7,13 @@ use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::registration::Registration;
 
 use crate::blame::Blame;
+use crate::bootstrap::Message;
+use crate::bootstrap::client::Client;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
@@ -104,7 +106,12 @@ enum Road {
     Segment,
     /// The rank registers with the maker of the unique id.
     Maker(Box<Registration>),
+    /// The rank cannot join, for this reason, and tells the maker of the unique id so until then.
+    Refusal(Box<Client>, Error, Instant),
 }
+
+/// How long a rank that cannot join tries to tell the maker of the unique id.
+const REFUSAL_TIME: Duration = Duration::from_secs(5);
 
 /// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
@@ -202,20 +209,28 @@ impl Join {
                 self.comm = Some(comm);
                 self.road = Road::Segment;
             }
-            Way::Connection(address) => self.register(address, None)?,
+            Way::Connection(address) => self.register(address, None),
         }
         Ok(())
     }
 
     /// Sets out to the maker of the unique id.
-    fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) -> Result<()> {
+    fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) {
         if let Source::Id(id) = &self.source {
             let labels = self.context.labels();
-            let registration = Registration::new(address, id.token, &self.context, lobby)
-                .map_err(|error| labels.refused(self.context.rank as usize, error))?;
-            self.road = Road::Maker(Box::new(registration));
+            let registration = Registration::new(address, id.token, &self.context, lobby.clone());
+            self.road = match registration {
+                Ok(registration) => Road::Maker(Box::new(registration)),
+                Err(error) => {
+                    let me = self.context.rank as usize;
+                    let error = labels.refused(me, error);
+                    let told = Error::new(error.code(), format!("{}: {}", labels.rank(me, None), error.message()));
+                    let told = if error.lost().is_some() { error.clone() } else { told.by(Blame::of([me])) };
+                    let client = Client::new(address, id.token, Message::Failed(told));
+                    Road::Refusal(Box::new(client), error, Instant::now() + REFUSAL_TIME)
+                }
+            };
         }
-        Ok(())
     }
 
     /// Waits in the segment.
@@ -234,7 +249,7 @@ impl Join {
         if let Source::Id(Id { address: Some(address), .. }) = &self.source {
             if header.is_moved() {
                 let (address, lobby) = (*address, self.comm.take());
-                self.register(address, lobby)?;
+                self.register(address, lobby);
                 return Ok(Poll::Outside);
             }
         }
@@ -300,6 +315,10 @@ impl Operation for Join {
                 return Ok(polled);
             }
         }
+        if let Road::Refusal(client, error, until) = &mut self.road {
+            let told = client.poll().is_err() || client.has_said();
+            return if told || Instant::now() >= *until { Err(error.clone()) } else { Ok(Poll::Outside) };
+        }
         let Road::Maker(registration) = &mut self.road else { return Ok(Poll::Done) };
         if self.context.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
@@ -324,6 +343,7 @@ impl Operation for Join {
     fn connection(&self) -> Option<(RawFd, bool)> {
         match &self.road {
             Road::Maker(registration) => registration.connection(),
+            Road::Refusal(client, ..) => client.waits_for(),
             Road::Undecided | Road::Segment => None,
         }
     }

@@ -9,6 +9,7 @@ use crate::blame::Blame;
 use crate::bootstrap::client::Client;
 use crate::bootstrap::{Member, Message, Stage, wire_token};
 use crate::comm::Comm;
+use crate::desk;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::host::Host;
@@ -35,8 +36,8 @@ pub(super) struct Registration {
     wire: Arc<dyn Wire>,
     /// The host of this process.
     host: Host,
-    /// The segment that this rank offers, until all ranks have mapped theirs.
-    offer: Private<OwnedFd>,
+    /// The segment that this rank offers. It stays open until all ranks have mapped theirs.
+    _offer: Private<OwnedFd>,
     /// The stage in which this rank is.
     stage: Stage,
     /// The ranks that have come as far as this one, as far as this rank knows.
@@ -61,6 +62,7 @@ impl Registration {
         context: &Context,
         lobby: Option<Arc<Comm>>,
     ) -> Result<Registration> {
+        here::on_tick(desk::tick);
         let (wire, host, offered) = (here::here()?, Host::current()?, random_token()?);
         let offer = Private::of(segment::create(offered)?);
         let member = Member {
@@ -76,11 +78,11 @@ impl Registration {
             contact: wire.contact(),
         };
         Ok(Registration {
-            client: Client::new(address, token, member),
+            client: Client::new(address, token, Message::Register(member)),
             token,
             wire,
             host,
-            offer,
+            _offer: offer,
             stage: Stage::Registering,
             came: Vec::new(),
             since: Instant::now(),
