@@ -90,8 +90,8 @@ fn join(id: ncclUniqueId, size: usize, rank: usize) -> (String, Option<Comm>) {
     // SAFETY: both places hold one number, and outlive the group.
     unsafe {
         ok(ncclGroupStart());
-        ok(ncclSend((&raw const sent).cast(), 1, ncclInt32, next as i32, comm.0, null_mut()));
-        ok(ncclRecv((&raw mut got).cast(), 1, ncclInt32, last as i32, comm.0, null_mut()));
+        ok(ncclSend((&raw const sent).cast(), 1, DataType::Int32 as i32, next as i32, comm.0, null_mut()));
+        ok(ncclRecv((&raw mut got).cast(), 1, DataType::Int32 as i32, last as i32, comm.0, null_mut()));
         ok(ncclGroupEnd());
     }
     assert_eq!(got, last as i32);
