@@ -43,11 +43,6 @@ impl Secret {
             ))),
         }
     }
-
-    /// Returns the bytes of the secret.
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 impl std::fmt::Debug for Secret {
