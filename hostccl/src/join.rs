@@ -18,6 +18,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
+use crate::news;
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
@@ -32,8 +33,10 @@ pub(crate) enum Source {
     Id(Id),
     /// The new communicator is split or shrunk from another one.
     Child {
-        /// The process of the new communicator's rank 0, which holds the segment open.
+        /// The process that holds the segment open: that of the lowest rank on this host.
         owner: ProcessId,
+        /// The number of that rank in the new communicator.
+        owner_rank: usize,
         /// The segment's descriptor in that process.
         fd: RawFd,
         /// The segment's token, which tells it from another segment at that descriptor.
@@ -46,11 +49,12 @@ impl Source {
     fn open(&self, labels: &Labels) -> Result<Way> {
         let opened = match self {
             Source::Id(id) => id.open(),
-            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token)
+            Source::Child { owner, owner_rank, fd, token } => segment::open(owner.pid, *fd, *token)
                 .and_then(|found| {
                     found.ok_or_else(|| {
-                        let message = format!("{} gave up before all ranks had joined", labels.process(0, owner.pid));
-                        Error::new(ncclRemoteError, message).by(Blame::of([0]))
+                        let message =
+                            format!("{} gave up before all ranks had joined", labels.process(*owner_rank, owner.pid));
+                        Error::new(ncclRemoteError, message).by(Blame::of([*owner_rank]))
                     })
                 })
                 .map(Way::Segment),
@@ -65,7 +69,9 @@ impl Source {
             Source::Id(Id { creator, .. }) => {
                 (creator, format!("the process that made the unique id (pid {})", creator.pid), None)
             }
-            Source::Child { owner, .. } => (owner, labels.process(0, owner.pid), Some(0)),
+            Source::Child { owner, owner_rank, .. } => {
+                (owner, labels.process(*owner_rank, owner.pid), Some(*owner_rank))
+            }
         };
         let message = format!("{who} has gone before all ranks had joined");
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
@@ -121,6 +127,11 @@ pub(crate) struct Join {
     context: Context,
     /// How the rank joins.
     road: Road,
+    /// The other hosts of the new communicator, if it is made of another one over several hosts.
+    /// It is taken when this rank arrives.
+    span: Option<Span>,
+    /// The seat that this rank takes in the segment, and the number of seats.
+    seats: (usize, usize),
     /// How long the rank waits without progress on a road through the maker.
     limit: Duration,
     /// The communicator, once this rank has arrived.
@@ -141,6 +152,8 @@ impl Join {
             source,
             context: Context { nranks, rank, ranks_on_machine: 0, name, global_ranks, aborted },
             road: Road::Undecided,
+            span: None,
+            seats: (rank as usize, nranks as usize),
             limit: DEFAULT_TIMEOUT,
             comm: None,
             is_done: false,
@@ -154,6 +167,14 @@ impl Join {
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.context.ranks_on_machine = parent.ranks_on_machine;
         self.context.global_ranks = parent.labels.global_ranks_of(members);
+        self
+    }
+
+    /// Returns this join for a communicator that has ranks on other hosts.
+    pub(crate) fn over(mut self, span: Span) -> Join {
+        let seat = span.seat_of(span.rank).unwrap_or(0);
+        self.seats = (seat, span.here().len());
+        self.span = Some(span);
         self
     }
 
@@ -195,12 +216,16 @@ impl Join {
 
     /// Takes one step on the road on which the rank is not yet, or that it leaves.
     fn set_out(&mut self) -> Result<()> {
-        let labels = self.context.labels();
+        let mut labels = self.context.labels();
         let me = self.context.rank as usize;
         match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
             Way::Segment(fd) => {
-                let seats = (me, self.context.nranks as usize);
-                let comm = take_seat(&fd, seats, self.context.ranks_on_machine, labels, &self.context, None)?;
+                let span = self.span.take();
+                if let Some(span) = &span {
+                    labels.seats = span.here().into();
+                }
+                let (seats, on_machine) = (self.seats, self.context.ranks_on_machine);
+                let comm = take_seat(&fd, seats, on_machine, labels, &self.context, span)?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));
@@ -238,7 +263,7 @@ impl Join {
         let Some(comm) = &self.comm else { return Ok(Poll::Done) };
         let header = comm.segment.header();
         let seen = header.arrived.value();
-        if seen == self.context.nranks {
+        if seen as usize == self.seats.1 {
             self.is_done = true;
             if let Source::Id(id) = &self.source {
                 id.close();
@@ -289,6 +314,7 @@ fn take_seat(
     seat.start.store(me.start, Ordering::Relaxed);
     seat.claim.store(2, Ordering::Release);
     let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
+    news::register(&comm);
     let arrived = &comm.segment.header().arrived;
     if arrived.count() as usize == seats.1 {
         arrived.wake();
@@ -364,7 +390,7 @@ impl Drop for Join {
                 let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
                 registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
             }
-            (_, Some(comm)) if comm.segment.header().arrived.value() == self.context.nranks => return,
+            (_, Some(comm)) if comm.segment.header().arrived.value() as usize == self.seats.1 => return,
             (_, Some(comm)) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
                 comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);

@@ -13,7 +13,6 @@ use crate::desk;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::host::Host;
-use crate::news;
 use crate::poll::Blocker;
 use crate::process::ProcessId;
 use crate::segment;
@@ -223,9 +222,7 @@ impl Registration {
             let contacts = members.iter().map(|member| member.contact.clone()).collect();
             Span::new(me, hosts, host_of, *number, wire, token, contacts)
         });
-        let comm = take_seat(fd, (seat, here.len()), on_machine, labels, context, span)?;
-        news::register(&comm);
-        Ok(comm)
+        take_seat(fd, (seat, here.len()), on_machine, labels, context, span)
     }
 
     /// Fails when the time is up, or when a rank that waited in the segment of the id has died.
