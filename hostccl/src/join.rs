@@ -1,7 +1,7 @@
 //! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all
 //! ranks have arrived.
 
-mod remote;
+mod registration;
 
 use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use self::remote::Remote;
+use self::registration::Registration;
 
 use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
-use crate::news;
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
@@ -104,7 +103,7 @@ enum Road {
     /// The rank takes its seat in a segment that it can open.
     Segment,
     /// The rank registers with the maker of the unique id.
-    Maker(Box<Remote>),
+    Maker(Box<Registration>),
 }
 
 /// The join of one rank, until all ranks have arrived.
@@ -158,19 +157,19 @@ impl Join {
         self
     }
 
-    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
-    /// read the reason.
-    pub(crate) fn refuse(&mut self, error: &Error) {
-        if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {
-            let rank = self.context.rank;
-            id.give_up(rank, &self.context.labels().refused(rank as usize, error.clone()));
-            self.gave_up = true;
-        }
-    }
-
     /// Sets how long the rank waits without progress, where its handle says so.
     pub(crate) fn wait_at_most(&mut self, timeout: Option<Duration>) {
         self.limit = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
+    }
+
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
+    /// read the reason.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        let labels = self.context.labels();
+        if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {
+            id.give_up(self.context.rank, &labels.refused(self.context.rank as usize, error.clone()));
+            self.gave_up = true;
+        }
     }
 
     /// Returns the communicator once all ranks have arrived.
@@ -212,9 +211,9 @@ impl Join {
     fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) -> Result<()> {
         if let Source::Id(id) = &self.source {
             let labels = self.context.labels();
-            let remote = Remote::new(address, id.token, &self.context, lobby)
+            let registration = Registration::new(address, id.token, &self.context, lobby)
                 .map_err(|error| labels.refused(self.context.rank as usize, error))?;
-            self.road = Road::Maker(Box::new(remote));
+            self.road = Road::Maker(Box::new(registration));
         }
         Ok(())
     }
@@ -301,14 +300,13 @@ impl Operation for Join {
                 return Ok(polled);
             }
         }
-        let Road::Maker(remote) = &mut self.road else { return Ok(Poll::Done) };
+        let Road::Maker(registration) = &mut self.road else { return Ok(Poll::Done) };
         if self.context.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
-        match remote.poll(&self.context, self.limit)? {
+        match registration.poll(&self.context, self.limit)? {
             None => Ok(Poll::Outside),
             Some(comm) => {
-                news::register(&comm);
                 self.comm = Some(comm);
                 self.is_done = true;
                 if let Source::Id(id) = &self.source {
@@ -325,7 +323,7 @@ impl Operation for Join {
 
     fn connection(&self) -> Option<(RawFd, bool)> {
         match &self.road {
-            Road::Maker(remote) => remote.connection(),
+            Road::Maker(registration) => registration.connection(),
             Road::Undecided | Road::Segment => None,
         }
     }
@@ -342,9 +340,9 @@ impl Drop for Join {
         }
         let me = self.context.rank as usize;
         match (&mut self.road, &self.comm) {
-            (Road::Maker(remote), _) => {
+            (Road::Maker(registration), _) => {
                 let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
-                remote.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
+                registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
             }
             (_, Some(comm)) if comm.segment.header().arrived.value() == self.context.nranks => return,
             (_, Some(comm)) => {

@@ -28,6 +28,18 @@ pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncc
     Ok(ncclSuccess)
 }
 
+pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: c_int) -> Result<ncclResult_t> {
+    check_out("unique_id", unique_id)?;
+    let hosts = match hosts {
+        0 => false,
+        1 => true,
+        other => return Err(Error::argument(format!("hosts {other} is neither 0 (one host) nor 1 (several hosts)"))),
+    };
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { unique_id.write(Id::create(Some(hosts))?.to_raw()) };
+    Ok(ncclSuccess)
+}
+
 /// Returns the task by which one rank joins a communicator of that id.
 ///
 /// # Safety

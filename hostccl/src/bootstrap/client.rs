@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, Status};
 use super::link::{self, End, Link};
 use super::message::{MESSAGE_BYTES, Member, Message};
-use super::stub;
 use crate::error::{Error, Result};
 use crate::fork::Closed;
 use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::token::random_token;
 use crate::types::*;
-use crate::wire::Token;
+use crate::wire::{Token, here};
 
 /// The pause before a rank connects again, where the maker's host could not be reached.
 const RETRY: Duration = Duration::from_millis(100);
@@ -113,7 +112,7 @@ impl Client {
                         }
                         continue;
                     }
-                    let hello = Hello::write(&self.token, stub::secret().is_some(), &random_token()?);
+                    let hello = Hello::write(&self.token, here::own_secret().is_some(), &random_token()?);
                     link.put(&hello);
                     self.progress = Progress::Greeted(link, Box::new(hello));
                 }
@@ -239,7 +238,7 @@ impl Client {
             }
         }
         link.put(&greeting::proof(&self.token, hello, answer));
-        let Some(secret) = stub::secret() else { return Ok(self.register(link)) };
+        let Some(secret) = here::own_secret() else { return Ok(self.register(link)) };
         let broken = |broken: crate::noise::Broken| Error::new(ncclSystemError, broken.to_string());
         let mut session = Session::initiator(&secret, &super::prologue(hello, answer)).map_err(broken)?;
         let mut message = Vec::new();

@@ -176,7 +176,10 @@ impl Meeting {
         if self.failure.is_some() || self.stage == Stage::Over {
             return;
         }
-        self.lobby.fail(&error);
+        // The ranks may have started a communicator in the segment, which goes on.
+        if self.lobby.started().is_none() {
+            self.lobby.fail(&error);
+        }
         let frame = link::frame(&Message::Failed(error.clone()));
         let differing: Vec<Connection> = self.differ.iter().map(|(_, connection, _)| *connection).collect();
         let to = self.connections().into_iter().chain(differing).collect();

@@ -27,7 +27,6 @@ mod link;
 mod meeting;
 mod message;
 pub(crate) mod server;
-pub(crate) mod stub;
 
 pub(crate) use self::greeting::wire_token;
 use self::greeting::{ANSWER_BYTES, HELLO_BYTES};

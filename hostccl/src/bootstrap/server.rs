@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, PROOF_BYTES, Status};
 use super::link::{End, Link};
 use super::meeting::{Connection, Meeting, Outgoing};
-use super::stub;
 use crate::error::{Error, Result};
 use crate::fork::{self, Closed};
 use crate::machine;
@@ -23,7 +22,7 @@ use crate::segment::{LAYOUT_VERSION, Lobby};
 use crate::thread;
 use crate::token::random_token;
 use crate::types::ncclSystemError;
-use crate::wire::Token;
+use crate::wire::{Token, here};
 
 /// How long a connection may take from its beginning until the rank has registered.
 const GREETING_TIME: Duration = Duration::from_secs(20);
@@ -112,7 +111,7 @@ pub(crate) fn close(token: Token) {
 
 /// Starts the thread.
 fn start() -> Result<Arc<Shared>> {
-    let own = stub::own_address()?;
+    let own = here::own_address()?;
     let listening = |reason| Error::system(&format!("listening at {own} for the ranks of other hosts"), reason);
     let listener = Closed::open(|| TcpListener::bind(own)).map_err(listening)?;
     let address = listener.set_nonblocking(true).and_then(|()| listener.local_addr()).map_err(listening)?;
@@ -231,7 +230,7 @@ impl Server {
                 }
                 Command::Close(token) => {
                     let number = greeting::number(&token);
-                    if let Some((_, meeting)) = self.meetings.get_mut(&number) {
+                    if let Some((_, meeting)) = self.meetings.get_mut(&number).filter(|(_, it)| it.is_busy()) {
                         meeting.fail(Error::usage("the unique id was closed before all ranks had joined"));
                     }
                     self.send_of(number);
@@ -416,7 +415,7 @@ impl Server {
                         return Err("it does not know the id's token".to_owned());
                     }
                     let number = hello.number;
-                    match stub::secret() {
+                    match here::own_secret() {
                         None => {
                             peer.link.expect(RANK_MESSAGE_BYTES);
                             peer.progress = Progress::Ready(number, None);
@@ -465,7 +464,7 @@ fn is_stranger(peer: &Remote) -> bool {
 
 /// Returns what to say to a greeting.
 fn status(hello: &Hello, is_known: bool) -> Status {
-    match (hello.sealed, stub::secret().is_some()) {
+    match (hello.sealed, here::own_secret().is_some()) {
         _ if !is_known => Status::UnknownId,
         _ if hello.version != LAYOUT_VERSION => Status::OtherVersion,
         (false, true) => Status::RankHasNoSecret,

@@ -1,9 +1,10 @@
 //! The wire of this process.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Wire;
+use super::address::Interface;
 use super::tcp::Tcp;
 use super::tcp::options::Options;
 use crate::error::{Error, Result};
@@ -59,6 +60,21 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
     use std::os::unix::ffi::OsStringExt;
     let from_environment = || std::env::var_os("DM_STORE_SECRET").map(OsStringExt::into_vec);
     here.secret.clone().or_else(from_environment).filter(|secret| !secret.is_empty())
+}
+
+/// Returns the secret of the job, with which connections to other hosts are encrypted; `None` where
+/// there is none.
+pub(crate) fn own_secret() -> Option<Vec<u8>> {
+    secret(&lock())
+}
+
+/// Returns the address at which this process listens for other hosts. Its port is 0.
+pub(crate) fn own_address() -> Result<SocketAddr> {
+    let Interface { address, scope, .. } = Options::read(lock().address, None)?.interface;
+    Ok(match address {
+        IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),
+        IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, 0, 0, scope)),
+    })
 }
 
 /// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves it

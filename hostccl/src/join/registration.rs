@@ -7,25 +7,26 @@ use std::time::{Duration, Instant};
 use super::{Context, take_seat};
 use crate::blame::Blame;
 use crate::bootstrap::client::Client;
-use crate::bootstrap::{Member, Message, Stage, stub, wire_token};
+use crate::bootstrap::{Member, Message, Stage, wire_token};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::host::Host;
+use crate::news;
 use crate::poll::Blocker;
 use crate::process::ProcessId;
 use crate::segment;
 use crate::span::Span;
 use crate::token::random_token;
 use crate::types::*;
-use crate::wire::{Token, Wire};
+use crate::wire::{Token, Wire, here};
 
 /// The most times that a rank fails to open the segment of another rank before it takes its own.
 const MOST_TRIES: usize = 64;
 
 /// The join of one rank.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct Registration {
     /// The connection to the maker.
     client: Client,
     /// The token of the id.
@@ -52,15 +53,15 @@ pub(super) struct Remote {
     lobby: Option<Arc<Comm>>,
 }
 
-impl Remote {
+impl Registration {
     /// Returns the join of a rank that has not connected yet.
     pub(super) fn new(
         address: std::net::SocketAddr,
         token: Token,
         context: &Context,
         lobby: Option<Arc<Comm>>,
-    ) -> Result<Remote> {
-        let (wire, host, offered) = (stub::here()?, Host::current()?, random_token()?);
+    ) -> Result<Registration> {
+        let (wire, host, offered) = (here::here()?, Host::current()?, random_token()?);
         let offer = Private::of(segment::create(offered)?);
         let member = Member {
             rank: context.rank,
@@ -74,7 +75,7 @@ impl Remote {
             token: offered,
             contact: wire.contact(),
         };
-        Ok(Remote {
+        Ok(Registration {
             client: Client::new(address, token, member),
             token,
             wire,
@@ -220,7 +221,9 @@ impl Remote {
             let contacts = members.iter().map(|member| member.contact.clone()).collect();
             Span::new(me, hosts, host_of, *number, wire, token, contacts)
         });
-        take_seat(fd, (seat, here.len()), on_machine, labels, context, span)
+        let comm = take_seat(fd, (seat, here.len()), on_machine, labels, context, span)?;
+        news::register(&comm);
+        Ok(comm)
     }
 
     /// Fails when the time is up, or when a rank that waited in the segment of the id has died.
