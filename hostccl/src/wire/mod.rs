@@ -141,6 +141,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
         true
     }
 
+    /// How many bytes of the communicator's messages have moved from and to the peer so far. While
+    /// the number grows, a long message makes progress.
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let _ = (peer, comm);
+        0
+    }
+
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>);
@@ -151,6 +158,10 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Returns the tags of this communicator's messages that have come from `peer`, or are
     /// announced, and that no receive has taken. It serves diagnoses.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
+
+    /// Drops the messages of one rank of a communicator that this process has ended, and those that
+    /// still come. `rank` is the rank of this process.
+    fn retire(&self, _peer: Peer, _comm: u64, _rank: u32) {}
 
     /// Moves what can be moved without waiting. Returns whether anything has moved.
     fn progress(&self) -> bool;
