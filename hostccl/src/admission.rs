@@ -3,13 +3,17 @@
 //!
 //! The order in which threads enter may differ from rank to rank. So the ranks may find calls under
 //! different names in one step. Then they withdraw these calls, and rank 0 decides which name goes
-//! first. It chooses a name under which every rank has a call.
+//! first. It chooses a name under which every rank has a call. On a communicator over several hosts
+//! the seats 0 of the hosts find such a name together (module `common_name`).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::call_name::Name;
 use crate::comm::Comm;
+use crate::common_name;
 use crate::error::Result;
+use crate::flow::Flow;
 use crate::places::Place;
 use crate::poll::{Blocker, Poll};
 use crate::turn::{self, Pass};
@@ -35,29 +39,30 @@ enum Stage {
 /// all of them end step `s + 1` without touching a slot. After that nobody writes to the slots of a
 /// withdrawn call any more. In step `s + 2` the ranks continue with the name that rank 0 has
 /// chosen.
-#[derive(Debug)]
 pub(crate) struct Admission {
     /// The call's turn on this rank.
     pub(crate) pass: Pass,
     /// How far the admission is.
     stage: Stage,
+    /// On seat 0 of a host: the search for a name that the calls of all hosts have.
+    search: Option<Flow<'static, u64>>,
 }
 
 impl Admission {
     /// Returns the admission of a call that has no turn yet.
     pub(crate) fn new(name: Name) -> Admission {
-        Admission { pass: Pass::new(Place::Collectives, name), stage: Stage::Outside }
+        Admission { pass: Pass::new(Place::Collectives, name), stage: Stage::Outside, search: None }
     }
 
     /// Returns `None` when this call may post its description in the current step, and otherwise
     /// what it waits for. `call` describes the call, for errors.
     #[inline]
-    pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
-        if self.stage == Stage::Open || comm.nranks == 1 {
+    pub(crate) fn poll(&mut self, comm: &Arc<Comm>, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
+        if self.stage == Stage::Open || comm.nranks == 1 && comm.span.is_none() {
             return Ok(None);
         }
         if self.stage != Stage::Outside {
-            if let Some(blocked) = self.decide(comm) {
+            if let Some(blocked) = self.decide(comm)? {
                 return Ok(Some(blocked));
             }
         }
@@ -79,37 +84,66 @@ impl Admission {
         comm.end_step();
     }
 
+    /// Withdraws the call. All ranks do so when the hosts have found different names. The seats of
+    /// this host posted their calls in the step `posted`.
+    #[cold]
+    pub(crate) fn withdraw_from_hosts(&mut self, comm: &Comm, posted: u64) {
+        self.pass.list(comm);
+        if comm.nranks == 1 {
+            // Each decision has a step of its own.
+            comm.end_step();
+        }
+        self.stage = Stage::Deciding(posted);
+    }
+
     /// Waits for the decision which name goes first; rank 0 makes it. Returns `None` once it is
     /// made.
     #[cold]
-    fn decide(&mut self, comm: &Comm) -> Option<Poll> {
+    fn decide(&mut self, comm: &Arc<Comm>) -> Result<Option<Poll>> {
         if let Stage::Clearing(posted) = self.stage {
             if let Some(blocked) = comm.step_blocked() {
-                return Some(blocked);
+                return Ok(Some(blocked));
             }
             self.stage = Stage::Deciding(posted);
         }
-        let Stage::Deciding(posted) = self.stage else { return None };
+        let Stage::Deciding(posted) = self.stage else { return Ok(None) };
         let (header, step) = (comm.segment.header(), comm.step() as u32);
         let verdict = header.verdict.value();
         if verdict != step {
             if comm.rank != 0 {
                 turn::answer(comm);
-                return Some(Poll::Blocked { seen: verdict, blocker: Blocker::Decision(posted) });
+                return Ok(Some(Poll::Blocked { seen: verdict, blocker: Blocker::Decision(posted) }));
             }
-            let seen = header.wants.value();
-            let Some(tag) = wanted_by_all(comm) else {
-                turn::show_others(comm);
-                return Some(Poll::Blocked { seen, blocker: Blocker::CommonName(posted) });
+            let found = match comm.span {
+                None => find_common(comm, posted),
+                Some(_) => {
+                    let name = *self.pass.name();
+                    let search = || Flow::new(common_name::agree(comm.clone(), posted, name));
+                    self.search.get_or_insert_with(search).poll()?
+                }
             };
+            let tag = match found {
+                Ok(tag) => tag,
+                Err(blocked) => return Ok(Some(blocked)),
+            };
+            self.search = None;
             header.verdict_tag.store(tag, Ordering::Relaxed);
             header.verdict.set(step);
         }
         let tag = header.verdict_tag.load(Ordering::Relaxed);
         self.stage =
             if tag == self.pass.name().tag || !self.pass.hand_over(comm, tag) { Stage::Open } else { Stage::Outside };
-        None
+        Ok(None)
     }
+}
+
+/// Returns a tag under which every rank of this host has a call, or what to wait for.
+fn find_common(comm: &Comm, posted: u64) -> std::result::Result<u64, Poll> {
+    let seen = comm.segment.header().wants.value();
+    wanted_by_all(comm).ok_or_else(|| {
+        turn::show_others(comm);
+        Poll::Blocked { seen, blocker: Blocker::CommonName(posted) }
+    })
 }
 
 /// Returns a tag under which every rank has a call, or `None`. Rank 0 asks, and knows all its own

@@ -12,6 +12,7 @@ use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
+use crate::rails::Rails;
 use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::span::Span;
@@ -31,6 +32,8 @@ pub(crate) struct Comm {
     pub(crate) nranks: usize,
     /// The ranks on other hosts; `None` where all ranks share this segment.
     pub(crate) span: Option<Span>,
+    /// The rails between the hosts; `None` where there is no `span`.
+    pub(crate) rails: Option<Box<Rails>>,
     /// What this rank knows of the ranks on other hosts; `None` where there is no `span`.
     pub(crate) remote: Option<Remote>,
     /// How many ranks are known to share this machine: those of this communicator, or those of the
@@ -80,6 +83,7 @@ impl Comm {
             segment,
             rank,
             nranks,
+            rails: span.as_ref().map(|span| Box::new(Rails::new(span))),
             remote: span.as_ref().map(Remote::new),
             span,
             ranks_on_machine: ranks_on_machine.max(nranks),
@@ -292,7 +296,7 @@ impl Comm {
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
             Blocker::Turn => &self.places.changed,
             Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
-            Blocker::CommonName(_) => &self.segment.header().wants,
+            Blocker::CommonName(_) | Blocker::HostNames { .. } => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
             Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => {
                 self.span.as_ref().expect("a wait for another host has a span").wire.moved()
@@ -303,8 +307,13 @@ impl Comm {
 
     /// Returns a second word that changes when the blocker goes away, and what it held.
     pub(crate) fn second_event(&self, blocker: Blocker) -> Option<Watch<'_>> {
-        let Blocker::To { peer, order } = blocker else { return None };
-        Some(Watch { event: &self.segment.channel(self.rank, peer).order, seen: order })
+        match (blocker, &self.span) {
+            (Blocker::To { peer, order }, _) => {
+                Some(Watch { event: &self.segment.channel(self.rank, peer).order, seen: order })
+            }
+            (Blocker::HostNames { moved, .. }, Some(span)) => Some(Watch { event: span.wire.moved(), seen: moved }),
+            _ => None,
+        }
     }
 
     /// Returns "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)", for a seat.

@@ -20,11 +20,11 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     let millis = timeout.as_millis();
     let different_names = |(calls, blame): (String, Blame)| {
         let message = format!("{calls}, {SHARED}: nothing that fits came within {millis} ms");
-        comm.fail(ncclInvalidUsage, blame, &message)
+        comm.fail_whole(ncclInvalidUsage, blame, &message, "")
     };
-    let with_peer = |calls: String, peer: usize| (calls, Blame::of([comm.rank, peer]));
+    let with_peer = |calls: String, peer: usize| (calls, comm.whole_blame(Blame::of([comm.rank, peer])));
     match blocker {
-        Blocker::CommonName(step) | Blocker::Decision(step) => {
+        Blocker::CommonName(step) | Blocker::Decision(step) | Blocker::HostNames { step, .. } => {
             return different_names(collective::different_names(comm, step));
         }
         Blocker::To { peer, .. } if comm.segment.channel(comm.rank, peer).expects.name().is_some() => {

@@ -11,9 +11,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::blame::Blame;
-use crate::collective::Collective;
+use crate::call_name::Name;
+use crate::collective::{Call, Collective, Ragged};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::handle;
+use crate::hosts::Spanning;
 use crate::machine;
 use crate::message::{Message, Side};
 use crate::operation::Operation;
@@ -30,8 +33,10 @@ pub(crate) enum Task {
     Init(Init),
     /// The call makes a communicator of ranks of another one.
     Child(ChildInit),
-    /// The call is a collective.
+    /// The call is a collective among ranks that share a segment.
     Collective(Collective),
+    /// The call is a collective over several hosts.
+    Spanning(Box<Spanning>),
     /// The call is a send or a receive.
     Message(Message),
     /// The call is a send to a rank of another host, or a receive from one.
@@ -63,6 +68,7 @@ impl Drop for Group {
         }
         let describe = |task: &Task| match task {
             Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
+            Task::Spanning(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
             Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
             Task::Remote(message) => Some((Arc::clone(message.communicator()), message.describe())),
             Task::Init(_) | Task::Child(_) => None,
@@ -138,13 +144,46 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
     now.map_or(Ok(ncclSuccess), perform)
 }
 
-/// Does what [`submit`] does for one collective. Outside a group it allocates no list of calls.
-pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Result<ncclResult_t> {
-    if GROUP.with_borrow(|group| group.depth) > 0 {
-        return submit(|| Ok(vec![Task::Collective(make()?)]));
+/// A collective that was made: one on ranks that share a segment, or one over several hosts.
+pub(crate) enum Made {
+    /// All ranks share a segment.
+    Here(Collective),
+    /// The ranks are on several hosts.
+    Spanning(Box<Spanning>),
+}
+
+impl Made {
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
+    /// own. Fails when the communicator takes no more calls.
+    ///
+    /// # Safety
+    /// The buffers hold what the call says, and stay valid until the collective is dropped.
+    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Ragged>, name: Name) -> Result<Made> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match comm.span {
+                None => Ok(Made::Here(Collective::new(comm, call, ragged.map(Box::new), name)?)),
+                Some(_) => Ok(Made::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
+            }
+        }
     }
-    let mut collective = make()?;
-    progress::run(&mut collective).map(|()| ncclSuccess)
+}
+
+/// Does what [`submit`] does for one collective. Outside a group it allocates no list of calls.
+pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Made>) -> Result<ncclResult_t> {
+    if GROUP.with_borrow(|group| group.depth) > 0 {
+        return submit(|| {
+            Ok(vec![match make()? {
+                Made::Here(collective) => Task::Collective(collective),
+                Made::Spanning(collective) => Task::Spanning(collective),
+            }])
+        });
+    }
+    match make()? {
+        Made::Here(mut collective) => progress::run(&mut collective)?,
+        Made::Spanning(mut collective) => progress::run(&mut *collective)?,
+    }
+    Ok(ncclSuccess)
 }
 
 /// Performs calls: those that do not block in a thread in the background, the others here. A split
@@ -154,12 +193,13 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     let lane_of = |task: &Task| match task {
         Task::Child(child) => child.name().map(|name| (Arc::as_ptr(child.parent()).addr(), name.tag)),
         Task::Collective(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
+        Task::Spanning(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
         Task::Init(_) | Task::Message(_) | Task::Remote(_) => None,
     };
     let here = |task: &Task| match task {
         Task::Init(init) => init.blocking(),
         Task::Child(child) => child.blocking(),
-        Task::Collective(_) | Task::Message(_) | Task::Remote(_) => true,
+        Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => true,
     };
     let needed = tasks.len() > 1 && !tasks.iter().all(here);
     let lanes_here: Vec<_> = tasks.iter().filter(|task| needed && here(task)).filter_map(lane_of).collect();
@@ -181,7 +221,7 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
             let handles = tasks.iter().flat_map(|task| match task {
                 Task::Init(init) => vec![init.handle()],
                 Task::Child(child) => child.handles().into(),
-                Task::Collective(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
+                Task::Collective(_) | Task::Spanning(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
             });
             handle::drive_here(handles);
             drop(drive(tasks));
@@ -212,6 +252,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             Task::Collective(collective) => {
                 collective.comm().map(|comm| (comm, Place::Collectives, *collective.name()))
             }
+            Task::Spanning(collective) => collective.comm().map(|comm| (comm, Place::Collectives, *collective.name())),
             Task::Message(message) => Some((message.communicator(), message.place(), *message.name())),
             Task::Remote(message) => {
                 // These places only sort calls into lanes. Ranks of other hosts come after the
@@ -234,6 +275,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             Task::Init(init) => Box::new(init),
             Task::Child(child) => Box::new(child),
             Task::Collective(collective) => Box::new(collective),
+            Task::Spanning(collective) => collective,
             Task::Message(message) => Box::new(message),
             Task::Remote(message) => Box::new(message),
         });

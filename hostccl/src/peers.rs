@@ -152,7 +152,7 @@ impl Comm {
                 peer == rank
             }
             // Every rank has a call of its own there.
-            Blocker::CommonName(_) | Blocker::Decision(_) => rank != self.rank,
+            Blocker::CommonName(_) | Blocker::Decision(_) | Blocker::HostNames { .. } => rank != self.rank,
             // Seats are on this host.
             Blocker::Turn | Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => false,
         }
@@ -169,7 +169,7 @@ impl Comm {
     /// Returns the seats of the ranks of this host that keep this one waiting.
     pub(crate) fn missing_seats(&self, blocker: Blocker) -> Vec<usize> {
         match blocker {
-            Blocker::CommonName(_) | Blocker::Decision(_) => Vec::new(),
+            Blocker::CommonName(_) | Blocker::Decision(_) | Blocker::HostNames { .. } => Vec::new(),
             _ => (0..self.nranks).filter(|&rank| self.waits_for(rank, blocker)).collect(),
         }
     }

@@ -46,6 +46,14 @@ pub(crate) enum Blocker {
     CommonName(u64),
     /// Rank 0 has not decided yet which of the names in the step of that number goes first.
     Decision(u64),
+    /// This rank has the seat 0 of its host. The hosts, whose calls differed in the step of that
+    /// number, have no call under one common name yet.
+    HostNames {
+        /// The step in which the seats of this host posted their calls.
+        step: u64,
+        /// The value of the wire's word `moved`, which changes when another host tells other names.
+        moved: u32,
+    },
     /// Nothing has come yet from that rank of the whole communicator, which is on another host.
     Wire {
         /// The rank.

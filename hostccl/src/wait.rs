@@ -2,6 +2,7 @@
 //! peers still live.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::comm::Comm;
@@ -40,12 +41,14 @@ pub(crate) struct BlockedCall<'a> {
 }
 
 impl BlockedCall<'_> {
-    /// The wire for which the call waits. A process has one wire.
+    /// The wire on which the call has messages under way. A process has one wire.
     fn wire(&self) -> Option<&dyn Wire> {
-        match self.blocker {
-            Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => self.comm.span.as_ref().map(|span| &*span.wire),
-            _ => None,
-        }
+        let span = self.comm.span.as_ref()?;
+        let waits =
+            matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. } | Blocker::HostNames { .. });
+        // A call that waits for a rank of its own host may still send to other hosts.
+        let sends = || self.comm.rails.as_ref().is_some_and(|rails| rails.transfers.load(Ordering::Relaxed) > 0);
+        (waits || sends()).then(|| &*span.wire)
     }
 
     fn may_continue(&self) -> bool {

@@ -59,11 +59,12 @@ pub(super) fn check_overlap(
     comm: &Comm,
     root: Option<usize>,
 ) -> Result<()> {
+    let (rank, nranks) = comm.whole();
     // On other ranks than the root, only one of the two buffers is used.
-    if block == 0 || comm.nranks == 1 && send == recv || root.is_some_and(|root| root != comm.rank) {
+    if block == 0 || nranks == 1 && send == recv || root.is_some_and(|root| root != rank) {
         return Ok(());
     }
-    let (whole, mine) = (block * comm.nranks, block * comm.rank);
+    let (whole, mine) = (block * nranks, block * rank);
     let (send, recv) = (send.addr(), recv.addr());
     let (sends, receives, in_place) = match kind {
         Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (block, block, send == recv),

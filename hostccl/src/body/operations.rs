@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use super::arguments::{check_buffer, check_overlap, check_peer, check_root, check_size, data_type};
 use crate::call_name::Name;
-use crate::collective::{Call, Collective, Kind};
+use crate::collective::{Call, Kind};
 use crate::error::Result;
-use crate::group::{self, Task};
+use crate::group::{self, Made, Task};
 use crate::handle;
 use crate::message::{Message, Side};
 use crate::remote_message::RemoteMessage;
@@ -44,9 +44,10 @@ impl RawCall {
             let comm = handle.for_operation()?.clone();
             let dtype = data_type(self.datatype)?;
             let reduction = self.op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
-            let root = self.root.map(|root| check_root(root, comm.nranks)).transpose()?;
-            check_size(self.count, comm.nranks, dtype)?;
-            let is_root = root == Some(comm.rank);
+            let (rank, nranks) = comm.whole();
+            let root = self.root.map(|root| check_root(root, nranks)).transpose()?;
+            check_size(self.count, nranks, dtype)?;
+            let is_root = root == Some(rank);
             let (sends, receives) = match self.kind {
                 Kind::Broadcast => (is_root, true),
                 Kind::Scatter => (is_root, true),
@@ -58,7 +59,7 @@ impl RawCall {
             check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             // SAFETY: the caller's contract.
-            unsafe { Collective::new(comm, call, None, name) }
+            unsafe { Made::new(comm, call, None, name) }
         })
     }
 }

@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use super::arguments::{check_buffer, data_type};
 use crate::blocks::{Block, Blocks, blocks, check_apart};
 use crate::call_name::Name;
-use crate::collective::{Call, Collective, Kind, Ragged};
+use crate::collective::{Call, Kind, Ragged};
 use crate::error::{Error, Result};
-use crate::group;
+use crate::group::{self, Made};
 use crate::handle;
 use crate::types::*;
 
@@ -61,7 +61,7 @@ unsafe fn submit(
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
         let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
-        let (n, me) = (comm.nranks, comm.rank);
+        let (me, n) = comm.whole();
         // SAFETY: this function's contract.
         let read = |lists: Option<Lists>| unsafe { lists.map(|lists| lists.read(n, dtype)).transpose() };
         let (sends, receives) = (read(send)?, read(recv)?);
@@ -90,7 +90,7 @@ unsafe fn submit(
             ragged.check_alone(&comm, &call)?;
         }
         // SAFETY: the caller's contract.
-        unsafe { Collective::new(comm, call, Some(Box::new(ragged)), name) }
+        unsafe { Made::new(comm, call, Some(ragged), name) }
     })
 }
 

@@ -47,7 +47,7 @@ impl Kind {
     }
 
     /// Returns the name of the C function.
-    pub(super) fn function(self) -> &'static str {
+    pub(crate) fn function(self) -> &'static str {
         Kind::name(self as u32)
     }
 
@@ -91,12 +91,12 @@ pub(crate) struct Call {
 impl Call {
     /// Whether this rank's own elements can be read from its send buffer. If not, they are read
     /// from its slot, where they are scaled.
-    pub(super) fn own_from_send(&self) -> bool {
+    pub(crate) fn own_from_send(&self) -> bool {
         !matches!(self.reduction, Some(Reduction::PreMulSum(_)))
     }
 
     /// Returns the operator by which the staged elements are reduced.
-    pub(super) fn op(&self) -> ReduceOp {
+    pub(crate) fn op(&self) -> ReduceOp {
         match self.reduction {
             Some(Reduction::Plain(op)) => op,
             _ => ReduceOp::Sum,

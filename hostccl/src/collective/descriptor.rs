@@ -7,8 +7,8 @@ use super::call::{Call, Kind, Reduction};
 use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
-use crate::error::Result;
-use crate::segment::{LINE, SLOTS};
+use crate::error::{Error, Result};
+use crate::segment::{LINE, MAX_RANKS, SLOTS};
 use crate::types::*;
 
 /// The description of a call, which a rank posts for its peers. It fits one cache line.
@@ -18,7 +18,7 @@ pub(crate) struct Descriptor {
     /// The call's arguments that must be the same on all ranks.
     pub(super) signature: Signature,
     /// The name under which the call is issued.
-    pub(super) name: Name,
+    pub(crate) name: Name,
 }
 
 const _: () = assert!(size_of::<Descriptor>() <= LINE);
@@ -46,7 +46,7 @@ const PRE_MUL_SUM: i32 = 5;
 
 impl Descriptor {
     /// Returns the description of a collective.
-    pub(super) fn new(call: &Call, name: Name) -> Descriptor {
+    pub(crate) fn new(call: &Call, name: Name) -> Descriptor {
         let op = match call.reduction {
             None => NONE,
             Some(Reduction::Plain(op)) => op as i32,
@@ -60,6 +60,21 @@ impl Descriptor {
             count: call.count as u64,
         };
         Descriptor { signature, name }
+    }
+
+    /// Whether `other` is a call with the same arguments under the same name.
+    pub(crate) fn is_same(&self, other: &Descriptor) -> bool {
+        self.signature == other.signature && self.has_name_of(other)
+    }
+
+    /// Whether `other` is a call under the same name.
+    pub(crate) fn has_name_of(&self, other: &Descriptor) -> bool {
+        self.name.tag == other.name.tag
+    }
+
+    /// Describes the call without its name.
+    pub(crate) fn call(&self) -> String {
+        self.signature.to_string()
     }
 
     /// Returns the description of a call of `ncclCommSplit`.
@@ -98,27 +113,104 @@ impl Descriptor {
         if (0..comm.nranks).any(|rank| of(rank).name.tag != self.name.tag) {
             return Ok(false);
         }
-        let first = of(0).signature;
-        let other = (1..comm.nranks).find(|&rank| of(rank).signature != first).unwrap_or(comm.rank);
-        let (zero, another, other_call) = (comm.label(0), comm.label(other), of(other).signature);
-        let message = format!("the ranks make different calls: {zero} calls {first}, {another} calls {other_call}");
-        let signatures: Vec<Signature> = (0..comm.nranks).map(|rank| of(rank).signature).collect();
-        Err(comm.fail(ncclInvalidUsage, Blame::of_minority(&signatures), &message))
+        let calls: Vec<Descriptor> = (0..comm.nranks).map(|rank| *of(rank)).collect();
+        Err(fail_different_calls(comm, &calls))
     }
 }
 
-/// Describes two calls of different names that the ranks posted in an earlier step: "rank 0 is in
-/// ncclAllReduce(...) along tp, rank 1 in ncclAllReduce(...) along etp".
+/// Ends the communicator because the calls of its ranks differ, whose names are one. `calls` has the
+/// call of each rank of the whole communicator.
+pub(crate) fn fail_different_calls(comm: &Comm, calls: &[Descriptor]) -> Error {
+    let first = calls[0].signature;
+    let other = calls.iter().position(|call| call.signature != first).unwrap_or(0);
+    let (zero, another) = (comm.labels.rank(0, None), comm.labels.rank(other, None));
+    let other_call = calls[other].signature;
+    let message = format!("the ranks make different calls: {zero} calls {first}, {another} calls {other_call}");
+    let signatures: Vec<Signature> = calls.iter().map(|call| call.signature).collect();
+    comm.fail_whole(ncclInvalidUsage, Blame::of_minority(&signatures), &message, "")
+}
+
+/// Describes two calls of different names: "rank 0 is in ncclAllReduce(...) along tp, rank 1 in
+/// ncclAllReduce(...) along etp". `calls` has the call of each rank of the whole communicator.
+pub(crate) fn describe_different_names(comm: &Comm, calls: &[Descriptor]) -> (String, Blame) {
+    let first = calls[0];
+    let other = calls.iter().position(|call| call.name.tag != first.name.tag).unwrap_or(0);
+    let (zero, another) = (comm.labels.rank(0, None), comm.labels.rank(other, None));
+    let message = format!("{zero} is in {first}, {another} in {}", calls[other]);
+    let tags: Vec<u64> = calls.iter().map(|call| call.name.tag).collect();
+    (message, Blame::of_minority(&tags))
+}
+
+/// Describes two calls of different names that the ranks posted in an earlier step, and whom to
+/// blame.
 pub(crate) fn different_names(comm: &Comm, step: u64) -> (String, Blame) {
+    if comm.span.is_some() {
+        // SAFETY: seat 0 has written the difference in the step after that one. The seats write to
+        // the slots again only after they have agreed on a name.
+        return unsafe { Difference::read(difference(comm, step)) };
+    }
     let index = (step % SLOTS as u64) as usize;
     // SAFETY: the ranks wrote the lines in that step, which all have ended. They write them again
     // only after they have agreed on a name.
     let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
-    let first = of(0);
-    let other = (1..comm.nranks).find(|&rank| of(rank).name.tag != first.name.tag).unwrap_or(comm.rank);
-    let message = format!("{} is in {first}, {} in {}", comm.label(0), comm.label(other), of(other));
-    let tags: Vec<u64> = (0..comm.nranks).map(|rank| of(rank).name.tag).collect();
-    (message, Blame::of_minority(&tags))
+    describe_different_names(comm, &(0..comm.nranks).map(of).collect::<Vec<_>>())
+}
+
+/// The place where seat 0 of a host keeps the difference between the names that the hosts found.
+/// `step` is the step in which this host's seats posted their calls.
+fn difference(comm: &Comm, step: u64) -> *mut Difference {
+    let slot = comm.segment.data(0, ((step + 1) % SLOTS as u64) as usize);
+    // SAFETY: a slot has at least 64 KiB.
+    unsafe { slot.add(LINE).cast() }
+}
+
+/// Keeps a difference between names for the case that the ranks never find a common name. Seat 0
+/// calls this in the step after `step`.
+pub(crate) fn keep_difference(comm: &Comm, step: u64, calls: &[Descriptor]) {
+    let (text, blame) = describe_different_names(comm, calls);
+    // SAFETY: in this step only seat 0 touches the slot, which has room for it.
+    unsafe { Difference::write(difference(comm, step), &text, &blame) };
+}
+
+/// A difference between names, as one seat tells it to the other seats of its host.
+#[repr(C)]
+struct Difference {
+    /// The length of the text in bytes.
+    length: u32,
+    /// How many ranks are to blame.
+    blamed: u32,
+    /// The text.
+    text: [u8; 512],
+    /// The ranks to blame.
+    ranks: [u32; MAX_RANKS as usize],
+}
+
+impl Difference {
+    /// # Safety
+    /// The place is writable, and nobody else touches it.
+    unsafe fn write(at: *mut Difference, text: &str, blame: &Blame) {
+        let mut end = text.len().min(512);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        // SAFETY: this function's contract; the place is in shared memory, and all fields are plain
+        // numbers.
+        let this = unsafe { &mut *at };
+        this.text[..end].copy_from_slice(&text.as_bytes()[..end]);
+        let ranks = this.ranks.iter_mut().zip(&blame.ranks);
+        ranks.for_each(|(to, rank)| *to = *rank as u32);
+        (this.length, this.blamed) = (end as u32, blame.ranks.len().min(MAX_RANKS as usize) as u32);
+    }
+
+    /// # Safety
+    /// The place is readable, and nobody writes to it.
+    unsafe fn read(at: *const Difference) -> (String, Blame) {
+        // SAFETY: this function's contract; all fields are plain numbers.
+        let this = unsafe { &*at };
+        let text = String::from_utf8_lossy(&this.text[..(this.length as usize).min(512)]).into_owned();
+        let ranks = this.ranks.iter().take(this.blamed as usize).map(|rank| *rank as usize);
+        (text, Blame::of(ranks))
+    }
 }
 
 impl Display for Descriptor {

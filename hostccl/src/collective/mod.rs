@@ -41,11 +41,14 @@
 mod call;
 mod descriptor;
 mod operation;
+mod part;
 mod pipeline;
 mod ragged;
 mod stages;
 
 pub(crate) use self::call::{Call, Kind, Reduction};
-pub(crate) use self::descriptor::{Descriptor, different_names};
+pub(crate) use self::descriptor::{Descriptor, different_names, fail_different_calls, keep_difference};
 pub(crate) use self::operation::Collective;
-pub(crate) use self::ragged::Ragged;
+pub(crate) use self::part::Part;
+pub(crate) use self::pipeline::part;
+pub(crate) use self::ragged::{Ragged, fail_different_counts};

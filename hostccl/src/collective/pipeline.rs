@@ -65,7 +65,7 @@ impl Pipeline {
 
 /// Returns the first element and the length of the part of `rank` in a chunk of `length` elements
 /// of `size` bytes. Parts start on cache lines, so that no two ranks write to one line.
-pub(super) fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize) {
+pub(crate) fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize) {
     let each = length.div_ceil(nranks).next_multiple_of(LINE / size);
     let start = (rank * each).min(length);
     (start, each.min(length - start))

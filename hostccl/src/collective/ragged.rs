@@ -18,7 +18,7 @@ use super::call::{Call, Kind, Reduction};
 use crate::blame::Blame;
 use crate::blocks::Block;
 use crate::comm::Comm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::reduce::{self, Target};
 use crate::segment::{LINE, Layout};
 use crate::types::{ReduceOp, ncclInvalidUsage};
@@ -119,6 +119,23 @@ impl Ragged {
         Ragged { send, recv, shares: Vec::new(), sources: Vec::new() }
     }
 
+    /// For each rank, the block of the send buffer that goes there and the block of the receive
+    /// buffer that is filled from there.
+    pub(crate) fn blocks(&self) -> (&[Block], &[Block]) {
+        (&self.send, &self.recv)
+    }
+
+    /// Returns the fingerprints of the counts that rank `me` sends, and of those that it expects.
+    pub(crate) fn fingerprints(&self, me: usize) -> [u64; 2] {
+        let add = |blocks: &[Block], of: &dyn Fn(usize, usize) -> u64| {
+            blocks.iter().enumerate().fold(0_u64, |sum, (rank, block)| sum.wrapping_add(of(rank, block.count)))
+        };
+        [
+            add(&self.send, &|rank, count| fingerprint(me, rank, count)),
+            add(&self.recv, &|rank, count| fingerprint(rank, me, count)),
+        ]
+    }
+
     /// Writes this rank's table to its slot, and decides where its data lies.
     ///
     /// # Safety
@@ -183,7 +200,7 @@ impl Ragged {
         let differing = pairs.map(|(from, to)| (from, to, entry(from, to).sent, entry(to, from).expected));
         let first = differing.into_iter().find(|(_, _, sent, expected)| sent != expected);
         let (from, to, sent, expected) = first.unwrap_or((me, me, 0, 0));
-        Err(comm.fail(ncclInvalidUsage, Blame::of([from, to]), &differ(comm, call, (from, sent), (to, expected))))
+        Err(fail_different_counts(comm, call, (from, sent), (to, expected)))
     }
 
     /// Fails when this rank, which is alone, does not expect what it sends.
@@ -191,7 +208,7 @@ impl Ragged {
         let (sent, expected) = (self.send[0].count as u64, self.recv[0].count as u64);
         match sent == expected {
             true => Ok(()),
-            false => Err(comm.fail(ncclInvalidUsage, Blame::of([0]), &differ(comm, call, (0, sent), (0, expected)))),
+            false => Err(fail_different_counts(comm, call, (0, sent), (0, expected))),
         }
     }
 
@@ -314,14 +331,21 @@ fn is_scaled(call: &Call) -> bool {
     matches!(call.reduction, Some(Reduction::PreMulSum(_)))
 }
 
-/// Says that `from` sends another count than `to` expects.
-fn differ(comm: &Comm, call: &Call, (from, sent): (usize, u64), (to, expected): (usize, u64)) -> String {
+/// Ends the communicator because `from` sends another count than `to` expects. Both are ranks of the
+/// whole communicator.
+pub(crate) fn fail_different_counts(
+    comm: &Comm,
+    call: &Call,
+    (from, sent): (usize, u64),
+    (to, expected): (usize, u64),
+) -> Error {
     let (call, dtype) = (call.kind.function(), call.dtype.name());
-    format!(
+    let message = format!(
         "the ranks give different counts to {call}: {} has {sent} x {dtype} for {}, which expects {expected} x {dtype} from it",
-        comm.label(from),
-        comm.label(to)
-    )
+        comm.labels.rank(from, None),
+        comm.labels.rank(to, None)
+    );
+    comm.fail_whole(ncclInvalidUsage, Blame::of([from, to]), &message, "")
 }
 
 #[cfg(test)]

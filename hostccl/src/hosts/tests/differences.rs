@@ -1,0 +1,1 @@
+//! Calls that differ between hosts.

@@ -1,0 +1,1 @@
+//! Calls under different names.

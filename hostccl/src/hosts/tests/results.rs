@@ -1,0 +1,107 @@
+//! The results of all collectives.
+
+use super::data::{Case, case, decode, encode, is_float, random_hosts};
+use super::{Args, Random, Ranks, call};
+use crate::call_name::Name;
+use crate::collective::{Kind, Reduction};
+use crate::types::{DataType, ReduceOp};
+
+const KINDS: [Kind; 11] = [
+    Kind::AllReduce,
+    Kind::Reduce,
+    Kind::Broadcast,
+    Kind::AllGather,
+    Kind::ReduceScatter,
+    Kind::AllToAll,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::AllToAllV,
+    Kind::AllGatherV,
+    Kind::ReduceScatterV,
+];
+
+/// Returns random arguments.
+fn random_args(random: &mut Random, n: usize) -> Args {
+    let kind = random.of(&KINDS);
+    let dtype = random.of(&DataType::ALL);
+    let rooted = matches!(kind, Kind::Reduce | Kind::Broadcast | Kind::Gather | Kind::Scatter);
+    let reduces = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
+    let mut scalar = [0; 8];
+    scalar[..dtype.size()].copy_from_slice(&encode(dtype, 2.0));
+    let reduction = match random.next(6) {
+        5 => Reduction::PreMulSum(scalar),
+        op => Reduction::Plain(ReduceOp::ALL[op]),
+    };
+    let most = 40_000 / dtype.size();
+    let count = match random.next(6) {
+        0 => random.next(3),
+        1 | 2 => random.next(700),
+        3 => random.next(9000 / n),
+        _ => random.next(most),
+    };
+    Args { kind, count, dtype, reduction: reduces.then_some(reduction), root: rooted.then(|| random.next(n)) }
+}
+
+/// Performs a call on a rank, and returns its receive buffer.
+fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, case: &Case, in_place: bool) -> Vec<u8> {
+    let size = args.dtype.size();
+    let place = case.in_place.filter(|_| in_place);
+    // Room for both buffers, wherever one begins in the other.
+    let before = place.map_or(0, |place| place.max(0) as usize);
+    let behind = place.map_or(0, |place| (-place).max(0) as usize);
+    let len = case.recv_len.max(case.send.len() / size) + before + behind;
+    let mut memory = vec![0x5a_u8; (len + 1) * size];
+    let recv = memory.as_mut_ptr().wrapping_add(behind * size);
+    let mut own = case.send.clone();
+    let send = match place {
+        None => own.as_mut_ptr().cast_const(),
+        Some(_) => {
+            memory[before * size..][..own.len()].copy_from_slice(&own);
+            memory.as_ptr().wrapping_add(before * size)
+        }
+    };
+    // SAFETY: the buffers have the sizes that the case says.
+    unsafe { call(comm, args, send, recv, case.blocks.clone(), Name::NONE).unwrap() };
+    memory[behind * size..][..case.recv_len * size].to_vec()
+}
+
+/// Compares a result with that of a plain loop.
+fn check(args: &Args, case: &Case, got: &[u8], in_place: bool, what: &str) {
+    let size = args.dtype.size();
+    let is_average = matches!(args.reduction, Some(Reduction::Plain(ReduceOp::Avg))) && is_float(args.dtype);
+    for (index, (bytes, expected)) in got.chunks(size).zip(&case.expected).enumerate() {
+        let Some(expected) = expected else {
+            let untouched = in_place || bytes.iter().all(|byte| *byte == 0x5a);
+            assert!(untouched, "{what}: element {index} between the blocks was written");
+            continue;
+        };
+        let got = decode(args.dtype, bytes);
+        let expected = match is_float(args.dtype) {
+            true => *expected,
+            false => decode(args.dtype, &encode(args.dtype, *expected)),
+        };
+        // An average that no binary fraction holds is rounded.
+        let error = if is_average { expected * if size == 1 { 0.08 } else { 0.01 } } else { 0.0 };
+        assert!((got - expected).abs() <= error, "{what}: element {index} is {got} and not {expected}");
+    }
+}
+
+#[test]
+fn all_collectives_have_the_results_of_a_plain_loop() {
+    for seed in 0..12 {
+        let mut random = Random(seed * 77 + 5);
+        let hosts = random_hosts(&mut random);
+        let lists: Vec<&[usize]> = hosts.iter().map(Vec::as_slice).collect();
+        let ranks = Ranks::new(&lists);
+        let n = ranks.ends.len();
+        let calls: Vec<(Args, bool)> = (0..16).map(|_| (random_args(&mut random, n), random.next(3) == 0)).collect();
+        ranks.run(|me, comm| {
+            for (number, (args, in_place)) in calls.iter().enumerate() {
+                let case = case(args, me, n);
+                let what = format!("seed {seed}, {hosts:?}, call {number} {args:?}, rank {me}, in place {in_place}");
+                let got = perform(comm, args, &case, *in_place);
+                check(args, &case, &got, *in_place, &what);
+            }
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Which ranks of the hosts serve each other: the rails of a communicator over several hosts.
+//!
+//! There are as many rails as the host with the most seats has. Each host serves every rail: the
+//! rails are shared out evenly, in order, to its seats. So where all hosts have equally many seats,
+//! seat `j` serves rail `j`.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::scratch::Scratch;
+use crate::span::Span;
+
+/// The rails of a communicator, and what its calls keep from one to the next.
+#[derive(Debug)]
+pub(crate) struct Rails {
+    /// For each rank, its seat on its host.
+    seats: Vec<usize>,
+    /// How many rails there are.
+    pub(crate) count: usize,
+    /// Whether all hosts have equally many seats.
+    pub(crate) is_even: bool,
+    /// Temporary memory for calls.
+    pub(crate) scratch: Scratch,
+    /// How many gatherings of the hosts this rank has been in.
+    gatherings: AtomicU32,
+    /// How many messages of collectives are under way.
+    pub(crate) transfers: AtomicUsize,
+}
+
+impl Rails {
+    pub(crate) fn new(span: &Span) -> Rails {
+        let mut seats = vec![0; span.nranks];
+        for ranks in &span.hosts {
+            ranks.iter().enumerate().for_each(|(seat, &rank)| seats[rank] = seat);
+        }
+        let count = span.hosts.iter().map(Vec::len).max().unwrap_or(1);
+        Rails {
+            seats,
+            count,
+            is_even: span.hosts.iter().all(|ranks| ranks.len() == count),
+            scratch: Scratch::default(),
+            gatherings: AtomicU32::new(0),
+            transfers: AtomicUsize::new(0),
+        }
+    }
+
+    /// The seat of a rank on its host.
+    pub(crate) fn seat(&self, rank: usize) -> usize {
+        self.seats[rank]
+    }
+
+    /// The seat that serves `rail` on a host of `seats` seats.
+    pub(crate) fn server(&self, rail: usize, seats: usize) -> usize {
+        rail * seats / self.count
+    }
+
+    /// The rails that `seat` serves on a host of `seats` seats.
+    pub(crate) fn served(&self, seat: usize, seats: usize) -> Range<usize> {
+        (seat * self.count).div_ceil(seats)..((seat + 1) * self.count).div_ceil(seats)
+    }
+
+    /// Returns the number of the next gathering. Only the call that is inside the collectives' place
+    /// asks.
+    pub(crate) fn next_gathering(&self) -> u32 {
+        self.gatherings.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::span::threads::communicators;
+
+    #[test]
+    fn every_host_serves_every_rail_once() {
+        let (ends, _) = communicators(&[&[0, 3, 4], &[1], &[2, 5]]);
+        let rails = Rails::new(ends[0].span.as_ref().unwrap());
+        assert_eq!((rails.count, rails.is_even, rails.seat(4), rails.seat(5)), (3, false, 2, 1));
+        for seats in 1..=3 {
+            let served: Vec<usize> = (0..seats).flat_map(|seat| rails.served(seat, seats)).collect();
+            assert_eq!(served, [0, 1, 2], "{seats} seats");
+            for rail in 0..3 {
+                assert!(rails.served(rails.server(rail, seats), seats).contains(&rail), "rail {rail} of {seats}");
+            }
+        }
+    }
+}
