@@ -127,4 +127,4 @@ mod wire;
 
 pub use api::*;
 pub use error::FAILED_EARLIER;
-pub use wire::here::{set_address, set_secret};
+pub use wire::here::{describe_wire, set_address, set_secret};

@@ -120,7 +120,12 @@ impl Wait {
         if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers {
             self.end(calls);
         }
-        if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
+        let ranks = calls.iter().map(|call| call.comm.ranks_on_machine);
+        let may_continue = match wire {
+            Some(_) => spin::poll_wire(ranks, changed),
+            None => spin::spin_then_yield(ranks, changed),
+        };
+        if may_continue {
             if has_progress() {
                 self.end(calls);
                 return Ok(());
@@ -257,10 +262,13 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    match wire {
-        Some(wire) => wire.sleep(&watches, slice),
-        None => event::sleep(&watches, slice),
+    let Some(wire) = wire else { return event::sleep(&watches, slice) };
+    if calls.iter().all(|call| call.wire().is_some() && call.comm.second_event(call.blocker).is_none()) {
+        let seen = calls[0].seen;
+        watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);
+        return wire.sleep_on_wire(seen, &watches, slice);
     }
+    wire.sleep(&watches, slice);
 }
 
 /// Ends the communicators of these calls, whose time is up. Returns the error of the first call, or

@@ -152,6 +152,10 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// announced, and that no receive has taken. It serves diagnoses.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
 
+    /// Drops the messages of one rank of a communicator that this process has ended, and those that
+    /// still come. `rank` is the rank of this process.
+    fn retire(&self, _peer: Peer, _comm: u64, _rank: u32) {}
+
     /// Moves what can be moved without waiting. Returns whether anything has moved.
     fn progress(&self) -> bool;
 
