@@ -18,7 +18,6 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
-use crate::news;
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
@@ -352,7 +351,6 @@ impl Operation for Join {
         match registration.poll(&self.context, self.limit)? {
             None => Ok(Poll::Outside),
             Some(comm) => {
-                news::register(&comm);
                 self.comm = Some(comm);
                 self.is_done = true;
                 if let Source::Id(id) = &self.source {

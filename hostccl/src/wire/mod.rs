@@ -142,6 +142,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
         true
     }
 
+    /// How many bytes of the communicator's messages have moved from and to the peer so far. While
+    /// the number grows, a long message makes progress.
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let _ = (peer, comm);
+        0
+    }
+
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>);
