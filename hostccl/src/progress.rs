@@ -87,7 +87,7 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                 Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
             })
             .collect();
-        // A failure that is found while waiting is the communicator's. Its lanes end here.
+        // Such a failure belongs to a communicator, so the lanes of this communicator end here.
         if let Err(error) = wait.until_any_may_continue(&waiting) {
             let failed = lanes.iter().find_map(|lane| {
                 let operation = lane.front()?;
