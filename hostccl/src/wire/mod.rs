@@ -12,6 +12,7 @@
 
 #[cfg(test)]
 pub(crate) mod memory;
+pub(crate) mod request;
 
 use std::fmt::Debug;
 use std::time::Duration;
