@@ -11,8 +11,11 @@
 //! request ends, a notice arrives, or a peer is lost.
 
 #[cfg(test)]
+mod contract;
+#[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
+pub(crate) mod ucx;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -143,6 +146,10 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// announced, and that no receive has taken. It serves diagnoses.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
 
+    /// Drops the messages of one rank of a communicator that this process has ended, and those that
+    /// still come. `rank` is the rank of this process.
+    fn retire(&self, _peer: Peer, _comm: u64, _rank: u32) {}
+
     /// Moves what can be moved without waiting. Returns whether anything has moved.
     fn progress(&self) -> bool;
 
@@ -153,4 +160,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// is up. It may return earlier. One of the words is [`moved`](Wire::moved). The wire makes
     /// progress meanwhile.
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
+
+    /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. The
+    /// other words change seldom, so it may take 10 ms until a change of theirs ends the sleep. A
+    /// thread that waits for nothing but messages wakes up sooner this way.
+    fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
+        let moved = Watch { event: self.moved(), seen };
+        let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();
+        self.sleep(&watches, timeout);
+    }
 }
