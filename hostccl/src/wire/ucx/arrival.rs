@@ -160,7 +160,8 @@ impl Core {
 /// `UCS_INPROGRESS`: the handler has taken the message's descriptor.
 const IN_PROGRESS: Status = 1;
 
-/// Takes a greeting. It is looked at later, because a new endpoint may have to be made.
+/// Takes a greeting. One that needs a new endpoint is looked at later, because no endpoint is made
+/// while UCX runs the handler.
 ///
 /// # Safety
 /// As for [`on_message`].
@@ -181,8 +182,12 @@ pub(super) unsafe extern "C" fn on_greeting(
         (&mut *argument.cast::<Core>(), raw, &*params)
     };
     let Some(greeting) = Greeting::parse(raw).filter(|greeting| greeting.to == core.contact.id) else { return api::OK };
-    if core.by_id.contains_key(&greeting.from) {
-        if core.greetings.len() < GREETINGS {
+    if let Some(peer) = core.by_id.get(&greeting.from) {
+        let is_idle = core.peers.get(peer).is_some_and(|remote| remote.stage == Stage::Idle);
+        if !is_idle {
+            // The messages after the greeting may be of the peer that proves itself here.
+            core.greeted(&greeting);
+        } else if core.greetings.len() < GREETINGS {
             core.greetings.push_back(greeting);
         }
         return api::OK;

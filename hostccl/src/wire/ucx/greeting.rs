@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::api::{self};
+use super::api;
 use super::frame::{self, Direction, Greeting, Header, Kind};
 use super::state::{Core, Remote, Stage};
 use super::worker::Flight;
@@ -38,23 +38,20 @@ impl Core {
     pub(super) fn connect(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Idle) else { return };
         let worker = frame::parse_address(&remote.contact.address).map(|(_, worker)| worker.to_vec());
-        let connected = worker.ok_or(-7).and_then(|worker| self.worker.connect(&worker));
+        let connected = worker.ok_or(api::BAD_ADDRESS).and_then(|worker| self.worker.connect(&worker));
         match connected {
             Ok(endpoint) => {
                 (remote.endpoint, remote.stage, remote.heard) = (endpoint, Stage::Greeting, Instant::now());
                 self.greet(peer);
             }
-            Err(status) => {
-                let why = self.worker.library.text(status);
-                let why = format!("{} cannot be reached over UCX: {why}", remote.place);
-                self.losing.push((peer, Lost { ended: api::ENDED.contains(&status), why }));
-            }
+            Err(status) => self.failed(peer, status),
         }
     }
 
     /// Sends the first greeting.
-    fn greet(&mut self, peer: u32) {
-        let Some(remote) = self.peers.get(&peer) else { return };
+    pub(super) fn greet(&mut self, peer: u32) {
+        let Some(remote) = self.peers.get_mut(&peer) else { return };
+        remote.greeted = Instant::now();
         let greeting = Greeting {
             from: self.contact.id,
             to: remote.contact.id,
@@ -69,19 +66,20 @@ impl Core {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| !remote.endpoint.is_null()) else { return };
         remote.spoke = Instant::now();
         if let Err(status) = self.worker.greet(remote.endpoint, greeting) {
-            let why = format!("{}: {}", remote.place, self.worker.library.text(status));
-            self.losing.push((peer, Lost { ended: api::ENDED.contains(&status), why }));
+            self.failed(peer, status);
         }
     }
 
-    /// Sends the proof that this wire knows the token. Where the processes met through several
-    /// tokens, each proof takes the next one, because the peer need not know all of them yet.
+    /// Sends the proof that this wire knows the token: the one by which the peer has proven itself.
+    /// Before the peer has done so, and where the processes met through several tokens, each proof
+    /// takes the next one, because the peer need not know all of them yet.
     fn prove(&mut self, peer: u32, theirs: [u8; 16]) {
         let me = self.contact.id;
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         let proofs = if remote.proved.0 == theirs { remote.proved.1 } else { 0 };
-        let Some(&token) = remote.tokens.iter().rev().cycle().nth(proofs % remote.tokens.len().max(1)) else { return };
-        remote.proved = (theirs, proofs + 1);
+        let next = remote.tokens.iter().rev().nth(proofs % remote.tokens.len().max(1));
+        let Some(token) = remote.token.or(next.copied()) else { return };
+        (remote.proved, remote.proved_by) = ((theirs, proofs + 1), token);
         let outward = remote.outward(&me, &theirs);
         let (proof, cookie) = (outward.proof(&token), outward.cookie(&token));
         if !remote.is_ready() {
@@ -114,9 +112,10 @@ impl Core {
         }
         let inward = remote.inward(&me, &theirs);
         let proves = |token: &&Token| inward.proves(token, &greeting.proof);
-        let Some(cookie) = remote.tokens.iter().find(proves).map(|token| inward.cookie(token)) else { return };
-        (remote.their_nonce, remote.cookie_in) = (Some(theirs), cookie);
-        let proved = remote.proved.0 == theirs;
+        let Some(token) = remote.tokens.iter().find(proves).copied() else { return };
+        let cookie = inward.cookie(&token);
+        let proved = remote.proved.0 == theirs && remote.proved_by == token;
+        (remote.their_nonce, remote.cookie_in, remote.token) = (Some(theirs), cookie, Some(token));
         self.by_cookie.insert(cookie, peer);
         if !proved {
             self.prove(peer, theirs);
@@ -132,8 +131,7 @@ impl Core {
         remote.spoke = Instant::now();
         let block: Box<[u8]> = Box::new(header.to_bytes());
         if let Err(status) = self.worker.send_block(remote.endpoint, block) {
-            let why = format!("{}: {}", remote.place, self.worker.library.text(status));
-            self.losing.push((peer, Lost { ended: api::ENDED.contains(&status), why }));
+            self.failed(peer, status);
         }
     }
 
@@ -164,9 +162,9 @@ impl Core {
         }
         for (endpoint, status) in mail.broken {
             let broken = self.peers.iter().find(|(_, remote)| remote.endpoint as usize == endpoint);
-            let Some((&peer, remote)) = broken else { continue };
-            let why = format!("{} closed the connection: {}", remote.place, self.worker.library.text(status));
-            self.losing.push((peer, Lost { ended: api::ENDED.contains(&status), why }));
+            if let Some((&peer, _)) = broken {
+                self.failed(peer, status);
+            }
         }
         while let Some(greeting) = self.greetings.pop_front() {
             any = true;
@@ -231,8 +229,10 @@ impl Core {
                     false => format!("{} does not answer for {millis} ms", remote.place),
                 };
                 self.losing.push((peer, Lost { ended: false, why }));
-            } else if remote.spoke.elapsed() >= period {
-                if connected { &mut speak } else { &mut greet }.push(peer);
+            } else if connected && remote.spoke.elapsed() >= period {
+                speak.push(peer);
+            } else if !connected && remote.greeted.elapsed() >= period {
+                greet.push(peer);
             }
         }
         for peer in greet {

@@ -106,7 +106,16 @@ unsafe impl Sync for Shared {}
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("contact", &self.contact).finish_non_exhaustive()
+        let mut shown = f.debug_struct("Shared");
+        shown.field("contact", &self.contact.id);
+        let alone = if fork::is_child() { None } else { self.lock.try_lock().ok() };
+        if alone.is_some() {
+            // SAFETY: this thread holds the lock.
+            let core = unsafe { &*self.core.get() };
+            shown.field("peers", &core.peers).field("requests", &core.requests);
+            shown.field("flights", &core.worker.flights.len());
+        }
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -302,6 +311,10 @@ impl Wire for Ucx {
                 if !remote.tokens.contains(token) {
                     remote.tokens.push(*token);
                 }
+                if remote.stage == Stage::Greeting {
+                    // The other process may have used the new token before this one knew it.
+                    core.greet(peer);
+                }
             }
             // The other process may have greeted before.
             if let Some(at) = core.strangers.iter().position(|stranger| stranger.from == contact.id) {
@@ -374,6 +387,10 @@ impl Wire for Ucx {
         });
     }
 
+    fn retire(&self, peer: Peer, comm: u64, rank: u32) {
+        self.edit(|core| core.retire(peer.0, comm, rank));
+    }
+
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]) {
         self.edit(|core| core.notify(peer.0, comm, &text[..text.len().min(super::NOTICE_BYTES)]));
     }
@@ -429,14 +446,11 @@ impl Core {
         match remote.stage {
             Stage::Ready => {
                 // The connection stays until one of the processes ends. The next use takes it.
-                remote.forget_messages();
                 let endpoint = remote.endpoint;
                 return self.worker.flush(endpoint);
             }
-            Stage::Greeting => {
-                let why = "the connection was closed here".to_owned();
-                self.lose(peer, Lost { ended: false, why });
-            }
+            // The peer may have proven itself and sent messages already, so the connection stays.
+            Stage::Greeting => {}
             Stage::Idle | Stage::Lost(_) => self.drop_peer(peer),
         }
         None

@@ -1,10 +1,10 @@
 //! What the wire knows: its peers, and the requests with each.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_void;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::api::Status;
+use super::api::{ENDED, NO_ANSWER, Status};
 use super::frame::{self, Greeting, HEADER, Header, Kind};
 use super::worker::Worker;
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Notice, Peer, Tag, Token};
@@ -20,6 +20,10 @@ const CREDIT: usize = WINDOW / 4;
 pub(super) const PIECE: usize = 2 << 20;
 /// How many pieces of a message are under way at a time.
 const PIECES: u32 = 2;
+/// How many ended communicators a peer's list has. The oldest ones are forgotten.
+const RETIRED: usize = 256;
+/// A peer of which something was heard within this time was alive.
+const RECENTLY: Duration = Duration::from_secs(3);
 /// How many notices wait for [`Core::news`] at most. Further ones are dropped.
 const NOTICES: usize = 1 << 14;
 
@@ -66,6 +70,10 @@ pub(super) struct Remote {
     pub(super) their_nonce: Option<[u8; 16]>,
     /// The peer's number to which this wire has sent a proof, and how many proofs it has sent.
     pub(super) proved: ([u8; 16], usize),
+    /// The token by which this wire has proven itself the last time.
+    pub(super) proved_by: Token,
+    /// The token by which the peer has proven itself.
+    pub(super) token: Option<Token>,
     /// What the peer's messages carry, once the peer has proven that it knows the token.
     pub(super) cookie_in: u64,
     /// What this wire's messages carry.
@@ -74,6 +82,8 @@ pub(super) struct Remote {
     pub(super) heard: Instant,
     /// When this wire last sent something to the peer.
     pub(super) spoke: Instant,
+    /// When this wire last sent its first greeting.
+    pub(super) greeted: Instant,
     /// The index of the next ordered message that goes out.
     next_out: u64,
     /// The index of the next ordered message to take.
@@ -82,6 +92,8 @@ pub(super) struct Remote {
     pub(super) early: BTreeMap<u64, (Header, Vec<u8>)>,
     /// The sends that wait for the connection.
     backlog: VecDeque<u64>,
+    /// The answers to messages of the peer that wait for the connection.
+    answers: VecDeque<Header>,
     /// The notices that wait for the connection.
     notices: VecDeque<(u64, Vec<u8>)>,
     /// How much of the peer's window this wire has used.
@@ -94,8 +106,9 @@ pub(super) struct Remote {
     pub(super) arrived: HashMap<Tag, VecDeque<Arrived>>,
     /// The receives that no message has met.
     wanted: HashMap<Tag, VecDeque<u64>>,
-    /// The communicators whose messages this wire has sent or received.
-    comms: HashSet<u64>,
+    /// The communicators that this process has ended, and its ranks in them. Their messages are
+    /// dropped.
+    retired: VecDeque<(u64, u32)>,
 }
 
 /// A request.
@@ -201,21 +214,25 @@ impl Remote {
             nonce,
             their_nonce: None,
             proved: ([0; 16], 0),
+            proved_by: [0; 16],
+            token: None,
             cookie_in: 0,
             cookie_out: 0,
             heard: now,
             spoke: now,
+            greeted: now,
             next_out: 0,
             next_in: 0,
             early: BTreeMap::new(),
             backlog: VecDeque::new(),
+            answers: VecDeque::new(),
             notices: VecDeque::new(),
             used: 0,
             held: 0,
             owed: 0,
             arrived: HashMap::new(),
             wanted: HashMap::new(),
-            comms: HashSet::new(),
+            retired: VecDeque::new(),
         }
     }
 
@@ -233,13 +250,15 @@ impl Remote {
         header
     }
 
-    /// Forgets the messages of communicators that this process has used. It is called when no
-    /// communicator has a use for the peer.
-    pub(super) fn forget_messages(&mut self) {
-        let comms = std::mem::take(&mut self.comms);
+    /// Drops the messages of an ended communicator. Returns what they cost.
+    fn retire(&mut self, comm: u64, rank: u32) -> usize {
+        if self.retired.len() >= RETIRED {
+            self.retired.pop_front();
+        }
+        self.retired.push_back((comm, rank));
         let mut freed = 0;
         self.arrived.retain(|tag, list| {
-            let old = comms.contains(&tag.comm);
+            let old = (tag.comm, tag.to) == (comm, rank);
             let cost = |message: &Arrived| match message {
                 Arrived::Eager(data) => data.len() + COST,
                 Arrived::Announced(..) => 0,
@@ -247,7 +266,12 @@ impl Remote {
             freed += if old { list.iter().map(cost).sum() } else { 0 };
             !old
         });
-        self.owed += freed;
+        freed
+    }
+
+    /// Whether messages of that tag are dropped.
+    fn is_retired(&self, tag: Tag) -> bool {
+        self.retired.iter().any(|old| *old == (tag.comm, tag.to))
     }
 }
 
@@ -295,19 +319,34 @@ impl Core {
         self.changed = true;
     }
 
-    /// Notes that UCX has failed to send to a peer.
-    fn failed(&mut self, peer: u32, status: Status) {
-        let why = self.worker.library.text(status);
-        if let Some(remote) = self.peers.get(&peer) {
-            let lost = Lost { ended: super::api::ENDED.contains(&status), why: format!("{}: {why}", remote.place) };
-            self.losing.push((peer, lost));
-        }
+    /// Notes that UCX cannot reach a peer any more.
+    pub(super) fn failed(&mut self, peer: u32, status: Status) {
+        let said = self.worker.library.text(status);
+        let Some(remote) = self.peers.get(&peer) else { return };
+        // A peer that was heard a moment ago and does not answer now has ended. Of a host without a
+        // network nothing is heard for longer.
+        let ended = ENDED.contains(&status) || status == NO_ANSWER && remote.heard.elapsed() < RECENTLY;
+        let what = match (ended, &remote.stage) {
+            (true, Stage::Ready) => "closed the connection",
+            (true, _) => "refuses the connection",
+            (false, _) => "cannot be reached over UCX",
+        };
+        let lost = Lost { ended, why: format!("{} {what}: {said}", remote.place) };
+        self.losing.push((peer, lost));
     }
 
     /// Sends a message that has at most [`EAGER_BYTES`] to a peer that is ready. The data are
-    /// copied.
+    /// copied. To a peer that is not ready only answers are sent, which have no data.
     pub(super) fn say(&mut self, peer: u32, header: Header, data: &[u8]) {
-        let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Ready) else { return };
+        let Some(remote) = self.peers.get_mut(&peer) else { return };
+        if remote.stage == Stage::Greeting {
+            // The peer may send as soon as it knows this wire. The answers wait until this wire may
+            // send as well.
+            return remote.answers.push_back(header);
+        }
+        if remote.stage != Stage::Ready {
+            return;
+        }
         let header = remote.seal(header).to_bytes();
         let mut block = Vec::with_capacity(HEADER + data.len());
         block.extend_from_slice(&header);
@@ -328,7 +367,6 @@ impl Core {
             self.end(request, Err(Broken::Lost(unknown())));
             return request;
         };
-        remote.comms.insert(tag.comm);
         match &remote.stage {
             Stage::Lost(lost) => {
                 let lost = lost.clone();
@@ -362,6 +400,9 @@ impl Core {
     pub(super) fn start_backlog(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         let (backlog, notices) = (std::mem::take(&mut remote.backlog), std::mem::take(&mut remote.notices));
+        for header in std::mem::take(&mut remote.answers) {
+            self.say(peer, header, &[]);
+        }
         for (comm, text) in notices {
             self.notify(peer, comm, &text);
         }
@@ -396,7 +437,6 @@ impl Core {
             self.end(request, Err(Broken::Lost(unknown())));
             return request;
         };
-        remote.comms.insert(tag.comm);
         let arrived = match &remote.stage {
             // The sender of an announced message is gone, and the message with it.
             Stage::Lost(_) => remote.arrived.get(&tag).is_some_and(|list| matches!(list[0], Arrived::Eager(_))),
@@ -474,7 +514,18 @@ impl Core {
     /// Keeps a message until a receive takes it.
     pub(super) fn keep(&mut self, peer: u32, tag: Tag, message: Arrived) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
-        remote.arrived.entry(tag).or_default().push_back(message);
+        if !remote.is_retired(tag) {
+            remote.arrived.entry(tag).or_default().push_back(message);
+        } else if let Arrived::Eager(data) = message {
+            self.owe(peer, data.len() + COST);
+        }
+    }
+
+    /// Drops the messages of one rank of an ended communicator, and those that still come.
+    pub(super) fn retire(&mut self, peer: u32, comm: u64, rank: u32) {
+        if let Some(freed) = self.peers.get_mut(&peer).map(|remote| remote.retire(comm, rank)) {
+            self.owe(peer, freed);
+        }
     }
 
     /// Takes back an announcement that its sender has given up. A receive that met it waits again.
@@ -665,6 +716,7 @@ impl Core {
         if let Some(remote) = self.peers.get_mut(&peer) {
             remote.backlog.clear();
             remote.notices.clear();
+            remote.answers.clear();
             remote.wanted.clear();
             remote.early.clear();
         }
