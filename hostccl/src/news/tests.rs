@@ -1,10 +1,10 @@
 use super::*;
 use crate::call_name::Name;
 use crate::desk::Desk;
+use crate::hosts_of_threads;
 use crate::message::Side;
 use crate::progress;
 use crate::remote_message::RemoteMessage;
-use crate::span::threads;
 use crate::types::DataType;
 use crate::wire::memory::Memory;
 
@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// Returns registered ends of a communicator and their wires.
 fn registered(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memory>>) {
-    let (ends, wires) = threads::communicators(hosts);
+    let (ends, wires) = hosts_of_threads::communicators(hosts);
     ends.iter().for_each(register);
     (ends, wires)
 }
@@ -230,7 +230,7 @@ fn a_process_that_leaves_and_then_ends_is_not_lost() {
 
 #[test]
 fn a_failure_that_comes_before_the_join_is_over_is_kept() {
-    let (ends, _) = threads::communicators(&[&[0], &[1]]);
+    let (ends, _) = hosts_of_threads::communicators(&[&[0], &[1]]);
     register(&ends[1]);
     ends[1].fail_whole(ncclRemoteError, Blame::of([1]), "too early", "");
     ends[0].check().unwrap();
