@@ -108,7 +108,8 @@ instructions:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/instructions.py $(ARGS)
 
-# libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder) or FUZZ=mesh_text.
+# libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder), FUZZ=records (its
+# encrypted connections) or FUZZ=mesh_text.
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
 # `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60
@@ -126,7 +127,7 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
 	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
-# Runs the three fuzz targets, one after the other.
+# Runs the four fuzz targets, one after the other.
 fuzz-all:
 	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 
@@ -161,6 +162,12 @@ RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/soak.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+
+# Faults of jobs on four hosts: ranks that end, hosts that fall silent, networks that are parted.
+HOST_RUNS ?= 500
+soak-hosts:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/soak.py --hosts --runs $(HOST_RUNS) $(if $(SEED),--seed $(SEED))
 
 pictures:
 	$(CARGO) build --release --quiet
@@ -214,4 +221,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-all test-rest test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo test test-all test-rest test-nccl soak soak-hosts jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

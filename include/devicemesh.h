@@ -432,13 +432,14 @@ typedef struct dm_world_info {
   int32_t local_rank;
   /**
    * The number of ranks on this host: what the launcher says where it says the local rank too,
-   * otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
-   * count as ranks of one host.
+   * otherwise the number of ranks that run on this host. In an offline world all ranks count as
+   * ranks of one host.
    */
   int32_t local_size;
   /**
    * The number of this host, 0 to num_hosts - 1. Hosts are numbered in the order of the lowest
-   * rank on each. Containers of one machine are one host, as for dm_world_locations.
+   * rank on each. On device type cuda the containers of one machine are one host. On device
+   * type cpu ranks are on one host if they share memory, as for dm_world_locations.
    */
   int32_t host;
   /**
@@ -966,7 +967,7 @@ dm_status dm_set_log(dm_log_level level,
  * DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
  * rank is lost; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
  * device driver), DM_STATUS_ABORTED (dm_world_abort with the token of options->joining_out),
- * DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+ * DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so).
  */
 dm_status dm_world_init(const char *device_type, const struct dm_world_options *options, struct dm_world **world_out);
 
@@ -1002,10 +1003,12 @@ dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
  * rank order.
  *
  * Collective over the world. location is the path of this rank, from far to near
- * ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all containers
- * of one machine. Each rank gives its own path. Paths may have different numbers of levels, but a
- * plan is best when all have the same ones. timeout_ms 0: the world's timeout. *locations_out is
- * borrowed from the world: valid until the world's last handle and mesh are freed.
+ * ("rack1/host3/nvl0"). NULL stands for the name of its host. On device type cuda that is the same
+ * for all containers of one machine. On device type cpu ranks that share no memory have hosts of
+ * their own, so two containers of one machine that are both called "a" get the names "a" and
+ * "a#2". Each rank gives its own path. Paths may have different numbers of levels, but a plan is
+ * best when all have the same ones. timeout_ms 0: the world's timeout. *locations_out is borrowed
+ * from the world: valid until the world's last handle and mesh are freed.
  *
  * ```c
  * dm_plan_options plan = DM_PLAN_OPTIONS_INIT;

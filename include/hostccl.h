@@ -1,10 +1,10 @@
-/* hostccl.h: NCCL's C API over host memory on one machine (libhostccl).
+/* hostccl.h: NCCL's C API over host memory, on one host or several (libhostccl).
  *
  * A program that is written for the host side of nccl.h compiles against this header and links
  * with -lhostccl. The names, the order of arguments, the values of enums and the layouts of
  * structs are NCCL's. These are the differences:
  *
- *   - Buffers are host memory. Ranks are threads or processes of one machine.
+ *   - Buffers are host memory. Ranks are threads or processes, on one host or on several.
  *   - A call that communicates returns when its result is in place. In a group, ncclGroupEnd
  *     returns when all results are in place. Streams are ignored: pass NULL.
  *   - When a peer dies, the calls of the other ranks return ncclRemoteError and do not hang.
@@ -341,6 +341,11 @@ extern "C" {
 #endif
 
 /* ---- beyond NCCL ------------------------------------------------------------------------------------------------- */
+
+/* Makes an id as ncclGetUniqueId does, for ranks of which the caller knows where they are. With
+ * hosts 0 all ranks share memory, and no socket is opened. With hosts 1 they do not, and the ranks
+ * meet over the network at once. Local. */
+ncclResult_t hostcclGetUniqueIdFor(ncclUniqueId *uniqueId, int hosts);
 
 /* Writes the rank of comm that was found dead or gone, or the first rank that did not come in
  * time. It writes -1 when none is known. Local. */

@@ -66,7 +66,6 @@ def set_up(link, name, up):
 
 
 
-
 def ipv4_request(name, address):
     return request(name, "Hxx4s", socket.AF_INET, ipaddress.IPv4Address(address).packed)
 
@@ -239,20 +238,39 @@ class Lab:
         self.processes.append(process)
         return process
 
-    def tell(self, *words):
+    def ask(self, *words):
+        """Sends an order to the wire, and gives its answer."""
         self.control.send(" ".join(map(str, words)).encode())
-        assert self.control.recv(8) == b"done"
+        return self.control.recv(64).decode()
+
+    def tell(self, *words):
+        assert self.ask(*words) == "done"
 
     def cut(self, host):
         """From now on nothing comes from or to this host."""
         self.tell("cut", self.hosts[host].ipv4)
 
-    def heal(self, host):
-        self.tell("heal", self.hosts[host].ipv4)
+    def heal(self, *hosts):
+        for host in hosts:
+            self.tell("heal", self.hosts[host].ipv4)
 
     def weather(self, delay, loss, seed):
         """Every packet is this many seconds under way, and this share of them is lost."""
         self.tell("weather", delay, loss, seed)
+
+    def part(self, *hosts):
+        """From now on nothing passes between these hosts and the others. Without hosts, the
+        partition ends."""
+        self.tell("part", *(self.hosts[host].ipv4 for host in hosts))
+
+    def watch(self, text):
+        """From now on the wire counts the packets in which these bytes are."""
+        self.tell("watch", text.hex())
+
+    def seen(self):
+        """How many packets have had the watched bytes, and how many bytes all packets have had since
+        then."""
+        return tuple(map(int, self.ask("seen").split()))
 
 
 def addresses(packet):
@@ -269,7 +287,8 @@ def carry(hosts, control):
         for address in (host.ipv4, host.ipv6, host.link_local):
             where[ipaddress.ip_address(address).packed] = host.tun
         number[host.ipv4] = host.tun
-    cut, delay, loss, chance = set(), 0.0, 0.0, random.Random(0)
+    cut, side, delay, loss, chance = set(), set(), 0.0, 0.0, random.Random(0)
+    watched, seen, passed = None, 0, 0
     under_way, order = [], 0
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -280,6 +299,8 @@ def carry(hosts, control):
         while under_way and under_way[0][0] <= now:
             _, _, tun, packet = heapq.heappop(under_way)
             if tun not in cut:
+                passed += len(packet)
+                seen += watched is not None and watched in packet
                 try:
                     os.write(tun, packet)
                 except OSError:
@@ -287,16 +308,22 @@ def carry(hosts, control):
         wait = None if not under_way else max(1, int(1000 * (under_way[0][0] - now)) + 1)
         for ready, _ in poll.poll(wait):
             if ready == control.fileno():
-                words = control.recv(256).decode().split()
+                words, answer = control.recv(256).decode().split(), "done"
                 if not words:
                     return
                 if words[0] == "cut":
                     cut.add(number[words[1]])
                 elif words[0] == "heal":
                     cut.discard(number[words[1]])
+                elif words[0] == "part":
+                    side = {number[word] for word in words[1:]}
+                elif words[0] == "watch":
+                    watched, seen, passed = bytes.fromhex(words[1]), 0, 0
+                elif words[0] == "seen":
+                    answer = f"{seen} {passed}"
                 else:
                     delay, loss, chance = float(words[1]), float(words[2]), random.Random(int(words[3]))
-                control.send(b"done")
+                control.send(answer.encode())
                 continue
             for _ in range(64):
                 try:
@@ -305,7 +332,7 @@ def carry(hosts, control):
                     break
                 source, destination = addresses(packet)
                 tun = where.get(destination)
-                if tun is None or tun in cut or ready in cut or chance.random() < loss:
+                if tun is None or tun in cut or ready in cut or (tun in side) != (ready in side) or chance.random() < loss:
                     continue
                 order += 1
                 heapq.heappush(under_way, (time.monotonic() + delay, order, tun, packet))

@@ -1,5 +1,5 @@
 //! Nobody holds up an honest client: floods of requests that are small to send and large to answer,
-//! beside a client that asks one small thing after another. It takes about 15 s, because each flood
+//! beside a client that asks one small thing after another. It takes about 20 s, because each flood
 //! lasts long enough to show a slow answer.
 //!
 //! The server's work is what is certain: the server counts what it does between two looks at the
@@ -11,14 +11,15 @@ mod wire;
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::store::records::Records;
+use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, greeted, honest, soon, string};
 
@@ -119,16 +120,20 @@ fn slowest(store: &TcpStore, time: Duration) -> (Duration, Duration) {
 
 /// The flood goes on until the flag is raised.
 fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sync) {
-    let store = honest(server);
+    holds_up(what, server, &honest(server), flood);
+}
+
+/// Does what [`holds_up_nobody`] does, with an honest client that is there already.
+fn holds_up(what: &str, server: &Server, store: &TcpStore, flood: impl Fn(&AtomicBool) + Sync) {
     server.most_work();
     for chance in 1.. {
-        let (calm, _) = slowest(&store, Duration::from_millis(300));
+        let (calm, _) = slowest(store, Duration::from_millis(300));
         let over = AtomicBool::new(false);
         let (flooded, own) = std::thread::scope(|scope| {
             let _ending = RaiseOnDrop(&over);
             scope.spawn(|| flood(&over));
             std::thread::sleep(Duration::from_millis(200));
-            slowest(&store, Duration::from_millis(1000))
+            slowest(store, Duration::from_millis(1000))
         });
         let (small, round, look) = server.most_work();
         println!(
@@ -181,6 +186,44 @@ fn repeat(server: &Server, over: &AtomicBool, clients: usize, request: &[u8]) {
     }
 }
 
+/// Returns a handshake's request, which everybody on the way can copy.
+fn handshake(secret: &Secret) -> (Records, Vec<u8>) {
+    let (records, first) = Records::initiator(secret).unwrap();
+    (records, [&[104][..], &string(first)].concat())
+}
+
+/// New connections, as fast as they come, that all send the same handshake.
+fn handshakes(server: &Server, over: &AtomicBool, handshake: &[u8]) {
+    let request = [&[0, 0xce, 0xf7, 0x85, 0x3c], handshake].concat();
+    while !over.load(Ordering::SeqCst) {
+        let mut streams: Vec<TcpStream> = (0..64).map(|_| connect(server)).collect();
+        streams.iter_mut().for_each(|stream| stream.write_all(&request).unwrap());
+    }
+}
+
+/// Clients with the secret that send the same request again and again, whatever is answered.
+fn repeat_encrypted(server: &Server, over: &AtomicBool, secret: &Secret, clients: usize, request: &[u8]) {
+    let client = |_| {
+        let ((mut records, handshake), mut stream, mut answer) = (handshake(secret), connect(server), [0; 56]);
+        stream.write_all(&[&[0, 0xce, 0xf7, 0x85, 0x3c], &handshake[..]].concat()).unwrap();
+        stream.read_exact(&mut answer).unwrap();
+        records.finish(&answer[8..]).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        (stream, records, Vec::new(), 0)
+    };
+    let mut clients: Vec<_> = (0..clients).map(client).collect();
+    while !over.load(Ordering::SeqCst) {
+        for (stream, records, sealed, sent) in &mut clients {
+            if *sent == sealed.len() {
+                (*sealed, *sent) = (Vec::new(), 0);
+                request.chunks(16 << 10).for_each(|text| records.seal(text, sealed).unwrap());
+            }
+            *sent += stream.write(&sealed[*sent..]).unwrap_or(0);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn keys(op: u8, keys: impl ExactSizeIterator<Item = String>) -> Vec<u8> {
     let count = (keys.len() as u64).to_le_bytes();
     std::iter::once(op).chain(count).chain(keys.flat_map(string)).collect()
@@ -227,6 +270,17 @@ fn floods_hold_up_nobody() {
     let set = [&[1][..], &string("/other"), &string(vec![7; 100_000])].concat();
     let both = [get, set].concat();
     holds_up_nobody("GET of 8 MiB and SET of 100 kB", &server, |over| repeat(&server, over, 60, &both));
+
+    let secret = Secret::new(b"secret").unwrap();
+    let guarded = Server::guarded("127.0.0.1:0", Some(secret.clone())).unwrap();
+    let port = guarded.local_addr().port();
+    let honest = TcpStore::connect_with_secret("127.0.0.1", port, Some(secret.clone()), &soon()).unwrap();
+    let copied = handshake(&secret).1;
+    holds_up("copied handshakes", &guarded, &honest, |over| handshakes(&guarded, over, &copied));
+    honest.set("big0", &vec![1; 8 << 20], &soon()).unwrap();
+    holds_up("encrypted GET of 8 MiB and SET of 100 kB", &guarded, &honest, |over| {
+        repeat_encrypted(&guarded, over, &secret, 60, &both);
+    });
 
     for number in 0..3000 {
         store.set(&format!("{number}{}", "x".repeat(8000)), b"", &soon()).unwrap();

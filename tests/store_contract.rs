@@ -1,4 +1,4 @@
-//! Checks what every store promises, on all four kinds of store.
+//! Checks what every store promises, on all kinds of store.
 
 mod every_store;
 

@@ -1,7 +1,9 @@
-//! Replays the fuzzer's corpus, so that a defect that was ever found stays mended.
+//! Replays the fuzzer's corpora of frames and of encrypted connections, so that a defect that was
+//! ever found stays mended.
 
 mod corpus;
 mod frames;
+mod records;
 
 use frames::check_any_bytes;
 
@@ -14,4 +16,14 @@ fn the_corpus_is_taken_apart_as_ever() {
         (0..=bytes.len()).for_each(|end| check_any_bytes(&bytes[..end]));
     }
     assert!(inputs.len() >= 30, "{} inputs", inputs.len());
+}
+
+#[test]
+fn nothing_opens_but_what_was_sealed() {
+    let inputs = corpus::inputs("records");
+    for (place, bytes) in &inputs {
+        println!("{place}");
+        [0, 1, 2].into_iter().for_each(|kind| records::check_any_bytes(&[&[kind], &bytes[1..]].concat()));
+    }
+    assert!(inputs.len() >= 12, "{} inputs", inputs.len());
 }

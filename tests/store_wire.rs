@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{Server, Store, TcpStore};
 use devicemesh::wait::Wait;
 use wire::{connect, greeted, string};
 
@@ -186,30 +186,8 @@ fn ours_beyond_pytorch() {
     drop(second);
     expect(&mut waiter, &[0]);
     ask(&mut waiter, &listed(10, &["/gone", "/gone/1"]), &[string("1"), string("other")].concat());
-    // A challenge, where there is no secret.
-    ask(&mut waiter, &request(102, &["nonce"]), &string(""));
-}
-
-#[test]
-fn a_secret_is_asked_for_before_anything_else() {
-    let server = Server::guarded("127.0.0.1:0", Secret::new(b"secret")).unwrap();
-    let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
-    // PyTorch's client greets with a ping. It is told the reason, and then dropped.
-    let mut stranger = connect(&server);
-    ask(&mut stranger, &[&hello[..], &[13, 1, 2, 3, 4]].concat(), b"DENY");
-    assert!(is_dropped(stranger));
-    for operation in [request(1, &["/a", "1"]), request(103, &["guess"]), vec![7]] {
-        let mut stranger = connect(&server);
-        stranger.write_all(&[&hello[..], &operation].concat()).unwrap();
-        assert!(is_dropped(stranger), "operation {}", operation[0]);
-    }
-    // One proof is wrong, and one was right for another nonce.
-    let mut stranger = connect(&server);
-    stranger.write_all(&[&hello[..], &request(102, &["nonce"])].concat()).unwrap();
-    let mut nonce = [0; 24];
-    stranger.read_exact(&mut nonce).unwrap();
-    ask(&mut stranger, &request(103, &["guess"]), &string(""));
-    assert!(is_dropped(stranger));
+    // A handshake, where there is no secret.
+    ask(&mut waiter, &request(104, &["message"]), &string(""));
 }
 
 /// A push wakes one of those that wait for the queue, and the next push the other.

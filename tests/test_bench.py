@@ -7,6 +7,8 @@ import re
 import sys
 from xml.etree import ElementTree
 
+import pytest
+
 from support.paths import ROOT, STRICT
 from support.processes import run
 
@@ -48,3 +50,19 @@ def test_bandwidth_of_the_memory(programs):
     memory = programs.c("benches/peers/memory.c", "-O2", "-U_GNU_SOURCE", *STRICT[:2], "-Werror", link=["-pthread"])
     found = json.loads(run(memory, 1, timeout=60).stdout)
     assert found["threads"] == len(os.sched_getaffinity(0)) and 1e8 < found["bytes_per_second"] < 1e13, found
+
+
+def test_hosts_ours_alone(tmp_path):
+    """The case hosts, on namespaces that the bench makes (root)."""
+    report = tmp_path / "bench.json"
+    done = run(sys.executable, "benches/peers/bench.py", "--case", "hosts", "--libraries", "ours", "--layouts", "2x1,2x2", "--sizes", "4,64K", "--rounds", "1", "--budget", "1",
+               "--scheduling", "none", "--json", report)
+    if "no hosts here" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    found = json.loads(report.read_text())["hosts"]
+    cases = {(run["operation"], run["layout"], run["bytes"]) for run in found["runs"]}
+    assert {(operation, layout) for operation, layout, _ in cases} == {(operation, layout) for operation in OPERATIONS for layout in ("2x1", "2x2")}, cases
+    assert len(cases) == len(OPERATIONS) * 4 and not found["failed"], found
+    assert found["streams"][0]["bytes_per_second"] > 1e7 and len(found["start"]) == 1, found
+    for operation in OPERATIONS:
+        assert re.search(rf"^{operation}, float32, 2 hosts x 2 ranks:.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M), f"no {operation} in\n{done.stdout}"

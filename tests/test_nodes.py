@@ -274,6 +274,13 @@ def test_hosts_meet_by_name(lab):
     assert sorted(lines) == [f"{rank} 6 alpha" for rank in range(6)], lines
 
 
+def test_hosts_compute_together(lab, programs):
+    """A mesh of device type cpu over three hosts that have only the network in common."""
+    _, nodes = lab(f"DM_HOSTCCL_HOST=$(hostname) exec {programs.c('examples/hello_mesh.c', name='hello-on-hosts')}", numbered(3, 2))
+    lines = [line for node in nodes for line in node.ends(0)[0].splitlines()]
+    assert "rank 5 at (dp=2, tp=1): sum over tp 9, over dp 9" in lines, lines
+
+
 def test_hosts_name_the_host_that_failed(lab):
     _, nodes = lab(f'if [ $RANK = 2 ]; then echo "out of memory" >&2; exit 6; fi; {SLEEP}',
                    ["--nnodes 3 -n 2 --node-rank 0", "--nnodes 3 -n 1 --node-rank 1", "--nnodes 3 -n 1 --node-rank 2"])

@@ -2,8 +2,8 @@
 """libdevicemesh beside Gloo, MPICH, Open MPI and PyTorch's gloo backend: the same work on the same
 machine, in turn.
 
-`make bench`. Cases: start, idle, collectives, and mesh and store, which are `make bench-mesh` and
-`make bench-store`. A peer that is not here is left out, with a line that says so
+`make bench`. Cases: start, idle, collectives, hosts (hosts.py: collectives over several hosts, which
+are namespaces and need root), and mesh and store, which are `make bench-mesh` and `make bench-store`. A peer that is not here is left out, with a line that says so
 (`make bench-peers` fetches them); a cell without a figure is a case that the library does not
 have. DM_BENCH_LIB names another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter
 with PyTorch. docs/performance.md says how each figure is measured."""
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hosts
 from contestants import NAMES, ROOT, Contestant, Missing, memory, scheduling
 from plot import svg
 from table import LARGE, MOVED, whole
@@ -23,7 +24,8 @@ from table import LARGE, MOVED, whole
 sys.path.insert(0, str(ROOT / "benches"))
 from common import in_turn, machine, today  # noqa: E402
 
-CASES = ["start", "idle", "collectives", "mesh", "store"]
+CASES = ["start", "idle", "collectives", "hosts", "mesh", "store"]
+SIZES = "4,64,1K,16K,64K,256K,1M,4M,16M,64M,256M"
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 DOCUMENT = ROOT / "docs/performance.md"
 PLACE = re.compile(r"(<!-- bench -->\n).*(<!-- end of bench -->)", re.S)
@@ -78,7 +80,7 @@ def update_document(report, drawing):
     """Writes the whole report into a file beside the page, and the most important tables into the
     page."""
     page = DOCUMENT.read_text()
-    DOCUMENT.with_name("bench.txt").write_text(whole(report) + "\n")
+    DOCUMENT.with_name("bench.txt").write_text("\n".join([whole(report), *hosts.tables(report)]) + "\n")
     first = [run for run in report["collectives"] if (run["operation"], run["dtype"]) == ("all_reduce", "float32")]
     text, picture = whole({**report, "collectives": first}), ""
     if drawing:
@@ -92,7 +94,9 @@ def main():
     parser.add_argument("--case", type=listed(one_of(CASES)), default=CASES, help=f"any of {','.join(CASES)}")
     parser.add_argument("--libraries", type=listed(one_of(list(NAMES))), default=list(NAMES), help=f"any of {','.join(NAMES)}")
     parser.add_argument("--ranks", type=listed(int), help="2,4,8; of start 2,4,8,16,32")
-    parser.add_argument("--sizes", type=listed(size_of), default=listed(size_of)("4,64,1K,16K,64K,256K,1M,4M,16M,64M,256M"), help="bytes, as 4,64K,256M")
+    parser.add_argument("--sizes", type=listed(size_of), help=f"bytes, as 4,64K,256M; of collectives {SIZES}, of hosts 4,64K,1M")
+    parser.add_argument("--layouts", type=listed(one_of(hosts.LAYOUTS)), default=hosts.LAYOUTS, help=f"of hosts: any of {','.join(hosts.LAYOUTS)} (hosts x ranks on each)")
+    parser.add_argument("--whole", action="store_true", help="of hosts: 64M too, which takes some minutes a round")
     parser.add_argument("--operations", type=listed(one_of(OPERATIONS)), default=OPERATIONS, help=f"any of {','.join(OPERATIONS)}")
     parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -102,23 +106,26 @@ def main():
     parser.add_argument("--svg", type=Path, help="draw the bus bandwidth of the first operation and type here")
     parser.add_argument("--update-docs", action="store_true", help="put the tables into docs/bench.txt, what is asked for most and the drawing into docs/performance.md")
     options = parser.parse_args()
-    cases = [case for case in CASES[:3] if case in options.case]
+    cases, measures_hosts = [case for case in CASES[:3] if case in options.case], "hosts" in options.case
+    keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
     report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "memory": [], "collectives": []}
-    if cases:
+    if cases or measures_hosts:
         options.scheduling = report["scheduling"] = scheduling(options.scheduling)
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
+        if measures_hosts:
+            hosts.measure(contestants, options, report, in_turn, keep)
+        options.sizes = options.sizes or listed(size_of)(SIZES)
         most = max(MOVED[operation](max(options.ranks or [8])) for operation in options.operations) * max(options.sizes)
-        for round_number in range(options.rounds):
+        for round_number in range(options.rounds if cases else 0):
             if "collectives" in cases and most >= LARGE:
                 report["memory"] += lines_of(memory(options.scheduling))
             for case in cases:
                 for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):
                     for contestant in in_turn(contestants, round_number):
                         measure(case, contestant, options, ranks, round_number, report)
-                        if options.json:
-                            options.json.write_text(json.dumps(report, indent=1))
-        text, drawing = whole(report), svg(report, options.operations[0], options.dtypes[0])
+                        keep()
+        text, drawing = "\n".join([whole(report), *hosts.tables(report)]), svg(report, options.operations[0], options.dtypes[0])
         print(text, flush=True)
         if options.svg and drawing:
             options.svg.write_text(drawing)

@@ -100,7 +100,7 @@ class Contestant:
             link.unlink(missing_ok=True)
             link.symlink_to(library)
         program = built("ours", f"-I{ROOT}/include", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}")
-        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", executed(), program]
+        self.under_the_tool(executed(), program)
         return "" if library == LIBRARY else str(library)
 
     def gloo(self):
@@ -108,8 +108,13 @@ class Contestant:
             raise Missing("apt-get install libgloo-dev")
         program = BUILT / "gloo"
         run([CXX, "-std=c++17", *WARNINGS, HERE / "gloo.cpp", "-lgloo", "-pthread", "-o", program])
-        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", program]
+        self.under_the_tool(program)
         return debian("libgloo-dev")
+
+    def under_the_tool(self, *program):
+        """`program` is what each rank executes, which hosts.py starts in another way."""
+        self.program = program
+        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", *program]
 
     def mpich(self):
         self.gives_way = False
@@ -125,7 +130,8 @@ class Contestant:
             raise Missing(f"apt-get install {packages}")
         program = BUILT / self.name
         run([compiler, "-std=gnu11", *WARNINGS, HERE / "mpi.c", "-o", program])
-        self.start = lambda ranks: [launcher, *options, "-n", ranks, executed(), program]
+        self.program = executed(), program
+        self.start = lambda ranks: [launcher, *options, "-n", ranks, *self.program]
 
     def torch(self):
         sys.path.insert(0, str(HERE.parent))
@@ -133,7 +139,7 @@ class Contestant:
         python = interpreter()
         if python is None:
             raise Missing("make bench-peers, or DM_BENCH_PYTHON=/path/to/a/python/that/has/it")
-        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", python, HERE / "torch_ranks.py"]
+        self.under_the_tool(python, HERE / "torch_ranks.py")
         return run([python, "-c", "import torch; print(torch.__version__)"]).strip()
 
     def output(self, kind, ranks, *arguments, timeout=1800):

@@ -1,6 +1,7 @@
 // Gloo's part of benches/peers, against Debian's libgloo-dev: TCP over the loopback device, which
-// is all that it has on one machine. Of all-reduce it has several algorithms between which its
-// caller chooses: each is measured, and bench.py takes the best. No bfloat16: it has no such type.
+// is all that it has on one machine, or over the interface that DM_BENCH_IFACE names. It has several
+// algorithms for all-reduce between which its caller chooses: each is measured, and bench.py takes
+// the best. It has no bfloat16.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_halving_doubling.h>
@@ -151,7 +152,8 @@ int main(int argc, char **argv)
   library.maximum = maximum;
   gloo::rendezvous::FileStore store(getenv("DM_BENCH_SCRATCH"));
   gloo::transport::tcp::attr attributes;
-  attributes.iface = "lo";
+  const char *interface = getenv("DM_BENCH_IFACE");
+  attributes.iface = interface ? interface : "lo";
   std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
   context = std::make_shared<gloo::rendezvous::Context>(library.rank, library.ranks);
   context->setTimeout(std::chrono::minutes(10));

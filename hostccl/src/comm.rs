@@ -12,10 +12,12 @@ use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
+use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::span::Span;
 use crate::timeout;
 use crate::types::*;
+use crate::wire::Peer;
 
 /// One rank's end of a communicator. The handle and the calls under way share it, so the memory
 /// stays mapped while a call runs.
@@ -29,6 +31,8 @@ pub(crate) struct Comm {
     pub(crate) nranks: usize,
     /// The ranks on other hosts; `None` where all ranks share this segment.
     pub(crate) span: Option<Span>,
+    /// What this rank knows of the ranks on other hosts; `None` where there is no `span`.
+    pub(crate) remote: Option<Remote>,
     /// How many ranks are known to share this machine: those of this communicator, or those of the
     /// larger one from which it was made. The wait loop compares this number with the processors.
     pub(crate) ranks_on_machine: usize,
@@ -76,6 +80,7 @@ impl Comm {
             segment,
             rank,
             nranks,
+            remote: span.as_ref().map(Remote::new),
             span,
             ranks_on_machine: ranks_on_machine.max(nranks),
             labels,
@@ -103,8 +108,12 @@ impl Comm {
     }
 
     /// Fails with the error that ended the communicator. It costs three loads while there is none.
+    /// In a communicator over several hosts it takes the news first.
     pub(crate) fn check(&self) -> Result<()> {
         self.check_aborted()?;
+        if let Some(remote) = &self.remote {
+            remote.desk.take();
+        }
         self.failure().map_or(Ok(()), Err)
     }
 
@@ -115,7 +124,7 @@ impl Comm {
     }
 
     fn failure(&self) -> Option<Error> {
-        let error = self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())?;
+        let error = self.written_failure()?;
         let is_late = error.code() == ncclTimeout && error.blame().ranks.contains(&self.whole().0);
         if !is_late {
             return Some(error);
@@ -172,12 +181,41 @@ impl Comm {
     /// Does what [`fail_in`](Comm::fail_in) does, where `blame` has ranks of the whole
     /// communicator.
     pub(crate) fn fail_whole(&self, code: ncclResult_t, blame: Blame, message: &str, call: &str) -> Error {
+        self.fail_as_told(code, blame, message, call, None)
+    }
+
+    /// Does what [`fail_whole`](Comm::fail_whole) does. `told_by` is the process of another host
+    /// that has told of the failure; `None` where this host has found the failure.
+    pub(crate) fn fail_as_told(
+        &self,
+        code: ncclResult_t,
+        blame: Blame,
+        message: &str,
+        call: &str,
+        told_by: Option<Peer>,
+    ) -> Error {
         let header = self.segment.header();
         header.fail(code, &blame, message, call);
-        header.failure.error().unwrap_or_else(|| {
+        let error = header.failure.error().unwrap_or_else(|| {
             // Another rank is writing its failure now, or has died while it wrote.
             self.local_failure.get_or_init(|| Error::new(code, message).by(blame)).clone()
-        })
+        });
+        self.tell_other_hosts(&error, told_by.is_none(), told_by);
+        error
+    }
+
+    /// Tells the other hosts of the failure that ended the communicator, unless this rank has.
+    /// [`Remote::tell_failure`] has the meaning of `all` and `told_by`.
+    pub(crate) fn tell_other_hosts(&self, error: &Error, all: bool, told_by: Option<Peer>) {
+        if let (Some(span), Some(remote)) = (&self.span, &self.remote) {
+            let call = self.segment.header().failure.call().unwrap_or_default();
+            remote.tell_failure(span, error, &call, all, told_by);
+        }
+    }
+
+    /// The failure as the rank wrote it that found it, or `None` while there is none.
+    pub(crate) fn written_failure(&self) -> Option<Error> {
+        self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())
     }
 
     /// How long a wait without any progress may last, where `hostcclCommSetTimeout` has set it.
@@ -256,7 +294,9 @@ impl Comm {
             Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
             Blocker::CommonName(_) => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
-            Blocker::Wire { .. } => self.span.as_ref().expect("a wait for another host has a span").wire.moved(),
+            Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => {
+                self.span.as_ref().expect("a wait for another host has a span").wire.moved()
+            }
             Blocker::NewSegment(peer) => &self.segment.seat(peer).offer.number,
         }
     }
@@ -287,7 +327,7 @@ impl Comm {
     pub(crate) fn finalize(&self) -> Result<()> {
         self.finalized.store(true, Ordering::Release);
         let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));
-        while self.places.is_busy() {
+        while self.places.is_busy() || self.remote.as_ref().is_some_and(Remote::is_busy) {
             self.check_aborted()?;
             if let Some(timeout) = timeout.filter(|timeout| began.elapsed() >= *timeout) {
                 let message = format!(
@@ -306,7 +346,7 @@ impl Comm {
 
     /// Tells the peers that this rank has left the communicator.
     pub(crate) fn leave(&self) {
-        self.segment.seat(self.rank).left.store(1, Ordering::SeqCst);
+        let had_left = self.segment.seat(self.rank).left.swap(1, Ordering::SeqCst) != 0;
         let header = self.segment.header();
         // The ranks that wait for this one look at their peers when they wake.
         header.alarm.wake();
@@ -314,13 +354,18 @@ impl Comm {
         header.arrived.wake();
         header.wants.wake();
         header.verdict.wake();
+        if let (Some(span), Some(remote)) = (&self.span, &self.remote) {
+            if !had_left {
+                remote.tell_left(span);
+            }
+        }
     }
 
     /// Ends all calls on all ranks. The caller has raised the flag with which this communicator was
     /// made.
     pub(crate) fn abort(&self) {
         let message = format!("{} aborted its communicator", self.describe(self.rank));
-        if self.nranks > 1 {
+        if self.whole().1 > 1 {
             self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
         }
         self.leave();

@@ -8,6 +8,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::message;
 use crate::poll::Blocker;
+use crate::remote_message::{self, Unfit, messages_to_me};
 use crate::types::*;
 
 /// Says in errors what to do about two names that share a communicator.
@@ -33,27 +34,91 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
             return different_names(with_peer(message::different_names(comm, peer, comm.rank), peer));
         }
         Blocker::To { peer, .. } if has_sent(comm, peer) => {
-            let message = format!(
-                "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
-                comm.label(comm.rank),
-                comm.label(peer)
-            );
-            return comm.fail_in(ncclInvalidUsage, Blame::of([comm.rank, peer]), &message, call);
+            let ranks = [comm.rank, peer].map(|seat| comm.labels.of_seat(seat));
+            return both_send(comm, ranks, timeout, call);
         }
+        Blocker::RemoteMessage { peer, sends, tag } => match remote_message::unfit(comm, peer, sends, tag) {
+            Some(Unfit::BothSend) => return both_send(comm, [comm.whole().0, peer], timeout, call),
+            Some(Unfit::OtherName(stream)) => {
+                let calls = remote_message::different_names(comm, peer, tag, stream);
+                let message = format!("{calls}, {SHARED}: nothing that fits came within {millis} ms");
+                let blame = Blame::of([comm.whole().0, peer]);
+                return comm.fail_whole(ncclInvalidUsage, blame, &message, "");
+            }
+            None => {}
+        },
         _ => {}
     }
-    let missing = comm.missing(blocker);
     let seats = comm.missing_seats(blocker);
+    let mut missing = comm.missing(blocker);
+    // A rank of this host that itself waits for another one is not the one that is missing.
+    let without_call: Vec<usize> = seats.iter().filter(|seat| !comm.seat_waits(**seat)).copied().collect();
+    if comm.span.is_some() && !without_call.is_empty() {
+        missing = without_call.into_iter().map(|seat| comm.labels.of_seat(seat)).collect();
+    }
     let sender = seats.iter().find(|seat| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **seat));
-    let sending = sender.map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.label(*rank)));
+    let sender = sender.map(|seat| comm.labels.of_seat(*seat)).or(match (blocker, &comm.span) {
+        (Blocker::Wire { from, .. }, Some(span)) => Some(from).filter(|_| !messages_to_me(span, from).is_empty()),
+        _ => None,
+    });
+    let sending = sender
+        .map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.labels.rank(rank, None)));
     let message = format!("{} did not come within {millis} ms{sending}", comm.labels.ranks(&missing));
     comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker)
+}
+
+/// How long a rank whose time is up waits for the answer of the rank for which it waits.
+const ANSWER: Duration = Duration::from_millis(200);
+/// How long it waits when that rank itself waits for another one, and will tell who is missing.
+const OTHERS_TELL: Duration = Duration::from_secs(1);
+
+/// Returns the first rank of the whole communicator for which a blocked call waits.
+pub(crate) fn waits_for(comm: &Comm, blocker: Blocker) -> Option<usize> {
+    // The question costs a look at all seats, and only ranks of other hosts ask.
+    comm.span.as_ref().and_then(|_| match blocker {
+        Blocker::CommonName(_) | Blocker::Decision(_) => Some(comm.labels.of_seat(0)),
+        _ => comm.missing(blocker).first().copied(),
+    })
+}
+
+/// Returns how much longer than its time a call waits. On one host it is nothing. Over several
+/// hosts, a rank asks the rank for which it waits. If that rank waits for another one, it knows
+/// more, and tells. So no rank is blamed only because it waits for the one that is missing.
+pub(crate) fn overtime(comm: &Comm, blocker: Blocker) -> Duration {
+    let Some(span) = &comm.span else { return Duration::ZERO };
+    let (rank, evident) = match blocker {
+        Blocker::Wire { indirect: false, .. } => return Duration::ZERO,
+        Blocker::Wire { from, .. } => (from, false),
+        Blocker::RemoteMessage { peer, sends, tag } => (peer, remote_message::unfit(comm, peer, sends, tag).is_some()),
+        _ => {
+            let seats = comm.missing_seats(blocker);
+            let all_wait = !seats.is_empty() && seats.iter().all(|seat| comm.seat_waits(*seat));
+            return if all_wait { OTHERS_TELL } else { Duration::ZERO };
+        }
+    };
+    if evident {
+        return Duration::ZERO;
+    }
+    if let Some(peer) = span.peers[rank].filter(|_| comm.may_ask(rank, ANSWER / 2)) {
+        comm.ask(rank, peer);
+    }
+    if comm.says_it_waits(rank, 2 * ANSWER) { OTHERS_TELL } else { ANSWER }
 }
 
 /// Whether a message of `peer` to this rank lies in the ring, where no receive takes it.
 fn has_sent(comm: &Comm, peer: usize) -> bool {
     let channel = comm.segment.channel(peer, comm.rank);
     peer != comm.rank && channel.head.value() != channel.tail.value()
+}
+
+/// Ends the communicator because these two ranks of the whole communicator both send.
+fn both_send(comm: &Comm, ranks: [usize; 2], timeout: Duration, call: &str) -> Error {
+    let [me, peer] = ranks.map(|rank| comm.labels.rank(rank, None));
+    let message = format!(
+        "{me} and {peer} both send to each other and neither receives, for {} ms: put the send and the receive of each into one group",
+        timeout.as_millis()
+    );
+    comm.fail_whole(ncclInvalidUsage, Blame::of(ranks), &message, call)
 }
 
 /// Ends the communicator when a peer waits in a collective that this rank does not call, because

@@ -339,6 +339,12 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
+/// Runs `work` while no thread forks, so that a child finds no lock that `work` holds. `work` is
+/// short, takes locks by trying only, and opens nothing.
+pub(crate) fn without_forks<R>(work: impl FnOnce() -> R) -> R {
+    section(work)
+}
+
 /// Maps shared memory that is not mapped in forked children. `map` makes the mapping and returns
 /// its address.
 pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -> *mut libc::c_void {
@@ -353,5 +359,8 @@ pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -
     })
 }
 
+mod closed;
 #[cfg(test)]
 mod tests;
+
+pub use self::closed::Closed;

@@ -16,6 +16,11 @@ macro_rules! for_each_function {
             /// Makes an id that starts one communicator. The calling process must live until
             /// `ncclCommInitRank` is done on every rank. Local.
             fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> ncclResult_t;
+            /// Extension: makes an id as `ncclGetUniqueId` does, for ranks of which the caller
+            /// knows where they are. With `hosts` 0 all ranks share memory, and no socket is
+            /// opened. With `hosts` 1 they do not, and the ranks meet over the network at once.
+            /// Local.
+            fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: c_int) -> ncclResult_t;
             /// Joins the communicator of that id as `rank` of `nranks`. Collective over these
             /// ranks.
             fn ncclCommInitRank(

@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::blame::Blame;
 use crate::collective::Collective;
@@ -19,6 +19,7 @@ use crate::message::{Message, Side};
 use crate::operation::Operation;
 use crate::places::Place;
 use crate::progress::{self, Lane};
+use crate::remote_message::RemoteMessage;
 use crate::setup::{ChildInit, Init};
 use crate::thread;
 use crate::types::*;
@@ -33,6 +34,8 @@ pub(crate) enum Task {
     Collective(Collective),
     /// The call is a send or a receive.
     Message(Message),
+    /// The call is a send to a rank of another host, or a receive from one.
+    Remote(RemoteMessage),
 }
 
 /// The open group of a thread.
@@ -61,6 +64,7 @@ impl Drop for Group {
         let describe = |task: &Task| match task {
             Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
             Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
+            Task::Remote(message) => Some((Arc::clone(message.communicator()), message.describe())),
             Task::Init(_) | Task::Child(_) => None,
         };
         let queued: Vec<_> = self.tasks.iter().filter_map(describe).collect();
@@ -150,12 +154,12 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     let lane_of = |task: &Task| match task {
         Task::Child(child) => child.name().map(|name| (Arc::as_ptr(child.parent()).addr(), name.tag)),
         Task::Collective(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
-        Task::Init(_) | Task::Message(_) => None,
+        Task::Init(_) | Task::Message(_) | Task::Remote(_) => None,
     };
     let here = |task: &Task| match task {
         Task::Init(init) => init.blocking(),
         Task::Child(child) => child.blocking(),
-        Task::Collective(_) | Task::Message(_) => true,
+        Task::Collective(_) | Task::Message(_) | Task::Remote(_) => true,
     };
     let needed = tasks.len() > 1 && !tasks.iter().all(here);
     let lanes_here: Vec<_> = tasks.iter().filter(|task| needed && here(task)).filter_map(lane_of).collect();
@@ -168,18 +172,29 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
                 child.begin();
             }
         }
+        // The tasks are left here when there is no thread for them.
+        let background = Arc::new(Mutex::new(background));
+        let theirs = Arc::clone(&background);
         // The handles keep the outcomes of the tasks.
         let work = move || {
-            let handles = background.iter().flat_map(|task| match task {
+            let tasks = std::mem::take(&mut *theirs.lock().unwrap_or_else(PoisonError::into_inner));
+            let handles = tasks.iter().flat_map(|task| match task {
                 Task::Init(init) => vec![init.handle()],
                 Task::Child(child) => child.handles().into(),
-                Task::Collective(_) | Task::Message(_) => Vec::new(),
+                Task::Collective(_) | Task::Message(_) | Task::Remote(_) => Vec::new(),
             });
             handle::drive_here(handles);
-            drop(drive(background));
+            drop(drive(tasks));
         };
-        thread::spawn("dm-make-comm", work)
-            .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
+        thread::spawn("dm-make-comm", work).map_err(|reason| {
+            let error = Error::new(ncclSystemError, machine::no_thread(&reason));
+            for task in background.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+                if let Task::Init(init) = task {
+                    init.refuse(&error);
+                }
+            }
+            error
+        })?;
     }
     drive(tasks)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
@@ -198,6 +213,13 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
                 collective.comm().map(|comm| (comm, Place::Collectives, *collective.name()))
             }
             Task::Message(message) => Some((message.communicator(), message.place(), *message.name())),
+            Task::Remote(message) => {
+                // These places only sort calls into lanes. Ranks of other hosts come after the
+                // seats of this one.
+                let (comm, peer) = (message.communicator(), message.communicator().nranks + message.peer());
+                let place = if matches!(message.side(), Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
+                Some((comm, place, *message.name()))
+            }
         };
         let lane = match place {
             None => lanes.len(),
@@ -213,6 +235,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             Task::Child(child) => Box::new(child),
             Task::Collective(collective) => Box::new(collective),
             Task::Message(message) => Box::new(message),
+            Task::Remote(message) => Box::new(message),
         });
     }
     progress::run_all(&mut lanes)

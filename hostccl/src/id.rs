@@ -3,35 +3,68 @@
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::bootstrap::server;
 use crate::error::{Error, Result};
 use crate::fork::Private;
+use crate::host::{self, Host, checksum};
 use crate::machine;
 use crate::process::ProcessId;
 use crate::segment::{self, LAYOUT_VERSION};
+use crate::token::random_token;
 use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclSystemError, ncclUniqueId};
+use crate::wire::Token;
 
 /// The first bytes of an id, by which a foreign id is recognised.
 const MAGIC: [u8; 8] = *b"hostccl\x01";
+/// Where the checksum of the bytes before it lies in an id.
+const SUM: usize = 120;
+
+/// Which hosts the ranks of an id are on, as far as its maker knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// All ranks are on the maker's host. Nobody serves the id.
+    One,
+    /// The ranks may be on any hosts. Those that can open the maker's segment meet there, and go on
+    /// with the others when one comes that cannot.
+    Unknown,
+    /// The ranks are on several hosts, so they register with the maker at once.
+    Several,
+}
 
 /// The fields of a unique id. [`Id::to_raw`] writes them into its 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id {
-    /// The segment's random number, which tells it from another segment at that descriptor.
-    pub(crate) token: [u8; 16],
+    /// The segment's random number, which tells it from another segment at that descriptor. It is
+    /// also the secret by which the ranks and the maker prove to each other that they know the id.
+    pub(crate) token: Token,
     /// The process that made the id and holds the segment open.
     pub(crate) creator: ProcessId,
     /// The segment's descriptor in that process.
     pub(crate) fd: RawFd,
-    /// The hash of the kernel's boot id, which tells hosts and reboots apart; 0 where `/proc` does
-    /// not tell.
-    boot: u64,
-    /// The process-id namespace of `creator`: process numbers mean nothing outside it. It is 0
-    /// where `/proc` does not tell.
+    /// The number of the maker's host, see [`Host::number`]; 0 where it is unknown.
+    host: u64,
+    /// The process-id namespace of `creator`, see [`Host::namespace`]; 0 where it is unknown.
     namespace: u64,
+    /// Whether the maker shares memory with other processes.
+    shares: bool,
+    /// Which hosts the ranks are on.
+    pub(crate) hosts: Hosts,
+    /// Where the maker serves the id; `None` where nobody does.
+    pub(crate) address: Option<SocketAddr>,
+}
+
+/// The way by which a rank joins by an id.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// The rank maps this segment, which the maker holds open.
+    Segment(Private<OwnedFd>),
+    /// The rank registers with the maker at this address.
+    Connection(SocketAddr),
 }
 
 /// The segments of the ids that this process has made and that have not started a communicator yet,
@@ -43,21 +76,47 @@ fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
 }
 
 impl Id {
-    /// Makes an id and its segment, which stays open until [`Id::close`].
-    pub(crate) fn create() -> Result<Id> {
+    /// Makes an id and its segment, which stays open until [`Id::close`]. `hosts` says whether the
+    /// ranks are on several hosts; `None` where the caller does not know. Unless they are on one
+    /// host, a thread of this process serves the id.
+    pub(crate) fn create(hosts: Option<bool>) -> Result<Id> {
         let token = random_token()?;
         let fd = segment::create(token)?;
-        let id = Id {
+        let host = Host::current()?;
+        let mut id = Id {
             token,
             creator: ProcessId::current(),
             fd: fd.as_raw_fd(),
-            boot: boot_hash()?,
-            namespace: pid_namespace()?,
+            host: host.number,
+            namespace: host.namespace,
+            shares: host.shares,
+            hosts: match hosts {
+                Some(false) => Hosts::One,
+                None => Hosts::Unknown,
+                Some(true) => Hosts::Several,
+            },
+            address: None,
         };
+        if id.hosts != Hosts::One {
+            match server::open(token, &fd) {
+                Ok(address) => id.address = Some(address),
+                // Ranks of this host need no address.
+                Err(error) if id.hosts == Hosts::Unknown => {
+                    log::warn!("ranks on other hosts cannot join by this unique id: {}", error.message());
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
         // A creator that joins closes its id when it has joined. A creator that only makes ids for
         // others closes the old ones here.
-        open.retain(|_, fd| !segment::is_over(fd));
+        open.retain(|token, fd| {
+            let is_over = segment::is_over(fd);
+            if is_over {
+                server::close(*token);
+            }
+            !is_over
+        });
         open.insert(token, fd);
         Ok(id)
     }
@@ -78,15 +137,32 @@ impl Id {
                 u32_at(8)
             )));
         }
-        if u64_at(64) != checksum(&bytes[..64]) {
-            return Err(Error::argument("the unique id is damaged: copy all of its 128 bytes"));
+        let damaged = || Error::argument("the unique id is damaged: copy all of its 128 bytes");
+        if u64_at(SUM) != checksum(&bytes[..SUM]) {
+            return Err(damaged());
         }
+        let port = u16::from_le_bytes([bytes[12], bytes[13]]);
+        let octets: [u8; 16] = bytes[64..80].try_into().expect("sixteen bytes");
+        let address = match bytes[14] {
+            0 => None,
+            4 => Some(SocketAddr::from(([octets[0], octets[1], octets[2], octets[3]], port))),
+            6 => Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(octets), port, 0, u32_at(80)))),
+            _ => return Err(damaged()),
+        };
         Ok(Id {
             token: bytes[16..32].try_into().expect("sixteen bytes"),
             creator: ProcessId { pid: u32_at(32), start: u64_at(40) },
             fd: u32_at(36) as RawFd,
-            boot: u64_at(48),
+            host: u64_at(48),
             namespace: u64_at(56),
+            shares: bytes[84] != 0,
+            hosts: match bytes[15] {
+                0 => Hosts::One,
+                1 => Hosts::Unknown,
+                2 => Hosts::Several,
+                _ => return Err(damaged()),
+            },
+            address,
         })
     }
 
@@ -95,33 +171,77 @@ impl Id {
         let mut bytes = [0; NCCL_UNIQUE_ID_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_le_bytes());
+        if let Some(address) = self.address {
+            bytes[12..14].copy_from_slice(&address.port().to_le_bytes());
+            match address {
+                SocketAddr::V4(address) => {
+                    bytes[14] = 4;
+                    bytes[64..68].copy_from_slice(&address.ip().octets());
+                }
+                SocketAddr::V6(address) => {
+                    bytes[14] = 6;
+                    bytes[64..80].copy_from_slice(&address.ip().octets());
+                    bytes[80..84].copy_from_slice(&address.scope_id().to_le_bytes());
+                }
+            }
+        }
+        bytes[15] = self.hosts as u8;
         bytes[16..32].copy_from_slice(&self.token);
         bytes[32..36].copy_from_slice(&self.creator.pid.to_le_bytes());
         bytes[36..40].copy_from_slice(&(self.fd as u32).to_le_bytes());
         bytes[40..48].copy_from_slice(&self.creator.start.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.boot.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.host.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.namespace.to_le_bytes());
-        let sum = checksum(&bytes[..64]);
-        bytes[64..72].copy_from_slice(&sum.to_le_bytes());
+        bytes[84] = u8::from(self.shares);
+        let sum = checksum(&bytes[..SUM]);
+        bytes[SUM..SUM + 8].copy_from_slice(&sum.to_le_bytes());
         ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
     }
 
-    /// Opens the segment. Refuses an id that was made on another host or in another process-id
-    /// namespace.
-    pub(crate) fn open(&self) -> Result<Private<OwnedFd>> {
+    /// Finds the way by which this process joins. Fails when there is none: the id is for one host,
+    /// and was made on another host or in another process-id namespace; or it is used up.
+    pub(crate) fn open(&self) -> Result<Way> {
+        match (self.hosts, self.address) {
+            (Hosts::Several, Some(address)) => return Ok(Way::Connection(address)),
+            (Hosts::Unknown, Some(address)) if !self.is_reachable()? => return Ok(Way::Connection(address)),
+            _ => {}
+        }
+        self.open_segment().map(Way::Segment)
+    }
+
+    /// Whether this process can open the segment, as far as that can be told beforehand.
+    fn is_reachable(&self) -> Result<bool> {
+        let host = Host::current()?;
+        if self.creator == ProcessId::current() {
+            return Ok(true);
+        }
+        // The maker may belong to another user, and `/proc` may not be that of this process.
+        let file = format!("/proc/{}/fd/{}", self.creator.pid, self.fd);
+        let is_denied = || fs::read_link(file).is_err_and(|reason| reason.kind() == ErrorKind::PermissionDenied);
+        let may_open = || machine::broken_proc().is_none() && !is_denied();
+        Ok(host.may_reach(self.host, self.namespace) && host.shares && self.shares && may_open())
+    }
+
+    fn open_segment(&self) -> Result<Private<OwnedFd>> {
         if self.creator.pid != std::process::id() {
             if let Some(why) = machine::broken_proc() {
                 return Err(Error::new(ncclSystemError, why));
             }
         }
-        if differ(self.boot, boot_hash()?) {
+        let host = Host::current()?;
+        if host::differ(self.host, host.number) {
             return Err(Error::usage(
-                "the unique id was made on another host (or before a reboot): hostccl works within one machine, ranks on several need NCCL",
+                "the unique id was made on another host (or before a reboot), for the ranks of one host only: make it for several hosts",
             ));
         }
-        if differ(self.namespace, pid_namespace()?) {
+        if host::differ(self.namespace, host.namespace) {
             return Err(Error::usage(
-                "the unique id was made in another process-id namespace (container): ranks of one machine need a shared one",
+                "the unique id was made in another process-id namespace (container), for the ranks of one host only: make it for several hosts",
+            ));
+        }
+        if self.creator != ProcessId::current() && !(host.shares && self.shares) {
+            return Err(Error::usage(
+                "DM_HOSTCCL_SHM=0 forbids shared memory between processes, and the unique id was made for the ranks of one host only: make it for several hosts",
             ));
         }
         let (pid, fd) = (self.creator.pid, self.fd);
@@ -139,63 +259,18 @@ impl Id {
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
         if open.get(&self.token).is_some_and(|fd| !segment::fail(fd, rank, error)) {
             open.remove(&self.token);
+            server::close(self.token);
         }
     }
 
     /// Closes the segment's descriptor if this process made the id. Nobody can join by the id any
     /// more.
     pub(crate) fn close(&self) {
-        open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
-    }
-}
-
-/// Returns the random number of a new segment.
-pub(crate) fn random_token() -> Result<[u8; 16]> {
-    let mut token = [0; 16];
-    // SAFETY: the buffer has that many bytes. A request for so few bytes is never met in part.
-    let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) };
-    if got == token.len() as isize {
-        Ok(token)
-    } else {
-        Err(Error::system("getting random bytes", io::Error::last_os_error()))
-    }
-}
-
-/// Whether two numbers of machines are both known, and are not equal. The number 0 is unknown.
-fn differ(theirs: u64, mine: u64) -> bool {
-    theirs != 0 && mine != 0 && theirs != mine
-}
-
-/// Returns the number that was read, and 0 where this machine hides it. Another error says nothing
-/// about the machine, for example that this process can open no more files, so it is passed on.
-fn known(answer: io::Result<u64>) -> Result<u64> {
-    match answer {
-        Err(reason) if !matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
-            Err(Error::system("finding out which machine this is", reason))
+        let removed = open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
+        if removed.is_some() && self.address.is_some() {
+            server::close(self.token);
         }
-        answer => Ok(answer.unwrap_or(0)),
     }
-}
-
-/// Returns the hash of the kernel's boot id, or 0 where `/proc` does not tell.
-fn boot_hash() -> Result<u64> {
-    static HASH: OnceLock<u64> = OnceLock::new();
-    if let Some(hash) = HASH.get() {
-        return Ok(*hash);
-    }
-    let hash = known(fs::read("/proc/sys/kernel/random/boot_id").map(|boot| checksum(&boot)))?;
-    Ok(*HASH.get_or_init(|| hash))
-}
-
-/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not tell. It
-/// is read anew each time, because `unshare` and `fork` can put a process into another namespace.
-fn pid_namespace() -> Result<u64> {
-    known(fs::metadata("/proc/self/ns/pid").map(|meta| std::os::linux::fs::MetadataExt::st_ino(&meta)))
-}
-
-/// Returns the FNV-1a hash of the bytes.
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -204,33 +279,41 @@ mod tests {
     use crate::labels::Labels;
     use crate::types::*;
 
+    /// Returns the segment of an id that was made for one host.
+    fn open(id: &Id) -> Result<Private<OwnedFd>> {
+        match id.open()? {
+            Way::Segment(fd) => Ok(fd),
+            Way::Connection(address) => panic!("the id leads to {address}"),
+        }
+    }
+
     #[test]
     fn an_id_survives_its_bytes() {
-        let id = Id::create().unwrap();
+        let id = Id::create(Some(false)).unwrap();
         assert_eq!(Id::parse(&id.to_raw()).unwrap(), id);
-        id.open().unwrap();
+        open(&id).unwrap();
         id.close();
-        let error = id.open().unwrap_err();
+        let error = open(&id).unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
         assert!(error.message().contains("used up"), "{}", error.message());
     }
 
     #[test]
     fn ranks_that_come_after_its_maker_gave_up_read_why() {
-        let id = Id::create().unwrap();
+        let id = Id::create(Some(false)).unwrap();
         id.give_up(0, &Error::new(ncclSystemError, "no memory"));
-        let error = segment::Segment::map(&id.open().unwrap(), 2, 1, &Labels::default()).unwrap_err();
+        let error = segment::Segment::map(&open(&id).unwrap(), 2, 1, &Labels::default()).unwrap_err();
         assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
         assert!(error.message().ends_with("no memory"), "{}", error.message());
-        Id::create().unwrap().close();
-        assert!(id.open().unwrap_err().message().contains("used up"), "the next id closes what has failed");
+        Id::create(Some(false)).unwrap().close();
+        assert!(open(&id).unwrap_err().message().contains("used up"), "the next id closes what has failed");
     }
 
     #[test]
     fn foreign_bytes_are_refused() {
         let zero = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
         assert_eq!(Id::parse(&zero).unwrap_err().code(), ncclInvalidArgument);
-        let id = Id::create().unwrap();
+        let id = Id::create(Some(false)).unwrap();
         let mut cut = id.to_raw();
         cut.internal[40] ^= 1;
         assert_eq!(Id::parse(&cut).unwrap_err().code(), ncclInvalidArgument);
@@ -242,10 +325,10 @@ mod tests {
 
     #[test]
     fn an_id_from_elsewhere_says_so() {
-        let id = Id::create().unwrap();
-        let host = Id { boot: id.boot ^ 1, ..id }.open().unwrap_err();
+        let id = Id::create(Some(false)).unwrap();
+        let host = open(&Id { host: id.host ^ 1, ..id }).unwrap_err();
         assert!(host.message().contains("another host"), "{}", host.message());
-        let container = Id { namespace: id.namespace ^ 1, ..id }.open().unwrap_err();
+        let container = open(&Id { namespace: id.namespace ^ 1, ..id }).unwrap_err();
         assert!(container.message().contains("namespace"), "{}", container.message());
         id.close();
     }

@@ -1,20 +1,27 @@
 //! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all
 //! ranks have arrived.
 
+mod registration;
+
+use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use self::registration::Registration;
 
 use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::fork::Private;
-use crate::id::Id;
+use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
 use crate::segment::{self, Segment};
+use crate::span::Span;
+use crate::timeout::{self, DEFAULT_TIMEOUT};
 use crate::types::*;
 
 /// Where the segment is found.
@@ -34,15 +41,17 @@ pub(crate) enum Source {
 
 impl Source {
     /// Opens the segment. `labels` names the ranks of the new communicator.
-    fn open(&self, labels: &Labels) -> Result<Private<OwnedFd>> {
+    fn open(&self, labels: &Labels) -> Result<Way> {
         let opened = match self {
             Source::Id(id) => id.open(),
-            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token).and_then(|found| {
-                found.ok_or_else(|| {
-                    let message = format!("{} gave up before all ranks had joined", labels.process(0, owner.pid));
-                    Error::new(ncclRemoteError, message).by(Blame::of([0]))
+            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token)
+                .and_then(|found| {
+                    found.ok_or_else(|| {
+                        let message = format!("{} gave up before all ranks had joined", labels.process(0, owner.pid));
+                        Error::new(ncclRemoteError, message).by(Blame::of([0]))
+                    })
                 })
-            }),
+                .map(Way::Segment),
         };
         opened.map_err(|error| self.orphaned(labels).unwrap_or(error))
     }
@@ -61,10 +70,9 @@ impl Source {
     }
 }
 
-/// The join of one rank, until all ranks have arrived.
-pub(crate) struct Join {
-    /// Where the segment is found.
-    source: Source,
+/// What a rank brings to its join.
+#[derive(Debug)]
+struct Context {
     /// The number of ranks of the new communicator.
     nranks: u32,
     /// This rank's number in the new communicator.
@@ -78,8 +86,40 @@ pub(crate) struct Join {
     global_ranks: GlobalRanks,
     /// Raised by `ncclCommAbort`, which may come before there is a communicator.
     aborted: Arc<AtomicBool>,
+}
+
+impl Context {
+    /// Returns the names of the new communicator and its ranks.
+    fn labels(&self) -> Labels {
+        Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks), seats: Box::default() }
+    }
+}
+
+/// How a rank joins.
+#[derive(Debug)]
+enum Road {
+    /// The rank has not begun.
+    Undecided,
+    /// The rank takes its seat in a segment that it can open.
+    Segment,
+    /// The rank registers with the maker of the unique id.
+    Maker(Box<Registration>),
+}
+
+/// The join of one rank, until all ranks have arrived.
+pub(crate) struct Join {
+    /// Where the segment is found.
+    source: Source,
+    /// What the rank brings.
+    context: Context,
+    /// How the rank joins.
+    road: Road,
+    /// How long the rank waits without progress on a road through the maker.
+    limit: Duration,
     /// The communicator, once this rank has arrived.
     comm: Option<Arc<Comm>>,
+    /// Whether all ranks have arrived.
+    is_done: bool,
     /// Whether the id was given up because this rank could not arrive.
     gave_up: bool,
     /// The process that made the id, if it is another one. This rank watches it, because it keeps
@@ -89,15 +129,14 @@ pub(crate) struct Join {
 
 impl Join {
     pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
+        let global_ranks = GlobalRanks::default();
         Join {
             source,
-            nranks,
-            rank,
-            ranks_on_machine: 0,
-            name,
-            global_ranks: GlobalRanks::default(),
-            aborted,
+            context: Context { nranks, rank, ranks_on_machine: 0, name, global_ranks, aborted },
+            road: Road::Undecided,
+            limit: DEFAULT_TIMEOUT,
             comm: None,
+            is_done: false,
             gave_up: false,
             creator: None,
         }
@@ -106,16 +145,31 @@ impl Join {
     /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in
     /// this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
-        self.ranks_on_machine = parent.ranks_on_machine;
-        self.global_ranks = parent.labels.global_ranks_of(members);
+        self.context.ranks_on_machine = parent.ranks_on_machine;
+        self.context.global_ranks = parent.labels.global_ranks_of(members);
         self
     }
 
     /// Returns this join for a communicator whose messages use these global ranks, which may be set
     /// later.
     pub(crate) fn with_global_ranks(mut self, global_ranks: &GlobalRanks) -> Join {
-        self.global_ranks = Arc::clone(global_ranks);
+        self.context.global_ranks = Arc::clone(global_ranks);
         self
+    }
+
+    /// Sets how long the rank waits without progress, where its handle says so.
+    pub(crate) fn wait_at_most(&mut self, timeout: Option<Duration>) {
+        self.limit = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
+    }
+
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
+    /// read the reason.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        let labels = self.context.labels();
+        if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {
+            id.give_up(self.context.rank, &labels.refused(self.context.rank as usize, error.clone()));
+            self.gave_up = true;
+        }
     }
 
     /// Returns the communicator once all ranks have arrived.
@@ -127,79 +181,65 @@ impl Join {
     /// of this rank too, because a reader would take this rank for the one to blame.
     pub(crate) fn describe_for(&self, error: &Error) -> String {
         match error.lost() {
-            Some(lost) if lost != self.rank as usize => format!("joining {}", self.name),
+            Some(lost) if lost != self.context.rank as usize => format!("joining {}", self.context.name),
             _ => self.describe(),
         }
     }
 
-    /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
-    fn arrive(&self) -> Result<Arc<Comm>> {
-        let labels = Labels {
-            comm_name: self.name.clone(),
-            global_ranks: Arc::clone(&self.global_ranks),
-            seats: Box::default(),
-        };
-        let fd = self.source.open(&labels).map_err(|error| labels.refused(self.rank as usize, error))?;
-        let segment = Segment::map(&fd, self.nranks, self.rank, &labels)?;
-        let me = ProcessId::current();
-        let seat = segment.seat(self.rank as usize);
-        if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            let message = format!(
-                "rank {} was taken twice: by pid {} and by pid {}",
-                self.rank,
-                seat.pid.load(Ordering::Relaxed),
-                me.pid
-            );
-            segment.header().fail(ncclInvalidUsage, &Blame::of([self.rank as usize]), &message, "");
-            return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
-        }
-        seat.pid.store(me.pid, Ordering::Relaxed);
-        seat.start.store(me.start, Ordering::Relaxed);
-        seat.claim.store(2, Ordering::Release);
-        let (rank, aborted) = (self.rank as usize, self.aborted.clone());
-        let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me, None));
-        let arrived = &comm.segment.header().arrived;
-        if arrived.count() == self.nranks {
-            arrived.wake();
-        }
-        Ok(comm)
-    }
-}
-
-impl Operation for Join {
-    fn poll(&mut self) -> Result<Poll> {
-        let comm = match &self.comm {
-            Some(comm) => comm,
-            None => {
-                if self.aborted.load(Ordering::Acquire) {
-                    return Err(Error::aborted());
-                }
-                let comm = self.arrive().inspect_err(|error| {
-                    if let Source::Id(id) = &self.source {
-                        id.give_up(self.rank, error);
-                        self.gave_up = true;
-                    }
-                })?;
+    /// Takes one step on the road on which the rank is not yet, or that it leaves.
+    fn set_out(&mut self) -> Result<()> {
+        let labels = self.context.labels();
+        let me = self.context.rank as usize;
+        match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
+            Way::Segment(fd) => {
+                let seats = (me, self.context.nranks as usize);
+                let comm = take_seat(&fd, seats, self.context.ranks_on_machine, labels, &self.context, None)?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));
                     }
                 }
-                self.comm.insert(comm)
+                self.comm = Some(comm);
+                self.road = Road::Segment;
             }
-        };
-        let seen = comm.segment.header().arrived.value();
-        if seen == self.nranks {
+            Way::Connection(address) => self.register(address, None)?,
+        }
+        Ok(())
+    }
+
+    /// Sets out to the maker of the unique id.
+    fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) -> Result<()> {
+        if let Source::Id(id) = &self.source {
+            let labels = self.context.labels();
+            let registration = Registration::new(address, id.token, &self.context, lobby)
+                .map_err(|error| labels.refused(self.context.rank as usize, error))?;
+            self.road = Road::Maker(Box::new(registration));
+        }
+        Ok(())
+    }
+
+    /// Waits in the segment.
+    fn poll_segment(&mut self) -> Result<Poll> {
+        let Some(comm) = &self.comm else { return Ok(Poll::Done) };
+        let header = comm.segment.header();
+        let seen = header.arrived.value();
+        if seen == self.context.nranks {
+            self.is_done = true;
             if let Source::Id(id) = &self.source {
                 id.close();
             }
             return Ok(Poll::Done);
         }
         comm.check()?;
+        if let Source::Id(Id { address: Some(address), .. }) = &self.source {
+            if header.is_moved() {
+                let (address, lobby) = (*address, self.comm.take());
+                self.register(address, lobby)?;
+                return Ok(Poll::Outside);
+            }
+        }
         if let Some(creator) = &self.creator {
-            if Process::first_dead(std::slice::from_ref(creator)).is_some()
-                && comm.segment.header().arrived.value() == seen
-            {
+            if Process::first_dead(std::slice::from_ref(creator)).is_some() && header.arrived.value() == seen {
                 if let Some(error) = self.source.orphaned(&comm.labels) {
                     let seat = (0..comm.nranks).find(|&rank| comm.segment.process(rank) == Some(creator.id()));
                     return Err(comm.fail(ncclRemoteError, Blame::of_lost(seat), error.message()));
@@ -208,25 +248,108 @@ impl Operation for Join {
         }
         Ok(Poll::Blocked { seen, blocker: Blocker::Arrivals })
     }
+}
+
+/// Maps the segment, takes a seat of it, and counts this rank in. `seats` has the seat and the
+/// number of seats.
+fn take_seat(
+    fd: &OwnedFd,
+    seats: (usize, usize),
+    ranks_on_machine: usize,
+    labels: Labels,
+    context: &Context,
+    span: Option<Span>,
+) -> Result<Arc<Comm>> {
+    let rank = labels.of_seat(seats.0);
+    let segment = Segment::map(fd, seats.1 as u32, seats.0 as u32, &labels)?;
+    let me = ProcessId::current();
+    let seat = segment.seat(seats.0);
+    if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        let message =
+            format!("rank {rank} was taken twice: by pid {} and by pid {}", seat.pid.load(Ordering::Relaxed), me.pid);
+        segment.header().fail(ncclInvalidUsage, &Blame::of([rank]), &message, "");
+        return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
+    }
+    seat.pid.store(me.pid, Ordering::Relaxed);
+    seat.start.store(me.start, Ordering::Relaxed);
+    seat.claim.store(2, Ordering::Release);
+    let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
+    let arrived = &comm.segment.header().arrived;
+    if arrived.count() as usize == seats.1 {
+        arrived.wake();
+    }
+    Ok(comm)
+}
+
+impl Operation for Join {
+    fn poll(&mut self) -> Result<Poll> {
+        if matches!(self.road, Road::Undecided) {
+            if self.context.aborted.load(Ordering::Acquire) {
+                return Err(Error::aborted());
+            }
+            self.set_out().inspect_err(|error| {
+                if let Source::Id(id) = &self.source {
+                    id.give_up(self.context.rank, error);
+                    self.gave_up = true;
+                }
+            })?;
+        }
+        if matches!(self.road, Road::Segment) {
+            let polled = self.poll_segment()?;
+            if matches!(self.road, Road::Segment) {
+                return Ok(polled);
+            }
+        }
+        let Road::Maker(registration) = &mut self.road else { return Ok(Poll::Done) };
+        if self.context.aborted.load(Ordering::Acquire) {
+            return Err(Error::aborted());
+        }
+        match registration.poll(&self.context, self.limit)? {
+            None => Ok(Poll::Outside),
+            Some(comm) => {
+                self.comm = Some(comm);
+                self.is_done = true;
+                if let Source::Id(id) = &self.source {
+                    id.close();
+                }
+                Ok(Poll::Done)
+            }
+        }
+    }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.comm.as_ref()
     }
 
+    fn connection(&self) -> Option<(RawFd, bool)> {
+        match &self.road {
+            Road::Maker(registration) => registration.connection(),
+            Road::Undecided | Road::Segment => None,
+        }
+    }
+
     fn describe(&self) -> String {
-        format!("joining {} as rank {} of {}", self.name, self.rank, self.nranks)
+        format!("joining {} as rank {} of {}", self.context.name, self.context.rank, self.context.nranks)
     }
 }
 
 impl Drop for Join {
     fn drop(&mut self) {
-        match &self.comm {
-            Some(comm) if comm.segment.header().arrived.value() == self.nranks => return,
-            Some(comm) => {
+        if self.is_done {
+            return;
+        }
+        let me = self.context.rank as usize;
+        match (&mut self.road, &self.comm) {
+            (Road::Maker(registration), _) => {
+                let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
+                registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
+            }
+            (_, Some(comm)) if comm.segment.header().arrived.value() == self.context.nranks => return,
+            (_, Some(comm)) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
                 comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
             }
-            None => {}
+            (_, None) => {}
         }
         // This rank gives up, perhaps before it has arrived. Nobody may wait for it, so the id
         // counts as used up.

@@ -54,11 +54,12 @@
 //! | layer | files |
 //! |---|---|
 //! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
+//! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
-//! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
+//! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
-//! | operations | `collective`, `message`, `join` |
+//! | operations | `collective`, `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
 //! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
@@ -68,11 +69,13 @@ mod api;
 mod blame;
 pub mod blocks;
 mod body;
+mod bootstrap;
 mod call_name;
 mod collective;
 mod comm;
 mod config;
 mod copy;
+mod desk;
 mod diagnosis;
 mod error;
 mod event;
@@ -80,21 +83,27 @@ pub mod fork;
 mod functions;
 mod group;
 mod handle;
+mod host;
 mod id;
 mod join;
 mod labels;
 pub mod machine;
 mod message;
 pub mod nccl_config;
+mod news;
 pub mod noise;
+mod notice;
 mod operation;
 mod operators;
+mod outside;
 mod peers;
 mod places;
 mod poll;
 pub mod process;
 mod progress;
 pub mod reduce;
+mod remote;
+mod remote_message;
 mod segment;
 mod setup;
 mod shrink;
@@ -103,6 +112,7 @@ mod spin;
 mod split;
 pub mod thread;
 mod timeout;
+mod token;
 mod turn;
 pub mod types;
 mod wait;
@@ -110,3 +120,4 @@ mod wire;
 
 pub use api::*;
 pub use error::FAILED_EARLIER;
+pub use wire::here::{set_address, set_secret};

@@ -1,5 +1,6 @@
 //! The trait of all operations: each is a state machine that is polled and never blocks.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,12 @@ pub(crate) trait Operation {
     /// The communicator on which the operation waits. There is one whenever `poll` has answered
     /// that the operation is blocked.
     fn comm(&self) -> Option<&Arc<Comm>>;
+
+    /// The connection for which the operation waits, after [`Poll::Outside`]: its descriptor, and
+    /// whether the descriptor is to become writable. `None` where only time helps.
+    fn connection(&self) -> Option<(RawFd, bool)> {
+        None
+    }
 
     /// How long the operation may wait without progress, where its handle says so and the
     /// communicator does not have the time yet. It goes before `HOSTCCL_TIMEOUT_MS`.

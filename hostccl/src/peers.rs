@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::poll::Blocker;
 use crate::process::Process;
 use crate::types::*;
-use crate::wire::Lost;
 
 /// A peer's end after which no other peer has ended for so long stands alone.
 const QUIET: Duration = Duration::from_millis(50);
@@ -34,6 +33,7 @@ impl Comm {
         // A peer does its part before it leaves. So this value is up to date when it is read after
         // the peer's state.
         let still_blocked = || blocked.is_none_or(|(blocker, seen)| self.event(blocker).value() == seen);
+        self.check_remote(blocked, &still_blocked, call)?;
         let mut processes: Vec<Arc<Process>> = Vec::new();
         let mut ranks = Vec::new();
         for rank in 0..self.nranks {
@@ -65,7 +65,26 @@ impl Comm {
             }
         }
         dead.sort_unstable();
-        Err(self.fail_in(ncclRemoteError, Blame::of_lost(dead.iter().copied()), &self.have_gone(&dead), &call()))
+        Err(self.fail_dead(&dead, &call()))
+    }
+
+    /// Returns the seats of the ranks whose processes have ended, and that had not left.
+    pub(crate) fn dead_seats(&self) -> Vec<usize> {
+        let (mut processes, mut ranks) = (Vec::new(), Vec::new());
+        for rank in (0..self.nranks).filter(|rank| !self.has_left(*rank)) {
+            if let Some(id) = self.segment.process(rank).filter(|id| id.pid != self.own_process.pid) {
+                processes.push(self.peer_processes[rank].get_or_init(|| Process::watch(id)).clone());
+                ranks.push(rank);
+            }
+        }
+        let mut dead = self.take_dead(&mut processes, &mut ranks);
+        dead.sort_unstable();
+        dead
+    }
+
+    /// Ends the communicator because the processes of the ranks with these seats have ended.
+    pub(crate) fn fail_dead(&self, dead: &[usize], call: &str) -> Error {
+        self.fail_in(ncclRemoteError, Blame::of_lost(dead.iter().copied()), &self.have_gone(dead), call)
     }
 
     /// Takes the processes that have ended out of a list. Returns the ranks of those that have not
@@ -81,13 +100,6 @@ impl Comm {
             }
         }
         dead
-    }
-
-    /// Ends the communicator because a rank of another host cannot be reached any more. `rank` is a
-    /// rank of the whole communicator, and `call` describes the operation that met the loss.
-    pub(crate) fn fail_lost(&self, rank: usize, lost: &Lost, call: &str) -> Error {
-        let message = format!("{} cannot be reached: {}", self.labels.rank(rank, None), lost.why);
-        self.fail_whole(ncclRemoteError, Blame::of_lost([rank]), &message, call)
     }
 
     /// Returns "rank 3 (pid 4711) has gone (its process exited or was killed)". Only the parent of
@@ -124,7 +136,8 @@ impl Comm {
         }
     }
 
-    fn has_left(&self, rank: usize) -> bool {
+    /// Whether the rank with that seat has freed its communicator.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
         self.segment.seat(rank).left.load(Ordering::Acquire) != 0
     }
 
@@ -141,14 +154,14 @@ impl Comm {
             // Every rank has a call of its own there.
             Blocker::CommonName(_) | Blocker::Decision(_) => rank != self.rank,
             // Seats are on this host.
-            Blocker::Turn | Blocker::Wire { .. } => false,
+            Blocker::Turn | Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => false,
         }
     }
 
     /// Returns the ranks of the whole communicator that keep this one waiting.
     pub(crate) fn missing(&self, blocker: Blocker) -> Vec<usize> {
         match blocker {
-            Blocker::Wire { from, .. } => vec![from],
+            Blocker::Wire { from, .. } | Blocker::RemoteMessage { peer: from, .. } => vec![from],
             _ => self.missing_seats(blocker).into_iter().map(|seat| self.labels.of_seat(seat)).collect(),
         }
     }

@@ -12,6 +12,9 @@ pub(crate) enum Poll {
         /// The reason why the operation is blocked.
         blocker: Blocker,
     },
+    /// The operation has no communicator yet, and waits for a connection. It has a deadline of its
+    /// own.
+    Outside,
 }
 
 /// The reason why an operation is blocked. `Comm::event` returns the word that changes when the
@@ -50,6 +53,16 @@ pub(crate) enum Blocker {
         /// Whether the rank itself may wait for another one. Then this wait lasts a moment longer
         /// before it fails, so that the rank that knows more tells who is missing.
         indirect: bool,
+    },
+    /// A message to or from that rank of another host waits for the rank's part. The rank may wait
+    /// for another one, as with an indirect [`Wire`](Blocker::Wire).
+    RemoteMessage {
+        /// The other rank, in the whole communicator.
+        peer: usize,
+        /// Whether this rank sends.
+        sends: bool,
+        /// The tag of the message's name.
+        tag: u64,
     },
     /// That rank has not made the segment of a smaller communicator yet. The failure of this
     /// communicator does not end the wait, because the operation itself looks for what does.

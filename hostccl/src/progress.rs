@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::error::Result;
 use crate::operation::Operation;
+use crate::outside;
 use crate::poll::Poll;
 use crate::wait::{BlockedCall, Wait};
 
@@ -13,6 +14,10 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     loop {
         let step = operation.poll().and_then(|poll| match poll {
             Poll::Done => operation.end().map(|()| true),
+            Poll::Outside => {
+                outside::sleep(operation.connection().into_iter(), outside::SLICE);
+                Ok(false)
+            }
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
@@ -58,7 +63,11 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                         lane.pop_front();
                     }
                     Ok(Poll::Blocked { seen, blocker }) => {
-                        blocked.push((seen, blocker));
+                        blocked.push(Some((seen, blocker)));
+                        return true;
+                    }
+                    Ok(Poll::Outside) => {
+                        blocked.push(None);
                         return true;
                     }
                     Err(error) => {
@@ -81,12 +90,22 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             .iter()
             .zip(&blocked)
             .zip(&calls)
-            .filter_map(|((lane, &(seen, blocker)), call)| {
-                let operation = lane.front()?;
+            .filter_map(|((lane, &blocked), call)| {
+                let (operation, (seen, blocker)) = (lane.front()?, blocked?);
                 let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
                 Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
             })
             .collect();
+        if blocked.contains(&None) {
+            let outside = lanes.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none());
+            let connections = outside.filter_map(|(lane, _)| lane.front()?.connection());
+            let longest = if waiting.is_empty() { outside::SLICE } else { outside::MIXED_SLICE };
+            outside::sleep(connections, longest);
+            if waiting.is_empty() {
+                continue;
+            }
+            wait.look_soon();
+        }
         // A failure that is found while waiting is the communicator's. Its lanes end here.
         if let Err(error) = wait.until_any_may_continue(&waiting) {
             let failed = lanes.iter().find_map(|lane| {

@@ -1,5 +1,6 @@
 //! The calls that make communicators. Each is an operation together with the handle that it fills.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,9 @@ use crate::handle::{self, Handle};
 use crate::join::Join;
 use crate::operation::Operation;
 use crate::poll::Poll;
+use crate::timeout::DEFAULT_TIMEOUT;
 use crate::turn::Pass;
 use crate::types::*;
-
-/// How long ranks wait for each other to make a communicator, where nothing else says so.
-pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The place where the caller wants the new communicator's handle.
 struct Out(*mut ncclComm_t);
@@ -71,6 +70,11 @@ impl Init {
         &self.handle
     }
 
+    /// Tells the other ranks that `error` keeps this rank from joining.
+    pub(crate) fn refuse(&mut self, error: &Error) {
+        self.join.refuse(error);
+    }
+
     /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
     /// so the place may be gone.
     pub(crate) fn forget_place(&mut self) {
@@ -80,6 +84,7 @@ impl Init {
 
 impl Operation for Init {
     fn poll(&mut self) -> Result<Poll> {
+        self.join.wait_at_most(self.handle.timeout());
         let poll = self.join.poll().inspect_err(|error| {
             self.done = true;
             self.handle.set_comm(Err(error.clone().within(&self.join.describe_for(error))));
@@ -93,6 +98,10 @@ impl Operation for Init {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.join.comm()
+    }
+
+    fn connection(&self) -> Option<(RawFd, bool)> {
+        self.join.connection()
     }
 
     /// Returns the handle's timeout, which the communicator gets when it is made.

@@ -12,13 +12,14 @@ use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
-use crate::id::{checksum, random_token};
+use crate::host::checksum;
 use crate::join::{Join, Source};
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::segment::{self, Offer};
-use crate::setup::{ChildOperation, DEFAULT_TIMEOUT};
-use crate::timeout;
+use crate::setup::ChildOperation;
+use crate::timeout::{self, DEFAULT_TIMEOUT};
+use crate::token::random_token;
 use crate::types::*;
 
 /// A shrink under way.

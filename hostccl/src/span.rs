@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::wire::{Peer, Tag, Wire};
+use crate::wire::{Contact, Peer, Tag, Token, Wire};
 
 /// Where the ranks of a communicator over several hosts are, and how this rank reaches them.
 #[derive(Debug)]
@@ -30,9 +30,29 @@ pub(crate) struct Span {
     pub(crate) wire: Arc<dyn Wire>,
     /// For each rank, the process in which it is; `None` for the ranks of this host.
     pub(crate) peers: Vec<Option<Peer>>,
+    /// For each rank, how its process is reached. Smaller communicators need it.
+    pub(crate) contacts: Arc<[Contact]>,
+    /// The secret that the processes prove to each other when they connect.
+    pub(crate) token: Token,
 }
 
 impl Span {
+    /// Returns the span of rank `rank`, and meets the processes of all ranks of other hosts.
+    pub(crate) fn new(
+        rank: usize,
+        hosts: Vec<Vec<usize>>,
+        host_of: Vec<usize>,
+        comm: u64,
+        wire: Arc<dyn Wire>,
+        token: Token,
+        contacts: Arc<[Contact]>,
+    ) -> Span {
+        let is_here = |other: &usize| host_of[*other] == host_of[rank];
+        let meet = |other: usize| (!is_here(&other)).then(|| wire.meet(&contacts[other], &token));
+        let peers = (0..host_of.len()).map(meet).collect();
+        Span { rank, nranks: host_of.len(), hosts, host_of, comm, wire, peers, contacts, token }
+    }
+
     /// The host of this rank.
     pub(crate) fn host(&self) -> usize {
         self.host_of[self.rank]
@@ -41,6 +61,27 @@ impl Span {
     /// The ranks of this host. The index is the seat.
     pub(crate) fn here(&self) -> &[usize] {
         &self.hosts[self.host()]
+    }
+
+    /// The seat of a rank of this host; `None` for a rank of another host.
+    pub(crate) fn seat_of(&self, rank: usize) -> Option<usize> {
+        self.here().iter().position(|here| *here == rank)
+    }
+
+    /// The processes of another host, each once, in the order of their ranks.
+    pub(crate) fn processes_on(&self, host: usize) -> Vec<Peer> {
+        let mut peers: Vec<Peer> = Vec::new();
+        for peer in self.hosts[host].iter().filter_map(|rank| self.peers[*rank]) {
+            if !peers.contains(&peer) {
+                peers.push(peer);
+            }
+        }
+        peers
+    }
+
+    /// The processes of all other hosts, each once.
+    pub(crate) fn processes(&self) -> Vec<Peer> {
+        (0..self.hosts.len()).flat_map(|host| self.processes_on(host)).collect()
     }
 
     /// The tag of a message from this rank to `to`.
@@ -54,6 +95,15 @@ impl Span {
     }
 }
 
+impl Drop for Span {
+    fn drop(&mut self) {
+        for peer in self.peers.iter().flatten() {
+            self.wire.retire(*peer, self.comm, self.rank as u32);
+            self.wire.close(*peer);
+        }
+    }
+}
+
 /// Communicators over several hosts whose ranks are threads of the test.
 #[cfg(test)]
 pub(crate) mod threads {
@@ -61,10 +111,11 @@ pub(crate) mod threads {
     use std::sync::atomic::Ordering;
 
     use crate::comm::Comm;
-    use crate::id::random_token;
+
     use crate::labels::Labels;
     use crate::process::ProcessId;
     use crate::segment::{self, Segment};
+    use crate::token::random_token;
     use crate::wire::memory::{self, Memory};
     use crate::wire::{Peer, Wire};
 
@@ -96,6 +147,8 @@ pub(crate) mod threads {
                     comm: 7,
                     wire: wires[rank].clone() as Arc<dyn Wire>,
                     peers: (0..nranks).map(|to| (host_of[to] != host).then_some(Peer(to as u32))).collect(),
+                    contacts: wires.iter().map(|wire| wire.contact()).collect(),
+                    token: [7; 16],
                 };
                 let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
                 ends[rank] = Some(Arc::new(Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span))));

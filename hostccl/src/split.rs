@@ -15,13 +15,13 @@ use crate::collective::Descriptor;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
-use crate::id::random_token;
 use crate::join::{Join, Source};
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::setup::ChildOperation;
+use crate::token::random_token;
 use crate::turn::Pass;
 use crate::types::*;
 

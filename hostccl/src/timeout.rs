@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 /// The longest time that `HOSTCCL_TIMEOUT_MS` may give: 100 years.
 const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
 
+/// How long ranks wait for each other to make a communicator, where nothing else says so.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Returns the value of `HOSTCCL_TIMEOUT_MS`. `None` stands for no limit: the variable is unset, 0
 /// or invalid.
 pub(crate) fn from_environment() -> Option<Duration> {

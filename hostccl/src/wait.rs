@@ -8,6 +8,7 @@ use crate::comm::Comm;
 use crate::diagnosis;
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
+use crate::outside;
 use crate::poll::Blocker;
 use crate::spin;
 use crate::timeout;
@@ -17,6 +18,8 @@ use crate::wire::Wire;
 const SLICE: Duration = Duration::from_millis(100);
 /// The longest sleep while a communicator is made, because `ncclCommAbort` cannot wake that sleep.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
+/// The longest sleep of a call whose time is up, while it asks other ranks what they wait for.
+const OVERTIME_SLICE: Duration = Duration::from_millis(5);
 /// Waits of at most this time are too short to be told of before they end.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
@@ -40,7 +43,7 @@ impl BlockedCall<'_> {
     /// The wire for which the call waits. A process has one wire.
     fn wire(&self) -> Option<&dyn Wire> {
         match self.blocker {
-            Blocker::Wire { .. } => self.comm.span.as_ref().map(|span| &*span.wire),
+            Blocker::Wire { .. } | Blocker::RemoteMessage { .. } => self.comm.span.as_ref().map(|span| &*span.wire),
             _ => None,
         }
     }
@@ -72,6 +75,8 @@ pub(crate) struct Wait {
     comm_timeout: Option<Option<Duration>>,
     /// How many per cent of the time were used up when the log last said so: 0, 50 or 90.
     told: u8,
+    /// Whether the next wait is short, because the thread also waits for connections.
+    is_short: bool,
 }
 
 impl Wait {
@@ -86,6 +91,11 @@ impl Wait {
         })
     }
 
+    /// Makes the next wait short, because the thread also waits for connections.
+    pub(crate) fn look_soon(&mut self) {
+        self.is_short = true;
+    }
+
     fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
@@ -94,8 +104,13 @@ impl Wait {
             }
             calls.iter().any(BlockedCall::may_continue)
         };
-        if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
-            (self.since, self.told) = (None, 0);
+        let ranks = calls.iter().map(|call| call.comm.ranks_on_machine);
+        let may_continue = match wire {
+            Some(_) => spin::poll_wire(ranks, changed),
+            None => spin::spin_then_yield(ranks, changed),
+        };
+        if may_continue {
+            self.end(calls);
             return Ok(());
         }
         let ended = || calls.iter().filter(|call| call.ends_with_comm());
@@ -114,12 +129,20 @@ impl Wait {
         let timeout = timeout.filter(|_| timed().next().is_some());
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
+        if std::mem::take(&mut self.is_short) {
+            slice = outside::MIXED_SLICE;
+        }
         if let Some(timeout) = timeout {
-            slice = slice.min(timeout.saturating_sub(since.elapsed()));
+            // Some calls wait for a moment longer, and look again and again meanwhile.
+            let left = timeout.saturating_sub(since.elapsed());
+            slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
+        }
+        for call in timed() {
+            call.comm.note_waits_for(diagnosis::waits_for(call.comm, call.blocker));
         }
         sleep(calls, wire, slice);
         if changed() {
-            (self.since, self.told) = (None, 0);
+            self.end(calls);
             return Ok(());
         }
         for call in ended() {
@@ -130,9 +153,21 @@ impl Wait {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
         match timeout {
-            Some(timeout) if since.elapsed() >= timeout && !changed() => Err(time_out(timed(), timeout)),
+            Some(timeout) if since.elapsed() >= timeout && !changed() => {
+                let over = since.elapsed() - timeout;
+                let is_due = |call: &&BlockedCall<'_>| diagnosis::overtime(call.comm, call.blocker) <= over;
+                time_out(timed().filter(is_due), timeout).map_or(Ok(()), Err)
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Notes that a call has made progress.
+    fn end(&mut self, calls: &[BlockedCall<'_>]) {
+        if self.since.is_some() {
+            calls.iter().for_each(|call| call.comm.note_waits_for(None));
+        }
+        (self.since, self.told) = (None, 0);
     }
 }
 
@@ -174,20 +209,29 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         let alarm = &call.comm.segment.header().alarm;
         let pairwise = matches!(
             call.blocker,
-            Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_) | Blocker::Wire { .. }
+            Blocker::From(_)
+                | Blocker::To { .. }
+                | Blocker::Turn
+                | Blocker::OtherCall(_)
+                | Blocker::Wire { .. }
+                | Blocker::RemoteMessage { .. }
         );
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    match wire {
-        Some(wire) => wire.sleep(&watches, slice),
-        None => event::sleep(&watches, slice),
+    let Some(wire) = wire else { return event::sleep(&watches, slice) };
+    if calls.iter().all(|call| call.wire().is_some() && call.comm.second_event(call.blocker).is_none()) {
+        let seen = calls[0].seen;
+        watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);
+        return wire.sleep_on_wire(seen, &watches, slice);
     }
+    wire.sleep(&watches, slice);
 }
 
-/// Ends the communicators of these calls, whose time is up. Returns the error of the first call.
-fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Error {
+/// Ends the communicators of these calls, whose time is up. Returns the error of the first call, or
+/// `None` where there is no call.
+fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Option<Error> {
     let errors = calls.map(|call| diagnosis::time_out(call.comm, call.blocker, timeout, &(call.call)()));
-    errors.collect::<Vec<_>>().swap_remove(0)
+    errors.collect::<Vec<_>>().into_iter().next()
 }

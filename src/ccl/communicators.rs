@@ -16,11 +16,19 @@ use crate::error::{Error, Result, Status};
 const LEAVES_GROUPS_OPEN: i32 = 22_300;
 
 impl Library {
-    /// A fresh id. It serves for one communicator only.
-    pub(crate) fn unique_id(&self) -> Result<UniqueId> {
+    /// A fresh id. It serves for one communicator only. `shares_memory` says whether the ranks of
+    /// the communicator share memory; `None` where nobody knows it. Only the host engine asks.
+    pub(crate) fn unique_id(&self, shares_memory: Option<bool>) -> Result<UniqueId> {
         let mut id = UniqueId { bytes: [0; 128] };
-        // SAFETY: the out-parameter is a valid ncclUniqueId.
-        self.check("ncclGetUniqueId", RawComm::NULL, unsafe { (self.functions.get_unique_id)(&mut id) })?;
+        let (call, code) = match (self.functions.host_unique_id_for, shares_memory) {
+            (Some(make), Some(shares)) => {
+                // SAFETY: the out-parameter is a valid ncclUniqueId.
+                ("hostcclGetUniqueIdFor", unsafe { make(&mut id, c_int::from(!shares)) })
+            }
+            // SAFETY: the out-parameter is a valid ncclUniqueId.
+            _ => ("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&mut id) }),
+        };
+        self.check(call, RawComm::NULL, code)?;
         Ok(id)
     }
 

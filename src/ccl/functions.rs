@@ -104,6 +104,7 @@ pub(super) struct Functions {
     pub(super) recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
     pub(super) group_start: unsafe extern "C" fn() -> NcclResult,
     pub(super) group_end: unsafe extern "C" fn() -> NcclResult,
+    pub(super) host_unique_id_for: Option<unsafe extern "C" fn(*mut UniqueId, c_int) -> NcclResult>,
     pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
     pub(super) host_last_error_ranks: Option<
         unsafe extern "C" fn(*mut NcclResult, *mut c_int, *mut c_int, c_int, *mut c_int, *mut i64) -> NcclResult,
@@ -161,6 +162,7 @@ impl Functions {
             recv: symbol!("ncclRecv", core),
             group_start: symbol!("ncclGroupStart", core),
             group_end: symbol!("ncclGroupEnd", core),
+            host_unique_id_for: symbol!("hostcclGetUniqueIdFor"),
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_last_error_ranks: symbol!("hostcclLastErrorRanks"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),

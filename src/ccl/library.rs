@@ -159,6 +159,12 @@ impl Library {
         self.functions.host_lost_rank.is_some()
     }
 
+    /// Whether this is a host engine whose ranks may be on several hosts. Older ones work within
+    /// one host.
+    pub(crate) fn is_engine_for_several_hosts(&self) -> bool {
+        self.functions.host_unique_id_for.is_some()
+    }
+
     /// Whether operations are put on a stream. The operations of a non-blocking communicator may
     /// then return before they are on the stream.
     pub fn has_streams(&self) -> bool {

@@ -181,7 +181,8 @@ impl<'a> AgreedCall<'a> {
     }
 
     fn peers(&self) -> Peers<'_> {
-        Peers { round: Some(&self.round), wait: &self.call.wait }
+        let shares_memory = self.call.world.rendezvous().shares_memory();
+        Peers { round: Some(&self.round), wait: &self.call.wait, shares_memory }
     }
 
     /// Ends the call after its work: tells the other ranks of a failure, reaches the second
@@ -244,12 +245,14 @@ pub(super) struct Peers<'a> {
     round: Option<&'a Round>,
     /// How long the call may take, and what ends it early.
     wait: &'a Wait,
+    /// Whether all ranks of the world share memory; `None` where nobody has asked.
+    shares_memory: Option<bool>,
 }
 
 impl<'a> Peers<'a> {
     /// No other ranks.
     pub(super) fn none(wait: &'a Wait) -> Peers<'a> {
-        Peers { round: None, wait }
+        Peers { round: None, wait, shares_memory: Some(true) }
     }
 
     /// How long the call may take, and what ends it early.
@@ -260,6 +263,11 @@ impl<'a> Peers<'a> {
     /// The agreed call, in which its ranks exchange values; `None` where no other rank takes part.
     pub(super) fn round(&self) -> Option<&'a Round> {
         self.round
+    }
+
+    /// Whether all ranks of the world share memory; `None` where nobody has asked.
+    pub(super) fn share_memory(&self) -> Option<bool> {
+        self.shares_memory
     }
 
     /// The name of `part` of what the call makes: equal on all its ranks, and different from the

@@ -14,7 +14,7 @@ use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
-use super::world_device::{check_even_hosts, exclusive_device, log_join, takes_device};
+use super::world_device::{check_even_hosts, check_reaches_hosts, exclusive_device, log_join, takes_device};
 use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
@@ -150,9 +150,13 @@ impl World {
             Ok((Some(library), None))
         };
         let equip = |prepared: &mut (Option<Arc<Library>>, Option<Device>), local: LocalPlace| {
-            let Some(library) = prepared.0.as_ref().filter(|library| !library.is_host_engine()) else {
+            let Some(library) = prepared.0.as_ref() else { return Ok(None) };
+            if device_type == "cpu" {
+                check_reaches_hosts(library, local)?;
+            }
+            if library.is_host_engine() {
                 return Ok(None);
-            };
+            }
             if takes_device(library) {
                 let choice = options.device.map_or(DeviceChoice::LocalRank(local.local_rank), DeviceChoice::Named);
                 let device = ccl::select_device(choice)?;

@@ -27,6 +27,18 @@ pub(super) fn check_even_hosts(library: &Library, world_size: usize, local: Loca
     ))
 }
 
+/// Fails where the ranks of device type cpu are on several hosts, and the library works within one.
+pub(super) fn check_reaches_hosts(library: &Library, local: LocalPlace) -> Result<()> {
+    if local.num_hosts == 1 || library.is_engine_for_several_hosts() {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "{} works within one host on device type cpu, but the ranks are on {} hosts: name no library (the embedded host engine works across hosts), or start all ranks on one",
+        library.label(),
+        local.num_hosts
+    )))
+}
+
 /// Whether this library chooses the device on which that library makes communicators.
 pub(super) fn takes_device(library: &Library) -> bool {
     !library.is_host_engine() && !library.is_rccl()

@@ -113,11 +113,12 @@ pub struct dm_world_info {
     /// world rank first.
     pub local_rank: i32,
     /// The number of ranks on this host: what the launcher says where it says the local rank too,
-    /// otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
-    /// count as ranks of one host.
+    /// otherwise the number of ranks that run on this host. In an offline world all ranks count as
+    /// ranks of one host.
     pub local_size: i32,
     /// The number of this host, 0 to num_hosts - 1. Hosts are numbered in the order of the lowest
-    /// rank on each. Containers of one machine are one host, as for dm_world_locations.
+    /// rank on each. On device type cuda the containers of one machine are one host. On device
+    /// type cpu ranks are on one host if they share memory, as for dm_world_locations.
     pub host: i32,
     /// The number of hosts on which the world's ranks run.
     pub num_hosts: i32,

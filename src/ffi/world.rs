@@ -45,7 +45,7 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
 /// rank is lost; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
 /// device driver), DM_STATUS_ABORTED (dm_world_abort with the token of options->joining_out),
-/// DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+/// DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so).
 ///
 /// # Safety
 /// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is
@@ -169,10 +169,12 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 /// rank order.
 ///
 /// Collective over the world. location is the path of this rank, from far to near
-/// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all containers
-/// of one machine. Each rank gives its own path. Paths may have different numbers of levels, but a
-/// plan is best when all have the same ones. timeout_ms 0: the world's timeout. *locations_out is
-/// borrowed from the world: valid until the world's last handle and mesh are freed.
+/// ("rack1/host3/nvl0"). NULL stands for the name of its host. On device type cuda that is the same
+/// for all containers of one machine. On device type cpu ranks that share no memory have hosts of
+/// their own, so two containers of one machine that are both called "a" get the names "a" and
+/// "a#2". Each rank gives its own path. Paths may have different numbers of levels, but a plan is
+/// best when all have the same ones. timeout_ms 0: the world's timeout. *locations_out is borrowed
+/// from the world: valid until the world's last handle and mesh are freed.
 ///
 /// ```c
 /// dm_plan_options plan = DM_PLAN_OPTIONS_INIT;

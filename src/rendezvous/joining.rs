@@ -7,14 +7,15 @@ use std::time::Duration;
 use hostccl::fork::Own;
 
 use super::agreement::{Members, Membership, Scope, ScopeKeys};
+use super::engine_place::EnginePlace;
 use super::equipment::{self, Equipment};
 use super::handshake::{self, NonceServer};
+use super::host::HostIdentity;
 use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
 use super::launcher::{Place, detect, given};
 use super::local_place::LocalPlace;
 use super::losses::Losses;
-use super::one_host;
 use super::options::{DEFAULT_TIMEOUT, JoinOptions};
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
@@ -255,21 +256,27 @@ impl World {
             self.device_type,
             env!("CARGO_PKG_VERSION")
         );
-        let round = match failure {
-            Some(failure) => session.scope.agree_in_vain(&call, failure, wait)?,
-            None => session.scope.agree(&call, wait)?,
-        };
         let store = &*session.store;
+        // The host engine must know which ranks share memory.
+        let engine = match (failure, self.device_type.as_str()) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, "cpu") => EnginePlace::here(store, session.server.as_deref()).map(Some),
+            (None, _) => Ok(None),
+        };
+        let offers = engine.iter().flatten().flat_map(EnginePlace::offers).collect::<Vec<_>>();
+        let (round, shared) = session.scope.agree_to_join(&call, &offers, engine.as_ref().err(), wait)?;
         let settle = || {
-            if let Some(failure) = failure {
-                return Err(failure.clone());
-            }
-            if self.device_type == "cpu" {
-                one_host::share_one(&round, store, &session.prefix, (rank, size), wait)?;
-                let local = LocalPlace::on_one_host(&self.place);
-                return equip(local).map(|_| local);
-            }
-            let local = LocalPlace::find(&round, &self.place, wait)?;
+            let local = match engine.as_ref().map_err(Error::clone)? {
+                Some(_) if shared[0] => {
+                    let local = LocalPlace::on_one_host(&self.place);
+                    return equip(local).map(|_| local);
+                }
+                Some(engine) => {
+                    engine.introduce(shared[1])?;
+                    LocalPlace::find(&round, &self.place, engine.host(), wait)?
+                }
+                None => LocalPlace::find(&round, &self.place, &kernel()?, wait)?,
+            };
             if let Some(mine) = equip(local)? {
                 equipment::check(&round, store, &session.prefix, &session.leftovers, rank, &mine, wait)?;
             }
@@ -285,6 +292,13 @@ impl World {
         let _ = join_attempt::clean_up(store, rank, wait);
         Ok(local)
     }
+}
+
+/// Returns what names the running kernel of this process. Containers of one machine share a kernel,
+/// and so its devices.
+fn kernel() -> Result<String> {
+    let here = HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error))?;
+    Ok(here.kernel().to_owned())
 }
 
 /// Returns the error of a wait for other ranks, with the reason if this process's own server could

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, HashSet};
 
 use super::agreement::Round;
-use super::host::HostIdentity;
 use super::launcher::Place;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -32,11 +31,12 @@ impl LocalPlace {
         LocalPlace { local_rank: place.local_rank.unwrap_or(place.rank), local_size, host: 0, num_hosts: 1 }
     }
 
-    /// Returns the place of this rank. Every rank of `round` makes this call. Each rank needs two
-    /// store operations, and rank 0 needs two for each rank.
-    pub(super) fn find(round: &Round, place: &Place, wait: &Wait) -> Result<LocalPlace> {
+    /// Returns the place of this rank. `host` is equal on the ranks of one host, and on no others.
+    /// Every rank of `round` makes this call. Each rank needs two store operations, and rank 0
+    /// needs two for each rank.
+    pub(super) fn find(round: &Round, place: &Place, host: &str, wait: &Wait) -> Result<LocalPlace> {
         let Place { rank, size, .. } = *place;
-        let mine = said(place.local_rank, &kernel()?);
+        let mine = said(place.local_rank, host);
         let (from, to) = (|rank: usize| format!("on/{rank}"), |rank: usize| format!("local/{rank}"));
         let text = if rank > 0 {
             round.publish(&from(rank), mine.as_bytes(), wait)?;
@@ -68,17 +68,10 @@ impl LocalPlace {
     }
 }
 
-/// Returns what names the running kernel of this process. Containers of one machine share a kernel,
-/// and so its devices.
-fn kernel() -> Result<String> {
-    let here = HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error))?;
-    Ok(here.kernel().to_owned())
-}
-
-/// Returns what a rank publishes: the local rank that it was told, or a dash, and its kernel.
-fn said(local_rank: Option<usize>, kernel: &str) -> String {
+/// Returns what a rank publishes: the local rank that it was told, or a dash, and its host.
+fn said(local_rank: Option<usize>, host: &str) -> String {
     let told = local_rank.map_or_else(|| "-".to_owned(), |local_rank| local_rank.to_string());
-    format!("{told} {kernel}")
+    format!("{told} {host}")
 }
 
 fn text(bytes: Vec<u8>) -> String {
@@ -90,12 +83,12 @@ fn places(said: &[String]) -> Vec<LocalPlace> {
     let said: Vec<(Option<usize>, &str)> = said
         .iter()
         .map(|said| said.split_once(' ').unwrap_or(("-", said)))
-        .map(|(told, kernel)| (told.parse().ok(), kernel))
+        .map(|(told, host)| (told.parse().ok(), host))
         .collect();
     let mut numbers: HashMap<&str, usize> = HashMap::new();
     let mut hosts: Vec<Vec<usize>> = Vec::new();
-    for (rank, (_, kernel)) in said.iter().enumerate() {
-        let host = *numbers.entry(kernel).or_insert(hosts.len());
+    for (rank, (_, name)) in said.iter().enumerate() {
+        let host = *numbers.entry(name).or_insert(hosts.len());
         if host == hosts.len() {
             hosts.push(Vec::new());
         }
@@ -120,7 +113,7 @@ mod tests {
 
     /// Returns local rank, local size and host of each rank.
     fn found(ranks: &[(Option<usize>, &str)]) -> Vec<(usize, usize, usize)> {
-        let said: Vec<String> = ranks.iter().map(|(told, kernel)| said(*told, kernel)).collect();
+        let said: Vec<String> = ranks.iter().map(|(told, host)| said(*told, host)).collect();
         let places = places(&said);
         assert!(places.iter().all(|place| LocalPlace::from_text(&place.to_text()) == Some(*place)));
         places.iter().map(|place| (place.local_rank, place.local_size, place.host)).collect()

@@ -1,6 +1,7 @@
 //! Collects where the ranks of a world are. Each rank says where it is, and reads what all say.
 
 use std::collections::HashMap;
+use std::io;
 
 use super::host::HostIdentity;
 use super::world::World;
@@ -18,16 +19,30 @@ impl World {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
             return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
         }
-        let here = || HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error));
         let said = match mine {
             Some(mine) => Stated::Path(mine).encode(),
-            None => Stated::Nothing(here()?).encode(),
+            None => {
+                let here = self.host().map_err(|error| Error::store_io("finding out which host this is", &error))?;
+                Stated::Host(here).encode()
+            }
         };
         let round = self.scope()?.agree("dm_world_locations()", wait)?;
         let all = round.all_gather(said.as_bytes(), wait).inspect_err(|error| _ = round.fail(error, wait))?;
         round.finish(wait)?;
         let said: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
         Ok(resolve(&said))
+    }
+
+    /// Returns the name of this rank's host, and what tells the host from others, in one line. On
+    /// device type cpu a host is a set of ranks that share memory. On other device types it is a
+    /// running kernel, whose containers share its devices.
+    fn host(&self) -> io::Result<String> {
+        if self.shares_memory().is_some() {
+            let here = HostIdentity::of_memory()?;
+            return Ok(format!("{} {}", here.name, here.id));
+        }
+        let here = HostIdentity::here()?;
+        Ok(format!("{} {}", here.name, here.kernel()))
     }
 }
 
@@ -36,30 +51,28 @@ enum Stated<'a> {
     /// The caller gave this path.
     Path(&'a str),
     /// The caller gave no path, and the process runs on this host.
-    Nothing(HostIdentity),
+    Host(String),
 }
 
 impl Stated<'_> {
     fn encode(&self) -> String {
         match self {
             Stated::Path(path) => format!("={path}"),
-            Stated::Nothing(host) => format!("@{}", host.line()),
+            Stated::Host(host) => format!("@{host}"),
         }
     }
 }
 
-/// Returns the paths that were stated. A rank that stated none gets the name of its host: one name
-/// for each running kernel, whatever its containers are called.
+/// Returns the paths that were stated. A rank that stated none gets the name of its host. Two hosts
+/// get two names, also where both are called the same.
 fn resolve(said: &[String]) -> Vec<String> {
     let mut names: HashMap<&str, String> = HashMap::new();
     let mut taken: HashMap<&str, usize> = HashMap::new();
     said.iter()
         .map(|said| {
             let Some(line) = said.strip_prefix('@') else { return said[1.min(said.len())..].to_owned() };
-            let mut parts = line.split(' ');
-            let (host, boot) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-            let key = if boot.is_empty() { host } else { boot };
-            let name = names.entry(key).or_insert_with(|| {
+            let (host, id) = line.rsplit_once(' ').unwrap_or((line, line));
+            let name = names.entry(id).or_insert_with(|| {
                 let times = taken.entry(host).or_default();
                 *times += 1;
                 // A slash would begin a new level.
@@ -76,8 +89,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_told_apart_by_their_kernel_and_called_by_name() {
-        let said = ["@a 1 p", "@b 2 p", "=rack1/c", "@a 3 p", "@pod 1 q", "@a/x  p"].map(str::to_owned);
+    fn hosts_are_told_apart_by_their_id_and_called_by_name() {
+        let said = ["@a 1", "@b 2", "=rack1/c", "@a 3", "@pod 1", "@a/x 4"].map(str::to_owned);
         assert_eq!(resolve(&said), ["a", "b", "rack1/c", "a#2", "a", "a_x"]);
     }
 }

@@ -7,6 +7,7 @@
 //! - `Scope`, `Round`: the agreement before and at the end of every collective call of the library.
 
 mod agreement;
+mod engine_place;
 mod equipment;
 mod handshake;
 mod host;
@@ -18,7 +19,6 @@ mod listeners;
 mod local_place;
 mod locations;
 mod losses;
-mod one_host;
 mod options;
 mod serve;
 pub mod store;

@@ -74,6 +74,12 @@ impl World {
         self.local
     }
 
+    /// Whether all ranks share memory, so that the host engine needs no network. `None` for device
+    /// types that do not use the host engine.
+    pub(crate) fn shares_memory(&self) -> Option<bool> {
+        (self.device_type == "cpu").then_some(self.local.num_hosts == 1)
+    }
+
     /// Returns how long each wait lasts.
     pub fn timeout(&self) -> Duration {
         self.timeout

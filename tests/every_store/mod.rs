@@ -1,5 +1,5 @@
-//! The four kinds of store that the tests try: in memory, over TCP, in a folder, and by a program's
-//! callbacks.
+//! The stores that the tests try: in memory, over TCP, over TCP with a secret, in a folder, and by a
+//! program's callbacks.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use devicemesh::rendezvous::store::{CallbackStore, Callbacks, FileStore, MemoryStore, Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{
+    CallbackStore, Callbacks, FileStore, MemoryStore, Secret, Server, Store, TcpStore,
+};
 use devicemesh::wait::Wait;
 
 /// Returns a wait whose deadline no test reaches.
@@ -36,6 +38,10 @@ pub fn subjects() -> Vec<Subject> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let server = Server::bind("127.0.0.1:0").unwrap();
     let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let secret = Secret::new(b"secret");
+    let guarded = Server::guarded("127.0.0.1:0", secret.clone()).unwrap();
+    let port = guarded.local_addr().port();
+    let encrypted = TcpStore::connect_with_secret("127.0.0.1", port, secret, &soon()).unwrap();
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = format!("{}/store-{}-{number}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let folder = Arc::new(FileStore::open(Path::new(&path)).unwrap());
@@ -43,6 +49,7 @@ pub fn subjects() -> Vec<Subject> {
     vec![
         plain(Arc::new(MemoryStore::new())),
         Subject { store: Arc::new(tcp), _server: Some(server), folder: None },
+        Subject { store: Arc::new(encrypted), _server: Some(guarded), folder: None },
         Subject { store: folder.clone(), _server: None, folder: Some(folder) },
         // SAFETY: the functions below keep the promises, and the table is never freed.
         plain(Arc::new(unsafe { CallbackStore::new(callbacks(Table::leaked())) }.unwrap())),

@@ -11,6 +11,8 @@ from support.processes import environment
 
 # The variable by which the processes of one job are found.
 MARK = "LIBDEVICEMESH_JOB"
+# Ranks with different values of this variable share no memory.
+HOST = "DM_HOSTCCL_HOST"
 
 
 class Rank:
@@ -57,14 +59,19 @@ class Job:
     """Ranks of one job. As a context manager it leaves none behind.
 
     `held` are ranks that are not started yet; `die` is the value of DM_DIE, which phases.c
-    explains."""
+    explains. `lab` are the hosts of a job on several (tests/hostranks.py), and `places` the host of
+    each rank."""
 
-    def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=(), file=None):
+    def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=(), file=None, lab=None, places=None, variables=None):
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
+        self.lab, self.places = lab, places
         self.program, self.size, self.port = program, size, port
         self.variables = {MARK: self.mark, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DM_ROUNDS": rounds, "DM_TIMEOUT_MS": timeout_ms}
         if die:
             self.variables["DM_DIE"] = die
+        if lab:
+            self.variables["MASTER_ADDR"] = lab.address()[0]
+        self.variables.update(variables or {})
         if file:
             self.variables["DM_INIT"] = f"file://{file}"
         self.selector = selectors.DefaultSelector()
@@ -75,8 +82,9 @@ class Job:
                 self.start(number)
 
     def start(self, number):
-        process = subprocess.Popen([self.program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   env=environment(**self.variables, RANK=number, LOCAL_RANK=number))
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
+               "env": environment(**self.variables, RANK=number, LOCAL_RANK=number, **({HOST: self.places[number]} if self.lab else {}))}
+        process = self.lab.spawn(self.places[number], [self.program], **how) if self.lab else subprocess.Popen([self.program], **how)
         self.ranks[number] = Rank(number, process)
         self.selector.register(process.stdout, selectors.EVENT_READ, self.ranks[number])
 

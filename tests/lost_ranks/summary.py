@@ -26,7 +26,8 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     seed = int(os.environ["DM_SEED"])
     terminalreporter.write_line("\n".join(TABLE.lines()))
+    hosts = " --hosts" if any("test_lost_hosts" in argument for argument in config.args) else ""
     for number in sorted(TABLE.failed):
-        terminalreporter.write_line(f"again: python3 tests/soak.py --seed {seed} --only {number}")
+        terminalreporter.write_line(f"again: python3 tests/soak.py{hosts} --seed {seed} --only {number}")
     if config.option.report:
         write_report(TABLE, seed, config.option.random_deaths, config.option.numprocesses, time.monotonic() - BEGAN)

@@ -9,6 +9,14 @@ from .base import CC, CXX, LIBRARY, LINK, ROOT, SCRATCH, STRICT, TOOL, Failure, 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # More warnings than users of devicemesh.hpp are likely to ask for.
 PEDANTIC = ["-Wshadow", "-Wconversion", "-Wsign-conversion"]
+# Two ways to let the ranks of a test be on several hosts, where each host is a name: every rank is
+# alone on its host, and the ranks are on two hosts in turn.
+ON_HOSTS = {
+    "apart": {"DM_HOSTCCL_SHM": "0"},
+    "two hosts": {"before": ["/bin/sh", "-c", 'DM_HOSTCCL_HOST=host$((RANK % 2)) exec "$0" "$@"']},
+}
+# The C tests that `make test` runs in this way, and on how many ranks. `make test-all` runs all.
+HOSTS_QUICK = {("collectives", 4), ("ragged", 4), ("order", 2), ("abort", 3), ("shrink", 8), ("lazy", 4), ("reductions", 4)}
 STATIC = [str(LIBRARY / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 
 
@@ -20,15 +28,15 @@ class Program:
         self.command = [*command, "-o", self.path]
         self.lock, self.is_built = threading.Lock(), False
 
-    def run(self, ranks, *arguments, options=()):
+    def run(self, ranks, *arguments, options=(), before=(), **variables):
         """Builds it if it is not built yet, and runs it on that many ranks, or without the launcher
-        for 0."""
+        for 0. The words `before` stand before the program."""
         with self.lock:
             if not self.is_built:
                 run(self.command)
                 self.is_built = True
         launcher = [TOOL, "run", "-n", ranks, *options, "--"] if ranks else []
-        return run([*launcher, self.path, *arguments], env={"DM_TMP": str(SCRATCH)})
+        return run([*launcher, *before, self.path, *arguments], env={"DM_TMP": str(SCRATCH), **variables})
 
 
 def add_tests(runner):
@@ -40,6 +48,7 @@ def add_tests(runner):
             add_variant(runner, path, name, compiler, LINK, is_long)
             if comments(path)[1]:
                 add_variant(runner, path, f"{name} static", compiler, STATIC, is_long)
+        add_on_hosts(runner, path, [*c, "-O1", "-g", *STRICT])
     for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
         add_variant(runner, path, "c++17", [*cxx, *PEDANTIC], LINK)
         add_variant(runner, path, "c++17 sanitized", cxx, [*LINK, *SANITIZE], is_long=True)
@@ -60,21 +69,35 @@ def add_variant(runner, path, variant, compiler, link, is_long=False):
         runner.add(label, case(count), is_long)
 
 
+def add_on_hosts(runner, path, compiler):
+    """A C test of several ranks, on several hosts."""
+    ranks, _, flags = comments(path)
+    program = Program(f"{path.stem}-on-hosts", *compiler, *flags, "-Iinclude", "-Itests/c", path, *LINK)
+
+    def case(count, how):
+        return lambda: program.run(count, options=("--prefix", "--grace-period", "10"), **how) and None
+
+    for count in ranks:
+        for way, how in ON_HOSTS.items():
+            if count > 1:
+                runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), (path.stem, count) not in HOSTS_QUICK)
+
+
 def add_examples(runner):
     built = {}
 
-    def example(name, ranks, compiler, *arguments, expect=()):
+    def example(name, ranks, compiler, *arguments, expect=(), way=None):
         if name not in built:
             source = next((ROOT / "examples").glob(f"{name}.c*"))
             define = f'-DDM_EXAMPLE_DATA="{ROOT}/examples/data/digits.csv"'
             built[name] = Program(f"example-{name}", *compiler, "-O2", *STRICT, define, "-Iinclude", source, *LINK)
 
         def body():
-            output = built[name].run(ranks, *arguments)
+            output = built[name].run(ranks, *arguments, **(ON_HOSTS[way] if way else {}))
             for text in expect:
                 if not re.search(text, output, re.M):
                     raise Failure(f"no line like {text!r} in\n{output}")
-        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments]), body)
+        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments, *([way] if way else [])]), body)
 
     cxx, c = [CXX, "-std=c++17"], [CC, "-std=c11"]
     accuracy = r"^test accuracy (9[5-9]|100)\.\d+ %$"
@@ -89,3 +112,7 @@ def add_examples(runner):
     example("hello_mesh", 4, c, expect=[r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$"])
     example("pipeline", 8, c, expect=[r"^rank 5 is stage 2; it sends to rank 3 along pp, which is world rank 7; gradients: right$"])
     example("pipeline", 2, c, expect=[r"^rank 1 is stage 0, the last one; gradients: right$"])
+    # hsdp_tp computes the losses of one process itself, so the ranks' losses are those of one host.
+    for way in ON_HOSTS:
+        example("hsdp_tp", 8, cxx, "--check", expect=[accuracy, same], way=way)
+        example("pipeline", 8, c, expect=[r"gradients: right$"], way=way)

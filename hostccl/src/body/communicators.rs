@@ -24,7 +24,19 @@ use crate::types::*;
 pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
     check_out("unique_id", unique_id)?;
     // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { unique_id.write(Id::create()?.to_raw()) };
+    unsafe { unique_id.write(Id::create(None)?.to_raw()) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: c_int) -> Result<ncclResult_t> {
+    check_out("unique_id", unique_id)?;
+    let hosts = match hosts {
+        0 => false,
+        1 => true,
+        other => return Err(Error::argument(format!("hosts {other} is neither 0 (one host) nor 1 (several hosts)"))),
+    };
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { unique_id.write(Id::create(Some(hosts))?.to_raw()) };
     Ok(ncclSuccess)
 }
 
@@ -115,7 +127,7 @@ pub(crate) unsafe fn ncclCommInitAll(
         if ndev < 1 || ndev as u32 > MAX_RANKS {
             return Err(Error::argument(format!("ndev {ndev} is not in 1..={MAX_RANKS}")));
         }
-        let id = Id::create()?;
+        let id = Id::create(Some(false))?;
         (0..ndev)
             .map(|rank| {
                 // SAFETY: the caller's contract says that each array that is not NULL has `ndev`

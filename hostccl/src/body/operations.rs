@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::group::{self, Task};
 use crate::handle;
 use crate::message::{Message, Side};
+use crate::remote_message::RemoteMessage;
 use crate::types::*;
 
 /// The arguments of a collective as the caller passed them.
@@ -206,10 +207,14 @@ unsafe fn message(
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
         check_size(count, 1, dtype)?;
-        let peer = check_peer(peer, comm.nranks)?;
+        let peer = check_peer(peer, comm.whole().1)?;
         let side = side(check_buffer(name, buffer, count, true)?);
+        let seat = comm.span.as_ref().map_or(Some(peer), |span| span.seat_of(peer));
         // SAFETY: the caller's contract.
-        Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype, call) }?)])
+        Ok(vec![match seat {
+            Some(seat) => Task::Message(unsafe { Message::new(comm, side, seat, count, dtype, call) }?),
+            None => Task::Remote(unsafe { RemoteMessage::new(comm, side, peer, count, dtype, call) }?),
+        }])
     })
 }
 

@@ -23,6 +23,9 @@ pub(crate) struct Header {
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
+    /// In the segment of a unique id: 1 when its ranks are to leave it and register with the id's
+    /// maker, 2 when the communicator that they made so has been started, 0 otherwise.
+    pub(super) moved: AtomicU32,
     /// The failure that ended the segment.
     pub(crate) failure: Failure,
     /// Changes when the segment fails.
@@ -126,6 +129,9 @@ pub(crate) struct Seat {
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
+    /// In a communicator over several hosts: the rank for which this rank has waited for a moment,
+    /// plus 1; 0 while it waits for none. It is a hint for diagnoses.
+    pub(crate) waits_for: AtomicU32,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
     /// The tags of the collectives in which this rank's threads are or wait, where there are

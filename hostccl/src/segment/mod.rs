@@ -16,6 +16,7 @@
 mod file;
 mod header;
 mod layout;
+mod lobby;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,7 @@ use self::header::RankBits;
 pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
+pub(crate) use self::lobby::Lobby;
 use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::labels::{self, Labels};
@@ -46,7 +48,7 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
         let nranks = header.nranks.load(atomic::Ordering::Acquire);
-        nranks != 0 && header.arrived.value() == nranks || header.failure.is_set()
+        nranks != 0 && header.arrived.value() == nranks || header.failure.is_set() || header.is_closed()
     })
 }
 
@@ -109,6 +111,11 @@ impl Segment {
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
+        if header.is_closed() {
+            return Err(Error::usage(
+                "the unique id has started a communicator already; make one id for each communicator",
+            ));
+        }
         if let Err(agreed) =
             header.nranks.compare_exchange(0, nranks, atomic::Ordering::SeqCst, atomic::Ordering::SeqCst)
         {

@@ -10,11 +10,14 @@
 //! [`Wire::progress`] while it polls, and then sleeps. The word [`Wire::moved`] changes whenever a
 //! request ends, a notice arrives, or a peer is lost.
 
+pub(crate) mod address;
 #[cfg(test)]
 mod contract;
+pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
+pub(crate) mod tcp;
 pub(crate) mod ucx;
 
 use std::fmt::Debug;
@@ -127,13 +130,20 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch its buffer. The peer may still see the
-    /// message, or a part of it that it drops.
+    /// message, or a part of it that it drops. A receive that has met no message yet may take its
+    /// message with it, so that the tag's next receive gets the message after that.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. It takes a
     /// connection that exists, and makes one otherwise. It never fails: a peer that is lost gets
     /// nothing.
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
+
+    /// Whether there is a connection to the peer, so that a notice to it makes none.
+    fn connected(&self, peer: Peer) -> bool {
+        let _ = peer;
+        true
+    }
 
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.

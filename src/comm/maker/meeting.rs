@@ -81,10 +81,10 @@ impl Maker<'_> {
         let maker = |index: usize| index * (size / count) + index.min(size % count);
         let world_rank = |position: usize| group.ranks().get(position).copied().unwrap_or_default();
         let Some(round) = self.peers.round().filter(|_| size > 1) else {
-            return Ok(vec![self.unique_id()?]);
+            return Ok(vec![self.unique_id(Some(true))?]);
         };
         let (first, mine) = (rank == 0, (0..count).find(|index| maker(*index) == rank));
-        let made = mine.map(|_| self.unique_id()).transpose()?;
+        let made = mine.map(|_| self.unique_id(self.peers.share_memory())).transpose()?;
         let publish = |key: &str, id: &UniqueId, value: &[u8]| {
             round.publish(key, value, wait).inspect_err(|_| self.library.discard(id))
         };
@@ -111,9 +111,10 @@ impl Maker<'_> {
         })
     }
 
-    /// A fresh id.
-    fn unique_id(&self) -> Result<UniqueId> {
-        self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), Library::unique_id, drop)
+    /// A fresh id for ranks that share memory, or do not; `None` where nobody knows it.
+    fn unique_id(&self, shares_memory: Option<bool>) -> Result<UniqueId> {
+        let make = move |library: &Library| library.unique_id(shares_memory);
+        self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), make, drop)
     }
 }
 

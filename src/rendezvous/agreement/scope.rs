@@ -75,13 +75,36 @@ impl Scope {
         offers: &[Option<String>],
         wait: &Wait,
     ) -> Result<(Round, Vec<bool>)> {
+        self.share(call, detail, offers, None, wait)
+    }
+
+    /// Does what [`Scope::agree_to_share`] does. `failure` says why this rank cannot do its work,
+    /// if it cannot. If such a rank stops waiting before all ranks have come, the others are told.
+    pub(in crate::rendezvous) fn agree_to_join(
+        &self,
+        call: &str,
+        offers: &[Option<String>],
+        failure: Option<&Error>,
+        wait: &Wait,
+    ) -> Result<(Round, Vec<bool>)> {
+        self.share(call, "", offers, failure, wait)
+    }
+
+    fn share(
+        &self,
+        call: &str,
+        detail: &str,
+        offers: &[Option<String>],
+        failure: Option<&Error>,
+        wait: &Wait,
+    ) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
         let names = names_in_line(names);
         // Only what the first rank offers can be shared, so the other ranks do not publish their
         // offers.
         let offered = if self.membership.me == 0 { names.clone() } else { String::new() };
         let detail = format!("{detail}{DETAIL}{offered}");
-        let round = self.enter(call, &detail, Part { offers: Some(names), failure: None }, wait)?;
+        let round = self.enter(call, &detail, Part { offers: Some(names), failure }, wait)?;
         if self.membership.members.len() < 2 {
             let shared = offers.iter().map(Option::is_some).collect();
             return Ok((round, shared));
@@ -194,12 +217,6 @@ impl Scope {
     /// Makes `error` the verdict of the next call, in which this rank takes no part.
     pub(in crate::rendezvous) fn refuse(&self, error: &Error, wait: &Wait) {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
-    }
-
-    /// Takes part in the next call as a rank that cannot do its work. If this rank stops waiting
-    /// before all ranks have come, the others are told `failure`.
-    pub(in crate::rendezvous) fn agree_in_vain(&self, call: &str, failure: &Error, wait: &Wait) -> Result<Round> {
-        self.enter(call, "", Part { offers: None, failure: Some(failure) }, wait)
     }
 
     /// Begins the next call, in which this rank takes part. Ends its row of refusals.

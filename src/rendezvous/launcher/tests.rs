@@ -38,6 +38,14 @@ const TORCHRUN: &str = "GROUP_RANK=0 GROUP_WORLD_SIZE=1 LOCAL_RANK=1 LOCAL_WORLD
     ROLE_WORLD_SIZE=2 WORLD_SIZE=2 TORCHELASTIC_MAX_RESTARTS=2 TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_RUN_ID=none \
     TORCHELASTIC_USE_AGENT_STORE=True";
 
+/// What Kubernetes adds to the manifest's variables in pod 3 of a job. It is taken from the
+/// documentation of Kubernetes 1.34, and was not recorded in a cluster.
+const KUBERNETES_POD: &str = "HOSTNAME=train-3 JOB_COMPLETION_INDEX=3 KUBERNETES_PORT=tcp://10.96.0.1:443 KUBERNETES_SERVICE_HOST=10.96.0.1 \
+    KUBERNETES_SERVICE_PORT=443 KUBERNETES_SERVICE_PORT_HTTPS=443";
+/// What `devicemesh run` sets in the same pod, with two ranks in each of four pods.
+const RUN_IN_POD: &str = "GROUP_RANK=3 GROUP_WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=train-0.train MASTER_PORT=29400 RANK=7 \
+    WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True";
+
 fn detect_in(variables: &str) -> Result<Place> {
     detect(&|name| lookup(variables, name))
 }
@@ -106,6 +114,29 @@ fn each_launcher_is_known_by_what_it_really_sets() {
         assert_eq!(seen, (launcher, rank, size, local_rank), "{variables}");
         assert_eq!(place.address.as_ref().map(|(host, _)| host.as_str()), host, "{variables}");
     }
+}
+
+#[test]
+fn the_manifests_of_kubernetes_say_all_that_is_needed() {
+    let manifest = include_str!("../../../examples/kubernetes/one_rank_a_pod.yaml");
+    let set = manifest.lines().filter_map(|line| {
+        let (name, value) = line.trim().strip_prefix("- {name: ")?.strip_suffix('}')?.split_once(", value: ")?;
+        Some(format!("{name}={}", value.trim_matches('"')))
+    });
+    let set = set.collect::<Vec<_>>().join(" ");
+    assert!(manifest.contains("completions: 8\n"), "the size is that of the job");
+    let place = detect_in(&format!("{KUBERNETES_POD} {set}")).unwrap();
+    assert_eq!((place.launcher, place.rank, place.size, place.local_rank), ("Kubernetes", 3, 8, None));
+    assert_eq!(place.address, Some(("train-0.train".to_owned(), 29_500)));
+    // Every pod finds another rank and the same address.
+    let last = detect_in(&format!("{KUBERNETES_POD} {set} JOB_COMPLETION_INDEX=7")).unwrap();
+    assert_eq!((last.rank, last.address, last.job), (7, place.address, 0));
+    let with_run = detect_in(&format!("{KUBERNETES_POD} {RUN_IN_POD}")).unwrap();
+    assert_eq!((with_run.launcher, with_run.rank, with_run.size, with_run.local_rank), ("torchrun", 7, 8, Some(1)));
+    assert!(with_run.agent && detect_in(KUBERNETES_POD).is_err());
+    let by_run = include_str!("../../../examples/kubernetes/train.yaml");
+    let (pods, ranks) = (by_run.matches("completions: 4 ").count(), by_run.contains("- --nnodes=4\n"));
+    assert!(pods == 1 && ranks && by_run.contains("- --node-rank=$(JOB_COMPLETION_INDEX)\n"));
 }
 
 #[test]

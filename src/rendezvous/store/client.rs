@@ -53,7 +53,8 @@ impl TcpStore {
     pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let name = format!("tcp://{bracketed}:{port}");
-        let address = Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new() };
+        let address =
+            Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new(), from: OnceCell::new() };
         let store = TcpStore {
             idle: Mutex::default(),
             retired: Mutex::default(),

@@ -6,15 +6,20 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use hostccl::fork::{self, Private};
+use hostccl::noise::Broken;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::frame::{MAX_VALUE, op};
 use super::poll::timespec;
+use super::records::{Records, TEXT};
 use crate::error::Error;
 use crate::wait::Wait;
 
 /// How long the answer to a cancellation may take before the connection is given up.
 pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
+
+/// How many encrypted bytes are read in one system call.
+const READ: usize = 32 << 10;
 
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
@@ -27,6 +32,18 @@ pub(super) struct Connection {
     /// How many bytes the answers to these requests have. They come before the answer to the next
     /// request, and are skipped.
     unread: usize,
+    /// The encryption, where the store has a secret.
+    sealed: Option<Box<Sealed>>,
+}
+
+/// The encryption of a connection.
+struct Sealed {
+    /// The records in both directions.
+    records: Records,
+    /// The texts of the records that have come.
+    text: Vec<u8>,
+    /// How many bytes of `text` were taken.
+    taken: usize,
 }
 
 impl Drop for Connection {
@@ -51,7 +68,12 @@ pub(super) enum ExchangeError {
 
 impl Connection {
     pub(super) fn new(stream: Private<TcpStream>) -> Connection {
-        Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0 }
+        Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0, sealed: None }
+    }
+
+    /// Encrypts everything from now on, in both directions.
+    pub(super) fn encrypt(&mut self, records: Records) {
+        self.sealed = Some(Box::new(Sealed { records, text: Vec::new(), taken: 0 }));
     }
 
     /// Sends these requests together with the next one, in one packet, and skips their answers,
@@ -63,21 +85,67 @@ impl Connection {
 
     pub(super) fn send(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         if self.ahead.is_empty() {
-            return self.send_all(bytes, wait);
+            return self.send_text(bytes, wait);
         }
         let mut all = std::mem::take(&mut self.ahead);
         all.extend_from_slice(bytes);
-        self.send_all(&all, wait)
+        self.send_text(&all, wait)
     }
 
     pub(super) fn receive(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let mut skipped = [0; 512];
         while self.unread > 0 {
             let part = self.unread.min(skipped.len());
-            self.receive_all(&mut skipped[..part], wait)?;
+            self.receive_text(&mut skipped[..part], wait)?;
             self.unread -= part;
         }
-        self.receive_all(buffer, wait)
+        self.receive_text(buffer, wait)
+    }
+
+    /// Sends these bytes, encrypted where the store has a secret.
+    fn send_text(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
+        let Some(mut sealed) = self.sealed.take() else { return self.send_all(bytes, wait) };
+        let mut record = Vec::with_capacity(bytes.len().min(TEXT) + 64);
+        let sent = bytes.chunks(TEXT).try_for_each(|text| {
+            record.clear();
+            sealed.records.seal(text, &mut record).map_err(broken)?;
+            self.send_all(&record, wait)
+        });
+        self.sealed = Some(sealed);
+        sent
+    }
+
+    /// Fills the buffer with what the server sends, decrypted where the store has a secret.
+    fn receive_text(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
+        let Some(mut sealed) = self.sealed.take() else { return self.receive_all(buffer, wait) };
+        let received = self.receive_sealed(&mut sealed, buffer, wait);
+        self.sealed = Some(sealed);
+        received
+    }
+
+    fn receive_sealed(
+        &mut self,
+        sealed: &mut Sealed,
+        mut buffer: &mut [u8],
+        wait: &Wait,
+    ) -> std::result::Result<(), ExchangeError> {
+        loop {
+            let there = &sealed.text[sealed.taken..];
+            let count = there.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&there[..count]);
+            sealed.taken += count;
+            buffer = &mut buffer[count..];
+            if sealed.taken == sealed.text.len() {
+                sealed.text.clear();
+                sealed.taken = 0;
+            }
+            if buffer.is_empty() {
+                return Ok(());
+            }
+            let mut bytes = [0; READ];
+            let count = self.receive_some(&mut bytes, wait)?;
+            sealed.records.open(&bytes[..count], &mut sealed.text).map_err(broken)?;
+        }
     }
 
     fn send_all(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
@@ -94,15 +162,23 @@ impl Connection {
 
     fn receive_all(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         while !buffer.is_empty() {
+            let count = self.receive_some(buffer, wait)?;
+            buffer = &mut buffer[count..];
+        }
+        Ok(())
+    }
+
+    /// Waits until something has come, and returns how many bytes it was, which is at least one.
+    fn receive_some(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<usize, ExchangeError> {
+        loop {
             match self.stream.read(buffer) {
                 Ok(0) => return Err(ExchangeError::Io(io::Error::new(ErrorKind::UnexpectedEof, "end of stream"))),
-                Ok(count) => buffer = &mut buffer[count..],
+                Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::IN, wait)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::Io(error)),
             }
         }
-        Ok(())
     }
 
     /// Sleeps until the socket is ready. Fails when the deadline passes or the call is cancelled.
@@ -156,4 +232,9 @@ impl Connection {
         self.receive(&mut bytes, wait)?;
         Ok(bytes)
     }
+}
+
+/// Returns the error of a connection whose encryption broke.
+fn broken(why: Broken) -> ExchangeError {
+    ExchangeError::Ended(Error::store(format!("the connection to the store broke: {why}")))
 }

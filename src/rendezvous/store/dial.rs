@@ -2,7 +2,7 @@
 //! deadline.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -13,10 +13,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
-use super::frame::{DENIED, MAGIC, Writer, op};
+use super::frame::{DENIED, MAGIC, OTHER_SECRET, Writer, op};
+use super::names;
 use super::poll::timespec;
 use super::random;
-use super::secret::{Secret, Side, VARIABLE, nonce, number_of};
+use super::records::{Records, number_of};
+use super::secret::{Secret, VARIABLE};
 use super::server::notice_silence;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -39,10 +41,12 @@ pub(super) struct Address {
     pub(super) host: String,
     /// The port.
     pub(super) port: u16,
-    /// The secret to prove, if there is one.
+    /// The secret that the server must have too, if there is one.
     pub(super) secret: Option<Secret>,
     /// The address of the name that was reached. Later connections need no name server.
     pub(super) reached: OnceCell<SocketAddr>,
+    /// The address of this host from which the server was reached first.
+    pub(super) from: OnceCell<IpAddr>,
 }
 
 /// Why an attempt to connect failed.
@@ -134,8 +138,10 @@ impl Address {
         let stream = connect_to_any(&addresses, &limited)?;
         stream.set_nodelay(true).and_then(|()| notice_silence(&*stream)).map_err(Attempt::Again)?;
         let address = stream.peer_addr().map_err(Attempt::Again)?;
+        let from = stream.local_addr().map_err(Attempt::Again)?.ip();
         let greeted = self.greet(Connection::new(stream), &limited)?;
         self.reached.get_or_init(|| address);
+        self.from.get_or_init(|| from.to_canonical());
         Ok(greeted)
     }
 
@@ -145,11 +151,8 @@ impl Address {
             return Ok(vec![SocketAddr::new(address, self.port)]);
         }
         let (sender, receiver) = channel();
-        let name = (self.host.clone(), self.port);
-        let resolve = move || {
-            let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-            let _ = sender.send(resolved);
-        };
+        let (host, port) = (self.host.clone(), self.port);
+        let resolve = move || drop(sender.send(names::resolve(&host, port)));
         hostccl::thread::spawn("dm-resolve", resolve)
             .map_err(|error| Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error))))?;
         loop {
@@ -168,12 +171,12 @@ impl Address {
 
     /// Sends VALIDATE and PING in one write, as PyTorch's client does, because its libuv server
     /// closes the connection when they come apart. The reply shows that a TCPStore listens there.
-    /// With a secret, a challenge takes the place of the PING.
+    /// With a secret, a handshake takes the place of the PING.
     fn greet(&self, mut connection: Connection, wait: &Wait) -> std::result::Result<Connection, Attempt> {
         let hello = Writer::new(op::VALIDATE).word(MAGIC);
         let greeted = match &self.secret {
             None => self.ping(&mut connection, hello, wait),
-            Some(secret) => self.prove(&mut connection, hello, secret, wait),
+            Some(secret) => self.shake_hands(&mut connection, hello, secret, wait),
         };
         match greeted {
             Ok(()) => Ok(connection),
@@ -209,38 +212,38 @@ impl Address {
         Ok(())
     }
 
-    /// Exchanges the proofs of the secret with the server.
-    fn prove(
+    /// Exchanges the messages of the handshake with the server. It fails where the server does not
+    /// have the secret. Afterwards the connection is encrypted.
+    fn shake_hands(
         &self,
         connection: &mut Connection,
         hello: Writer,
         secret: &Secret,
         wait: &Wait,
     ) -> std::result::Result<(), ExchangeError> {
-        let refuse = |why: &str| Err(ExchangeError::Ended(Error::store(format!("the store at {} {why}", self.name))));
-        let ours = nonce().map_err(ExchangeError::Ended)?;
-        connection.nonce = number_of(&ours);
-        connection.send(&hello.then(op::CHALLENGE).string(&ours).finish(), wait)?;
-        let theirs = match connection.string(wait) {
+        let refuse = |why: &str| ExchangeError::Ended(Error::store(format!("the store at {} {why}", self.name)));
+        let (mut records, first) = Records::initiator(secret)
+            .map_err(|why| ExchangeError::Ended(Error::store(format!("no connection to the store: {why}"))))?;
+        connection.nonce = number_of(&first);
+        connection.send(&hello.then(op::HANDSHAKE).string(&first).finish(), wait)?;
+        let second = match connection.string(wait) {
             Err(ExchangeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
                 let why = format!(
-                    "it closes connections that bring a secret: PyTorch's server does, so unset {VARIABLE}, or meet elsewhere"
+                    "it closes connections that bring a secret: PyTorch's server does, and version 0.1 of this library, so unset {VARIABLE}, or meet elsewhere"
                 );
                 return Err(ExchangeError::Io(io::Error::new(error.kind(), why)));
             }
             answer => answer?,
         };
-        if theirs.is_empty() {
-            return refuse(&format!("is served without a secret, but {VARIABLE} is set here: set it there too"));
+        if second.is_empty() {
+            return Err(refuse(&format!("is served without a secret, but {VARIABLE} is set here: set it there too")));
         }
-        connection.send(&Writer::new(op::PROOF).string(&secret.proof(Side::Client, &ours, &theirs)).finish(), wait)?;
-        let proof = connection.string(wait)?;
-        if proof.is_empty() {
-            return refuse(&format!("has another secret: {VARIABLE} must be the same on all ranks"));
+        if second == OTHER_SECRET {
+            return Err(refuse(&format!("has another secret: {VARIABLE} must be the same on all ranks")));
         }
-        if !secret.is_proof(&proof, Side::Server, &ours, &theirs) {
-            return refuse(&format!("does not have the secret that {VARIABLE} holds here"));
-        }
+        let finished = records.finish(&second);
+        finished.map_err(|_| refuse(&format!("does not have the secret that {VARIABLE} holds here")))?;
+        connection.encrypt(records);
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
 /// The key by which a client knows a server of this library. It is not listed or counted. Under
 /// this key, a slash, and the nonce of a connection's greeting in hexadecimal digits, the server
 /// says why it had no room for what that connection asked. The nonce is that of the first PING, or
-/// the first four bytes of a CHALLENGE.
+/// the first four bytes of the client's message of the handshake.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The key under which a server of this library says how many connections it refused, because they
 /// had the wrong secret or none. It exists once there is such a connection, and is not listed or
@@ -86,15 +86,17 @@ pub mod op {
     /// key, value; replies with a byte 0. When the last connection that left these two ends, key
     /// counts one more (as ADD does) and the value stands under the key, a slash and the count.
     pub const LAST_WORD: u8 = 101;
-    /// The client's nonce; replies with the server's, which is empty where the server has no
-    /// secret.
-    pub const CHALLENGE: u8 = 102;
-    /// The client's proof that it has the secret; replies with the server's, which is empty when it
-    /// does not believe the client's.
-    pub const PROOF: u8 = 103;
+    /// The client's message of a handshake; replies with the server's, and what follows in both
+    /// directions is encrypted. The reply is empty where the server has no secret, and
+    /// [`OTHER_SECRET`](super::OTHER_SECRET) where it has another one. Version 0.1 had 102 and 103
+    /// in its place.
+    pub const HANDSHAKE: u8 = 104;
 }
 
-/// The answer to PING of a server that asks for a proof first.
+/// The answer to a handshake with another secret. No message of a handshake is so short.
+pub const OTHER_SECRET: &[u8] = &[0];
+
+/// The answer to PING of a server that has a secret.
 pub const DENIED: [u8; 4] = *b"DENY";
 
 /// One request of a client.
@@ -123,15 +125,14 @@ pub enum Request {
     Barrier(Vec<u8>, i64),
     WaitAny(Strings),
     LastWord(Vec<u8>, Vec<u8>),
-    Challenge(Vec<u8>),
-    Proof(Vec<u8>),
+    Handshake(Vec<u8>),
 }
 
 impl Request {
     /// Whether a connection begins with such a request. These requests ask for nothing that is
     /// kept.
     pub(super) fn is_greeting(&self) -> bool {
-        matches!(self, Request::Validate(_) | Request::Ping(_) | Request::Challenge(_) | Request::Proof(_))
+        matches!(self, Request::Validate(_) | Request::Ping(_) | Request::Handshake(_))
     }
 
     /// Whether the request is carried out in little work, so that also a client whose turn is short
@@ -173,7 +174,7 @@ fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
         op::VALIDATE | op::PING => (&[Word], false),
         op::SET | op::APPEND | op::QUEUE_PUSH | op::LAST_WORD => (&[Key, Value], false),
         op::COMPARE_SET => (&[Key, Value, Value], false),
-        op::GET | op::DELETE | op::QUEUE_POP | op::QUEUE_LEN | op::CHALLENGE | op::PROOF => (&[Key], false),
+        op::GET | op::DELETE | op::QUEUE_POP | op::QUEUE_LEN | op::HANDSHAKE => (&[Key], false),
         op::ADD | op::BARRIER => (&[Key, Number], false),
         op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY => (&[Key], true),
         op::MULTI_SET => (&[Key, Value], true),
@@ -294,8 +295,7 @@ pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
         op::LIST_KEYS => Request::ListKeys,
         op::BARRIER => Request::Barrier(reader.string()?, reader.number()?),
         op::LAST_WORD => Request::LastWord(reader.string()?, reader.string()?),
-        op::CHALLENGE => Request::Challenge(reader.string()?),
-        op::PROOF => Request::Proof(reader.string()?),
+        op::HANDSHAKE => Request::Handshake(reader.string()?),
         _ => return None,
     })
 }

@@ -8,7 +8,10 @@ mod dial;
 mod file;
 pub mod frame;
 mod memory;
+mod names;
 mod poll;
+#[doc(hidden)]
+pub mod records;
 mod secret;
 mod server;
 mod table;
@@ -24,6 +27,7 @@ pub(in crate::rendezvous) use server::NotListening;
 pub use server::Server;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
 
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -86,6 +90,12 @@ pub trait Store: Send + Sync {
     /// world has left in it when all ranks have left. The other stores end with their server.
     #[doc(hidden)]
     fn leave_world(&self, _world: &LeftWorld<'_>, _wait: &Wait) {}
+
+    /// Returns the address of this host from which the store is reached; `None` for a store that is
+    /// not reached over a network.
+    fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
 
     /// Returns the name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;

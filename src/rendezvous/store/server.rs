@@ -22,7 +22,7 @@ mod turns;
 
 use std::io;
 use std::mem;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -30,6 +30,7 @@ use std::thread::JoinHandle;
 use hostccl::fork::{self, Private};
 use hostccl::machine;
 
+use super::names;
 use super::poll::{Poll, event, ring};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
@@ -43,6 +44,9 @@ use shared::Shared;
 pub struct Server {
     /// The first address on which it listens.
     address: SocketAddr,
+    /// The first address on which other hosts can reach it; `None` where it listens on loopback
+    /// addresses alone, or on all addresses of this host.
+    for_others: Option<IpAddr>,
     /// Whether it listens on loopback addresses alone.
     is_local: bool,
     /// The state that the server shares with its thread.
@@ -67,6 +71,8 @@ impl Server {
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
         let is_local = listeners.iter().all(|listener| listener.local_addr().is_ok_and(|at| at.ip().is_loopback()));
+        let mut addresses = listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.ip()));
+        let for_others = addresses.find(|address| !address.is_loopback() && !address.is_unspecified());
         let wake = event().map_err(|error| broken(&error))?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -83,7 +89,7 @@ impl Server {
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
         let thread = hostccl::thread::spawn("dm-store", move || serving.run());
         let thread = thread.map_err(|error| Error::no_thread(&error).within("cannot set up the store's server"))?;
-        Ok(Server { address: bound, is_local, shared, thread: Some(thread) })
+        Ok(Server { address: bound, for_others, is_local, shared, thread: Some(thread) })
     }
 
     /// Listens on every address that `host` has according to this host, and on no other.
@@ -98,12 +104,9 @@ impl Server {
         port: u16,
         secret: Option<Secret>,
     ) -> Result<std::result::Result<Server, NotListening>> {
-        let addresses: Vec<SocketAddr> = (host, port)
-            .to_socket_addrs()
-            .map_err(|error| {
-                Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error)
-            })?
-            .collect();
+        let addresses = names::resolve(host, port).map_err(|error| {
+            Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error)
+        })?;
         match listen_on_all(&*addresses) {
             Ok(listeners) => Server::serve(listeners, secret).map(Ok),
             Err(not) => Ok(Err(not)),
@@ -119,6 +122,12 @@ impl Server {
     /// Returns the first address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the first address on which other hosts can reach it; `None` where it listens on
+    /// loopback addresses alone, or on all addresses of this host.
+    pub(in crate::rendezvous) fn address_for_others(&self) -> Option<IpAddr> {
+        self.for_others
     }
 
     /// Returns the error of a rank that waited for others in vain. If this server could not take

@@ -17,8 +17,6 @@ pub(super) const BUSY: Status = -15;
 /// `UCS_ERR_CONNECTION_RESET`.
 pub(super) const ENDED: [Status; 4] = [-6, -23, -24, -25];
 
-/// `UCS_ERR_INVALID_ADDR`.
-pub(super) const BAD_ADDRESS: Status = -7;
 /// `UCS_ERR_ENDPOINT_TIMEOUT`. UCX's TCP reports a closed connection so, and its RDMA transports a
 /// peer that does not answer.
 pub(super) const NO_ANSWER: Status = -80;
@@ -158,8 +156,7 @@ pub(super) union Callback {
     /// Runs when a send, a flush or a close is over.
     pub(super) send: unsafe extern "C" fn(request: *mut c_void, status: Status, argument: *mut c_void),
     /// Runs when the data of a message have arrived.
-    pub(super) receive:
-        unsafe extern "C" fn(request: *mut c_void, status: Status, bytes: usize, argument: *mut c_void),
+    pub(super) receive: unsafe extern "C" fn(request: *mut c_void, status: Status, bytes: usize, argument: *mut c_void),
 }
 
 /// `ucp_request_param_t`.

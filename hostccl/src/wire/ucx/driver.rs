@@ -117,10 +117,8 @@ fn poll(worker: Option<RawFd>, wake: &OwnedFd, timeout: Duration) {
     let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // The kernel passes over a descriptor below 0.
     let mut both = [wanted(wake.as_raw_fd()), wanted(worker.unwrap_or(-1))];
-    let timeout = libc::timespec {
-        tv_sec: timeout.as_secs().min(3600) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
+    let timeout =
+        libc::timespec { tv_sec: timeout.as_secs().min(3600) as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
     // SAFETY: the array and the timeout outlive the call.
     unsafe { libc::ppoll(both.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) };
     if both[0].revents != 0 {
@@ -147,9 +145,7 @@ impl Shared {
             return event::sleep(&watches, timeout);
         }
         let until = Instant::now() + timeout.min(Duration::from_secs(3600));
-        let same = || {
-            self.moved.value() == seen && others.iter().all(|watch| watch.event.value() == watch.seen)
-        };
+        let same = || self.moved.value() == seen && others.iter().all(|watch| watch.event.value() == watch.seen);
         while same() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -15,7 +15,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::api;
 use super::frame::{self, Direction, Greeting, Header, Kind};
 use super::state::{Core, Remote, Stage};
 use super::worker::Flight;
@@ -37,8 +36,11 @@ impl Core {
     /// Makes the connection to a peer, if there is none.
     pub(super) fn connect(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Idle) else { return };
-        let worker = frame::parse_address(&remote.contact.address).map(|(_, worker)| worker.to_vec());
-        let connected = worker.ok_or(api::BAD_ADDRESS).and_then(|worker| self.worker.connect(&worker));
+        let Some((_, worker)) = frame::parse_address(&remote.contact.address) else {
+            let why = format!("{} has no address of UCX: set DM_WIRE alike on all hosts", remote.place);
+            return self.losing.push((peer, Lost { ended: false, why }));
+        };
+        let connected = self.worker.connect(worker);
         match connected {
             Ok(endpoint) => {
                 (remote.endpoint, remote.stage, remote.heard) = (endpoint, Stage::Greeting, Instant::now());

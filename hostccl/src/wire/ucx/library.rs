@@ -26,8 +26,7 @@ const NAME: &CStr = c"libucp.so.0";
 const OLDEST: (u32, u32) = (1, 13);
 
 /// The variables that keep UCX from changing the process, and their values.
-const SETTINGS: [(&str, &str); 3] =
-    [("UCX_MEM_EVENTS", "n"), ("UCX_ERROR_SIGNALS", ""), ("UCX_HANDLE_ERRORS", "none")];
+const SETTINGS: [(&str, &str); 3] = [("UCX_MEM_EVENTS", "n"), ("UCX_ERROR_SIGNALS", ""), ("UCX_HANDLE_ERRORS", "none")];
 
 /// UCX's library, which stays open until the process ends.
 #[derive(Debug)]

@@ -48,8 +48,8 @@ use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
 use crate::event::{Event, Watch};
 use crate::fork::{self, Own};
-use crate::id::random_token;
 use crate::thread;
+use crate::token::random_token;
 use crate::types::ncclSystemError;
 
 /// How often UCX is asked at most before a call returns.
@@ -373,8 +373,7 @@ impl Wire for Ucx {
             unsafe {
                 let busy = (*core).remove(request.0);
                 if busy {
-                    let done =
-                        |core: &Core| matches!(core.requests.get(&request.0), Some(Op::Over(_)) | None);
+                    let done = |core: &Core| matches!(core.requests.get(&request.0), Some(Op::Over(_)) | None);
                     if !self.advance_until(core, PATIENCE, done) {
                         (*core).give_up(request.0);
                         if !self.advance_until(core, PATIENCE, done) {

@@ -2,10 +2,13 @@
 //! that `DM_UCX_LIBRARY` names. Elsewhere they say that they are skipped.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::wire::contract;
+
+/// How long a test waits for what must happen.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Runs a test where UCX is there.
 fn with_ucx(test: impl Fn(contract::Make<'_>)) {
@@ -64,4 +67,70 @@ fn peers_may_be_closed_and_met_again() {
 #[test]
 fn a_cancelled_message_harms_no_other() {
     with_ucx(contract::cancelled);
+}
+
+#[test]
+#[ignore = "it measures"]
+fn how_fast() {
+    with_ucx(|make| contract::speed("UCX", make));
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_lost_in_time() {
+    with_ucx(|_| {
+        let wires = [Ucx::new(Duration::from_millis(300), || ()).unwrap(), Ucx::new(LONG, || ()).unwrap()];
+        let peers = [wires[0].meet(&wires[1].contact(), &[7; 16]), wires[1].meet(&wires[0].contact(), &[7; 16])];
+        wires[1].notify(peers[1], 1, b"hello");
+        let end = Instant::now() + LONG;
+        while wires[0].news().0.is_empty() {
+            assert!(Instant::now() < end, "no notice comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The second wire sends a sign of life only every 12 s, and nothing else.
+        while wires[0].lost(peers[0]).is_none() {
+            assert!(Instant::now() < end, "the silence is not noticed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let lost = wires[0].lost(peers[0]).unwrap();
+        assert!(!lost.ended && lost.why.contains("has been silent for 300 ms"), "{}", lost.why);
+    });
+}
+
+#[test]
+fn a_forked_child_leaves_the_worker_alone() {
+    with_ucx(|make| {
+        let (wires, peers) = contract::pair(make);
+        let (mut got, tag) = ([0; 5], contract::tag(1));
+        let request = contract::send(&wires[0], peers[0], tag, b"hello");
+        assert!(contract::wait(&wires[0], &request).is_ok());
+        // SAFETY: the child calls functions that refuse their work, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let moved = wires.iter().any(|wire| wire.progress());
+            wires[0].notify(peers[0], 1, b"from the child");
+            wires[0].close(peers[0]);
+            drop(wires);
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(i32::from(moved)) };
+        }
+        let mut status = 0;
+        // SAFETY: the call writes the status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let request = contract::receive(&wires[1], peers[1], tag, &mut got);
+        assert_eq!((contract::wait(&wires[1], &request), &got), (Ok(5), b"hello"));
+        assert!(wires[1].news().0.is_empty());
+    });
+}
+
+#[test]
+fn an_address_of_another_wire_is_refused_with_the_reason() {
+    with_ucx(|make| {
+        let wire = make();
+        let peer = wire.meet(&Contact { id: [3; 16], address: b"no address of UCX".to_vec() }, &[7; 16]);
+        let mut got = [0; 5];
+        let request = contract::receive(&wire, peer, contract::tag(1), &mut got);
+        let failed = contract::wait(&wire, &request).unwrap_err();
+        assert!(matches!(&failed, Broken::Lost(lost) if lost.why.contains("DM_WIRE")), "{failed:?}");
+    });
 }

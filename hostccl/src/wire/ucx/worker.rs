@@ -103,7 +103,8 @@ impl Note {
 impl Worker {
     /// Makes a context and a worker.
     pub(super) fn new(library: &'static Library) -> Result<Worker, String> {
-        let failed = |what: &str, status| Err(format!("DM_WIRE=ucx: {library} refuses {what}: {}", library.text(status)));
+        let failed =
+            |what: &str, status| Err(format!("DM_WIRE=ucx: {library} refuses {what}: {}", library.text(status)));
         let mailbox = Box::into_raw(Box::default());
         let (context, worker) = (ptr::null_mut(), ptr::null_mut());
         // From here on a failure drops `made`, which frees what exists.
@@ -197,9 +198,7 @@ impl Worker {
         // SAFETY: UCX writes the descriptor.
         match unsafe { (self.library.functions.event_fd)(self.worker, &raw mut fd) } {
             api::OK => Ok(fd),
-            status => {
-                Err(format!("DM_WIRE=ucx: {} has no descriptor: {}", self.library, self.library.text(status)))
-            }
+            status => Err(format!("DM_WIRE=ucx: {} has no descriptor: {}", self.library, self.library.text(status))),
         }
     }
 

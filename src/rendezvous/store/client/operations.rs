@@ -1,5 +1,6 @@
 //! The operations of a store, as requests to a TCPStore server.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -222,6 +223,10 @@ impl Store for TcpStore {
             self.idle().push(connection);
         }
         Ok(true)
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        self.address.from.get().copied()
     }
 
     fn name(&self) -> &str {

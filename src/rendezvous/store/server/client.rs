@@ -1,5 +1,5 @@
 //! One connection as the server sees it: its requests, its replies, and whether its client may ask
-//! for anything.
+//! for anything. With a secret, all that follows the handshake is encrypted.
 
 use std::borrow::Cow;
 use std::io::{self, ErrorKind, Read};
@@ -7,10 +7,12 @@ use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
+use hostccl::noise::Broken;
 
-use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
+use super::super::frame::{DENIED, Malformed, Measure, OTHER_SECRET, Request, Writer, op, request};
 use super::super::poll::Interest;
-use super::super::secret::{NONCE, Secret, Side, nonce, number_of};
+use super::super::records::{Records, number_of};
+use super::super::secret::Secret;
 use super::super::table::Task;
 use super::outgoing::Outgoing;
 
@@ -19,8 +21,11 @@ const HIGH_WATER: usize = 1 << 20;
 /// A request of at least this many bytes keeps the buffer in which it came, so that its lists need
 /// no copy.
 const LONG: usize = 16 << 10;
-/// The longest nonce that a client may send.
-const MAX_NONCE: usize = 256;
+/// How many units of work an encrypted byte counts, because it is encrypted or decrypted too.
+const SEALED: usize = 4;
+/// How many units of work a handshake counts. It takes about as long as this many bytes that are
+/// encrypted.
+const HANDSHAKE: usize = 32 << 10;
 /// A client that has taken none of its replies for this long counts as one that does not read.
 const STALLED: Duration = Duration::from_secs(1);
 
@@ -28,11 +33,11 @@ const STALLED: Duration = Duration::from_secs(1);
 pub(super) enum Authentication {
     /// The client has not greeted.
     Stranger,
-    /// The client has greeted, and must prove that it has the secret.
+    /// The client has greeted, and must begin the handshake.
     Greeted,
-    /// The client's nonce and the server's nonce, for the client's proof. Few clients are in this
-    /// state, so the others do not pay for it.
-    Challenged(Box<(Vec<u8>, [u8; NONCE])>),
+    /// The server has answered the client's message of the handshake, which may be a copy of an
+    /// earlier one. The client's first record proves that it has the secret.
+    Answered,
     /// The client may ask for anything.
     Admitted,
 }
@@ -45,7 +50,7 @@ pub(super) struct Connection {
     pub(super) address: IpAddr,
     /// The events for which the loop waits.
     pub(super) interest: Interest,
-    /// How far the client is with its greeting and its proof.
+    /// How far the client is with its greeting and the handshake.
     pub(super) authentication: Authentication,
     /// Whether the connection is dropped once its replies are sent.
     pub(super) ending: bool,
@@ -73,6 +78,8 @@ pub(super) struct Connection {
     measured: Option<usize>,
     /// The replies that are still to be sent.
     pub(super) outgoing: Outgoing,
+    /// The encryption, from the handshake on. Without a secret there is none.
+    records: Option<Box<Records>>,
     /// How many bytes of this client are in the server's count of buffered bytes.
     pub(super) counted: usize,
 }
@@ -117,6 +124,7 @@ impl Connection {
             measure: Measure::default(),
             measured: None,
             outgoing: Outgoing::default(),
+            records: None,
             counted: 0,
         }
     }
@@ -150,11 +158,24 @@ impl Connection {
 
     /// Returns how many bytes of memory the client makes the server keep.
     pub(super) fn buffered(&self) -> usize {
-        self.received.capacity() + self.outgoing.memory() + self.task.as_ref().map_or(0, |task| task.memory())
+        let records = self.records.as_ref().map_or(0, |records| records.memory());
+        let task = self.task.as_ref().map_or(0, |task| task.memory());
+        self.received.capacity() + self.outgoing.memory() + records + task
     }
 
-    /// Adds bytes that have come.
-    pub(super) fn receive(&mut self, bytes: &[u8]) {
+    /// Returns how many units of work a byte of this connection counts that is read or sent.
+    pub(super) fn work_of_byte(&self) -> usize {
+        if self.records.is_some() { SEALED } else { 1 }
+    }
+
+    /// Returns how many units of work the next request counts, which has that length.
+    pub(super) fn work_of_request(&self, length: usize) -> usize {
+        let is_handshake = !self.is_admitted() && self.received.get(self.done) == Some(&op::HANDSHAKE);
+        if is_handshake { HANDSHAKE } else { length }
+    }
+
+    /// Adds bytes that have come. Fails when a record does not open.
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         if self.done > 0 {
             self.received.drain(..self.done);
             self.done = 0;
@@ -163,18 +184,26 @@ impl Connection {
             // A request without a reply, such as SET, is activity too.
             self.active = Instant::now();
         }
-        self.received.extend_from_slice(bytes);
+        let Some(records) = &mut self.records else {
+            self.received.extend_from_slice(bytes);
+            return Ok(());
+        };
+        records.open(bytes, &mut self.received).map_err(|why| Malformed(why.to_string()))?;
+        if records.is_proved() {
+            self.authentication = Authentication::Admitted;
+        }
+        Ok(())
     }
 
     /// Returns the length of the next request, once all of it is there.
     pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
         if self.measured.is_none() {
             let bytes = &self.received[self.done..];
-            // A client that is not admitted may send only a greeting and a proof. They are short,
-            // so such a client cannot fill the memory.
-            let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
+            // A client that is not admitted may send only a greeting and a handshake. They are
+            // short, so such a client cannot fill the memory.
+            let greetings = [op::VALIDATE, op::PING, op::HANDSHAKE];
             if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
-                return Err(Malformed("no greeting, or no proof".to_owned()));
+                return Err(Malformed("no greeting, or no handshake".to_owned()));
             }
             self.measured = self.measure.length(bytes)?;
         }
@@ -207,30 +236,34 @@ impl Connection {
     /// Frees what the client makes the server keep. The connection is dropped afterwards.
     pub(super) fn release(&mut self) {
         (self.received, self.done, self.measured) = (Vec::new(), 0, None);
-        (self.outgoing, self.task) = (Outgoing::default(), None);
+        (self.outgoing, self.task, self.records) = (Outgoing::default(), None, None);
         (self.ending, self.counted) = (true, 0);
     }
 
-    /// Sends about `limit` bytes, if the socket takes them, and returns how many. An error says
-    /// that the client is gone.
+    /// Sends what about `limit` units of work send, if the socket takes it, and returns how much
+    /// work it was. An error says that the client is gone.
     pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
-        let sent = self.outgoing.flush(&self.stream, limit)?;
+        let limit = limit / self.work_of_byte();
+        let sent = match &mut self.records {
+            None => self.outgoing.flush(&self.stream, limit)?,
+            Some(records) => self.outgoing.flush_sealed(records, &self.stream, limit)?,
+        };
         if sent > 0 {
             self.active = Instant::now();
         }
-        Ok(sent)
+        Ok(sent * self.work_of_byte())
     }
 
     fn queue(&mut self, bytes: &[u8]) {
         self.outgoing.push(bytes);
     }
 
-    /// Decides on a request. The connection itself answers the steps of the proof, and everything
-    /// else that is allowed is carried out.
+    /// Decides on a request. The connection itself answers a handshake, and everything else that is
+    /// allowed is carried out.
     pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
         let string = |bytes: &[u8]| Writer::default().string(bytes).finish();
         match (&self.authentication, request, secret) {
-            (Authentication::Admitted, Request::Challenge(_), None) => {
+            (Authentication::Admitted, Request::Handshake(_), None) => {
                 self.queue(&string(b""));
                 return Ok(Admission::Refused("because it has a DM_STORE_SECRET and the store has none"));
             }
@@ -254,25 +287,28 @@ impl Connection {
                 self.ending = true;
                 return Ok(Admission::Refused("because it has no DM_STORE_SECRET and the store has one"));
             }
-            (Authentication::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
-                let ours = nonce().map_err(|error| error.to_string())?;
-                self.nonce = number_of(&theirs);
-                self.queue(&string(&ours));
-                self.authentication = Authentication::Challenged(Box::new((theirs, ours)));
-            }
-            (Authentication::Challenged(nonces), Request::Proof(proof), Some(secret)) => {
-                let (theirs, ours) = &**nonces;
-                if secret.is_proof(&proof, Side::Client, theirs, ours) {
-                    let proof = secret.proof(Side::Server, theirs, ours);
-                    self.queue(&string(&proof));
-                    self.authentication = Authentication::Admitted;
-                } else {
-                    self.queue(&string(b""));
-                    self.ending = true;
-                    return Ok(Admission::Refused("because its DM_STORE_SECRET is another one than the store's"));
+            (Authentication::Greeted, Request::Handshake(first), Some(secret)) => {
+                // What came together with the handshake was not encrypted.
+                if self.has_more() {
+                    return Err("bytes after a handshake that is not answered".to_owned());
+                }
+                match Records::responder(secret, &first) {
+                    Ok((mut records, second)) => {
+                        let answer = string(&second);
+                        self.queue(&answer);
+                        records.put(&answer, answer.len());
+                        (self.nonce, self.records) = (number_of(&first), Some(Box::new(records)));
+                        self.authentication = Authentication::Answered;
+                    }
+                    Err(Broken::Machine(why)) => return Err(why.to_owned()),
+                    Err(_) => {
+                        self.queue(&string(OTHER_SECRET));
+                        self.ending = true;
+                        return Ok(Admission::Refused("because its DM_STORE_SECRET is another one than the store's"));
+                    }
                 }
             }
-            _ => return Err("no greeting, or no proof".to_owned()),
+            _ => return Err("no greeting, or no handshake".to_owned()),
         }
         Ok(Admission::Answered)
     }

@@ -7,6 +7,7 @@ use std::net::TcpStream;
 
 use socket2::SockRef;
 
+use super::super::records::{Records, TEXT};
 use super::super::value::Value;
 
 /// A buffer of more bytes than this is freed when it is empty, so an idle client costs little. Most
@@ -82,6 +83,40 @@ impl Outgoing {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
+        }
+        self.give_back();
+        Ok(flushed)
+    }
+
+    /// Does what [`Outgoing::flush`] does, encrypted. A record counts as sent when the socket has
+    /// taken all of it. At most one record is on its way.
+    pub(super) fn flush_sealed(
+        &mut self,
+        records: &mut Records,
+        mut stream: &TcpStream,
+        limit: usize,
+    ) -> io::Result<usize> {
+        let mut flushed = 0;
+        while self.left > 0 && flushed < limit {
+            if records.outgoing().is_empty() {
+                let mut text = Vec::new();
+                self.pieces(TEXT.min(limit - flushed)).iter().for_each(|piece| text.extend_from_slice(piece));
+                records.put_record(&text).map_err(io::Error::other)?;
+            }
+            match stream.write(records.outgoing()) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    flushed += count;
+                    let text = records.advance(count).unwrap_or(0);
+                    self.advance(text);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.left == 0 {
+            records.give_back();
         }
         self.give_back();
         Ok(flushed)

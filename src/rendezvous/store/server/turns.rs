@@ -59,25 +59,32 @@ impl Serving {
             } else {
                 match connection.measure() {
                     // The request is too long for the rest of this turn.
-                    Ok(Some(length)) if (work > 0 || is_small) && work + length > limit => {
+                    Ok(Some(length)) if (work > 0 || is_small) && work + connection.work_of_request(length) > limit => {
                         self.queue_turn(client);
                         break;
                     }
                     Ok(Some(length)) => self.request(client, length, is_small && limit <= LEAST),
                     Ok(None) if !readable => break,
-                    Ok(None) => match connection.read(&mut self.buffer[..limit.min(MOST_READ)]) {
-                        ReadOutcome::Bytes(count) => {
-                            connection.receive(&self.buffer[..count]);
-                            work += count;
-                            readable = count == limit.min(MOST_READ);
-                            Ok(())
+                    Ok(None) => {
+                        let most = (limit / connection.work_of_byte()).min(MOST_READ);
+                        match connection.read(&mut self.buffer[..most]) {
+                            ReadOutcome::Bytes(count) => {
+                                work += count * connection.work_of_byte();
+                                readable = count == most;
+                                let was_admitted = connection.is_admitted();
+                                let received = connection.receive(&self.buffer[..count]);
+                                if !was_admitted && connection.is_admitted() {
+                                    self.connections.admitted(client);
+                                }
+                                received.map_err(|malformed| Refusal::Protocol(malformed.0))
+                            }
+                            ReadOutcome::Nothing => break,
+                            ReadOutcome::End => {
+                                self.leave(client);
+                                return work;
+                            }
                         }
-                        ReadOutcome::Nothing => break,
-                        ReadOutcome::End => {
-                            self.leave(client);
-                            return work;
-                        }
-                    },
+                    }
                     Err(malformed) => Err(Refusal::Protocol(malformed.0)),
                 }
             };
@@ -106,9 +113,10 @@ impl Serving {
     /// unless the turn is `short` and the request is not.
     pub(super) fn request(&mut self, client: Client, length: usize, short: bool) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let work = connection.work_of_request(length);
         let Some(request) = connection.take_request() else { return Ok(()) };
         // A list stays where it is, and its keys are counted when they are looked at.
-        self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
+        self.table.count_work(if request.is_list() { length.min(LEAST) } else { work });
         let was_admitted = connection.is_admitted();
         let admission = connection.admit(request, self.secret.as_ref())?;
         if !was_admitted && connection.is_admitted() {

@@ -126,7 +126,7 @@ impl Table {
                 self.keep_word(client, key, word)?;
                 reply(vec![0]);
             }
-            Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned().into()),
+            Request::Handshake(_) => return Err("a handshake in the middle".to_owned().into()),
         }
         Ok(None)
     }

@@ -1,0 +1,321 @@
+//! The rank's side of a join: a state machine that never waits.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, Status};
+use super::link::{self, End, Link};
+use super::message::{MESSAGE_BYTES, Member, Message};
+use crate::error::{Error, Result};
+use crate::fork::Closed;
+use crate::noise::{HANDSHAKE_BYTES, Session};
+use crate::token::random_token;
+use crate::types::*;
+use crate::wire::{Token, here};
+
+/// The pause before a rank connects again, where the maker's host could not be reached.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How far the connection is.
+#[derive(Debug)]
+enum Progress {
+    /// Nothing is under way. The next try is due then.
+    Idle(Instant),
+    /// The connection is being made.
+    Connecting(Link),
+    /// The maker's answer to this greeting has not come.
+    Greeted(Link, Box<[u8; HELLO_BYTES]>),
+    /// The second message of the Noise handshake has not come.
+    Noise(Link, Box<Session>),
+    /// Messages go in both directions.
+    Ready(Link),
+    /// The connection has ended.
+    Ended,
+}
+
+/// The connection of a rank to the maker of the unique id.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// The address of the maker.
+    address: SocketAddr,
+    /// The token of the id.
+    token: Token,
+    /// What this rank registers.
+    member: Member,
+    /// How far the connection is.
+    progress: Progress,
+    /// Why the last try to connect failed.
+    last_failure: Option<String>,
+    /// Whether the maker has ever answered.
+    was_answered: bool,
+}
+
+impl Client {
+    pub(crate) fn new(address: SocketAddr, token: Token, member: Member) -> Client {
+        let progress = Progress::Idle(Instant::now());
+        Client { address, token, member, progress, last_failure: None, was_answered: false }
+    }
+
+    /// The address of the maker.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether this rank has registered.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.progress, Progress::Ready(_))
+    }
+
+    /// Returns why the maker could not be reached so far.
+    pub(crate) fn last_failure(&self) -> Option<&str> {
+        self.last_failure.as_deref()
+    }
+
+    /// Returns the descriptor whose change is waited for, and whether it is to become writable.
+    pub(crate) fn waits_for(&self) -> Option<(RawFd, bool)> {
+        match &self.progress {
+            Progress::Idle(_) | Progress::Ended => None,
+            Progress::Connecting(link) => Some((link.fd(), true)),
+            Progress::Greeted(link, _) | Progress::Noise(link, _) | Progress::Ready(link) => {
+                Some((link.fd(), link.has_to_send()))
+            }
+        }
+    }
+
+    /// Sends a message to the maker.
+    pub(crate) fn send(&mut self, message: &Message) {
+        if let Progress::Ready(link) = &mut self.progress {
+            // An error shows when the link is read.
+            let _ = link.put_frame(&link::frame(message));
+            let _ = link.push();
+        }
+    }
+
+    /// Goes on as far as possible without waiting. Returns the next message of the maker, or `None`
+    /// while none has come.
+    pub(crate) fn poll(&mut self) -> Result<Option<Message>> {
+        loop {
+            match std::mem::replace(&mut self.progress, Progress::Ended) {
+                Progress::Ended => return Err(self.maker_gone()),
+                Progress::Idle(due) if Instant::now() < due => {
+                    self.progress = Progress::Idle(due);
+                    return Ok(None);
+                }
+                Progress::Idle(_) => self.progress = self.connect()?,
+                Progress::Connecting(mut link) => {
+                    if !self.is_connected(&link)? {
+                        if matches!(self.progress, Progress::Ended) {
+                            self.progress = Progress::Connecting(link);
+                            return Ok(None);
+                        }
+                        continue;
+                    }
+                    let hello = Hello::write(&self.token, here::own_secret().is_some(), &random_token()?);
+                    link.put(&hello);
+                    self.progress = Progress::Greeted(link, Box::new(hello));
+                }
+                Progress::Greeted(mut link, hello) => {
+                    let end = link.pump();
+                    let Some(answer) = link.take::<ANSWER_BYTES>() else {
+                        if end == End::Open {
+                            self.progress = Progress::Greeted(link, hello);
+                            return Ok(None);
+                        }
+                        // The maker had too many connections, or has just ended. The next try tells.
+                        self.try_later(format!("{} closed the connection", self.address));
+                        continue;
+                    };
+                    self.progress = self.welcome(link, &hello, &answer)?;
+                }
+                Progress::Noise(mut link, mut session) => {
+                    let end = link.pump();
+                    let Some(message) = link.take::<HANDSHAKE_BYTES>() else {
+                        if end == End::Open {
+                            self.progress = Progress::Noise(link, session);
+                            return Ok(None);
+                        }
+                        return Err(self.other_secret());
+                    };
+                    session.read_message(&message, &mut Vec::new()).map_err(|_| self.other_secret())?;
+                    link.seal(*session);
+                    self.progress = self.register(link);
+                }
+                Progress::Ready(mut link) => {
+                    let end = link.pump();
+                    let message = link.message().map_err(|why| {
+                        Error::new(ncclRemoteError, format!("the maker of the unique id, at {}: {why}", self.address))
+                    })?;
+                    if message.is_some() || end == End::Open {
+                        self.progress = Progress::Ready(link);
+                        return Ok(message);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to connect.
+    fn connect(&mut self) -> Result<Progress> {
+        let unable = |reason| Error::system("opening a connection to the maker of the unique id", reason);
+        let socket = Closed::open(|| open(&self.address)).map_err(unable)?;
+        link::tune(&socket);
+        match connect(&socket, &self.address) {
+            Ok(()) => Ok(Progress::Connecting(Link::new(socket))),
+            Err(error) => {
+                self.failed_to_connect(&error)?;
+                Ok(std::mem::replace(&mut self.progress, Progress::Ended))
+            }
+        }
+    }
+
+    /// Whether the connection stands. Where it has failed, the next try is set.
+    fn is_connected(&mut self, link: &Link) -> Result<bool> {
+        let mut poll = libc::pollfd { fd: link.fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: the structure outlives the call, which returns at once.
+        if unsafe { libc::poll(&raw mut poll, 1, 0) } <= 0 {
+            return Ok(false);
+        }
+        match link.failure() {
+            None => Ok(true),
+            Some(error) => self.failed_to_connect(&error).map(|()| false),
+        }
+    }
+
+    /// Sets the next try, unless the maker's host says that nobody listens there.
+    fn failed_to_connect(&mut self, error: &io::Error) -> Result<()> {
+        if error.kind() == ErrorKind::ConnectionRefused {
+            return Err(Error::new(
+                ncclRemoteError,
+                format!(
+                    "the unique id is used up, or the process that made it has gone: nobody listens at {} ({error}); one id starts one communicator, and its creator lives until all ranks have joined",
+                    self.address
+                ),
+            ));
+        }
+        self.try_later(format!("{}: {error}", self.address));
+        Ok(())
+    }
+
+    fn try_later(&mut self, why: String) {
+        self.last_failure = Some(why);
+        self.progress = Progress::Idle(Instant::now() + RETRY);
+    }
+
+    /// Reads the maker's answer, and proves to it that this rank knows the token.
+    fn welcome(&mut self, mut link: Link, hello: &[u8; HELLO_BYTES], answer: &[u8; ANSWER_BYTES]) -> Result<Progress> {
+        let status = Status::of(answer[0]);
+        if status == Some(Status::UnknownId) {
+            return Err(Error::usage(format!(
+                "the unique id is used up, or its maker has given it up: the process at {} does not know it any more; one id starts one communicator",
+                self.address
+            )));
+        }
+        if !greeting::is_proven(&self.token, hello, answer) {
+            return Err(Error::new(
+                ncclRemoteError,
+                format!("the process at {} is not the one that made the unique id", self.address),
+            ));
+        }
+        self.was_answered = true;
+        match status {
+            Some(Status::Welcome) => {}
+            Some(Status::RankHasNoSecret) => {
+                return Err(Error::usage(
+                    "the maker of the unique id has DM_STORE_SECRET set, and this process has not: set it to the same secret on all ranks",
+                ));
+            }
+            Some(Status::MakerHasNoSecret) => {
+                return Err(Error::usage(
+                    "this process has DM_STORE_SECRET set, and the maker of the unique id has not: set it to the same secret on all ranks",
+                ));
+            }
+            _ => {
+                return Err(Error::usage(
+                    "another version of hostccl made the unique id: all ranks need the same library",
+                ));
+            }
+        }
+        link.put(&greeting::proof(&self.token, hello, answer));
+        let Some(secret) = here::own_secret() else { return Ok(self.register(link)) };
+        let broken = |broken: crate::noise::Broken| Error::new(ncclSystemError, broken.to_string());
+        let mut session = Session::initiator(&secret, &super::prologue(hello, answer)).map_err(broken)?;
+        let mut message = Vec::new();
+        session.write_message(&[], &mut message).map_err(broken)?;
+        link.put(&message);
+        Ok(Progress::Noise(link, Box::new(session)))
+    }
+
+    fn register(&self, mut link: Link) -> Progress {
+        link.expect(MESSAGE_BYTES);
+        // An error shows when the link is read.
+        let _ = link.put_frame(&link::frame(&Message::Register(self.member.clone())));
+        let _ = link.push();
+        Progress::Ready(link)
+    }
+
+    fn other_secret(&self) -> Error {
+        Error::usage(format!(
+            "the maker of the unique id, at {}, has another secret than this process: set DM_STORE_SECRET to the same secret on all ranks",
+            self.address
+        ))
+    }
+
+    /// Returns the error that the connection has ended, although the join is not over.
+    fn maker_gone(&self) -> Error {
+        Error::new(
+            ncclRemoteError,
+            format!(
+                "the process that made the unique id, at {}, has gone or cannot be reached before all ranks had joined",
+                self.address
+            ),
+        )
+    }
+}
+
+/// Opens a socket that does not block.
+fn open(address: &SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: the result is a new descriptor or -1.
+    match unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) } {
+        ..0 => Err(io::Error::last_os_error()),
+        // SAFETY: nobody else owns the new descriptor.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into()),
+    }
+}
+
+/// Begins to connect the socket.
+fn connect(socket: &TcpStream, address: &SocketAddr) -> io::Result<()> {
+    let fd = socket.as_raw_fd();
+    let begun = match address {
+        SocketAddr::V4(address) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the structure outlives the call, and has that length.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+        SocketAddr::V6(address) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+    };
+    match begun {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(()),
+            error => Err(error),
+        },
+    }
+}

@@ -1,0 +1,212 @@
+//! A connection of a join: bytes in and out without waiting, and the messages in them.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use super::message::Message;
+use crate::fork::Closed;
+use crate::noise::{RECORD_BYTES, Session, TAG_BYTES};
+
+/// How many bytes one look reads at most. The maker's thread serves other connections then.
+const READ_AT_ONCE: usize = 256 << 10;
+
+/// How many bytes of a greeting may lie here. Each part of a greeting is shorter.
+const GREETING_BYTES: usize = 256;
+
+/// What a connection has to say after a look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// The connection is open.
+    Open,
+    /// The other side has closed the connection. What it sent before may still be taken.
+    Closed,
+}
+
+/// A connection without waits.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// The connection.
+    socket: Closed<TcpStream>,
+    /// The bytes that have come and have not been taken, as they came.
+    inbox: Vec<u8>,
+    /// Bytes of messages, decrypted where the link is sealed.
+    plain: Vec<u8>,
+    /// The pieces that wait to be sent. Several links may share a piece.
+    outbox: VecDeque<Arc<[u8]>>,
+    /// How many bytes of the first piece have been sent.
+    sent: usize,
+    /// The encryption, where a secret is set.
+    session: Option<Session>,
+    /// The longest message that the other side may send, in bytes; 0 while it may only greet.
+    longest: usize,
+}
+
+impl Link {
+    /// Returns the link of a connection that does not block.
+    pub(super) fn new(socket: Closed<TcpStream>) -> Link {
+        Link {
+            socket,
+            inbox: Vec::new(),
+            plain: Vec::new(),
+            outbox: VecDeque::new(),
+            sent: 0,
+            session: None,
+            longest: 0,
+        }
+    }
+
+    /// Allows the other side to send messages of at most that many bytes.
+    pub(super) fn expect(&mut self, longest: usize) {
+        self.longest = longest;
+    }
+
+    /// How many bytes may lie here without being taken. The rest stays in the kernel.
+    fn room(&self) -> usize {
+        if self.longest == 0 { GREETING_BYTES } else { self.longest + 4 + (1 << 16) }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Returns why the connection could not be made, or `None` where it stands.
+    pub(super) fn failure(&self) -> Option<io::Error> {
+        match self.socket.take_error() {
+            Ok(error) => error,
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Whether bytes wait to be sent.
+    pub(super) fn has_to_send(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Encrypts everything that is sent and read from now on.
+    pub(super) fn seal(&mut self, session: Session) {
+        self.session = Some(session);
+    }
+
+    /// Sends and reads what is possible without waiting.
+    pub(super) fn pump(&mut self) -> End {
+        // What has come is read also after the connection has broken.
+        let is_broken = self.push().is_err();
+        let room = self.room();
+        let mut buffer = [0; 16 << 10];
+        let mut read = 0;
+        while read < READ_AT_ONCE && self.inbox.len() < room {
+            let wanted = buffer.len().min(room - self.inbox.len());
+            match self.socket.read(&mut buffer[..wanted]) {
+                Ok(0) => return End::Closed,
+                Ok(bytes) => {
+                    self.inbox.extend_from_slice(&buffer[..bytes]);
+                    read += bytes;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return End::Closed,
+            }
+        }
+        if is_broken { End::Closed } else { End::Open }
+    }
+
+    /// Sends what is possible without waiting.
+    pub(super) fn push(&mut self) -> io::Result<()> {
+        while let Some(piece) = self.outbox.front() {
+            match self.socket.write(&piece[self.sent..]) {
+                Ok(bytes) => self.sent += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.sent == piece.len() {
+                self.sent = 0;
+                self.outbox.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `LENGTH` bytes as they came, or none while fewer have come.
+    pub(super) fn take<const LENGTH: usize>(&mut self) -> Option<[u8; LENGTH]> {
+        let taken = self.inbox.first_chunk::<LENGTH>().copied()?;
+        self.inbox.drain(..LENGTH);
+        Some(taken)
+    }
+
+    /// Puts bytes into the queue as they are.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.outbox.push_back(bytes.into());
+    }
+
+    /// Puts the bytes of a message into the queue, in its frame.
+    pub(super) fn put_frame(&mut self, frame: &Arc<[u8]>) -> Result<(), String> {
+        let Some(session) = &mut self.session else {
+            self.outbox.push_back(frame.clone());
+            return Ok(());
+        };
+        let mut out = Vec::with_capacity(frame.len() + 64);
+        for part in frame.chunks(RECORD_BYTES) {
+            out.extend_from_slice(&((part.len() + TAG_BYTES) as u16).to_le_bytes());
+            session.seal(part, &mut out).map_err(|broken| broken.to_string())?;
+        }
+        self.outbox.push_back(out.into());
+        Ok(())
+    }
+
+    /// Returns the next message, or `None` while it has not come whole. Fails for bytes that are no
+    /// message.
+    pub(super) fn message(&mut self) -> Result<Option<Message>, String> {
+        self.decrypt()?;
+        let plain = if self.session.is_some() { &mut self.plain } else { &mut self.inbox };
+        let Some(length) = plain.first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > self.longest {
+            return Err(format!("a message of {length} bytes came, and at most {} are allowed", self.longest));
+        }
+        let Some(bytes) = plain.get(4..4 + length) else { return Ok(None) };
+        let message = Message::decode(bytes).ok_or_else(|| format!("{length} bytes came that are no message"));
+        plain.drain(..4 + length);
+        message.map(Some)
+    }
+
+    /// Decrypts the records that have come whole.
+    fn decrypt(&mut self) -> Result<(), String> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        let mut at = 0;
+        while self.plain.len() < self.longest + 4 {
+            let Some((length, rest)) = self.inbox[at..].split_first_chunk::<2>() else { break };
+            let length = usize::from(u16::from_le_bytes(*length));
+            let Some(record) = rest.get(..length) else { break };
+            session.open(record, &mut self.plain).map_err(|broken| broken.to_string())?;
+            at += 2 + length;
+        }
+        self.inbox.drain(..at);
+        Ok(())
+    }
+}
+
+/// Returns a message in its frame.
+pub(super) fn frame(message: &Message) -> Arc<[u8]> {
+    let bytes = message.encode();
+    [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat().into()
+}
+
+/// Sets the options of a connection: no delay, and the kernel notices in seconds that the other
+/// host has fallen silent. An option that the kernel refuses does no harm.
+pub(super) fn tune(socket: &TcpStream) {
+    let _ = socket.set_nodelay(true);
+    let set = |level, name, value: libc::c_int| {
+        let (value, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: the value outlives the call, and has that length.
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, length) };
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
+    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 5000);
+}

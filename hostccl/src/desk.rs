@@ -1,0 +1,192 @@
+//! The news of a process: the notices and losses that its wire reports, and the communicators that
+//! they concern.
+//!
+//! A wire has one [`Desk`]. The desk knows the ends of communicators that are on the wire, as
+//! [`Member`]s, and hands each of them what concerns it. Whoever waits on the wire, asks a
+//! communicator for its failure, or ticks in the wire's thread, takes the news.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::notice::Said;
+use crate::wire::{Notice, Peer, Wire};
+
+/// How long notices are kept whose communicator this process has not registered. A peer may be
+/// ahead in the join of the communicator.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+/// The most notices that are kept so.
+const MOST_KEPT: usize = 256;
+/// The most ranks that a desk remembers to have left their communicators.
+const MOST_LEFT: usize = 1024;
+
+/// One end of a communicator that has ranks on other hosts.
+pub(crate) trait Member: Send + Sync {
+    /// Takes a notice about the communicator.
+    fn hear(&self, notice: &Notice);
+
+    /// Learns that a process cannot be reached any more. The process may have nothing to do with
+    /// this communicator.
+    fn lose(&self, peer: Peer);
+
+    /// Looks at what nobody reports: the processes of this host, and failures that a local rank has
+    /// written. It is called about ten times a second.
+    fn tick(&self);
+}
+
+/// The news of one wire.
+pub(crate) struct Desk {
+    /// The wire.
+    wire: Arc<dyn Wire>,
+    /// Held by the thread that takes news. Only one thread at a time may.
+    reading: Mutex<()>,
+    /// The value of the wire's word when news were taken last.
+    seen: AtomicU32,
+    /// Who is there, and what is kept.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The members by the numbers of their communicators. Several threads of this process may be
+    /// ranks of one communicator.
+    members: HashMap<u64, Vec<Weak<dyn Member>>>,
+    /// Notices about communicators that have no member yet, with the times at which they came.
+    kept: VecDeque<(Instant, Notice)>,
+    /// The ranks of this process that have left their communicators, with the numbers of the
+    /// communicators.
+    left: VecDeque<(u64, usize)>,
+}
+
+impl Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").finish_non_exhaustive()
+    }
+}
+
+/// A list of all desks.
+fn desks() -> MutexGuard<'static, Vec<Weak<Desk>>> {
+    static DESKS: OnceLock<Mutex<Vec<Weak<Desk>>>> = OnceLock::new();
+    DESKS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Desk {
+    /// Returns the desk of a wire. All communicators on the wire share it.
+    pub(crate) fn of(wire: &Arc<dyn Wire>) -> Arc<Desk> {
+        let mut desks = desks();
+        desks.retain(|desk| desk.strong_count() > 0);
+        let is_of = |desk: &Arc<Desk>| std::ptr::addr_eq(Arc::as_ptr(&desk.wire), Arc::as_ptr(wire));
+        if let Some(desk) = desks.iter().filter_map(Weak::upgrade).find(is_of) {
+            return desk;
+        }
+        let desk = Arc::new(Desk {
+            wire: wire.clone(),
+            reading: Mutex::new(()),
+            // It differs from the word, so that the first look takes what there is.
+            seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
+            state: Mutex::default(),
+        });
+        desks.push(Arc::downgrade(&desk));
+        desk
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a member, and hands it the notices that came before.
+    pub(crate) fn register(&self, comm: u64, member: &Arc<dyn Member>) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        state.members.retain(|_, list| {
+            list.retain(|member| member.strong_count() > 0);
+            !list.is_empty()
+        });
+        state.members.entry(comm).or_default().push(Arc::downgrade(member));
+        state.kept.retain(|(came, _)| now.duration_since(*came) < KEPT_FOR);
+        // They are kept for other threads of this process that are about to join.
+        let kept: Vec<Notice> =
+            state.kept.iter().filter(|(_, notice)| notice.comm == comm).map(|(_, notice)| notice.clone()).collect();
+        drop(state);
+        kept.iter().for_each(|notice| member.hear(notice));
+    }
+
+    /// Notes that a rank of this process has left a communicator. Peers that ask for the rank are
+    /// told so, also when the communicator is freed.
+    pub(crate) fn note_left(&self, comm: u64, rank: usize) {
+        let mut state = self.lock();
+        if state.left.len() == MOST_LEFT {
+            state.left.pop_front();
+        }
+        state.left.push_back((comm, rank));
+    }
+
+    /// Whether a rank of this process has left a communicator.
+    pub(crate) fn has_left(&self, comm: u64, rank: usize) -> bool {
+        self.lock().left.contains(&(comm, rank))
+    }
+
+    /// Takes the wire's news, unless nothing has moved on the wire since they were taken last, or
+    /// another thread is taking them.
+    pub(crate) fn take(&self) {
+        let moved = self.wire.moved().value();
+        if self.seen.load(Ordering::Acquire) == moved {
+            return;
+        }
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(reading)) => reading.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.seen.store(moved, Ordering::Release);
+        let (notices, lost) = self.wire.news();
+        for notice in notices {
+            let members = self.members(Some(notice.comm));
+            members.iter().for_each(|member| member.hear(&notice));
+            if members.is_empty() {
+                self.keep(notice);
+            }
+        }
+        if !lost.is_empty() {
+            let members = self.members(None);
+            lost.iter().for_each(|(peer, _)| members.iter().for_each(|member| member.lose(*peer)));
+        }
+    }
+
+    /// Returns the members of one communicator, or of all.
+    fn members(&self, comm: Option<u64>) -> Vec<Arc<dyn Member>> {
+        let state = self.lock();
+        let of_comm = |number: u64| comm.is_none_or(|comm| comm == number);
+        let lists = state.members.iter().filter(|(number, _)| of_comm(**number));
+        lists.flat_map(|(_, list)| list.iter().filter_map(Weak::upgrade)).collect()
+    }
+
+    /// Answers or keeps a notice about a communicator that has no member here.
+    fn keep(&self, notice: Notice) {
+        match Said::decode(&notice.text, usize::MAX) {
+            Some(Said::Ask { to }) if self.has_left(notice.comm, to) => {
+                self.wire.notify(notice.from, notice.comm, &Said::Left(to).encode());
+            }
+            Some(Said::Failed { .. } | Said::Left(_)) => {
+                let mut state = self.lock();
+                if state.kept.len() == MOST_KEPT {
+                    state.kept.pop_front();
+                }
+                state.kept.push_back((Instant::now(), notice));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Takes the news of all wires, and lets each member look at its host. The wire's thread calls this
+/// about ten times a second.
+pub(crate) fn tick() {
+    let desks: Vec<Arc<Desk>> = desks().iter().filter_map(Weak::upgrade).collect();
+    for desk in desks {
+        desk.take();
+        desk.members(None).iter().for_each(|member| member.tick());
+    }
+}

@@ -1,0 +1,330 @@
+//! The ranks on other hosts: which of them have left, ended or fallen silent, and what they say.
+//!
+//! A connection that breaks says less than a process descriptor. The process may have ended alone,
+//! or its whole host may be gone. So a rank that loses a connection waits a moment before it blames
+//! anybody. Other ranks of the lost rank's host know which process has ended, and tell.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::blame::Blame;
+use crate::comm::Comm;
+use crate::desk::Member;
+use crate::error::{Error, Result};
+use crate::event::Watch;
+use crate::notice::Said;
+use crate::poll::Blocker;
+use crate::remote::Remote;
+use crate::span::Span;
+use crate::types::*;
+use crate::wire::{Lost, Notice, Peer};
+
+/// How long a rank waits for news of other hosts when it has lost a process, and nobody else of
+/// that process's host can tell why.
+const ALONE: Duration = Duration::from_millis(50);
+/// How long a rank waits when other ranks of the lost process's host can tell why.
+const OTHERS_TELL: Duration = Duration::from_millis(250);
+/// The pause between two looks meanwhile.
+const LOOK: Duration = Duration::from_millis(5);
+/// A rank asks another one for which it waits so often whether that rank is still there.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+impl Comm {
+    /// The span, and what this rank knows of the ranks on other hosts.
+    fn elsewhere(&self) -> Option<(&Span, &Remote)> {
+        self.span.as_ref().zip(self.remote.as_ref())
+    }
+
+    /// Tells the other hosts' processes that this rank is there. Each host is connected with the
+    /// next one, so that somebody notices when all of a host's processes end, or when the host
+    /// falls silent.
+    pub(crate) fn watch_next_host(&self) {
+        let Some((span, _)) = self.elsewhere() else { return };
+        let next = (span.host() + 1) % span.hosts.len();
+        if next == span.host() || span.here().last() != Some(&span.rank) {
+            return;
+        }
+        if let Some(peer) = span.peers[span.hosts[next][0]] {
+            span.wire.notify(peer, span.comm, &Said::Hello.encode());
+        }
+    }
+
+    /// Fails when the rank of another host for which an operation waits has left. `call` describes
+    /// the operation. Fails too when a process of another host is lost for long enough.
+    pub(crate) fn check_remote(
+        &self,
+        blocked: Option<(Blocker, u32)>,
+        still_blocked: &dyn Fn() -> bool,
+        call: &dyn Fn() -> String,
+    ) -> Result<()> {
+        let Some((span, remote)) = self.elsewhere() else { return Ok(()) };
+        self.judge(call)?;
+        let (Blocker::Wire { from, .. } | Blocker::RemoteMessage { peer: from, .. }) = (match blocked {
+            Some((blocker, _)) => blocker,
+            None => return Ok(()),
+        }) else {
+            return Ok(());
+        };
+        if remote.has_left(from) && still_blocked() {
+            return Err(self.fail_left(from, &call()));
+        }
+        // A rank that left before there was a connection has told nobody.
+        if let Some(peer) = span.peers[from] {
+            if self.may_ask(from, ASK_AGAIN) {
+                self.ask(from, peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails when this rank has aborted the communicator, or when `rank` of the whole communicator
+    /// has left it or is lost. Another failure of the communicator does not count.
+    #[allow(dead_code, reason = "shrinking over several hosts calls it")]
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
+        let Some((span, remote)) = self.elsewhere() else { return self.check_peer(rank) };
+        let Some(peer) = span.peers[rank] else {
+            return span.seat_of(rank).map_or(Ok(()), |seat| self.check_peer(seat));
+        };
+        self.check_aborted()?;
+        remote.desk.take();
+        if remote.has_left(rank) {
+            let message = format!("{} has destroyed its communicator", self.describe_rank(rank));
+            return Err(Error::new(ncclRemoteError, message).by(Blame::of([rank])));
+        }
+        match span.wire.lost(peer) {
+            None => Ok(()),
+            Some(lost) => {
+                let message = format!("{} cannot be reached: {}", self.describe_rank(rank), lost.why);
+                Err(Error::new(ncclRemoteError, message).by(Blame::of_lost([rank])))
+            }
+        }
+    }
+
+    /// Returns "rank 3 on beta" for a rank of another host, and what
+    /// [`describe`](Comm::describe) returns for one of this host.
+    pub(crate) fn describe_rank(&self, rank: usize) -> String {
+        match self.span.as_ref().map_or(Some(rank), |span| span.seat_of(rank)) {
+            Some(seat) => self.describe(seat),
+            None => self.labels.rank(rank, None),
+        }
+    }
+
+    fn fail_left(&self, rank: usize, call: &str) -> Error {
+        let message = format!("{} has destroyed its communicator", self.describe_rank(rank));
+        self.fail_whole(ncclRemoteError, Blame::of([rank]), &message, call)
+    }
+
+    /// Whether the rank was not asked within that time.
+    pub(crate) fn may_ask(&self, rank: usize, within: Duration) -> bool {
+        let Some((_, remote)) = self.elsewhere() else { return false };
+        remote.lock().asked.get(&rank).is_none_or(|asked| asked.elapsed() >= within)
+    }
+
+    /// Asks the process of a rank what the rank waits for.
+    pub(crate) fn ask(&self, rank: usize, peer: Peer) {
+        let Some((span, remote)) = self.elsewhere() else { return };
+        remote.lock().asked.insert(rank, Instant::now());
+        span.wire.notify(peer, span.comm, &Said::Ask { to: rank }.encode());
+    }
+
+    /// Ends the communicator because a rank of another host cannot be reached any more. `rank` is a
+    /// rank of the whole communicator, and `call` describes the operation that met the loss. Before
+    /// that it waits a moment for news from the lost rank's host.
+    pub(crate) fn fail_lost(&self, rank: usize, lost: &Lost, call: &str) -> Error {
+        let describe = || call.to_owned();
+        if let Some((span, remote)) = self.elsewhere() {
+            remote.desk.take();
+            if remote.has_left(rank) {
+                return self.fail_left(rank, call);
+            }
+            if let Some(peer) = span.peers[rank] {
+                self.lose(peer);
+            }
+            let end = Instant::now() + 2 * OTHERS_TELL;
+            while Instant::now() < end {
+                if let Err(error) = self.check().and_then(|()| self.judge(&describe)) {
+                    return error;
+                }
+                if remote.has_left(rank) {
+                    return self.fail_left(rank, call);
+                }
+                let moved = span.wire.moved();
+                let seen = moved.value();
+                span.wire.progress();
+                span.wire.sleep(&[Watch { event: moved, seen }], LOOK);
+            }
+        }
+        let message = format!("{} cannot be reached: {}", self.labels.rank(rank, None), lost.why);
+        self.fail_whole(ncclRemoteError, Blame::of_lost([rank]), &message, call)
+    }
+
+    /// Fails when a process of another host is lost, and its host has had the time to tell why.
+    fn judge(&self, call: &dyn Fn() -> String) -> Result<()> {
+        let Some((span, remote)) = self.elsewhere() else { return Ok(()) };
+        let Some(since) = remote.lock().suspicious_since else { return Ok(()) };
+        let Some(losses) = self.losses(since) else {
+            remote.lock().suspicious_since = None;
+            return Ok(());
+        };
+        let patience = if losses.others_tell { OTHERS_TELL } else { ALONE };
+        if since.elapsed() < patience {
+            return Ok(());
+        }
+        let blame = Blame::of_lost(losses.ranks);
+        debug_assert!(blame.ranks.iter().all(|rank| span.peers[*rank].is_some()));
+        Err(self.fail_whole(ncclRemoteError, blame, &losses.message, &call()))
+    }
+
+    /// Returns the ranks of other hosts that are lost, or `None` where none is. `since` is when the
+    /// first loss was noticed.
+    fn losses(&self, since: Instant) -> Option<Losses> {
+        let (span, remote) = self.elsewhere()?;
+        let mut found = Losses { ranks: Vec::new(), others_tell: false, message: String::new() };
+        for (host, ranks) in span.hosts.iter().enumerate().filter(|(host, _)| *host != span.host()) {
+            let (mut ended, mut silent, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+            let mut why = [None, None];
+            for &rank in ranks.iter().filter(|rank| !remote.has_left(**rank)) {
+                let lost = span.peers[rank].and_then(|peer| span.wire.lost(peer));
+                whole.push(rank);
+                if let Some(lost) = lost {
+                    if lost.ended {
+                        ended.push(rank)
+                    } else {
+                        silent.push(rank)
+                    }
+                    why[usize::from(!lost.ended)].get_or_insert(lost.why);
+                }
+            }
+            let lost = ended.len() + silent.len();
+            found.others_tell |= lost > 0 && lost < whole.len();
+            // A host from which another process was heard has not fallen silent as a whole.
+            let heard = remote.lock().heard.get(&host).is_some_and(|heard| *heard > since);
+            let [why_ended, why_silent] = why;
+            if let Some(why) = why_silent {
+                let of = if heard { silent } else { whole };
+                found.add(&of, &format!("{}: {why}", self.labels.ranks(&of)));
+            } else if let Some(why) = why_ended {
+                let have = if ended.len() == 1 { "has" } else { "have" };
+                found.add(&ended, &format!("{} {have} gone: {why}", self.labels.ranks(&ended)));
+            }
+        }
+        (!found.ranks.is_empty()).then_some(found)
+    }
+
+    /// Whether the rank of the whole communicator has said, within that time, that it waits for
+    /// another rank.
+    pub(crate) fn says_it_waits(&self, rank: usize, within: Duration) -> bool {
+        let Some((_, remote)) = self.elsewhere() else { return false };
+        remote.lock().waits.get(&rank).is_some_and(|said| said.elapsed() <= within)
+    }
+
+    /// Notes in this rank's seat for whom this rank waits. Other ranks ask for it when their time
+    /// is up.
+    pub(crate) fn note_waits_for(&self, rank: Option<usize>) {
+        if self.span.is_some() {
+            let hint = rank.map_or(0, |rank| rank as u32 + 1);
+            self.segment.seat(self.rank).waits_for.store(hint, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the rank with that seat has waited for another rank for a moment.
+    pub(crate) fn seat_waits(&self, seat: usize) -> bool {
+        self.segment.seat(seat).waits_for.load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+}
+
+/// Ranks of other hosts that are lost.
+struct Losses {
+    /// The ranks, of the whole communicator.
+    ranks: Vec<usize>,
+    /// Whether other ranks of their hosts may know more.
+    others_tell: bool,
+    /// The losses in words.
+    message: String,
+}
+
+impl Losses {
+    fn add(&mut self, ranks: &[usize], message: &str) {
+        self.ranks.extend(ranks);
+        self.message =
+            if self.message.is_empty() { message.to_owned() } else { format!("{}; {message}", self.message) };
+    }
+}
+
+impl Member for Comm {
+    fn hear(&self, notice: &Notice) {
+        let Some((span, remote)) = self.elsewhere() else { return };
+        let is_at = |rank: usize| span.peers[rank] == Some(notice.from);
+        let Some(first) = (0..span.nranks).find(|rank| is_at(*rank)) else { return };
+        let Some(said) = Said::decode(&notice.text, span.nranks) else { return };
+        remote.lock().heard.insert(span.host_of[first], Instant::now());
+        match said {
+            Said::Failed { code, blame, message, call } => {
+                self.fail_as_told(code, blame, &message, &call, Some(notice.from));
+            }
+            Said::Left(rank) if is_at(rank) => {
+                remote.note_left(rank);
+            }
+            Said::Waits(rank) if is_at(rank) => {
+                remote.lock().waits.insert(rank, Instant::now());
+            }
+            Said::Ask { to } if to == span.rank => {
+                let answer = if self.has_left(self.rank) {
+                    Said::Left(to)
+                } else if self.seat_waits(self.rank) {
+                    Said::Waits(to)
+                } else {
+                    return;
+                };
+                span.wire.notify(notice.from, span.comm, &answer.encode());
+            }
+            Said::Ping => span.wire.notify(notice.from, span.comm, &Said::Pong.encode()),
+            Said::Left(_) | Said::Waits(_) | Said::Ask { .. } | Said::Hello | Said::Pong => {}
+        }
+    }
+
+    fn lose(&self, peer: Peer) {
+        let Some((span, remote)) = self.elsewhere() else { return };
+        let at_peer = (0..span.nranks).filter(|rank| span.peers[*rank] == Some(peer));
+        let Some(rank) = at_peer.filter(|rank| !remote.has_left(*rank)).last() else { return };
+        let is_first = remote.lock().suspicious_since.is_none();
+        remote.lock().suspicious_since.get_or_insert_with(Instant::now);
+        // Any answer shows that the host has not fallen silent.
+        if is_first && span.wire.lost(peer).is_some_and(|lost| !lost.ended) {
+            for other in span.processes_on(span.host_of[rank]).into_iter().filter(|other| *other != peer) {
+                span.wire.notify(other, span.comm, &Said::Ping.encode());
+            }
+        }
+    }
+
+    fn tick(&self) {
+        let Some((_, remote)) = self.elsewhere() else { return };
+        if let Some(error) = self.written_failure() {
+            self.tell_other_hosts(&error, false, None);
+            return;
+        }
+        if self.has_left(self.rank) || self.judge(&String::new).is_err() {
+            return;
+        }
+        // Processes that were ended together end one right after the other, so this rank tells when
+        // no further one has ended between two ticks.
+        let dead = self.dead_seats();
+        let before = std::mem::replace(&mut remote.lock().dead_at_tick, dead.len());
+        if !dead.is_empty() && before == dead.len() {
+            self.fail_dead(&dead, "");
+        }
+    }
+}
+
+/// Registers a communicator that has ranks on other hosts, for the news of its wire. It does
+/// nothing for another communicator.
+pub(crate) fn register(comm: &Arc<Comm>) {
+    let Some((span, remote)) = comm.elsewhere() else { return };
+    let member: Arc<dyn Member> = comm.clone();
+    remote.desk.register(span.comm, &member);
+    // A process that was lost before is not reported again.
+    let mut peers = span.processes();
+    peers.retain(|peer| span.wire.lost(*peer).is_some());
+    peers.into_iter().for_each(|peer| comm.lose(peer));
+    comm.watch_next_host();
+}

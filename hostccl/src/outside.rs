@@ -1,0 +1,23 @@
+//! Waits for connections, for operations that have no communicator yet.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// The longest sleep of a thread that waits for connections only, because `ncclCommAbort` cannot
+/// wake that sleep.
+pub(crate) const SLICE: Duration = Duration::from_millis(20);
+/// The longest sleep of a thread that waits for ranks of a communicator and for connections.
+pub(crate) const MIXED_SLICE: Duration = Duration::from_millis(1);
+
+/// Sleeps until one of the descriptors has changed, or the time is up. The flag says whether the
+/// descriptor is to become writable, too.
+pub(crate) fn sleep(descriptors: impl Iterator<Item = (RawFd, bool)>, longest: Duration) {
+    let poll = |(fd, writable)| libc::pollfd {
+        fd,
+        events: if writable { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
+        revents: 0,
+    };
+    let mut polls: Vec<libc::pollfd> = descriptors.map(poll).collect();
+    // SAFETY: the array is valid for its length.
+    unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, longest.as_millis() as libc::c_int) };
+}

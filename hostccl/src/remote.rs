@@ -1,0 +1,157 @@
+//! What a rank knows of the ranks of its communicator that are on other hosts, and its calls with
+//! them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::call_name::Name;
+use crate::desk::Desk;
+use crate::error::Error;
+use crate::notice::Said;
+use crate::span::Span;
+use crate::wire::Peer;
+
+/// A message under way between this rank and one of another host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RemoteCall {
+    /// Whether this rank sends.
+    pub(crate) sends: bool,
+    /// The other rank, in the whole communicator.
+    pub(crate) peer: usize,
+    /// The name under which the message is sent or received.
+    pub(crate) name: Name,
+}
+
+impl RemoteCall {
+    /// Whether it has that direction, peer and tag.
+    pub(crate) fn is(&self, sends: bool, peer: usize, tag: u64) -> bool {
+        (self.sends, self.peer, self.name.tag) == (sends, peer, tag)
+    }
+
+    fn is_like(&self, other: &RemoteCall) -> bool {
+        self.is(other.sends, other.peer, other.name.tag)
+    }
+}
+
+/// What this rank knows of the ranks on other hosts.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    /// The news of the process's wire.
+    pub(crate) desk: Arc<Desk>,
+    /// Whether this rank has told the other hosts that the communicator has failed.
+    told: AtomicBool,
+    /// For each rank of the whole communicator, whether it has freed its communicator. It is only
+    /// set for ranks of other hosts.
+    left: Box<[AtomicBool]>,
+    /// What changes from time to time.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Since when this rank knows of a loss that it has not made a failure yet.
+    pub(crate) suspicious_since: Option<Instant>,
+    /// When a process of each host was heard last. The index is the host. It is empty while no
+    /// process of another host has been suspected.
+    pub(crate) heard: HashMap<usize, Instant>,
+    /// When each rank said last that it waits for another one.
+    pub(crate) waits: HashMap<usize, Instant>,
+    /// When each rank was asked last what it waits for.
+    pub(crate) asked: HashMap<usize, Instant>,
+    /// How many processes of this host had ended at the last tick.
+    pub(crate) dead_at_tick: usize,
+    /// The messages of this rank that are under way to and from other hosts.
+    pub(crate) calls: Vec<RemoteCall>,
+}
+
+impl Remote {
+    /// Returns what a rank knows at the start of a communicator.
+    pub(crate) fn new(span: &Span) -> Remote {
+        Remote {
+            desk: Desk::of(&span.wire),
+            told: AtomicBool::new(false),
+            left: (0..span.nranks).map(|_| AtomicBool::new(false)).collect(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Locks what changes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether that rank of another host has freed its communicator.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.left.get(rank).is_some_and(|left| left.load(Ordering::Acquire))
+    }
+
+    /// Notes that a rank of another host has freed its communicator.
+    pub(crate) fn note_left(&self, rank: usize) {
+        if let Some(left) = self.left.get(rank) {
+            left.store(true, Ordering::Release);
+        }
+    }
+
+    /// Tells the processes on other hosts that the communicator has failed, unless this rank has
+    /// told them. `call` is the call that met the failure. A rank that has found the failure tells
+    /// `all` processes. A rank that passes it on takes the connections that exist, and one process
+    /// of each host to which none exists. `told_by` is the process that has told this rank.
+    pub(crate) fn tell_failure(&self, span: &Span, error: &Error, call: &str, all: bool, told_by: Option<Peer>) {
+        if self.told.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let said = Said::Failed {
+            code: error.code(),
+            blame: error.blame().clone(),
+            message: error.message().to_owned(),
+            call: call.to_owned(),
+        };
+        let text = said.encode();
+        for host in (0..span.hosts.len()).filter(|host| *host != span.host()) {
+            let peers = span.processes_on(host);
+            let connected = peers.iter().filter(|peer| all || span.wire.connected(**peer));
+            let mut told: Vec<Peer> = connected.copied().collect();
+            if told.is_empty() {
+                told.extend(peers.get(span.rank % peers.len().max(1)));
+            }
+            for peer in told.into_iter().filter(|peer| Some(*peer) != told_by) {
+                span.wire.notify(peer, span.comm, &text);
+            }
+        }
+        span.wire.progress();
+    }
+
+    /// Tells the processes to which there are connections that this rank has freed its
+    /// communicator. A process without a connection asks when it waits for this rank.
+    pub(crate) fn tell_left(&self, span: &Span) {
+        self.desk.note_left(span.comm, span.rank);
+        let text = Said::Left(span.rank).encode();
+        for peer in span.processes().into_iter().filter(|peer| span.wire.connected(*peer)) {
+            span.wire.notify(peer, span.comm, &text);
+        }
+        span.wire.progress();
+    }
+
+    /// Begins a message. Returns false where another one between the same ranks, in the same
+    /// direction and under the same name is under way.
+    pub(crate) fn begin(&self, call: RemoteCall) -> bool {
+        let mut state = self.lock();
+        let is_free = !state.calls.iter().any(|other| other.is_like(&call));
+        if is_free {
+            state.calls.push(call);
+        }
+        is_free
+    }
+
+    /// Ends a message.
+    pub(crate) fn end(&self, call: RemoteCall) {
+        self.lock().calls.retain(|other| !other.is_like(&call));
+    }
+
+    /// Whether a message to or from another host is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.lock().calls.is_empty()
+    }
+}

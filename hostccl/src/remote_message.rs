@@ -1,0 +1,401 @@
+//! Messages from one rank to a rank of another host.
+//!
+//! | from | to | tag's stream | content |
+//! |---|---|---|---|
+//! | sender | receiver | the name's tag | a head with count, type and name, and behind it a short message's bytes |
+//! | sender | receiver | the name's tag | the bytes of a longer message |
+//! | receiver | sender | [`answers`] of the name's tag | nothing: the receiver has taken all of it |
+//!
+//! So messages of one name arrive in order, and those of different names do not wait for each
+//! other. A send ends with the answer. When the sizes differ, the receiver ends the communicator,
+//! and the sender learns of it as of any failure.
+
+use std::sync::Arc;
+
+use crate::blame::Blame;
+use crate::call_name::{NAME_BYTES, Name};
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::message::Side;
+use crate::operation::Operation;
+use crate::poll::{Blocker, Poll};
+use crate::remote::RemoteCall;
+use crate::span::Span;
+use crate::types::{DataType, ncclInternalError, ncclInvalidUsage};
+use crate::wire::request::{Failed, Transfer, poll_all};
+use crate::wire::{Broken, Peer};
+
+/// The size of a head in bytes: count, type and name.
+const HEAD_BYTES: usize = 8 + 4 + NAME_BYTES;
+/// The longest message that travels behind its head, in bytes.
+const INLINE_BYTES: usize = 4 << 10;
+
+/// Returns the stream of the answers to messages of a name. No name has this tag, unless two names
+/// differ by exactly this constant.
+fn answers(tag: u64) -> u64 {
+    tag ^ 0xa5c3_96e1_d27b_4f08
+}
+
+/// The first bytes of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    /// How many elements the sender sends.
+    count: u64,
+    /// The sender's element type.
+    dtype: i32,
+    /// The text of the name under which the sender sends.
+    text: [u8; NAME_BYTES],
+}
+
+impl Head {
+    fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..8].copy_from_slice(&self.count.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.dtype.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.text);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Head> {
+        let (head, _) = bytes.split_at_checked(HEAD_BYTES)?;
+        Some(Head {
+            count: u64::from_le_bytes(head[..8].try_into().ok()?),
+            dtype: i32::from_le_bytes(head[8..12].try_into().ok()?),
+            text: head[12..].try_into().ok()?,
+        })
+    }
+}
+
+/// How far a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The call has not begun.
+    Start,
+    /// A send waits for the answer. A receive waits for the head.
+    First,
+    /// A receive waits for the bytes.
+    Bytes,
+    /// A receive sends its answer.
+    Answer,
+}
+
+/// A send or receive under way, between this rank and one of another host.
+pub(crate) struct RemoteMessage {
+    /// The requests of the stage. They are cancelled before the buffers go.
+    transfers: Vec<Transfer>,
+    /// The head, and the bytes of a short message behind it.
+    head: Box<[u8]>,
+    /// The communicator.
+    comm: Arc<Comm>,
+    /// Whether this rank sends or receives, and its buffer.
+    side: Side,
+    /// The other rank, in the whole communicator.
+    peer: usize,
+    /// How many elements the caller's buffer has.
+    count: usize,
+    /// The element type.
+    dtype: DataType,
+    /// The name under which the call is issued.
+    name: Name,
+    /// How far the message is.
+    stage: Stage,
+    /// Whether the communicator lists this message as under way.
+    listed: bool,
+}
+
+// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
+// whatever thread.
+unsafe impl Send for RemoteMessage {}
+
+impl RemoteMessage {
+    /// Returns a message that has not begun. Fails when the communicator takes no more calls.
+    ///
+    /// # Safety
+    /// The buffer holds `count` elements, and stays valid until the operation is dropped.
+    pub(crate) unsafe fn new(
+        comm: Arc<Comm>,
+        side: Side,
+        peer: usize,
+        count: usize,
+        dtype: DataType,
+        name: Name,
+    ) -> Result<RemoteMessage> {
+        comm.check_open()?;
+        let (transfers, head) = (Vec::new(), Box::default());
+        Ok(RemoteMessage { transfers, head, comm, side, peer, count, dtype, name, stage: Stage::Start, listed: false })
+    }
+
+    pub(crate) fn communicator(&self) -> &Arc<Comm> {
+        &self.comm
+    }
+
+    /// The other rank, in the whole communicator.
+    pub(crate) fn peer(&self) -> usize {
+        self.peer
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn side(&self) -> Side {
+        self.side
+    }
+
+    fn sends(&self) -> bool {
+        matches!(self.side, Side::Send(_))
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    fn call(&self) -> RemoteCall {
+        RemoteCall { sends: self.sends(), peer: self.peer, name: self.name }
+    }
+
+    fn route(&self) -> (&Span, Peer) {
+        let span = self.comm.span.as_ref().expect("a message to another host has a span");
+        (span, span.peers[self.peer].expect("the rank is on another host"))
+    }
+
+    /// Lists this message as under way, and posts its first requests.
+    fn begin(&mut self) -> Result<()> {
+        let remote = self.comm.remote.as_ref().expect("a message to another host has a span");
+        if !remote.begin(self.call()) {
+            let message = format!(
+                "two threads of {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
+                self.comm.label(self.comm.rank),
+                self.name.along(),
+                self.describe()
+            );
+            return Err(self.comm.fail(ncclInvalidUsage, Blame::of([self.comm.rank]), &message));
+        }
+        self.listed = true;
+        let (bytes, tag) = (self.bytes(), self.name.tag);
+        let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
+        let Side::Send(from) = self.side else {
+            // A message that is longer than this rank expects must not be too long for the head.
+            self.head = vec![0; HEAD_BYTES + INLINE_BYTES].into();
+            let (span, peer) = self.route();
+            // SAFETY: the head outlives the transfer, and nobody touches it before its end.
+            let head = unsafe {
+                let to = self.head.as_ptr().cast_mut();
+                Transfer::recv(&span.wire, peer, span.from(self.peer, tag), to, self.head.len())
+            };
+            self.transfers.push(head);
+            return Ok(());
+        };
+        let head = Head { count: self.count as u64, dtype: self.dtype as i32, text: self.name.text };
+        // SAFETY: the caller's buffer holds that many bytes.
+        let data = unsafe { std::slice::from_raw_parts(from, inline) };
+        self.head = [&head.encode()[..], data].concat().into();
+        let (span, peer) = self.route();
+        let (there, back) = (span.to(self.peer, tag), span.from(self.peer, answers(tag)));
+        let mut transfers = Vec::with_capacity(3);
+        // SAFETY: the head and the caller's buffer outlive the transfers, and nobody changes them.
+        // The answer has no bytes.
+        unsafe {
+            transfers.push(Transfer::recv(&span.wire, peer, back, std::ptr::NonNull::dangling().as_ptr(), 0));
+            transfers.push(Transfer::send(&span.wire, peer, there, self.head.as_ptr(), self.head.len()));
+            if inline < bytes {
+                transfers.push(Transfer::send(&span.wire, peer, there, from, bytes));
+            }
+        }
+        self.transfers = transfers;
+        Ok(())
+    }
+
+    /// Reads the head that has come, and posts the receive of a longer message's bytes.
+    fn open(&mut self, to: *mut u8) -> Result<()> {
+        let length = self.transfers[0].test().ok().flatten().unwrap_or(0);
+        self.transfers.clear();
+        let Some(head) = Head::decode(&self.head[..length.min(self.head.len())]) else {
+            return Err(self.malformed(length, HEAD_BYTES));
+        };
+        if (head.count, head.dtype) != (self.count as u64, self.dtype as i32) {
+            return Err(self.mismatch(head.count, head.dtype));
+        }
+        let bytes = self.bytes();
+        let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
+        if length != HEAD_BYTES + inline {
+            return Err(self.malformed(length, HEAD_BYTES + inline));
+        }
+        self.stage = Stage::Bytes;
+        if inline == bytes {
+            // SAFETY: the caller's buffer holds that many bytes, and so does the head behind its
+            // own.
+            unsafe { std::ptr::copy_nonoverlapping(self.head[HEAD_BYTES..].as_ptr(), to, bytes) };
+            return Ok(());
+        }
+        let (span, peer) = self.route();
+        // SAFETY: the caller's buffer outlives the transfer.
+        let data = unsafe { Transfer::recv(&span.wire, peer, span.from(self.peer, self.name.tag), to, bytes) };
+        self.transfers.push(data);
+        Ok(())
+    }
+
+    /// Tells the sender that all of its message is here.
+    fn answer(&mut self) -> Result<()> {
+        if let Some(data) = self.transfers.first_mut() {
+            let length = data.test().ok().flatten().unwrap_or(0);
+            if length != self.bytes() {
+                return Err(self.malformed(length, self.bytes()));
+            }
+        }
+        self.transfers.clear();
+        let (span, peer) = self.route();
+        let tag = span.to(self.peer, answers(self.name.tag));
+        // SAFETY: the message has no bytes.
+        let answer = unsafe { Transfer::send(&span.wire, peer, tag, std::ptr::NonNull::dangling().as_ptr(), 0) };
+        self.transfers.push(answer);
+        self.stage = Stage::Answer;
+        Ok(())
+    }
+
+    /// Tests the requests of the stage. Returns what to wait for while one is under way.
+    fn wait(&mut self) -> Result<Option<Poll>> {
+        let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
+        let span = self.comm.span.as_ref().expect("a message to another host has a span");
+        match poll_all(&*span.wire, &mut self.transfers, true) {
+            Ok(None) => Ok(None),
+            Ok(Some(Poll::Blocked { seen, .. })) => {
+                Ok(Some(Poll::Blocked { seen, blocker: Blocker::RemoteMessage { peer, sends, tag } }))
+            }
+            Ok(Some(Poll::Done | Poll::Outside)) => Ok(None),
+            Err(Failed { rank, why: Broken::Lost(lost) }) => {
+                Err(self.comm.fail_lost(if rank == span.rank { peer } else { rank }, &lost, &self.describe()))
+            }
+            Err(Failed { why: Broken::TooLong(length), .. }) => {
+                let room = if self.stage == Stage::First { HEAD_BYTES + INLINE_BYTES } else { self.bytes() };
+                Err(self.malformed(length, room))
+            }
+        }
+    }
+
+    fn mismatch(&self, count: u64, dtype: i32) -> Error {
+        let sent = DataType::from_raw(dtype).map_or("unknown elements", DataType::name);
+        let me = self.comm.whole().0;
+        let message = format!(
+            "{} sends {count} x {sent} where {} receives {} x {}",
+            self.comm.labels.rank(self.peer, None),
+            self.comm.labels.rank(me, None),
+            self.count,
+            self.dtype.name()
+        );
+        self.comm.fail_whole(ncclInvalidUsage, Blame::of([self.peer, me]), &message, "")
+    }
+
+    /// Ends the communicator because the peer's process does not keep to this protocol.
+    fn malformed(&self, length: usize, expected: usize) -> Error {
+        let message = format!(
+            "{} sent {length} bytes where {expected} belong: do all ranks run the same release?",
+            self.comm.labels.rank(self.peer, None)
+        );
+        self.comm.fail_whole(ncclInternalError, Blame::of([self.peer]), &message, &self.describe())
+    }
+}
+
+impl Operation for RemoteMessage {
+    fn poll(&mut self) -> Result<Poll> {
+        if self.stage == Stage::Start {
+            self.comm.check()?;
+            self.begin()?;
+            self.stage = Stage::First;
+        }
+        loop {
+            if let Some(blocked) = self.wait()? {
+                self.comm.check()?;
+                return Ok(blocked);
+            }
+            match (self.stage, self.side) {
+                (Stage::First, Side::Recv(to)) => self.open(to)?,
+                (Stage::Bytes, _) => self.answer()?,
+                _ => return Ok(Poll::Done),
+            }
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        Some(&self.comm)
+    }
+
+    fn describe(&self) -> String {
+        let (call, way) = if self.sends() { ("ncclSend", "to") } else { ("ncclRecv", "from") };
+        let peer = self.comm.labels.rank(self.peer, None);
+        format!("{call}({} x {}, {way} {peer}) on {}", self.count, self.dtype.name(), self.comm.own_label())
+    }
+}
+
+impl Drop for RemoteMessage {
+    fn drop(&mut self) {
+        self.transfers.clear();
+        if let (true, Some(remote)) = (self.listed, &self.comm.remote) {
+            remote.end(self.call());
+            self.comm.places.tell();
+        }
+    }
+}
+
+/// The reason why the messages of two ranks do not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// Both ranks send, and neither receives.
+    BothSend,
+    /// The peer sends under another name than this rank receives. The number is the stream of the
+    /// peer's message.
+    OtherName(u64),
+}
+
+/// Returns why a message of this rank does not fit those of `peer`, as far as this rank can see.
+/// `sends` and `tag` are those of [`Blocker::RemoteMessage`].
+pub(crate) fn unfit(comm: &Comm, peer: usize, sends: bool, tag: u64) -> Option<Unfit> {
+    let (span, remote) = comm.span.as_ref().zip(comm.remote.as_ref())?;
+    let to_me = messages_to_me(span, peer);
+    if sends {
+        return to_me.contains(&tag).then_some(Unfit::BothSend);
+    }
+    let calls = &remote.lock().calls;
+    let is_taken = |stream: u64| calls.iter().any(|call| call.is(false, peer, stream));
+    to_me.into_iter().find(|stream| !is_taken(*stream)).map(Unfit::OtherName)
+}
+
+/// Returns the streams of the messages that `peer` has sent to this rank, and that no receive has
+/// taken. Answers are taken at once, so the streams are tags of names.
+pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
+    let Some(process) = span.peers[peer] else { return Vec::new() };
+    let waiting = span.wire.waiting(process, span.comm).into_iter();
+    let to_me = waiting.filter(|tag| (tag.from as usize, tag.to as usize) == (peer, span.rank));
+    to_me.map(|tag| tag.stream).filter(|stream| *stream != 0).collect()
+}
+
+/// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all". This rank receives
+/// under the name with that tag, and `peer` has sent a message in `stream`. The message is lost by
+/// this, so the caller ends the communicator.
+pub(crate) fn different_names(comm: &Comm, peer: usize, tag: u64, stream: u64) -> String {
+    let (me, from) = (comm.labels.rank(comm.whole().0, None), comm.labels.rank(peer, None));
+    let sent = comm.span.as_ref().and_then(|span| peek(span, peer, stream));
+    let mine = comm
+        .remote
+        .as_ref()
+        .and_then(|remote| remote.lock().calls.iter().find(|call| call.is(false, peer, tag)).map(|call| call.name));
+    let of = |name: Option<Name>| match name.map(|name| name.along()) {
+        None => " under another name".to_owned(),
+        Some(along) if along.is_empty() => " without a name".to_owned(),
+        Some(along) => along,
+    };
+    format!("{from} sends to {me}{}, where {me} receives{}", of(sent), of(mine))
+}
+
+/// Takes a message that waits at this rank, and returns the name in its head.
+fn peek(span: &Span, peer: usize, stream: u64) -> Option<Name> {
+    let mut head = vec![0_u8; HEAD_BYTES + INLINE_BYTES];
+    // SAFETY: the buffer outlives the transfer.
+    let mut transfer = unsafe {
+        Transfer::recv(&span.wire, span.peers[peer]?, span.from(peer, stream), head.as_mut_ptr(), head.len())
+    };
+    span.wire.progress();
+    let length = transfer.test().ok().flatten();
+    drop(transfer);
+    Head::decode(&head[..length?.min(head.len())]).map(|head| Name { tag: stream, text: head.text })
+}

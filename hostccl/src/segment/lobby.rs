@@ -1,0 +1,66 @@
+//! The segment of a unique id, as the process that made the id sees it while it serves the join.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use super::file::Mapping;
+use super::header::Header;
+use super::layout::HEADER_BYTES;
+use crate::error::{Error, Result};
+
+/// The ranks that have mapped the segment of the id leave it, and register with the id's maker.
+const MOVED: u32 = 1;
+/// A communicator over several hosts has been started by the id.
+const OVER: u32 = 2;
+
+/// The header of the segment of a unique id.
+#[derive(Debug)]
+pub(crate) struct Lobby(Mapping);
+
+impl Lobby {
+    /// Maps the header.
+    pub(crate) fn of(fd: &OwnedFd) -> Result<Lobby> {
+        Mapping::new(fd.as_raw_fd(), HEADER_BYTES).map(Lobby)
+    }
+
+    /// Tells the ranks in the segment to leave it and to register with the id's maker, because a
+    /// rank has come that cannot open the segment.
+    pub(crate) fn move_ranks(&self) {
+        self.0.header().moved.store(MOVED, Ordering::SeqCst);
+        self.0.header().arrived.wake();
+    }
+
+    /// Notes that a communicator over several hosts has been started by the id.
+    pub(crate) fn close(&self) {
+        self.0.header().moved.store(OVER, Ordering::SeqCst);
+    }
+
+    /// Returns the number of ranks of the communicator that the id has started in the segment.
+    pub(crate) fn started(&self) -> Option<u32> {
+        let header = self.0.header();
+        let nranks = header.nranks.load(Ordering::Acquire);
+        (nranks != 0 && header.arrived.value() == nranks).then_some(nranks)
+    }
+
+    /// Returns the failure that ended the segment.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.0.header().failure.error()
+    }
+
+    /// Ends the segment, so that the ranks in it read the reason.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.0.header().fail(error.code(), error.blame(), error.message(), "");
+    }
+}
+
+impl Header {
+    /// Whether the ranks in the segment of a unique id are to leave it.
+    pub(crate) fn is_moved(&self) -> bool {
+        self.moved.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether the id of this segment has started a communicator over several hosts.
+    pub(super) fn is_closed(&self) -> bool {
+        self.moved.load(Ordering::SeqCst) == OVER
+    }
+}

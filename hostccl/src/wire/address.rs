@@ -1,0 +1,218 @@
+//! The address at which other processes reach this one.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// An address of an interface of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interface {
+    /// The interface's name.
+    pub(crate) name: String,
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// The interface's number, which a link-local address needs.
+    pub(crate) scope: u32,
+    /// Whether the interface only reaches this host.
+    pub(crate) is_loopback: bool,
+}
+
+/// Returns the addresses of all interfaces that are up.
+pub(crate) fn interfaces() -> std::io::Result<Vec<Interface>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: the call writes the list's address.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: the entries of the list are valid until it is freed.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        let flags = entry.ifa_flags as i32;
+        if entry.ifa_addr.is_null() || flags & libc::IFF_UP == 0 {
+            continue;
+        }
+        // SAFETY: the name is a C string, and the family says which structure the address is.
+        unsafe {
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            let is_loopback = flags & libc::IFF_LOOPBACK != 0;
+            let (address, scope) = match i32::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
+                    (IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))), 0)
+                }
+                libc::AF_INET6 => {
+                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
+                    (IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)), address.sin6_scope_id)
+                }
+                _ => continue,
+            };
+            found.push(Interface { name, address, scope, is_loopback });
+        }
+    }
+    // SAFETY: the list came from `getifaddrs` and is not used again.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// Whether an interface's name is chosen by a list with NCCL's rules: names or prefixes, separated by
+/// commas; `^` in front excludes them, and `=` asks for whole names. `^=` does both.
+fn is_chosen(list: &str, name: &str) -> bool {
+    let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
+    let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+    let mut names = rest.split(',').map(|entry| entry.split(':').next().unwrap_or("").trim());
+    let matches = names.any(|entry| !entry.is_empty() && if exact { name == entry } else { name.starts_with(entry) });
+    matches != excludes
+}
+
+/// How well an address serves: smaller is better. IPv4 comes before IPv6, and link-local last.
+fn order(interface: &Interface) -> u32 {
+    match interface.address {
+        IpAddr::V4(address) if address.is_link_local() => 2,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(address) if address.is_unicast_link_local() => 3,
+        IpAddr::V6(_) => 1,
+    }
+}
+
+/// Chooses the address of this process. `list` is the value of the interface variable that is set,
+/// and `fixed` the address that reaches the store. Fails with the reason where `list` fits none.
+pub(crate) fn choose(
+    interfaces: &[Interface],
+    list: Option<(&str, &str)>,
+    fixed: Option<IpAddr>,
+) -> Result<Interface, String> {
+    let best = |found: &mut dyn Iterator<Item = &Interface>| found.min_by_key(|found| order(found)).cloned();
+    if let Some((variable, list)) = list {
+        // NCCL leaves loopback and Docker's bridges out unless they are named.
+        let excludes = list.starts_with('^');
+        let mut fits = interfaces.iter().filter(|found| is_chosen(list, &found.name));
+        let mut outward = interfaces
+            .iter()
+            .filter(|found| is_chosen(list, &found.name) && !found.is_loopback && !found.name.starts_with("docker"));
+        let found = best(&mut outward).or_else(|| best(&mut fits).filter(|_| !excludes)).or_else(|| best(&mut fits));
+        let mut names: Vec<&str> = interfaces.iter().map(|found| found.name.as_str()).collect();
+        names.dedup();
+        return found.ok_or_else(|| {
+            format!(
+                "{variable} is {list:?}, and fits no interface that is up and has an address: there are {}",
+                names.join(", ")
+            )
+        });
+    }
+    if let Some(address) = fixed {
+        let known = interfaces.iter().find(|found| found.address == address).cloned();
+        let is_loopback = address.is_loopback();
+        return Ok(known.unwrap_or(Interface { name: String::new(), address, scope: 0, is_loopback }));
+    }
+    let mut outward = interfaces.iter().filter(|found| !found.is_loopback && !found.name.starts_with("docker"));
+    let mut loopback = interfaces.iter().filter(|found| found.is_loopback);
+    Ok(best(&mut outward).or_else(|| best(&mut loopback)).unwrap_or(Interface {
+        name: "lo".to_owned(),
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        scope: 0,
+        is_loopback: true,
+    }))
+}
+
+/// Returns the bytes of an address in a contact.
+pub(crate) fn to_bytes(address: &SocketAddr) -> Vec<u8> {
+    let mut out = vec![if address.is_ipv4() { 4 } else { 6 }];
+    out.extend_from_slice(&address.port().to_le_bytes());
+    match address {
+        SocketAddr::V4(address) => out.extend_from_slice(&address.ip().octets()),
+        SocketAddr::V6(address) => {
+            out.extend_from_slice(&address.scope_id().to_le_bytes());
+            out.extend_from_slice(&address.ip().octets());
+        }
+    }
+    out
+}
+
+/// Reads the address of a contact; `None` where the bytes are none. `scope` is the number of this
+/// host's interface, because numbers of interfaces mean nothing on another host.
+pub(crate) fn parse(bytes: &[u8], scope: u32) -> Option<SocketAddr> {
+    let (family, rest) = bytes.split_first()?;
+    let (port, rest) = rest.split_first_chunk::<2>()?;
+    let port = u16::from_le_bytes(*port);
+    match family {
+        4 => {
+            let octets: [u8; 4] = rest.try_into().ok()?;
+            Some(SocketAddr::V4(SocketAddrV4::new(octets.into(), port)))
+        }
+        6 => {
+            let (theirs, rest) = rest.split_first_chunk::<4>()?;
+            let octets: [u8; 16] = rest.try_into().ok()?;
+            let address = Ipv6Addr::from(octets);
+            let scope = match address.is_unicast_link_local() {
+                true if scope != 0 => scope,
+                true => u32::from_le_bytes(*theirs),
+                false => 0,
+            };
+            Some(SocketAddr::V6(SocketAddrV6::new(address, port, 0, scope)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, address: &str) -> Interface {
+        let address: IpAddr = address.parse().unwrap();
+        Interface { name: name.to_owned(), address, scope: 3, is_loopback: address.is_loopback() }
+    }
+
+    #[test]
+    fn the_lists_have_the_rules_of_nccl() {
+        for (list, name, chosen) in [
+            ("eth", "eth0", true),
+            ("eth", "ens3", false),
+            ("ens,eth", "eth1", true),
+            ("=eth1", "eth1", true),
+            ("=eth1", "eth10", false),
+            ("^docker", "eth0", true),
+            ("^docker,lo", "lo", false),
+            ("^=eth1", "eth10", true),
+            ("eth0:5", "eth0", true),
+        ] {
+            assert_eq!(is_chosen(list, name), chosen, "{list} {name}");
+        }
+    }
+
+    #[test]
+    fn the_best_address_is_chosen() {
+        let all = [
+            interface("lo", "127.0.0.1"),
+            interface("docker0", "172.17.0.1"),
+            interface("eth0", "fe80::1"),
+            interface("eth0", "10.0.0.2"),
+            interface("ib0", "10.1.0.2"),
+        ];
+        let name = |list, fixed| choose(&all, list, fixed).map(|found| found.address.to_string());
+        assert_eq!(name(None, None).unwrap(), "10.0.0.2");
+        assert_eq!(name(None, Some("10.1.0.2".parse().unwrap())).unwrap(), "10.1.0.2");
+        assert_eq!(name(Some(("V", "ib")), Some("10.0.0.2".parse().unwrap())).unwrap(), "10.1.0.2");
+        assert_eq!(name(Some(("V", "^eth")), None).unwrap(), "10.1.0.2");
+        assert_eq!(name(Some(("V", "lo")), None).unwrap(), "127.0.0.1");
+        let error = name(Some(("DM_SOCKET_IFNAME", "wlan")), None).unwrap_err();
+        assert!(error.contains("DM_SOCKET_IFNAME is \"wlan\"") && error.contains("lo, docker0, eth0, ib0"), "{error}");
+        assert_eq!(choose(&all[..1], None, None).unwrap().name, "lo");
+    }
+
+    #[test]
+    fn an_address_survives_its_bytes_and_a_scope_is_this_hosts() {
+        for text in ["10.0.0.2:41733", "[2001:db8::1]:80"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(parse(&to_bytes(&address), 9), Some(address));
+        }
+        let link = SocketAddr::V6(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 0, 2));
+        assert_eq!(parse(&to_bytes(&link), 9).unwrap().to_string(), "[fe80::1%9]:80");
+        assert_eq!(parse(&to_bytes(&link), 0), Some(link));
+        for bytes in [&[][..], &[4], &[4, 0, 0, 1], &[6; 7], &[9; 20]] {
+            assert_eq!(parse(bytes, 0), None);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The wire of this process.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::Wire;
+use super::address::Interface;
+use super::tcp::Tcp;
+use super::tcp::options::{self, Options};
+use super::ucx;
+use crate::error::{Error, Result};
+use crate::fork;
+
+/// What this process has set, and its wire.
+#[derive(Default)]
+struct Here {
+    /// The secret that the embedding library has set.
+    secret: Option<Vec<u8>>,
+    /// The address that the embedding library has set.
+    address: Option<IpAddr>,
+    /// The wire, for as long as somebody uses it.
+    wire: Option<Weak<dyn Wire>>,
+    /// The function that the wire's thread calls about ten times a second.
+    tick: Option<fn()>,
+}
+
+impl Here {
+    /// Returns the wire if somebody uses it.
+    fn wire(&self) -> Option<Arc<dyn Wire>> {
+        self.wire.as_ref().and_then(Weak::upgrade)
+    }
+}
+
+static HERE: Mutex<Here> = Mutex::new(Here { secret: None, address: None, wire: None, tick: None });
+
+fn lock() -> MutexGuard<'static, Here> {
+    HERE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the wire of this process, and opens it if nobody uses one. `DM_WIRE` says which kind.
+pub(crate) fn here() -> Result<Arc<dyn Wire>> {
+    if fork::is_child() {
+        return Err(Error::usage(fork::refusal()));
+    }
+    let mut here = lock();
+    if let Some(wire) = here.wire() {
+        return Ok(wire);
+    }
+    let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
+    let wire: Arc<dyn Wire> = match kind.as_str() {
+        "" | "tcp" => Tcp::open(Options::read(here.address, secret(&here))?, tick)?,
+        "ucx" if secret(&here).is_some() => return Err(ucx::refuse_secret()),
+        "ucx" => ucx::open(options::silence()?, tick)?,
+        _ => return Err(Error::argument(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\""))),
+    };
+    here.wire = Some(Arc::downgrade(&wire));
+    Ok(wire)
+}
+
+/// Returns the secret of the job: the one that was set, else the environment's.
+fn secret(here: &Here) -> Option<Vec<u8>> {
+    use std::os::unix::ffi::OsStringExt;
+    let from_environment = || std::env::var_os("DM_STORE_SECRET").map(OsStringExt::into_vec);
+    here.secret.clone().or_else(from_environment).filter(|secret| !secret.is_empty())
+}
+
+/// Returns the secret of the job, with which connections to other hosts are encrypted; `None` where
+/// there is none.
+pub(crate) fn own_secret() -> Option<Vec<u8>> {
+    secret(&lock())
+}
+
+/// Returns the address at which this process listens for other hosts. Its port is 0.
+pub(crate) fn own_address() -> Result<SocketAddr> {
+    let Interface { address, scope, .. } = Options::read(lock().address, None)?.interface;
+    Ok(match address {
+        IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),
+        IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, 0, 0, scope)),
+    })
+}
+
+/// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves it
+/// to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
+pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
+    let mut here = lock();
+    if here.secret != secret && here.wire().is_some() {
+        return Err(
+            "this process uses connections to other hosts with another secret: end its communicators first".to_owned()
+        );
+    }
+    here.secret = secret;
+    Ok(())
+}
+
+/// Sets the address at which other hosts reach this process, where no interface is named. Fails
+/// where this process listens at another address already.
+pub fn set_address(address: Option<IpAddr>) -> std::result::Result<(), String> {
+    let mut here = lock();
+    if here.address != address && here.wire().is_some() {
+        return Err(format!(
+            "this process listens at {:?} already, and cannot change to {address:?}: end its communicators first",
+            here.address
+        ));
+    }
+    here.address = address;
+    Ok(())
+}
+
+/// Sets the function that the wire's thread calls about ten times a second.
+pub(crate) fn on_tick(tick: fn()) {
+    lock().tick = Some(tick);
+}
+
+/// Calls the function of [`on_tick`].
+fn tick() {
+    let tick = lock().tick;
+    if let Some(tick) = tick {
+        tick();
+    }
+}

@@ -1,0 +1,393 @@
+//! The wire's thread. It makes connections and accepts them. Ten times a second it moves what came
+//! while nobody waited.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use socket2::{SockAddr, Socket};
+
+use super::cipher::Cipher;
+use super::connection::Connection;
+use super::epoll::{self, Epoll};
+use super::options::Options;
+use super::state::{Inner, State};
+use super::stranger::{self, Step, Stranger};
+use crate::fork::{self, Private};
+use crate::thread;
+use crate::wire::Lost;
+
+/// The time from one look at the connections to the next.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a process that connects may take to prove itself, and how long it may stay unknown.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long this process tries to reach another one that answers without taking the connection.
+const TRIES: Duration = Duration::from_secs(30);
+/// The time from one try to the next.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The most connections that other processes have made and that have not proved themselves.
+const MOST_STRANGERS: usize = 128;
+/// How long the wire goes on after its last owner has gone, until its bytes have been sent.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The number of the listener in the thread's epoll set.
+const LISTENER: u64 = u64::MAX;
+/// The number of the bell in the thread's epoll set.
+const BELL: u64 = u64::MAX - 1;
+
+/// A peer to which this process tries to connect.
+#[derive(Debug)]
+struct Attempt {
+    /// When the first try began.
+    since: Instant,
+    /// When the next try may begin, while there is none.
+    next: Instant,
+    /// The number of the stranger that is the try under way.
+    stranger: Option<u64>,
+    /// Why the last try failed.
+    why: String,
+}
+
+/// What the thread owns.
+struct Keeper {
+    /// The wire.
+    inner: Arc<Inner>,
+    /// The listener.
+    listener: Private<Socket>,
+    /// The listener, the bell, and the strangers by their numbers.
+    set: Epoll,
+    /// The connections that have not proved themselves.
+    strangers: HashMap<u64, Stranger>,
+    /// The number of the last stranger.
+    last: u64,
+    /// The peers to connect to.
+    attempts: HashMap<u32, Attempt>,
+    /// The function that is called at each tick.
+    tick: fn(),
+}
+
+/// Starts the thread.
+pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) -> io::Result<()> {
+    let set = Epoll::new()?;
+    set.add(listener.as_raw_fd(), LISTENER, false)?;
+    set.add(inner.keeper.as_raw_fd(), BELL, false)?;
+    let (strangers, attempts) = (HashMap::new(), HashMap::new());
+    let keeper = Keeper { inner, listener, set, strangers, last: 0, attempts, tick };
+    thread::spawn("dm-wire", move || keeper.run()).map(drop)
+}
+
+impl Keeper {
+    fn run(mut self) {
+        let mut next_tick = Instant::now() + TICK;
+        while !self.inner.is_over.load(Ordering::SeqCst) {
+            let is_relied_on = self.is_relied_on();
+            let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
+            let wake = tries.map(|attempt| attempt.next).fold(next_tick, Instant::min);
+            let timeout = wake.saturating_duration_since(Instant::now());
+            let all = [self.set.as_raw_fd(), self.inner.connections.as_raw_fd()];
+            epoll::wait_for(if is_relied_on { &all } else { &all[..1] }, timeout);
+            let ready: Vec<u64> = self.set.wait(Duration::ZERO).map(|ready| ready.number).collect();
+            for number in ready {
+                match number {
+                    LISTENER => self.accept(),
+                    BELL => self.inner.keeper.still(),
+                    number => self.step(number),
+                }
+            }
+            self.look();
+            let is_tick = Instant::now() >= next_tick;
+            if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
+                // The thread for which the bell of the connections rang is up already.
+                self.inner.sleeper.still();
+            }
+            if is_relied_on || is_tick {
+                self.inner.lock().pass(&self.inner);
+            }
+            if is_tick {
+                next_tick = Instant::now() + TICK;
+                self.expire();
+                (self.tick)();
+            }
+        }
+        self.end();
+    }
+
+    /// Whether threads that sleep rely on this one to move their messages.
+    fn is_relied_on(&self) -> bool {
+        // A thread that begins to sleep counts itself, and rings the bell where it reads false.
+        self.inner.keeper_looks.store(false, Ordering::SeqCst);
+        let is = self.inner.others.load(Ordering::SeqCst) > 0;
+        if is {
+            self.inner.keeper_looks.store(true, Ordering::SeqCst);
+        }
+        is
+    }
+
+    /// Accepts what waits at the listener.
+    fn accept(&mut self) {
+        for _ in 0..MOST_STRANGERS {
+            let mut address = None;
+            let accepted = Private::open(|| {
+                let (socket, from) = self.listener.accept()?;
+                address = from.as_socket();
+                Ok(socket)
+            });
+            let Ok(socket) = accepted else { return };
+            if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
+                continue;
+            }
+            self.make_room();
+            let address = address.map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
+            self.enter(Stranger::accepted(socket, address));
+        }
+    }
+
+    /// Closes the oldest accepted connection among those that have said the least, where there are
+    /// too many.
+    fn make_room(&mut self) {
+        let accepted = || self.strangers.iter().filter(|(_, stranger)| !stranger.is_mine());
+        if accepted().count() < MOST_STRANGERS {
+            return;
+        }
+        let oldest = accepted().min_by_key(|(_, stranger)| (stranger.said(), stranger.since));
+        if let Some(number) = oldest.map(|(number, _)| *number) {
+            self.remove(number);
+        }
+    }
+
+    fn enter(&mut self, stranger: Stranger) -> Option<u64> {
+        self.last += 1;
+        self.set.add(stranger.socket.as_raw_fd(), self.last, stranger.is_mine()).ok()?;
+        self.strangers.insert(self.last, stranger);
+        Some(self.last)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Stranger> {
+        let stranger = self.strangers.remove(&number)?;
+        self.set.remove(stranger.socket.as_raw_fd());
+        Some(stranger)
+    }
+
+    /// Begins what the wire has asked for: connections, and another look at processes that were not
+    /// known.
+    fn look(&mut self) {
+        let wanted = std::mem::take(&mut self.inner.lock().to_connect);
+        let now = Instant::now();
+        for peer in wanted {
+            self.attempts.entry(peer).or_insert(Attempt { since: now, next: now, stranger: None, why: String::new() });
+        }
+        let is_due = |attempt: &Attempt| attempt.stranger.is_none() && attempt.next <= now;
+        let due: Vec<u32> =
+            self.attempts.iter().filter(|(_, attempt)| is_due(attempt)).map(|(peer, _)| *peer).collect();
+        for peer in due {
+            self.connect(peer);
+        }
+        let unknown: Vec<u64> =
+            self.strangers.iter().filter(|(_, stranger)| stranger.is_unknown()).map(|(number, _)| *number).collect();
+        for number in unknown {
+            let Some(mut stranger) = self.strangers.remove(&number) else { continue };
+            let step = stranger.answer(&self.inner, |peer| self.is_taken(peer));
+            self.strangers.insert(number, stranger);
+            self.follow(number, step);
+        }
+    }
+
+    /// Whether this process has proved itself to that peer.
+    fn is_taken(&self, peer: u32) -> bool {
+        let mine = self.attempts.get(&peer).and_then(|attempt| attempt.stranger);
+        mine.and_then(|number| self.strangers.get(&number)).is_some_and(Stranger::is_proved)
+    }
+
+    /// Gives up a peer.
+    fn fail(&mut self, peer: u32, ended: bool, why: String) {
+        self.attempts.remove(&peer);
+        let mut state = self.inner.lock();
+        if state.links.get(&peer).is_some_and(|link| link.connection.is_none()) {
+            state.lose(peer, Lost { ended, why });
+        }
+    }
+
+    /// Begins a try to connect to a peer.
+    fn connect(&mut self, peer: u32) {
+        let known = {
+            let state = self.inner.lock();
+            let link = state.links.get(&peer).filter(|link| link.connection.is_none() && link.remote.lost.is_none());
+            link.map(|link| (link.remote.contact.clone(), link.remote.tokens.last().copied().unwrap_or_default()))
+        };
+        let Some((contact, token)) = known else {
+            self.attempts.remove(&peer);
+            return;
+        };
+        let Some(address) = self.inner.options.address(&contact.address) else {
+            let why = "its contact has no address of the TCP wire: set DM_WIRE alike on all hosts".to_owned();
+            return self.fail(peer, false, why);
+        };
+        let begin = || {
+            let socket = Private::open(|| Options::socket(&address))?;
+            self.inner.options.prepare(&socket)?;
+            match socket.connect(&SockAddr::from(address)) {
+                Err(reason) if reason.raw_os_error() != Some(libc::EINPROGRESS) => Err(reason),
+                _ => Ok(socket),
+            }
+        };
+        let address = address.to_string();
+        let begun = begin().map_err(|reason| stranger::refused(&address, &reason)).and_then(|socket| {
+            Stranger::connecting(&self.inner, socket, address.clone(), (peer, contact.id, token))
+                .map_err(|why| Step::Fail(false, why))
+        });
+        match begun {
+            Ok(stranger) => {
+                let number = self.enter(stranger);
+                if let Some(attempt) = self.attempts.get_mut(&peer) {
+                    (attempt.stranger, attempt.next) = (number, Instant::now() + PAUSE);
+                }
+            }
+            Err(Step::Fail(ended, why)) => self.fail(peer, ended, why),
+            Err(Step::Again(why)) => self.try_again(peer, why),
+            Err(_) => {}
+        }
+    }
+
+    /// Ends a try. The peer is tried again until the time is up.
+    fn try_again(&mut self, peer: u32, why: String) {
+        let Some(attempt) = self.attempts.get_mut(&peer) else { return };
+        (attempt.stranger, attempt.next, attempt.why) = (None, Instant::now() + PAUSE, why);
+    }
+
+    /// Takes the next step of a stranger.
+    fn step(&mut self, number: u64) {
+        let Some(mut stranger) = self.strangers.remove(&number) else { return };
+        let step = stranger.step(&self.inner, |peer| self.is_taken(peer));
+        self.strangers.insert(number, stranger);
+        self.follow(number, step);
+    }
+
+    /// Does what a step has led to.
+    fn follow(&mut self, number: u64, step: Step) {
+        let Some(stranger) = self.strangers.get(&number) else { return };
+        match step {
+            Step::Wait => {}
+            Step::Sent => self.set.change(stranger.socket.as_raw_fd(), number, false),
+            Step::Answered(from) => {
+                // Both processes may connect at once. Then the connection of the one with the
+                // smaller number stays, unless the other one has proved itself already.
+                let peer = stranger.peer.filter(|peer| from < self.inner.contact.id && !self.is_taken(*peer));
+                let Some(attempt) = peer.and_then(|peer| self.attempts.get_mut(&peer)) else { return };
+                attempt.next = Instant::now() + PATIENCE;
+                if let Some(mine) = attempt.stranger.take() {
+                    self.remove(mine);
+                }
+            }
+            Step::Settled(cipher) => self.settle(number, cipher),
+            Step::Drop(why) => {
+                let Some(stranger) = self.remove(number) else { return };
+                log::debug!("the wire refuses {}: {why}", stranger.address);
+                // This process may have given up its own try for that connection.
+                let attempt = stranger.peer.and_then(|peer| self.attempts.get_mut(&peer));
+                if let Some(attempt) = attempt.filter(|attempt| attempt.stranger.is_none()) {
+                    attempt.next = attempt.next.min(Instant::now() + PAUSE);
+                }
+            }
+            Step::Again(why) => {
+                let peer = self.remove(number).and_then(|stranger| stranger.peer);
+                peer.into_iter().for_each(|peer| self.try_again(peer, why.clone()));
+            }
+            Step::Fail(ended, why) => {
+                let peer = self.remove(number).and_then(|stranger| stranger.peer);
+                peer.into_iter().for_each(|peer| self.fail(peer, ended, why.clone()));
+            }
+        }
+    }
+
+    /// Makes a stranger the connection of its peer.
+    fn settle(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
+        let Some(Stranger { socket, address, peer: Some(peer), .. }) = self.remove(number) else { return };
+        if let Some(other) = self.attempts.remove(&peer).and_then(|attempt| attempt.stranger) {
+            self.remove(other);
+        }
+        let inner = self.inner.clone();
+        let mut guard = inner.lock();
+        let state: &mut State = &mut guard;
+        let Some(link) = state.links.get_mut(&peer) else { return };
+        if link.connection.is_some() || link.remote.lost.is_some() {
+            return;
+        }
+        if let Err(reason) = inner.connections.add(socket.as_raw_fd(), u64::from(peer), false) {
+            let why = format!("using the connection to {address}: {reason}");
+            return state.lose(peer, Lost { ended: false, why });
+        }
+        link.connection = Some(Box::new(Connection::new(socket, address, cipher)));
+        link.is_connecting = false;
+        state.connected.push(peer);
+        state.push(&inner, peer);
+    }
+
+    /// Closes what takes too long.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        let old = |stranger: &Stranger| !stranger.is_mine() && now.duration_since(stranger.since) > PATIENCE;
+        let numbers: Vec<u64> =
+            self.strangers.iter().filter(|(_, stranger)| old(stranger)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            self.remove(number);
+        }
+        let silence = self.inner.options.silence;
+        let silent = |stranger: &Stranger| stranger.is_connecting() && now.duration_since(stranger.since) > silence;
+        let numbers: Vec<u64> =
+            self.strangers.iter().filter(|(_, stranger)| silent(stranger)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let Some(stranger) = self.remove(number) else { continue };
+            let why = format!("{} does not answer: no connection within {} ms", stranger.address, silence.as_millis());
+            stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
+        }
+        let is_late = |attempt: &Attempt| now.duration_since(attempt.since) > TRIES;
+        let late: Vec<u32> =
+            self.attempts.iter().filter(|(_, attempt)| is_late(attempt)).map(|(peer, _)| *peer).collect();
+        for peer in late {
+            let Some(attempt) = self.attempts.remove(&peer) else { continue };
+            let stranger = attempt.stranger.and_then(|number| self.remove(number));
+            let why = stranger.map_or(attempt.why, |stranger| format!("{} does not answer", stranger.address));
+            self.fail(peer, false, format!("{why}: no connection within {} s", TRIES.as_secs()));
+        }
+    }
+
+    /// Ends the wire: what was written is sent, and the connections are closed.
+    fn end(self) {
+        let Keeper { inner, listener, strangers, set, .. } = self;
+        drop((listener, strangers, set));
+        let until = Instant::now() + LINGER;
+        while !fork::is_child() {
+            let mut guard = inner.lock();
+            let state: &mut State = &mut guard;
+            for number in state.connected.clone() {
+                state.serve(&inner, u64::from(number));
+                let link = state.links.get(&number);
+                let is_sent = link.is_none_or(|link| {
+                    let is_written = |connection: &Connection| !connection.is_writing() && is_sent(&connection.socket);
+                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_written)
+                });
+                if is_sent {
+                    state.forget(number);
+                }
+            }
+            if state.connected.is_empty() || Instant::now() >= until {
+                state.connected.clear();
+                state.links.clear();
+                return;
+            }
+            drop(guard);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Whether the other host has everything that was written to a socket.
+fn is_sent(socket: &Socket) -> bool {
+    let mut left: libc::c_int = 0;
+    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
+    answer != 0 || left == 0
+}

@@ -1,0 +1,274 @@
+//! The wire over TCP.
+//!
+//! A process has one listener, and one connection for each other process that it exchanges messages
+//! with. The connection is made when it is first needed. The files:
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `epoll` | the kernel's event queues |
+//! | `frame` | headers |
+//! | `ledger` | the requests |
+//! | `remote`, `incoming` | the messages to and from one process |
+//! | `sockets`, `cipher`, `connection` | bytes to and from a socket |
+//! | `state` | what the owners of a wire share with its thread |
+//! | `hello` | the proof that a connection belongs to this job |
+//! | `stranger` | connections that have not proved themselves |
+//! | `keeper` | the wire's thread: new connections, and whatever happens while nobody waits |
+//! | `options` | what the environment sets |
+//!
+//! Threads that wait for messages move them themselves. A thread that only waits for messages
+//! sleeps in `epoll`. One that also waits for words in memory sleeps on a futex, and the wire's
+//! thread moves its messages meanwhile.
+
+mod cipher;
+mod connection;
+mod epoll;
+mod frame;
+mod hello;
+mod incoming;
+mod keeper;
+mod ledger;
+pub(crate) mod options;
+mod remote;
+mod sockets;
+mod state;
+mod stranger;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::epoll::{Bell, Epoll};
+use self::frame::{Header, Kind};
+use self::options::Options;
+use self::remote::Remote;
+use self::state::{BELL, Inner, Link};
+use super::{Broken, Contact, Lost, NOTICE_BYTES, Notice, Peer, Request, Tag, Token, Wire};
+use crate::error::{Error, Result};
+use crate::event::{self, Event, Watch};
+use crate::{fork, token};
+
+/// The most bytes of notices that wait for one peer.
+const MOST_NOTICES: usize = 4 << 20;
+
+/// A wire over TCP. When the last owner drops it, its connections are closed.
+#[derive(Debug)]
+pub(crate) struct Tcp(Arc<Inner>);
+
+impl Tcp {
+    /// Opens a wire: a listener at the chosen address, and the wire's thread, which calls `tick` about
+    /// ten times a second.
+    pub(crate) fn open(options: Options, tick: fn()) -> Result<Arc<Tcp>> {
+        let system = |what: &'static str| move |reason: io::Error| Error::system(what, reason);
+        let (listener, address) = options.listen()?;
+        let connections = Epoll::new().map_err(system("making an epoll set"))?;
+        let (sleeper, keeper) = (Bell::new(), Bell::new());
+        let (sleeper, keeper) =
+            (sleeper.map_err(system("making an eventfd"))?, keeper.map_err(system("making an eventfd"))?);
+        connections.add(sleeper.as_raw_fd(), BELL, false).map_err(system("using epoll"))?;
+        let inner = Arc::new(Inner {
+            contact: Contact { id: token::random_token()?, address },
+            options,
+            state: Mutex::default(),
+            moved: Event::default(),
+            connections,
+            sleeper,
+            is_slept_on: AtomicBool::new(false),
+            is_driven: AtomicBool::new(false),
+            drivers: AtomicU32::new(0),
+            others: AtomicU32::new(0),
+            keeper_looks: AtomicBool::new(false),
+            keeper,
+            is_over: AtomicBool::new(false),
+        });
+        keeper::start(inner.clone(), listener, tick).map_err(system("starting the wire's thread"))?;
+        Ok(Arc::new(Tcp(inner)))
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            self.0.is_over.store(true, Ordering::SeqCst);
+            self.0.keeper.ring();
+        }
+    }
+}
+
+/// The reason for which a request fails whose peer has no use any more.
+fn unknown() -> Lost {
+    Lost { ended: true, why: "this process has closed its connection to the peer".to_owned() }
+}
+
+impl Wire for Tcp {
+    fn contact(&self) -> Contact {
+        self.0.contact.clone()
+    }
+
+    fn meet(&self, contact: &Contact, token: &Token) -> Peer {
+        let mut state = self.0.lock();
+        let number = match state.numbers.get(&contact.id) {
+            Some(number) => *number,
+            None => {
+                state.last += 1;
+                let number = state.last;
+                state.numbers.insert(contact.id, number);
+                let is_self = contact.id == self.0.contact.id;
+                let remote = Remote::new(number, contact.clone(), is_self);
+                state.links.insert(number, Box::new(Link { remote, connection: None, is_connecting: false }));
+                number
+            }
+        };
+        if let Some(Link { remote, .. }) = state.links.get_mut(&number).map(|link| &mut **link) {
+            remote.uses += 1;
+            if !remote.tokens.contains(token) {
+                remote.tokens.push(*token);
+            }
+            if remote.is_idle_here {
+                remote.is_idle_here = false;
+                remote.say(Header::plain(Kind::Busy, 0), &[]);
+            }
+        }
+        // A connection of that peer may wait until this process knows the peer.
+        state.keeper_is_needed = true;
+        state.push(&self.0, number);
+        Peer(number)
+    }
+
+    fn close(&self, peer: Peer) {
+        let mut state = self.0.lock();
+        let Some(Link { remote, connection, is_connecting }) = state.links.get_mut(&peer.0).map(|link| &mut **link)
+        else {
+            return;
+        };
+        remote.uses = remote.uses.saturating_sub(1);
+        if remote.uses > 0 {
+            return;
+        }
+        if remote.is_self || remote.lost.is_some() || (connection.is_none() && !*is_connecting) {
+            return state.forget(peer.0);
+        }
+        remote.is_idle_here = true;
+        remote.say(Header::plain(Kind::Idle, 0), &[]);
+        state.push(&self.0, peer.0);
+    }
+
+    unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        let Some(Link { remote, .. }) = state.links.get_mut(&peer.0).map(|link| &mut **link) else {
+            return Request(state.ledger.begin_ended(Err(Broken::Lost(unknown()))));
+        };
+        let request = remote.send(tag, from as usize, bytes, &mut state.ledger);
+        state.push(&self.0, peer.0);
+        Request(request)
+    }
+
+    unsafe fn irecv(&self, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Request {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        let Some(Link { remote, .. }) = state.links.get_mut(&peer.0).map(|link| &mut **link) else {
+            return Request(state.ledger.begin_ended(Err(Broken::Lost(unknown()))));
+        };
+        let request = remote.receive(tag, to as usize, bytes, &mut state.ledger);
+        state.push(&self.0, peer.0);
+        Request(request)
+    }
+
+    fn test(&self, request: &Request) -> std::result::Result<Option<usize>, Broken> {
+        let mut state = self.0.lock();
+        state.ledger.ended.remove(&request.0).transpose()
+    }
+
+    fn cancel(&self, request: Request) {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        state.ledger.ended.remove(&request.0);
+        let Some(open) = state.ledger.open.remove(&request.0) else { return };
+        let Some(Link { remote, connection, .. }) = state.links.get_mut(&open.peer).map(|link| &mut **link) else {
+            return;
+        };
+        let mut reading = None;
+        if let Some(connection) = connection {
+            connection.detach(request.0);
+            reading = if open.is_send { None } else { connection.forget(open.key) };
+        }
+        remote.cancel(request.0, open, reading);
+    }
+
+    fn notify(&self, peer: Peer, comm: u64, text: &[u8]) {
+        let mut state = self.0.lock();
+        let Some(Link { remote, .. }) = state.links.get_mut(&peer.0).map(|link| &mut **link) else { return };
+        let text = &text[..text.len().min(NOTICE_BYTES)];
+        if remote.is_self {
+            let notice = Notice { from: peer, comm, text: text.to_vec() };
+            state.ledger.notices.push(notice);
+            state.ledger.changed = true;
+        } else if remote.lost.is_none() && remote.control.len() < MOST_NOTICES {
+            let tag = Tag { comm, stream: 0, from: 0, to: 0 };
+            remote.say(Header { tag, ..Header::plain(Kind::Notice, 0) }, text);
+            state.push(&self.0, peer.0);
+        }
+    }
+
+    fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {
+        let mut state = self.0.lock();
+        (std::mem::take(&mut state.ledger.notices), std::mem::take(&mut state.ledger.losses))
+    }
+
+    fn lost(&self, peer: Peer) -> Option<Lost> {
+        let state = self.0.lock();
+        state.links.get(&peer.0).map_or_else(|| Some(unknown()), |link| link.remote.lost.clone())
+    }
+
+    fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag> {
+        self.0.lock().links.get(&peer.0).map(|link| link.remote.waiting(comm)).unwrap_or_default()
+    }
+
+    fn retire(&self, peer: Peer, comm: u64, rank: u32) {
+        if let Some(link) = self.0.lock().links.get_mut(&peer.0) {
+            link.remote.retire(comm, rank);
+        }
+    }
+
+    fn progress(&self) -> bool {
+        // Another thread that holds the lock moves the messages.
+        self.0.try_lock().is_some_and(|mut state| state.pass(&self.0))
+    }
+
+    fn moved(&self) -> &Event {
+        &self.0.moved
+    }
+
+    fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
+        let inner = &*self.0;
+        inner.others.fetch_add(1, Ordering::SeqCst);
+        if !inner.keeper_looks.load(Ordering::SeqCst) {
+            inner.keeper.ring();
+        }
+        event::sleep(watches, timeout);
+        inner.others.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
+        let inner = &*self.0;
+        inner.drivers.fetch_add(1, Ordering::SeqCst);
+        if inner.is_driven.swap(true, Ordering::SeqCst) {
+            let moved = Watch { event: &inner.moved, seen };
+            let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();
+            event::sleep(&watches, timeout);
+            inner.drivers.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        inner.drive(seen, others, timeout);
+        inner.is_driven.store(false, Ordering::SeqCst);
+        // Another thread may sleep because this one moved the messages. It takes over.
+        if inner.drivers.fetch_sub(1, Ordering::SeqCst) > 1 {
+            inner.moved.change();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What the environment sets for the wire over TCP.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use crate::error::{Error, Result};
+use crate::fork::Private;
+use crate::wire::address::{self, Interface};
+
+/// How long a host may be silent where `DM_HOST_TIMEOUT_MS` says nothing.
+const SILENCE: Duration = Duration::from_secs(5);
+/// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds.
+const LEAST_SILENCE: u64 = 100;
+/// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds: one day.
+const MOST_SILENCE: u64 = 86_400_000;
+/// How many new connections the kernel keeps until this process takes them.
+const BACKLOG: i32 = 1024;
+
+/// The settings of a wire over TCP.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// The interface at which the process listens.
+    pub(crate) interface: Interface,
+    /// How long a host may be silent until its processes are lost.
+    pub(crate) silence: Duration,
+    /// The name of the congestion control, where it is not the kernel's default.
+    pub(crate) congestion: Option<String>,
+    /// The secret of the job, with which connections are encrypted.
+    pub(crate) secret: Option<Vec<u8>>,
+}
+
+/// Returns the value of a variable that is set and not empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// Parses the value of `DM_HOST_TIMEOUT_MS`.
+fn parse_silence(text: &str) -> Result<Duration> {
+    let millis = text.parse().ok().filter(|millis| (LEAST_SILENCE..=MOST_SILENCE).contains(millis));
+    millis.map(Duration::from_millis).ok_or_else(|| {
+        Error::argument(format!(
+            "DM_HOST_TIMEOUT_MS is {text:?}: it must be a whole number of milliseconds from {LEAST_SILENCE} to {MOST_SILENCE}"
+        ))
+    })
+}
+
+/// Returns how long a host may be silent: the value of `DM_HOST_TIMEOUT_MS`, or 5 s.
+pub(crate) fn silence() -> Result<Duration> {
+    variable("DM_HOST_TIMEOUT_MS").map_or(Ok(SILENCE), |text| parse_silence(&text))
+}
+
+impl Options {
+    /// Reads the environment. `fixed` is the address that reaches the store.
+    pub(crate) fn read(fixed: Option<IpAddr>, secret: Option<Vec<u8>>) -> Result<Options> {
+        let list = ["DM_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+            .into_iter()
+            .find_map(|name| variable(name).map(|value| (name, value)));
+        let interfaces = address::interfaces().map_err(|reason| Error::system("listing the interfaces", reason))?;
+        let list = list.as_ref().map(|(name, value)| (*name, value.as_str()));
+        let interface = address::choose(&interfaces, list, fixed).map_err(Error::argument)?;
+        let silence = silence()?;
+        Ok(Options { interface, silence, congestion: variable("DM_SOCKET_CONGESTION"), secret })
+    }
+
+    /// Opens a listener. Returns it with its address in a contact's format.
+    pub(super) fn listen(&self) -> Result<(Private<Socket>, Vec<u8>)> {
+        let Interface { address, scope, .. } = self.interface;
+        let wanted = match address {
+            IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),
+            IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, 0, 0, scope)),
+        };
+        let open = || {
+            let socket = Self::socket(&wanted)?;
+            socket.bind(&SockAddr::from(wanted))?;
+            socket.listen(BACKLOG)?;
+            Ok(socket)
+        };
+        let what = format!("listening at {address} (DM_SOCKET_IFNAME chooses another interface)");
+        let listener = Private::open(open).map_err(|reason| Error::system(&what, reason))?;
+        if let Some(name) = &self.congestion {
+            listener.set_tcp_congestion(name.as_bytes()).map_err(|reason| {
+                Error::argument(format!(
+                    "DM_SOCKET_CONGESTION is {name:?}, which this process may not use ({reason}): /proc/sys/net/ipv4/tcp_allowed_congestion_control names those that it may"
+                ))
+            })?;
+        }
+        let bound = listener.local_addr().map_err(|reason| Error::system(&what, reason))?;
+        let bound = bound.as_socket().unwrap_or(wanted);
+        Ok((listener, address::to_bytes(&bound)))
+    }
+
+    /// Makes a socket that does not block, for connections with that address.
+    pub(super) fn socket(address: &SocketAddr) -> io::Result<Socket> {
+        let socket = Socket::new(Domain::for_address(*address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        Ok(socket)
+    }
+
+    /// Sets what every connection has.
+    ///
+    /// The kernel notices a silent host in two ways. Where data is on the way, it gives up once no
+    /// answer has come for `silence`. Where nothing is on the way, it sends probes after a third of
+    /// that time. `TCP_USER_TIMEOUT` bounds both.
+    pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_tcp_nodelay(true)?;
+        let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));
+        let keepalive = TcpKeepalive::new()
+            .with_time(idle)
+            .with_interval(Duration::from_secs(1))
+            .with_retries((self.silence.saturating_sub(idle).as_secs() as u32).clamp(1, 100));
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(self.silence))?;
+        if let Some(name) = &self.congestion {
+            socket.set_tcp_congestion(name.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Reads the address of a contact.
+    pub(super) fn address(&self, bytes: &[u8]) -> Option<SocketAddr> {
+        address::parse(bytes, self.interface.scope)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silence_that_is_no_time_is_refused_with_its_value() {
+        assert_eq!(parse_silence("1500").unwrap(), Duration::from_millis(1500));
+        for text in ["0", "99", "-1", "abc", "1.5", "86400001"] {
+            let error = parse_silence(text).unwrap_err();
+            assert!(error.message().contains(&format!("DM_HOST_TIMEOUT_MS is {text:?}")), "{}", error.message());
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! What a wire knows about one other process: the messages to and from it that are under way.
+//!
+//! Sender and receiver number the messages of each tag from 0, so a frame names its message by tag
+//! and number, and frames of different messages may come in any order. A cancelled receive keeps
+//! its number: the message of that number is dropped when it comes.
+//!
+//! A short message goes at once, as long as the sender has credit. The credit is what the receiver
+//! is ready to keep. A message that is long or lacks credit is announced, and goes when the
+//! receiver asks for it. A receive with room for a long message asks at once. So the receiver never
+//! has to stop reading, and keeps a bounded number of bytes.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::frame::{Header, Kind};
+use super::ledger::{Key, Ledger, Open, Table};
+use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
+
+/// What short messages may cost that the receiver has not taken, in bytes.
+pub(super) const CREDIT: usize = 4 << 20;
+/// What each short message costs besides its bytes.
+pub(super) const COST: usize = 128;
+/// The most messages that a peer may announce or ask for ahead of this side.
+pub(super) const MOST_AHEAD: usize = 1 << 20;
+
+/// A send under way.
+#[derive(Debug)]
+pub(super) struct Send {
+    /// The request's number.
+    pub(super) request: u64,
+    /// The message.
+    pub(super) key: Key,
+    /// The address of the caller's buffer.
+    pub(super) from: usize,
+    /// The message's length.
+    pub(super) bytes: usize,
+    /// How many bytes are in frames that were sent or are being sent.
+    pub(super) sent: usize,
+    /// Whether the message goes without having been asked for.
+    pub(super) eager: bool,
+}
+
+/// A receive under way.
+#[derive(Debug)]
+pub(super) struct Receive {
+    /// The request's number; `None` once it was cancelled.
+    pub(super) request: Option<u64>,
+    /// The address of the caller's buffer.
+    pub(super) to: usize,
+    /// The room of the buffer in bytes.
+    pub(super) room: usize,
+    /// How many bytes of the message have frames that came.
+    pub(super) got: usize,
+    /// Whether the sender was asked for the message.
+    pub(super) asked: bool,
+}
+
+/// A message that has come before its receive.
+#[derive(Debug)]
+pub(super) enum Arrived {
+    /// The whole message.
+    Kept(Vec<u8>),
+    /// The sender holds the message back.
+    Announced,
+}
+
+/// Another process, or this one.
+#[derive(Debug)]
+pub(super) struct Remote {
+    /// The number under which the users of the wire know the process.
+    pub(super) number: u32,
+    /// How to reach the process.
+    pub(super) contact: Contact,
+    /// Whether the process is this one.
+    pub(super) is_self: bool,
+    /// How many uses the peer has: calls of `meet` without their `close`.
+    pub(super) uses: usize,
+    /// The tokens that both processes know.
+    pub(super) tokens: Vec<Token>,
+    /// The reason why the process cannot be reached any more.
+    pub(super) lost: Option<Lost>,
+    /// The number of messages that were sent under each tag.
+    pub(super) sent: Table<Tag, u64>,
+    /// The number of receives that were posted under each tag.
+    pub(super) received: Table<Tag, u64>,
+    /// The messages that may go. They take turns after each piece.
+    pub(super) queue: VecDeque<Send>,
+    /// The messages that wait until the receiver asks.
+    pub(super) held: Table<Key, Send>,
+    /// The receivers' rooms for messages that are not sent yet.
+    pub(super) wanted: Table<Key, usize>,
+    /// The receives whose messages have not come as a whole.
+    pub(super) posted: Table<Key, Receive>,
+    /// The messages for which no receive was posted yet.
+    pub(super) arrived: Table<Key, Arrived>,
+    /// Frames without a buffer of the caller, which go before others.
+    pub(super) control: Vec<u8>,
+    /// What short messages may still cost.
+    pub(super) credit: usize,
+    /// What the short messages cost that are kept here.
+    pub(super) kept: usize,
+    /// What the short messages cost that were taken here and that the sender was not told of.
+    owed: usize,
+    /// Whether the other side has said that it has no use for the connection.
+    pub(super) is_idle_there: bool,
+    /// Whether this side has said that it has no use for the connection.
+    pub(super) is_idle_here: bool,
+    /// Whether this side has sent `Close` and waits for the answer. It sends nothing meanwhile.
+    pub(super) is_closing: bool,
+    /// Frames that go although the connection is closing: `Close` and what was said before.
+    pub(super) last_frames: Vec<u8>,
+    /// Whether the connection ends: the other side has answered `Close`, or this side is about to
+    /// have sent its answer.
+    pub(super) is_closed: bool,
+    /// The ranks of communicators that have ended. Messages for them are dropped.
+    pub(super) retired: HashSet<(u64, u32)>,
+}
+
+impl Remote {
+    pub(super) fn new(number: u32, contact: Contact, is_self: bool) -> Remote {
+        Remote {
+            number,
+            contact,
+            is_self,
+            uses: 0,
+            tokens: Vec::new(),
+            lost: None,
+            sent: Table::default(),
+            received: Table::default(),
+            queue: VecDeque::new(),
+            held: Table::default(),
+            wanted: Table::default(),
+            posted: Table::default(),
+            arrived: Table::default(),
+            control: Vec::new(),
+            credit: CREDIT,
+            kept: 0,
+            owed: 0,
+            is_idle_there: false,
+            is_idle_here: false,
+            is_closing: false,
+            last_frames: Vec::new(),
+            is_closed: false,
+            retired: HashSet::new(),
+        }
+    }
+
+    /// Appends a frame that has no buffer of the caller.
+    pub(super) fn say(&mut self, header: Header, payload: &[u8]) {
+        self.control.extend_from_slice(&Header { bytes: payload.len(), ..header }.to_bytes());
+        self.control.extend_from_slice(payload);
+    }
+
+    pub(super) fn say_about(&mut self, kind: Kind, key: Key, extra: usize) {
+        self.say(Header { kind, bytes: 0, tag: key.0, index: key.1, extra: extra as u64 }, &[]);
+    }
+
+    /// Begins to send a message.
+    pub(super) fn send(&mut self, tag: Tag, from: usize, bytes: usize, ledger: &mut Ledger) -> u64 {
+        if let Some(lost) = &self.lost {
+            return ledger.begin_ended(Err(Broken::Lost(lost.clone())));
+        }
+        let next = self.sent.entry(tag).or_insert(0);
+        let key = (tag, *next);
+        *next += 1;
+        if self.is_self {
+            return self.send_here(key, from, bytes, ledger);
+        }
+        let room = self.wanted.remove(&key);
+        if room.is_some_and(|room| bytes > room) {
+            self.say_about(Kind::TooLong, key, bytes);
+            return ledger.begin_ended(Ok(bytes));
+        }
+        let request = ledger.begin(Open { peer: self.number, key, is_send: true });
+        let cost = bytes + COST;
+        let eager = bytes <= EAGER_BYTES && cost <= self.credit;
+        let send = Send { request, key, from, bytes, sent: 0, eager };
+        if eager {
+            self.credit -= cost;
+            self.queue.push_back(send);
+        } else if room.is_some() {
+            self.queue.push_back(send);
+        } else {
+            self.say_about(Kind::Announce, key, bytes);
+            self.held.insert(key, send);
+        }
+        request
+    }
+
+    /// Sends a message to this process itself.
+    fn send_here(&mut self, key: Key, from: usize, bytes: usize, ledger: &mut Ledger) -> u64 {
+        if let Some(receive) = self.posted.remove(&key) {
+            // SAFETY: the sender's and the receiver's buffers are valid and differ.
+            unsafe { deliver(receive, from, bytes, ledger) };
+            return ledger.begin_ended(Ok(bytes));
+        }
+        if bytes <= EAGER_BYTES && self.kept + bytes + COST <= CREDIT {
+            self.kept += bytes + COST;
+            // SAFETY: the sender's buffer has that many bytes.
+            let kept = unsafe { slice(from, bytes) }.to_vec();
+            self.arrived.insert(key, Arrived::Kept(kept));
+            return ledger.begin_ended(Ok(bytes));
+        }
+        let request = ledger.begin(Open { peer: self.number, key, is_send: true });
+        self.held.insert(key, Send { request, key, from, bytes, sent: 0, eager: false });
+        request
+    }
+
+    /// Begins to receive a message.
+    pub(super) fn receive(&mut self, tag: Tag, to: usize, room: usize, ledger: &mut Ledger) -> u64 {
+        let next = self.received.entry(tag).or_insert(0);
+        let key = (tag, *next);
+        *next += 1;
+        let mut asked = false;
+        match self.arrived.remove(&key) {
+            Some(Arrived::Kept(data)) => {
+                self.taken(data.len());
+                let outcome = if data.len() <= room { Ok(data.len()) } else { Err(Broken::TooLong(data.len())) };
+                if outcome.is_ok() {
+                    // SAFETY: the receiver's buffer has that room.
+                    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()) };
+                }
+                return ledger.begin_ended(outcome);
+            }
+            Some(Arrived::Announced) => asked = true,
+            None => {}
+        }
+        if let Some(lost) = &self.lost {
+            return ledger.begin_ended(Err(Broken::Lost(lost.clone())));
+        }
+        let request = ledger.begin(Open { peer: self.number, key, is_send: false });
+        let mut receive = Receive { request: Some(request), to, room, got: 0, asked };
+        if self.is_self {
+            match self.held.remove(&key) {
+                Some(send) => {
+                    // SAFETY: the sender's and the receiver's buffers are valid and differ.
+                    unsafe { deliver(receive, send.from, send.bytes, ledger) };
+                    ledger.end(send.request, Ok(send.bytes));
+                }
+                None => drop(self.posted.insert(key, receive)),
+            }
+            return request;
+        }
+        receive.asked |= room > EAGER_BYTES;
+        if receive.asked {
+            self.say_about(Kind::Want, key, room);
+        }
+        self.posted.insert(key, receive);
+        request
+    }
+
+    /// Counts a short message that was kept as taken.
+    pub(super) fn taken(&mut self, bytes: usize) {
+        self.kept = self.kept.saturating_sub(bytes + COST);
+        if !self.is_self {
+            self.owe(bytes);
+        }
+    }
+
+    /// Notes that the sender has its credit for a short message again.
+    pub(super) fn owe(&mut self, bytes: usize) {
+        self.owed += bytes + COST;
+        if self.owed >= CREDIT / 4 {
+            self.say(Header::plain(Kind::Credit, self.owed as u64), &[]);
+            self.owed = 0;
+        }
+    }
+
+    /// Ends a request. `reading` is the length of its message where the connection was reading a
+    /// frame of the message.
+    pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>) {
+        let key = open.key;
+        if !open.is_send {
+            if let Some(receive) = self.posted.get_mut(&key) {
+                (receive.request, receive.to, receive.room) = (None, 0, 0);
+                if reading == Some(receive.got) {
+                    self.posted.remove(&key);
+                }
+            }
+            return;
+        }
+        self.held.remove(&key);
+        if let Some(at) = self.queue.iter().position(|send| send.request == request) {
+            let send = self.queue.remove(at);
+            if let Some(send) = send.filter(|send| send.eager) {
+                self.credit += send.bytes + COST;
+            }
+        }
+    }
+
+    /// Fails everything that is under way.
+    pub(super) fn lose(&mut self, lost: Lost, ledger: &mut Ledger) {
+        if self.lost.is_some() {
+            return;
+        }
+        self.control = Vec::new();
+        let number = self.number;
+        let requests: Vec<u64> =
+            ledger.open.iter().filter(|(_, open)| open.peer == number).map(|(request, _)| *request).collect();
+        for request in requests {
+            ledger.end(request, Err(Broken::Lost(lost.clone())));
+        }
+        self.queue.clear();
+        self.held.clear();
+        self.wanted.clear();
+        self.posted.clear();
+        self.arrived.retain(|_, arrived| matches!(arrived, Arrived::Kept(_)));
+        if self.uses > 0 {
+            ledger.losses.push((Peer(number), lost.clone()));
+            ledger.changed = true;
+        }
+        self.lost = Some(lost);
+    }
+
+    /// Whether something waits to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        !self.queue.is_empty() || !self.control.is_empty()
+    }
+
+    /// Begins to close the connection. This side sends nothing more until the other side answers.
+    pub(super) fn begin_to_close(&mut self) {
+        self.say(Header::plain(Kind::Close, 0), &[]);
+        self.last_frames = std::mem::take(&mut self.control);
+        self.is_closing = true;
+    }
+
+    /// Begins afresh after both sides have agreed to close the connection. What this side has begun
+    /// to send meanwhile goes over the next connection.
+    pub(super) fn restart(&mut self) {
+        (self.is_idle_there, self.is_closing) = (false, false);
+        let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();
+        self.credit = CREDIT.saturating_sub(eager);
+        (self.kept, self.owed) = (0, 0);
+        self.arrived.clear();
+    }
+
+    /// Drops the messages of one rank of a communicator that has ended, and those still to come.
+    pub(super) fn retire(&mut self, comm: u64, rank: u32) {
+        let is_over = |tag: &Tag| tag.comm == comm && (tag.from == rank || tag.to == rank);
+        let over: Vec<Key> = self.arrived.keys().filter(|key| is_over(&key.0)).copied().collect();
+        for key in over {
+            if let Some(Arrived::Kept(data)) = self.arrived.remove(&key) {
+                self.taken(data.len());
+            }
+        }
+        self.sent.retain(|tag, _| !is_over(tag));
+        self.received.retain(|tag, _| !is_over(tag));
+        self.wanted.retain(|key, _| !is_over(&key.0));
+        self.posted.retain(|key, receive| !is_over(&key.0) || receive.got > 0 || receive.request.is_some());
+        self.retired.insert((comm, rank));
+    }
+
+    /// Whether neither side has a use for the connection, and nothing is left to send.
+    pub(super) fn may_close(&self) -> bool {
+        self.uses == 0 && self.is_idle_there && !self.is_closing && !self.has_output()
+    }
+
+    /// Returns the tags of this communicator's messages for which no receive was posted.
+    pub(super) fn waiting(&self, comm: u64) -> Vec<Tag> {
+        let mut tags: Vec<Tag> = self.arrived.keys().map(|key| key.0).filter(|tag| tag.comm == comm).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        tags
+    }
+}
+
+/// Returns the bytes of a caller's buffer.
+///
+/// # Safety
+/// The buffer is valid and unchanged for as long as the slice is used.
+pub(super) unsafe fn slice<'a>(from: usize, bytes: usize) -> &'a [u8] {
+    // SAFETY: the caller's contract. An empty buffer may have any address, so it needs another one.
+    if bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(from as *const u8, bytes) } }
+}
+
+/// Copies a whole message to its receiver, and ends the receive.
+///
+/// # Safety
+/// `from` has `bytes` bytes, and the receiver's buffer is another one.
+pub(super) unsafe fn deliver(receive: Receive, from: usize, bytes: usize, ledger: &mut Ledger) {
+    let Some(request) = receive.request else { return };
+    if bytes > receive.room {
+        return ledger.end(request, Err(Broken::TooLong(bytes)));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, receive.to as *mut u8, bytes) };
+    ledger.end(request, Ok(bytes));
+}
