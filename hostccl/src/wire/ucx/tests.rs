@@ -1,6 +1,8 @@
 //! Tests of the wire over UCX. They run where UCX's library is found: Debian's libucx0, or the one
 //! that `DM_UCX_LIBRARY` names. Elsewhere they say that they are skipped.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -132,5 +134,65 @@ fn an_address_of_another_wire_is_refused_with_the_reason() {
         let request = contract::receive(&wire, peer, contract::tag(1), &mut got);
         let failed = contract::wait(&wire, &request).unwrap_err();
         assert!(matches!(&failed, Broken::Lost(lost) if lost.why.contains("DM_WIRE")), "{failed:?}");
+    });
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+/// Reads lines until one is a contact.
+fn read_contact(lines: impl BufRead) -> Contact {
+    let lines = lines.lines().map_while(std::result::Result::ok);
+    let line = lines.filter_map(|line| line.split_once("contact ").map(|(_, rest)| rest.to_owned())).next().unwrap();
+    let (id, address) = line.split_once(' ').unwrap();
+    Contact { id: unhex(id).try_into().unwrap(), address: unhex(address) }
+}
+
+/// The other process of the next test, which kills it.
+#[test]
+#[ignore = "the next test starts it"]
+fn the_other_process() {
+    let wire = open(LONG, || ()).unwrap();
+    let me = wire.contact();
+    println!("contact {} {}", hex(&me.id), hex(&me.address));
+    let peer = wire.meet(&read_contact(std::io::stdin().lock()), &[7; 16]);
+    wire.notify(peer, 1, b"ready");
+    std::thread::sleep(LONG);
+}
+
+#[test]
+fn a_killed_process_is_lost_at_once() {
+    with_ucx(|make| {
+        let mut other = Command::new(std::env::current_exe().unwrap())
+            .args(["wire::ucx::tests::the_other_process", "--exact", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (wire, mut input) = (make(), other.stdin.take().unwrap());
+        let me = wire.contact();
+        writeln!(input, "contact {} {}", hex(&me.id), hex(&me.address)).unwrap();
+        let peer = wire.meet(&read_contact(BufReader::new(other.stdout.take().unwrap())), &[7; 16]);
+        let end = Instant::now() + LONG;
+        while wire.news().0.is_empty() {
+            assert!(Instant::now() < end, "no notice comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut got = vec![0; 5];
+        let request = contract::receive(&wire, peer, contract::tag(1), &mut got);
+        let killed = Instant::now();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let failed = contract::wait(&wire, &request).unwrap_err();
+        let Broken::Lost(lost) = failed else { panic!("{failed:?}") };
+        println!("lost after {:?}: {}", killed.elapsed(), lost.why);
+        assert!(lost.ended && lost.why.contains(&format!("process {}", other.id())), "{lost:?}");
+        // The silence would be noticed after 5 s.
+        assert!(killed.elapsed() < Duration::from_secs(4), "{:?}", killed.elapsed());
     });
 }
