@@ -16,7 +16,8 @@
 use std::time::{Duration, Instant};
 
 use super::frame::{self, Direction, Greeting, Header, Kind};
-use super::state::{Core, Remote, Stage};
+use super::remote::{Remote, Stage};
+use super::state::Core;
 use super::worker::Flight;
 use crate::wire::{Lost, Peer, Token};
 
@@ -33,6 +34,13 @@ impl Remote {
 }
 
 impl Core {
+    /// Makes the connections that are needed.
+    pub(super) fn connect_all(&mut self) {
+        while let Some(peer) = self.connecting.pop() {
+            self.connect(peer);
+        }
+    }
+
     /// Makes the connection to a peer, if there is none.
     pub(super) fn connect(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Idle) else { return };
@@ -168,6 +176,7 @@ impl Core {
                 self.failed(peer, status);
             }
         }
+        self.connect_all();
         while let Some(greeting) = self.greetings.pop_front() {
             any = true;
             self.greeted(&greeting);
