@@ -343,3 +343,74 @@ pub(super) fn cancelled(make: Make<'_>) {
     }
     assert!(wires[0].lost(peers[0]).is_none() && wires[1].lost(peers[1]).is_none());
 }
+
+/// Prints half round trips of messages of several sizes: the median of many.
+pub(super) fn speed(name: &str, make: Make<'_>) {
+    let (wires, peers) = pair(make);
+    for (bytes, times) in [(4, 3000), (64 << 10, 1000), (1 << 20, 100), (64 << 20, 10)] {
+        let (sent, mut got) = (pattern(1, bytes), vec![0; bytes]);
+        let mut took = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (sent, mut got) = (sent.clone(), vec![0; bytes]);
+                for _ in 0..times {
+                    assert_eq!(wait(&wires[1], &receive(&wires[1], peers[1], tag(1), &mut got)), Ok(bytes));
+                    assert_eq!(wait(&wires[1], &send(&wires[1], peers[1], tag(2), &sent)), Ok(bytes));
+                }
+            });
+            for _ in 0..times {
+                let began = Instant::now();
+                assert_eq!(wait(&wires[0], &send(&wires[0], peers[0], tag(1), &sent)), Ok(bytes));
+                assert_eq!(wait(&wires[0], &receive(&wires[0], peers[0], tag(2), &mut got)), Ok(bytes));
+                took.push(began.elapsed() / 2);
+            }
+        });
+        took.sort();
+        println!("{name}: {bytes} bytes, half a round trip: {:.1} us", took[times / 2].as_secs_f64() * 1e6);
+    }
+}
+
+/// The wire over TCP keeps these promises, too.
+mod over_tcp {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+    use crate::wire::address::Interface;
+    use crate::wire::tcp::Tcp;
+    use crate::wire::tcp::options::Options;
+
+    fn make() -> Arc<dyn Wire> {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let interface = Interface { name: "lo".to_owned(), address, scope: 0, is_loopback: true };
+        let silence = Duration::from_secs(5);
+        Tcp::open(Options { interface, silence, congestion: None, secret: None }, || ()).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_in_their_order() {
+        all_sizes(&make);
+        order(&make);
+        itself(&make);
+        early(&make);
+    }
+
+    #[test]
+    fn what_fails_fails_alone() {
+        too_long(&make);
+        loss(&make);
+        cancelled(&make);
+    }
+
+    #[test]
+    fn connections_are_made_and_ended() {
+        stranger(&make);
+        at_once(&make, 10);
+        again(&make);
+    }
+
+    #[test]
+    #[ignore = "it measures"]
+    fn how_fast() {
+        speed("TCP", &make);
+    }
+}

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::api::{self, MessageParams, Status};
 use super::frame::{Greeting, Header, Kind};
-use super::state::{Arrived, COST, Core, Op, Remote, Stage, WINDOW};
+use super::remote::{Arrived, COST, Remote, Stage, WINDOW};
+use super::state::{Core, Op};
 use crate::wire::{EAGER_BYTES, Lost, NOTICE_BYTES};
 
 /// How many ordered messages may come before one that was sent earlier.
@@ -207,10 +208,3 @@ pub(super) unsafe extern "C" fn on_greeting(
 
 /// A greeting without content.
 const NOTHING: Greeting = Greeting { from: [0; 16], to: [0; 16], nonce: [0; 16], answers: [0; 16], proof: [0; 32] };
-
-impl Remote {
-    /// Whether messages may go to the peer.
-    pub(super) fn is_ready(&self) -> bool {
-        self.stage == Stage::Ready
-    }
-}

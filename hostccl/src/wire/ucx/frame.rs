@@ -199,13 +199,15 @@ impl Direction<'_> {
     }
 }
 
+/// The first bytes of an address, which tell it from the address of a wire of another kind.
+const ADDRESS_MARK: [u8; 4] = *b"ucx\x01";
 /// The longest address of a wire in bytes.
 const ADDRESS_BYTES: usize = 16 << 10;
 
 /// Returns the address of a wire: a text that says where it is, and UCX's own address.
 pub(super) fn address(place: &str, worker: &[u8]) -> Result<Vec<u8>, String> {
     let place = &place.as_bytes()[..place.len().min(200)];
-    let address = [&[1, place.len() as u8], place, worker].concat();
+    let address = [&ADDRESS_MARK[..], &[place.len() as u8], place, worker].concat();
     match address.len() <= ADDRESS_BYTES {
         true => Ok(address),
         false => Err(format!(
@@ -217,9 +219,10 @@ pub(super) fn address(place: &str, worker: &[u8]) -> Result<Vec<u8>, String> {
 
 /// Takes an address apart; `None` where the bytes are none.
 pub(super) fn parse_address(address: &[u8]) -> Option<(String, &[u8])> {
-    let (&[version, length], rest) = address.split_first_chunk::<2>()?;
+    let (mark, rest) = address.split_first_chunk::<4>()?;
+    let (&length, rest) = rest.split_first()?;
     let (place, worker) = rest.split_at_checked(length.into())?;
-    let whole = version == 1 && !worker.is_empty() && address.len() <= ADDRESS_BYTES;
+    let whole = *mark == ADDRESS_MARK && !worker.is_empty() && address.len() <= ADDRESS_BYTES;
     let place: String = String::from_utf8_lossy(place).chars().filter(|letter| !letter.is_control()).collect();
     whole.then_some((place, worker))
 }
@@ -261,7 +264,7 @@ mod tests {
     fn addresses_are_checked() {
         let made = address("process 7 on node\n1", b"ucx").unwrap();
         assert_eq!(parse_address(&made), Some(("process 7 on node1".to_owned(), &b"ucx"[..])));
-        for bad in [&[][..], &[1], &[1, 9, 65], &[2, 1, 65, 66], &[1, 1, 65]] {
+        for bad in [&b""[..], b"ucx\x01", b"ucx\x01\x09A", b"ucx\x02\x01AB", b"ucx\x01\x01A"] {
             assert_eq!(parse_address(bad), None, "{bad:?}");
         }
         assert!(address("here", &[0; ADDRESS_BYTES]).unwrap_err().contains("UCX_NET_DEVICES"));

@@ -15,9 +15,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::api;
 use super::frame::{self, Direction, Greeting, Header, Kind};
-use super::state::{Core, Remote, Stage};
+use super::remote::{Remote, Stage};
+use super::state::Core;
 use super::worker::Flight;
 use crate::wire::{Lost, Peer, Token};
 
@@ -34,11 +34,21 @@ impl Remote {
 }
 
 impl Core {
+    /// Makes the connections that are needed.
+    pub(super) fn connect_all(&mut self) {
+        while let Some(peer) = self.connecting.pop() {
+            self.connect(peer);
+        }
+    }
+
     /// Makes the connection to a peer, if there is none.
     pub(super) fn connect(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Idle) else { return };
-        let worker = frame::parse_address(&remote.contact.address).map(|(_, worker)| worker.to_vec());
-        let connected = worker.ok_or(api::BAD_ADDRESS).and_then(|worker| self.worker.connect(&worker));
+        let Some((_, worker)) = frame::parse_address(&remote.contact.address) else {
+            let why = format!("{} has no address of UCX: set DM_WIRE alike on all hosts", remote.place);
+            return self.losing.push((peer, Lost { ended: false, why }));
+        };
+        let connected = self.worker.connect(worker);
         match connected {
             Ok(endpoint) => {
                 (remote.endpoint, remote.stage, remote.heard) = (endpoint, Stage::Greeting, Instant::now());
@@ -166,6 +176,7 @@ impl Core {
                 self.failed(peer, status);
             }
         }
+        self.connect_all();
         while let Some(greeting) = self.greetings.pop_front() {
             any = true;
             self.greeted(&greeting);

@@ -4,7 +4,7 @@
 //! own, and the wire matches them itself, because UCX's tags are too short for a [`Tag`].
 //!
 //! - A short message goes at once. It is copied first, so its send is over when `isend` returns.
-//!   At most [`state::WINDOW`] bytes of them are at a receiver that has not asked for them.
+//!   At most [`remote::WINDOW`] bytes of them are at a receiver that has not asked for them.
 //! - A long message is announced. When a receive meets it, the receiver asks, and the message goes
 //!   in pieces from the sender's buffer into the receiver's. UCX knows the caller's buffers only
 //!   while pieces are under way, so a request can be cancelled without the peer at any other time.
@@ -21,8 +21,9 @@
 //!
 //! # Files, from the bottom up
 //! `api` (UCX's C interface), `library` (finds it), `frame` (what goes over the network), `worker`
-//! (UCX's side), `state` (peers and requests), `greeting` (trust, signs of life), `arrival` (what
-//! comes in), `driver` (threads), and this file.
+//! (UCX's side), `remote` (a peer), `state` (peers and receives), `outgoing` (sends), `greeting`
+//! (trust, signs of life), `arrival` (what comes in), `driver` and `shared` (who moves messages),
+//! `threads` (who sleeps), and this file.
 
 mod api;
 mod arrival;
@@ -30,38 +31,35 @@ mod driver;
 mod frame;
 mod greeting;
 mod library;
+mod outgoing;
+mod remote;
+mod shared;
 mod state;
+mod threads;
 mod worker;
 
-use std::cell::UnsafeCell;
-use std::fmt;
 use std::ops::Deref;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use self::driver::Driver;
-use self::state::{Core, Op, Remote, Stage};
-use self::worker::{GREETINGS, MESSAGES, Worker};
+use self::remote::{Remote, Stage};
+use self::shared::{FLUSH, Shared};
+use self::state::{Core, Op};
 use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
 use crate::event::{Event, Watch};
-use crate::fork::{self, Own};
+use crate::fork;
 use crate::thread;
 use crate::token::random_token;
 use crate::types::ncclSystemError;
 
-/// How often UCX is asked at most before a call returns.
-const TURNS: u32 = 64;
-/// How long `close` waits until what was sent has arrived.
-const FLUSH: Duration = Duration::from_millis(500);
 /// How long `cancel` waits for a peer before it gives the peer up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The wire. Its last owner ends the wire's thread.
 #[derive(Debug)]
-pub(super) struct Ucx {
+struct Ucx {
     /// What the wire's thread uses as well.
     shared: Arc<Shared>,
     /// The wire's thread.
@@ -73,49 +71,6 @@ impl Deref for Ucx {
 
     fn deref(&self) -> &Shared {
         &self.shared
-    }
-}
-
-/// The part of the wire that its thread shares.
-pub(super) struct Shared {
-    /// How other processes reach this one.
-    contact: Contact,
-    /// Keeps the threads that use `core` apart.
-    lock: Mutex<()>,
-    /// What the wire knows, and UCX's worker. It is reached by its address, because UCX's callbacks
-    /// use it while a function of this file is inside UCX. A forked child never drops it, because
-    /// that would break the parent's connections.
-    core: Own<Box<UnsafeCell<Core>>>,
-    /// The word of `Wire::moved`.
-    moved: Box<Event>,
-    /// The worker's descriptor.
-    worker_fd: RawFd,
-    /// The silence after which a peer is lost.
-    limit: Duration,
-    /// What the threads know of each other.
-    driver: Driver,
-    /// The wire's thread calls it about ten times a second.
-    tick: fn(),
-}
-
-// SAFETY: `core` and what it points to, UCX's worker among it, are used only by the thread that
-// holds `lock`. The worker is made for threads that take turns.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Shared");
-        shown.field("contact", &self.contact.id);
-        let alone = if fork::is_child() { None } else { self.lock.try_lock().ok() };
-        if alone.is_some() {
-            // SAFETY: this thread holds the lock.
-            let core = unsafe { &*self.core.get() };
-            shown.field("peers", &core.peers).field("requests", &core.requests);
-            shown.field("flights", &core.worker.flights.len());
-        }
-        shown.finish_non_exhaustive()
     }
 }
 
@@ -145,144 +100,6 @@ impl Ucx {
         let thread = thread.map_err(|error| Error::system("starting a thread", error))?;
         Ok(Ucx { shared, thread: Some(thread) })
     }
-}
-
-impl Shared {
-    fn new(limit: Duration, tick: fn()) -> Result<Shared> {
-        let failed = |why: String| Error::new(ncclSystemError, why);
-        let library = library::open().map_err(failed)?;
-        let worker = Worker::new(library).map_err(failed)?;
-        let address = worker.address().and_then(|worker| frame::address(&place(), &worker)).map_err(failed)?;
-        let worker_fd = worker.descriptor().map_err(failed)?;
-        let contact = Contact { id: random_token()?, address };
-        log::debug!("the wire uses {library}; its address has {} bytes", contact.address.len());
-        let core = Box::new(UnsafeCell::new(Core::new(worker, contact.clone())));
-        let argument = core.get().cast();
-        // SAFETY: nobody else has the core yet.
-        let worker = unsafe { &(*core.get()).worker };
-        worker.set_handler(MESSAGES, arrival::on_message, argument).map_err(failed)?;
-        worker.set_handler(GREETINGS, arrival::on_greeting, argument).map_err(failed)?;
-        Ok(Shared {
-            contact,
-            lock: Mutex::default(),
-            core: Own::new(core),
-            moved: Box::default(),
-            worker_fd,
-            limit: limit.max(Duration::from_millis(100)),
-            driver: Driver::new().map_err(|error| Error::system("eventfd", error))?,
-            tick,
-        })
-    }
-
-    /// Runs `work` on the core, alone. Returns `None` in a forked child, where the worker must not
-    /// be touched.
-    fn with<R>(&self, work: impl FnOnce(*mut Core) -> R) -> Option<R> {
-        if fork::is_child() {
-            return None;
-        }
-        let _alone = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(work(self.core.get()))
-    }
-
-    /// Runs `work` on the core, alone, and tells the threads that sleep what has changed. `work`
-    /// does not make progress.
-    fn edit<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Option<R> {
-        self.with(|core| {
-            // SAFETY: this thread holds the lock, so it has the only reference. UCX calls back
-            // into the core only while it makes progress.
-            let core = unsafe { &mut *core };
-            let result = work(core);
-            self.tell(core);
-            result
-        })
-    }
-
-    /// Changes the wire's word, if there is a reason.
-    fn tell(&self, core: &mut Core) {
-        if std::mem::take(&mut core.changed) {
-            self.moved.change();
-            self.driver.changed();
-        }
-    }
-
-    /// Makes progress. Returns whether anything has moved.
-    ///
-    /// # Safety
-    /// The calling thread holds the lock, and no reference to the core exists.
-    unsafe fn advance(&self, core: *mut Core) -> bool {
-        let mut any = false;
-        for _ in 0..TURNS {
-            // SAFETY: the caller's contract. The callbacks inside `progress` use the core.
-            let moved = unsafe {
-                let (progress, worker) = ((*core).worker.library.functions.progress, (*core).worker.worker);
-                progress(worker) != 0
-            };
-            // SAFETY: the caller's contract, and no callback runs now.
-            let core = unsafe { &mut *core };
-            let settled = core.settle();
-            self.tell(core);
-            if !moved && !settled {
-                break;
-            }
-            any = true;
-        }
-        any
-    }
-
-    /// Makes progress, if no other thread does.
-    fn turn(&self) -> bool {
-        if fork::is_child() {
-            return false;
-        }
-        let Ok(_alone) = self.lock.try_lock() else { return false };
-        // SAFETY: this thread holds the lock, and has no reference to the core.
-        unsafe { self.advance(self.core.get()) }
-    }
-
-    /// Makes progress until `done` says so, or the time is up. Returns whether `done` said so.
-    ///
-    /// # Safety
-    /// As for [`Ucx::advance`].
-    unsafe fn advance_until(&self, core: *mut Core, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
-        let began = Instant::now();
-        loop {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let moved = self.advance(core);
-                if done(&*core) {
-                    return true;
-                }
-                if began.elapsed() >= time {
-                    return false;
-                }
-                if !moved {
-                    std::thread::yield_now();
-                }
-            }
-        }
-    }
-
-    /// Sends signs of life, and loses silent peers.
-    fn beat(&self, own_pause: bool) {
-        self.with(|core| {
-            // SAFETY: this thread holds the lock, and keeps no reference over `advance`. Signs of
-            // life that have come already are looked at first.
-            unsafe {
-                self.advance(core);
-                (*core).beat(self.limit, own_pause);
-                self.advance(core);
-            }
-        });
-    }
-}
-
-/// Says where this process is, for the messages of others.
-fn place() -> String {
-    let mut name = [0_u8; 65];
-    // SAFETY: the call writes at most 64 bytes, and the last one stays 0.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), 64) };
-    let host: String = String::from_utf8_lossy(&name).chars().take_while(|letter| *letter != '\0').collect();
-    format!("process {} on {host}", std::process::id())
 }
 
 impl Wire for Ucx {
@@ -477,20 +294,6 @@ impl Drop for Ucx {
         if !fork::is_child() && thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let closed = Lost { ended: false, why: "the connection was closed here".to_owned() };
-        self.with(|core| {
-            // SAFETY: no other thread has the wire any more.
-            unsafe {
-                let peers: Vec<u32> = (*core).peers.keys().copied().collect();
-                peers.into_iter().for_each(|peer| (*core).lose(peer, closed.clone()));
-                self.advance_until(core, FLUSH, |core| core.worker.flights.is_empty());
-            }
-        });
     }
 }
 
