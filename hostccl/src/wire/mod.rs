@@ -11,11 +11,14 @@
 //! request ends, a notice arrives, or a peer is lost.
 
 pub(crate) mod address;
+#[cfg(test)]
+mod contract;
 pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -140,6 +143,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn connected(&self, peer: Peer) -> bool {
         let _ = peer;
         true
+    }
+
+    /// How many bytes of the communicator's messages have moved from and to the peer so far. While
+    /// the number grows, a long message makes progress.
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let _ = (peer, comm);
+        0
     }
 
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were

@@ -238,8 +238,9 @@ impl Connection {
     /// Counts bytes of the current frame that are in place.
     fn advance(&mut self, bytes: usize, remote: &mut Remote, ledger: &mut Ledger) {
         self.left -= bytes;
-        if let Sink::Direct { to, .. } = &mut self.sink {
+        if let Sink::Direct { to, key, .. } = &mut self.sink {
             *to += bytes;
+            remote.count_moved(*key, bytes);
         }
         if self.left == 0 {
             remote.finish(std::mem::replace(&mut self.sink, Sink::None), ledger);
@@ -373,7 +374,8 @@ impl Connection {
         let bytes = bytes - of_head;
         let is_over = match &mut self.payload {
             Payload::None => false,
-            Payload::Of { from, left, .. } => {
+            Payload::Of { send, from, left } => {
+                remote.count_moved(send.key, bytes);
                 *from += bytes;
                 *left -= bytes;
                 *left == 0

@@ -220,6 +220,14 @@ impl Wire for Tcp {
         (std::mem::take(&mut state.ledger.notices), std::mem::take(&mut state.ledger.losses))
     }
 
+    fn connected(&self, peer: Peer) -> bool {
+        self.0.lock().links.get(&peer.0).is_some_and(|link| link.connection.is_some())
+    }
+
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        self.0.lock().links.get(&peer.0).map_or(0, |link| link.remote.moved(comm))
+    }
+
     fn lost(&self, peer: Peer) -> Option<Lost> {
         let state = self.0.lock();
         state.links.get(&peer.0).map_or_else(|| Some(unknown()), |link| link.remote.lost.clone())

@@ -9,7 +9,7 @@
 //! receiver asks for it. A receive with room for a long message asks at once. So the receiver never
 //! has to stop reading, and keeps a bounded number of bytes.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
@@ -19,6 +19,8 @@ use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 pub(super) const CREDIT: usize = 4 << 20;
 /// What each short message costs besides its bytes.
 pub(super) const COST: usize = 128;
+/// The smallest piece of a message that counts as progress, in bytes.
+const LEAST_COUNTED: usize = 1 << 10;
 /// The most messages that a peer may announce or ask for ahead of this side.
 pub(super) const MOST_AHEAD: usize = 1 << 20;
 
@@ -100,6 +102,9 @@ pub(super) struct Remote {
     pub(super) kept: usize,
     /// What the short messages cost that were taken here and that the sender was not told of.
     owed: usize,
+    /// How many bytes of each communicator's messages have moved in both directions. Small pieces
+    /// do not count.
+    moved: HashMap<u64, u64>,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
@@ -135,6 +140,7 @@ impl Remote {
             credit: CREDIT,
             kept: 0,
             owed: 0,
+            moved: HashMap::new(),
             is_idle_there: false,
             is_idle_here: false,
             is_closing: false,
@@ -309,6 +315,19 @@ impl Remote {
             ledger.changed = true;
         }
         self.lost = Some(lost);
+    }
+
+    /// Counts bytes of a message that have moved. Small pieces do not count, because a message of
+    /// small pieces ends soon.
+    pub(super) fn count_moved(&mut self, key: Key, bytes: usize) {
+        if bytes >= LEAST_COUNTED {
+            *self.moved.entry(key.0.comm).or_insert(0) += bytes as u64;
+        }
+    }
+
+    /// How many bytes of a communicator's messages have moved.
+    pub(super) fn moved(&self, comm: u64) -> u64 {
+        self.moved.get(&comm).copied().unwrap_or(0)
     }
 
     /// Whether something waits to be sent.
