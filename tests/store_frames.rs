@@ -27,3 +27,10 @@ fn nothing_opens_but_what_was_sealed() {
     }
     assert!(inputs.len() >= 12, "{} inputs", inputs.len());
 }
+
+proptest::proptest! {
+    #[test]
+    fn nothing_opens_but_what_was_sealed_after_random_changes(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..60)) {
+        records::check_any_bytes(&bytes);
+    }
+}

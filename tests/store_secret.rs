@@ -6,9 +6,11 @@ mod wire;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use devicemesh::rendezvous::store::records::Records;
 use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
+use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, soon, string};
 
 /// VALIDATE.
@@ -187,6 +189,64 @@ fn nobody_between_client_and_server_sees_a_key_or_a_value() {
         for words in ["the key of it", "the value", "longer than", "last word", "forgotten", "no key", "secret"] {
             let seen = heard.windows(words.len()).any(|window| window == words.as_bytes());
             assert_eq!(seen, is_seen && words != "secret", "{words:?}");
+        }
+    }
+}
+
+/// `cargo test --release --test store_secret -- --ignored --nocapture cost` prints what a secret
+/// costs, on this machine.
+#[test]
+#[ignore = "a measurement, for docs/protocol.md"]
+fn cost() {
+    let median = |rounds: usize, mut call: Box<dyn FnMut() + '_>| {
+        let mut took: Vec<f64> = (0..rounds)
+            .map(|_| {
+                let began = Instant::now();
+                call();
+                began.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        took.sort_by(f64::total_cmp);
+        took[rounds / 2]
+    };
+    // The two stores take turns, so the load of the machine is alike for both.
+    for _ in 0..3 {
+        for secret in [None, Some("secret")] {
+            // SAFETY: this test runs alone.
+            unsafe {
+                match secret {
+                    Some(secret) => std::env::set_var("DM_STORE_SECRET", secret),
+                    None => std::env::remove_var("DM_STORE_SECRET"),
+                }
+            }
+            let secret = secret.and_then(|secret| Secret::new(secret.as_bytes()));
+            let server = Server::guarded("127.0.0.1:0", secret.clone()).unwrap();
+            let port = server.local_addr().port();
+            let connect = || TcpStore::connect_with_secret("127.0.0.1", port, secret.clone(), &soon()).unwrap();
+            let store = connect();
+            let value = vec![7; 1 << 20];
+            let add = median(2000, Box::new(|| assert!(store.add("count", 1, &soon()).is_ok())));
+            let set = median(100, Box::new(|| store.set("large", &value, &soon()).unwrap()));
+            let get = median(100, Box::new(|| drop(store.get("large", &soon()).unwrap())));
+            let connected = median(200, Box::new(|| drop(connect())));
+            drop((store, server));
+            let join = |rank, port: u16| {
+                let options = JoinOptions::ranked(rank, 2).init_method(format!("tcp://127.0.0.1:{port}"));
+                World::join("cpu", &options).unwrap()
+            };
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let barrier = std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    let world = join(1, port);
+                    (0..500).for_each(|_| world.barrier(None).unwrap());
+                });
+                let world = join(0, port);
+                median(500, Box::new(|| world.barrier(None).unwrap()))
+            });
+            let secret = if secret.is_some() { "with a secret" } else { "without" };
+            println!(
+                "{secret}: connect {connected:.0} us, ADD {add:.1}, SET of 1 MiB {set:.0}, GET of 1 MiB {get:.0}, barrier of two ranks {barrier:.0}"
+            );
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
 use crate::comm::Comm;
-use crate::desk::Member;
+use crate::desk::{self, Member};
 use crate::error::{Error, Result};
 use crate::event::Watch;
 use crate::notice::Said;
@@ -17,6 +17,7 @@ use crate::poll::Blocker;
 use crate::remote::Remote;
 use crate::span::Span;
 use crate::types::*;
+use crate::wire::here;
 use crate::wire::{Lost, Notice, Peer};
 
 /// How long a rank waits for news of other hosts when it has lost a process, and nobody else of
@@ -320,6 +321,7 @@ impl Member for Comm {
 /// nothing for another communicator.
 pub(crate) fn register(comm: &Arc<Comm>) {
     let Some((span, remote)) = comm.elsewhere() else { return };
+    here::on_tick(desk::tick);
     let member: Arc<dyn Member> = comm.clone();
     remote.desk.register(span.comm, &member);
     // A process that was lost before is not reported again.
@@ -328,3 +330,6 @@ pub(crate) fn register(comm: &Arc<Comm>) {
     peers.into_iter().for_each(|peer| comm.lose(peer));
     comm.watch_next_host();
 }
+
+#[cfg(test)]
+mod tests;

@@ -213,7 +213,8 @@ mod tests {
         assert_eq!(Said::decode(&[], 4), None);
         assert_eq!(Said::decode(&Said::Left(4).encode(), 4), None);
         assert_eq!(Said::decode(&failed(vec![1, 4], vec![], "", "").encode(), 4), None);
-        assert_eq!(Said::decode(&failed(vec![2, 1], vec![], "", "").encode(), 1000), None);
+        let unsorted = [&[FAILED, 6, 0, 0, 0, 2, 0, 2, 0, 1, 0][..], &[0; 6]].concat();
+        assert_eq!(Said::decode(&unsorted, 1000), None);
         let mut state = 1_u64;
         for _ in 0..20_000 {
             let mut next = || {

@@ -183,6 +183,11 @@ impl Comm {
     /// Does what [`add_missing`](Comm::add_missing) does, where the missing ranks are known.
     pub(crate) fn add_missing_ranks(&self, error: Error, missing: &[usize]) -> Error {
         let Some(&first) = missing.first() else { return error };
+        // Over several hosts, the rank that failed asked before it blamed another one. So its error
+        // names the right rank, unless that is this one.
+        if self.span.is_some() && !error.blame().ranks.contains(&self.whole().0) {
+            return error;
+        }
         if error.code() != ncclTimeout || error.blame().ranks.iter().any(|rank| missing.contains(rank)) {
             return error;
         }

@@ -399,3 +399,6 @@ fn peek(span: &Span, peer: usize, stream: u64) -> Option<Name> {
     drop(transfer);
     Head::decode(&head[..length?.min(head.len())]).map(|head| Name { tag: stream, text: head.text })
 }
+
+#[cfg(test)]
+mod tests;

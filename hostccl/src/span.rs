@@ -101,7 +101,10 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        self.peers.iter().flatten().for_each(|peer| self.wire.close(*peer));
+        for peer in self.peers.iter().flatten() {
+            self.wire.retire(*peer, self.comm, self.rank as u32);
+            self.wire.close(*peer);
+        }
     }
 }
 

@@ -13,6 +13,13 @@ pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: i
     SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(oversubscribed, &changed)
 }
 
+/// Polls a wire for at most 50 us, and yields in between. Each poll is a system call, so it is not
+/// repeated as often as [`spin_then_yield`] reads a word. The other values are as there.
+pub(crate) fn poll_wire(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
+    let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
+    changed() || YIELDING.poll(oversubscribed, changed)
+}
+
 /// The processors on which this thread may run. A launcher that binds each rank to one processor
 /// makes this 1. Then the ranks outnumber the processors, and no rank polls for long.
 fn processors() -> usize {

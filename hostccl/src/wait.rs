@@ -13,7 +13,7 @@ use crate::outside;
 use crate::poll::Blocker;
 use crate::spin;
 use crate::timeout;
-use crate::wire::Wire;
+use crate::wire::{Wire, request};
 
 /// The longest sleep before a thread looks at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -51,6 +51,14 @@ impl BlockedCall<'_> {
         (waits || sends()).then(|| &*span.wire)
     }
 
+    /// How many bytes of messages have moved between this process and the one for which the call
+    /// waits.
+    fn moved_bytes(&self) -> u64 {
+        let (Blocker::Wire { from, .. } | Blocker::RemoteMessage { peer: from, .. }) = self.blocker else { return 0 };
+        let span = self.comm.span.as_ref();
+        span.and_then(|span| Some(span.wire.moved_bytes(span.peers[from]?, span.comm))).unwrap_or(0)
+    }
+
     fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
             || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
@@ -76,6 +84,15 @@ pub(crate) struct Wait {
     /// The communicators' own timeout as it was when the wait began, because a call keeps the
     /// timeout with which it started. The outer `None` means that it was not read yet.
     comm_timeout: Option<Option<Duration>>,
+    /// How many bytes had moved over the wire, between this process and those for which the calls
+    /// wait, at the last look.
+    bytes: Option<u64>,
+    /// When the thread looked at the peers last; `None` since the last progress.
+    looked: Option<Instant>,
+    /// Whether the calls were polled once more after their time was up.
+    is_late: bool,
+    /// How many transfers over the wire the thread had found done at the last look.
+    transfers: u64,
     /// How many per cent of the time were used up when the log last said so: 0, 50 or 90.
     told: u8,
     /// Whether the next wait is short, because the thread also waits for connections.
@@ -107,9 +124,26 @@ impl Wait {
             }
             calls.iter().any(BlockedCall::may_continue)
         };
-        if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
+        // The word of a wire changes with everything that happens there, so a change alone is no
+        // progress of these calls.
+        let has_progress = || wire.is_none() || calls.iter().any(|call| call.wire().is_none() && call.may_continue());
+        let transfers = request::done_here();
+        if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers {
             self.end(calls);
-            return Ok(());
+        }
+        let ranks = calls.iter().map(|call| call.comm.ranks_on_machine);
+        let may_continue = match wire {
+            Some(_) => spin::poll_wire(ranks, changed),
+            None => spin::spin_then_yield(ranks, changed),
+        };
+        if may_continue {
+            if has_progress() {
+                self.end(calls);
+                return Ok(());
+            }
+            if self.may_look_later() {
+                return Ok(());
+            }
         }
         let ended = || calls.iter().filter(|call| call.ends_with_comm());
         for call in ended() {
@@ -140,6 +174,18 @@ impl Wait {
         }
         sleep(calls, wire, slice);
         if changed() {
+            if has_progress() {
+                self.end(calls);
+                return Ok(());
+            }
+            // The deadline counts on.
+            if self.may_look_later() && timeout.is_none_or(|timeout| since.elapsed() < timeout) {
+                return Ok(());
+            }
+        }
+        self.looked = Some(Instant::now());
+        let bytes = calls.iter().map(BlockedCall::moved_bytes).fold(0, u64::wrapping_add);
+        if std::mem::replace(&mut self.bytes, Some(bytes)).is_some_and(|before| before != bytes) {
             self.end(calls);
             return Ok(());
         }
@@ -151,7 +197,12 @@ impl Wait {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
         match timeout {
-            Some(timeout) if since.elapsed() >= timeout && !changed() => {
+            // What has come over the wire may be what a call waits for. The call is polled once more
+            // then, but not again and again.
+            Some(timeout) if since.elapsed() >= timeout && changed() && !std::mem::replace(&mut self.is_late, true) => {
+                Ok(())
+            }
+            Some(timeout) if since.elapsed() >= timeout => {
                 let over = since.elapsed() - timeout;
                 let is_due = |call: &&BlockedCall<'_>| diagnosis::overtime(call.comm, call.blocker) <= over;
                 time_out(timed().filter(is_due), timeout).map_or(Ok(()), Err)
@@ -165,7 +216,16 @@ impl Wait {
         if self.since.is_some() {
             calls.iter().for_each(|call| call.comm.note_waits_for(None));
         }
-        (self.since, self.told) = (None, 0);
+        (self.since, self.looked, self.is_late, self.told) = (None, None, false, 0);
+    }
+
+    /// Whether calls that something has reached over the wire may be polled before this thread
+    /// looks at the peers and at the time. It looks at least once a slice.
+    fn may_look_later(&mut self) -> bool {
+        let now = Instant::now();
+        let last = self.looked.or(self.since).unwrap_or(now);
+        self.since.get_or_insert(now);
+        now.duration_since(last) < SLICE
     }
 }
 
@@ -218,10 +278,13 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    match wire {
-        Some(wire) => wire.sleep(&watches, slice),
-        None => event::sleep(&watches, slice),
+    let Some(wire) = wire else { return event::sleep(&watches, slice) };
+    if calls.iter().all(|call| call.wire().is_some() && call.comm.second_event(call.blocker).is_none()) {
+        let seen = calls[0].seen;
+        watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);
+        return wire.sleep_on_wire(seen, &watches, slice);
     }
+    wire.sleep(&watches, slice);
 }
 
 /// Ends the communicators of these calls, whose time is up. Returns the error of the first call, or

@@ -9,6 +9,7 @@
 //! library that is not a host engine, because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::os::unix;
@@ -84,6 +85,13 @@ pub(crate) fn embedded() -> Result<Arc<Library>> {
             Ok(Arc::new(library))
         })
         .cloned()
+}
+
+/// Says how the host engine of this process would reach ranks on other hosts: "TCP at 10.0.0.2
+/// (eth0)". `address` is the address of this host that reaches the store. Fails where the
+/// environment leaves the engine no way.
+pub fn describe_wire(address: Option<IpAddr>) -> Result<String> {
+    hostccl::describe_wire(address).map_err(Error::invalid)
 }
 
 /// The library at `path`: a path, a name for the dynamic loader, or `python`.

@@ -36,7 +36,7 @@ pub(crate) use driver::{Device, DeviceChoice, check_devices, select_device};
 pub use driver::{devices, has_device};
 pub use functions::RawComm;
 pub use library::Library;
-pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
+pub use load::{LIBRARY_VARIABLE, describe_wire, for_device, named_or_usual, open};
 pub(crate) use load::{device_type, set_resolver};
 pub(crate) use loaded::to_adopt;
 pub(crate) use resolver::Resolver;

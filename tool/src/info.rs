@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,19 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 4] = ["DM_CCL_LIBRARY", "DM_STORE_SECRET", "DM_LOG", "CUDA_VISIBLE_DEVICES"];
+const OWN: [&str; 11] = [
+    "DM_CCL_LIBRARY",
+    "DM_STORE_SECRET",
+    "DM_LOG",
+    "CUDA_VISIBLE_DEVICES",
+    "DM_WIRE",
+    "DM_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "DM_SOCKET_CONGESTION",
+    "DM_HOST_TIMEOUT_MS",
+    "DM_HOSTCCL_SHM",
+    "DM_HOSTCCL_HOST",
+];
 
 /// The options of `devicemesh info`. The comments of the fields are their help.
 #[derive(Args)]
@@ -88,6 +101,8 @@ struct Report {
     variables: Vec<(String, String)>,
     /// The store in which the ranks meet.
     store: Answer,
+    /// How ranks of device type cpu reach ranks on other hosts.
+    wire: Answer,
 }
 
 /// Prints the report. A thing that is missing is not a failure.
@@ -104,6 +119,7 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
     let place = launcher::detect(&get);
     OWN.iter().for_each(|name| drop(get(name)));
     let place_ok = place.as_ref().ok();
+    let (store, from) = store(options, place_ok);
     let report = Report {
         devicemesh: env!("CARGO_PKG_VERSION"),
         cpu: library(ccl::for_device("cpu").map(|library| describe(&library))),
@@ -115,7 +131,8 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
         rank: place_ok.map(|place| place.rank),
         world_size: place_ok.map(|place| place.size),
         local_rank: place_ok.and_then(|place| place.local_rank),
-        store: store(options, place_ok),
+        store,
+        wire: library(ccl::describe_wire(from)),
         launcher: match &place {
             Ok(Place { launcher, rank, size, local_rank, address, .. }) => {
                 let address =
@@ -156,6 +173,7 @@ impl Report {
         let variables = if variables.is_empty() { "none".to_owned() } else { variables.join(" ") };
         line("variables", &Answer::Found(variables), "");
         line("store", &self.store, "not reached: ");
+        line("wire", &self.wire, "none: ");
         text
     }
 }
@@ -170,43 +188,45 @@ fn shown(name: &str, value: &str) -> String {
 }
 
 /// Tries to reach the store that the command line names, else the one that the launcher names.
-fn store(options: &Options, place: Option<&Place>) -> Answer {
+/// Returns also the address of this host from which the store was reached.
+fn store(options: &Options, place: Option<&Place>) -> (Answer, Option<IpAddr>) {
     if let Some(url) = &options.store {
         return match (url.strip_prefix("file://"), url.strip_prefix("tcp://")) {
-            (Some(path), _) => folder(url, path),
+            (Some(path), _) => (folder(url, path), None),
             (None, address) => match endpoint(address.unwrap_or(url)) {
                 Ok((host, port)) => server(&host, port, ""),
-                Err(why) => Answer::Missing(format!("{url}: {why}")),
+                Err(why) => (Answer::Missing(format!("{url}: {why}")), None),
             },
         };
     }
     match place {
-        None => Answer::Unneeded("the launcher's variables do not fit together".to_owned()),
+        None => (Answer::Unneeded("the launcher's variables do not fit together".to_owned()), None),
         Some(place) => match &place.address {
             Some((host, port)) if place.agent || place.rank > 0 => server(host, *port, ""),
             Some((host, port)) => server(host, *port, "; rank 0, which this is, will serve it when it joins"),
-            None if place.size == 1 => Answer::Unneeded("one rank alone needs none".to_owned()),
-            None => Answer::Missing(format!("nobody says where: {}", place.advice)),
+            None if place.size == 1 => (Answer::Unneeded("one rank alone needs none".to_owned()), None),
+            None => (Answer::Missing(format!("nobody says where: {}", place.advice)), None),
         },
     }
 }
 
-/// Connects to a server and finds out whose it is.
-fn server(host: &str, port: u16, hint: &str) -> Answer {
+/// Connects to a server and finds out whose it is, and from which address it was reached.
+fn server(host: &str, port: u16, hint: &str) -> (Answer, Option<IpAddr>) {
     let (began, wait) = (Instant::now(), Wait::after(SHORT));
     let reached =
         Secret::from_environment().and_then(|secret| TcpStore::connect_with_secret(host, port, secret, &wait));
     let asked = reached.and_then(|store| {
         let key = String::from_utf8_lossy(SERVER_KEY).trim_start_matches('/').to_owned();
         let ours = store.present(&[key], &wait)?.first() == Some(&true);
-        Ok((store.name().to_owned(), ours))
+        Ok((store.name().to_owned(), ours, store.local_address()))
     });
     match asked {
-        Ok((name, ours)) => {
+        Ok((name, ours, from)) => {
             let who = if ours { "libdevicemesh" } else { "PyTorch, or another TCPStore" };
-            Answer::Found(format!("{name}, served by {who}, reached in {} ms", began.elapsed().as_millis()))
+            let found = format!("{name}, served by {who}, reached in {} ms", began.elapsed().as_millis());
+            (Answer::Found(found), from)
         }
-        Err(error) => Answer::Missing(format!("{}{hint}", error.message())),
+        Err(error) => (Answer::Missing(format!("{}{hint}", error.message())), None),
     }
 }
 

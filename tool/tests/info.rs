@@ -91,3 +91,19 @@ fn json_says_the_same() {
     assert_eq!((&json["rank"], &json["world_size"]), (&0.into(), &1.into()));
     assert!(json["store"]["unneeded"].is_string(), "{json}");
 }
+
+#[test]
+fn the_wire_is_that_of_the_environment() {
+    let wire = |variables: &[(&str, &str)]| said(&info(&[], variables), "wire").to_owned();
+    assert_eq!(wire(&[("DM_SOCKET_IFNAME", "lo")]), "TCP at 127.0.0.1 (lo)");
+    assert!(wire(&[]).starts_with("TCP at "), "{}", wire(&[]));
+    let refused = wire(&[("DM_WIRE", "pigeon")]);
+    assert!(refused.starts_with("none: DM_WIRE is \"pigeon\""), "{refused}");
+    let refused = wire(&[("DM_SOCKET_IFNAME", "no_such")]);
+    assert!(refused.starts_with("none: DM_SOCKET_IFNAME is \"no_such\", and fits no interface"), "{refused}");
+    // The wire is where the store is reached.
+    let server = Server::bind(("127.0.0.1", 0)).unwrap();
+    let port = server.local_addr().port().to_string();
+    let launched = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    assert_eq!(wire(&launched), "TCP at 127.0.0.1 (lo)");
+}

@@ -34,8 +34,10 @@ struct State {
     open: HashMap<u64, (usize, usize)>,
     /// The notices for each wire.
     notices: HashMap<usize, Vec<Notice>>,
-    /// The pairs (wire, peer) in which the wire has lost the peer.
-    lost: HashSet<(usize, usize)>,
+    /// Why a wire has lost a peer, by the pair (wire, peer).
+    lost: HashMap<(usize, usize), Lost>,
+    /// The pairs (wire, peer) between which no notice travels, though no loss is noticed.
+    cut: HashSet<(usize, usize)>,
     /// The losses that each wire has not told yet.
     news: HashMap<usize, Vec<usize>>,
 }
@@ -67,27 +69,43 @@ impl Memory {
 
     /// Makes every wire lose this one, as if its process had ended.
     pub(crate) fn die(&self) {
+        let why = format!("wire {} closed the connection", self.me);
+        self.be_lost((0..self.net.moved.len()).collect(), &Lost { ended: true, why });
+    }
+
+    /// Makes the wires `others` lose this one, as if its host had fallen silent.
+    pub(crate) fn fall_silent(&self, others: &[usize]) {
+        self.be_lost(others.into(), &Lost { ended: false, why: format!("no answer from wire {}", self.me) });
+    }
+
+    /// Lets no notice travel between this wire and `other` any more.
+    pub(crate) fn cut(&self, other: usize) {
+        self.lock().cut.extend([(self.me, other), (other, self.me)]);
+    }
+
+    /// Undoes [`cut`](Memory::cut).
+    pub(crate) fn heal(&self, other: usize) {
+        self.lock().cut.retain(|pair| *pair != (self.me, other) && *pair != (other, self.me));
+    }
+
+    fn be_lost(&self, others: Vec<usize>, lost: &Lost) {
         let mut state = self.lock();
-        for other in (0..self.net.moved.len()).filter(|other| *other != self.me) {
-            state.lost.insert((other, self.me));
+        state.wanted.retain(|(from, to, _), _| *from != self.me || !others.contains(to));
+        for other in others.into_iter().filter(|other| *other != self.me) {
+            state.lost.insert((other, self.me), lost.clone());
             state.news.entry(other).or_default().push(self.me);
             let open: Vec<u64> =
                 state.open.iter().filter(|(_, route)| **route == (other, self.me)).map(|(number, _)| *number).collect();
             for number in open {
                 state.open.remove(&number);
-                state.ended.insert(number, Err(Broken::Lost(gone(self.me))));
+                state.ended.insert(number, Err(Broken::Lost(lost.clone())));
             }
         }
-        state.wanted.retain(|(from, ..), _| *from != self.me);
         drop(state);
         for moved in &self.net.moved {
             moved.change();
         }
     }
-}
-
-fn gone(wire: usize) -> Lost {
-    Lost { ended: true, why: format!("wire {wire} closed the connection") }
 }
 
 impl Wire for Memory {
@@ -105,8 +123,8 @@ impl Wire for Memory {
 
     unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
         let (number, route, mut state) = (self.number(), (self.me, peer.0 as usize, tag), self.lock());
-        if state.lost.contains(&(self.me, route.1)) {
-            state.ended.insert(number, Err(Broken::Lost(gone(route.1))));
+        if let Some(lost) = state.lost.get(&(self.me, route.1)).cloned() {
+            state.ended.insert(number, Err(Broken::Lost(lost)));
             return Request(number);
         }
         // SAFETY: the caller's contract.
@@ -138,8 +156,9 @@ impl Wire for Memory {
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
                 state.ended.insert(number, Ok(data.len()));
             }
-            None if state.lost.contains(&(self.me, route.0)) => {
-                state.ended.insert(number, Err(Broken::Lost(gone(route.0))));
+            None if state.lost.contains_key(&(self.me, route.0)) => {
+                let lost = state.lost[&(self.me, route.0)].clone();
+                state.ended.insert(number, Err(Broken::Lost(lost)));
             }
             None => {
                 state.open.insert(number, (self.me, route.0));
@@ -162,19 +181,29 @@ impl Wire for Memory {
 
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]) {
         let notice = Notice { from: Peer(self.me as u32), comm, text: text.to_vec() };
-        self.lock().notices.entry(peer.0 as usize).or_default().push(notice);
+        let mut state = self.lock();
+        let pair = (self.me, peer.0 as usize);
+        if state.cut.contains(&pair) || state.lost.contains_key(&pair) || state.lost.contains_key(&(pair.1, pair.0)) {
+            return;
+        }
+        state.notices.entry(pair.1).or_default().push(notice);
+        drop(state);
         self.net.moved[peer.0 as usize].change();
+    }
+
+    fn connected(&self, peer: Peer) -> bool {
+        !self.lock().cut.contains(&(self.me, peer.0 as usize))
     }
 
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {
         let mut state = self.lock();
         let lost = state.news.remove(&self.me).unwrap_or_default();
         let notices = state.notices.remove(&self.me).unwrap_or_default();
-        (notices, lost.into_iter().map(|peer| (Peer(peer as u32), gone(peer))).collect())
+        (notices, lost.into_iter().map(|peer| (Peer(peer as u32), state.lost[&(self.me, peer)].clone())).collect())
     }
 
     fn lost(&self, peer: Peer) -> Option<Lost> {
-        self.lock().lost.contains(&(self.me, peer.0 as usize)).then(|| gone(peer.0 as usize))
+        self.lock().lost.get(&(self.me, peer.0 as usize)).cloned()
     }
 
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag> {

@@ -127,7 +127,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch its buffer. The peer may still see the
-    /// message, or a part of it that it drops.
+    /// message, or a part of it that it drops. A receive that has met no message yet may take its
+    /// message with it, so that the tag's next receive gets the message after that.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. It takes a
@@ -141,6 +142,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
         true
     }
 
+    /// How many bytes of the communicator's messages have moved from and to the peer so far. While
+    /// the number grows, a long message makes progress.
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let _ = (peer, comm);
+        0
+    }
+
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were
     /// lost since the last call. Only one thread at a time may call this.
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>);
@@ -151,6 +159,10 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Returns the tags of this communicator's messages that have come from `peer`, or are
     /// announced, and that no receive has taken. It serves diagnoses.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
+
+    /// Drops the messages of one rank of a communicator that this process has ended, and those that
+    /// still come. `rank` is the rank of this process.
+    fn retire(&self, _peer: Peer, _comm: u64, _rank: u32) {}
 
     /// Moves what can be moved without waiting. Returns whether anything has moved.
     fn progress(&self) -> bool;

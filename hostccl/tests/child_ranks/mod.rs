@@ -22,6 +22,11 @@ pub struct Rank {
 impl Rank {
     /// Starts a rank of the scene `play`.
     pub fn start(play: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
+        Rank::start_with(play, rank, size, id, &[])
+    }
+
+    /// Starts a rank of the scene `play` with more variables in its environment.
+    pub fn start_with(play: &str, rank: usize, size: usize, id: &ncclUniqueId, variables: &[(&str, &str)]) -> Rank {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
             .env("HOSTCCL_FAULT", play)
@@ -32,6 +37,7 @@ impl Rank {
                 "HOSTCCL_TIMEOUT_MS",
                 play.strip_prefix("timeout ").unwrap_or(if play == "late" { "300" } else { "0" }),
             )
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -68,6 +74,18 @@ impl Drop for Rank {
 pub fn start_all(play: &str, size: usize) -> Vec<Rank> {
     let id = unique_id();
     (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
+}
+
+/// Starts all ranks of a scene on several hosts, `on_each` ranks on each.
+#[allow(dead_code, reason = "some test programs have one host only")]
+pub fn start_on_hosts(play: &str, hosts: usize, on_each: usize, variables: &[(&str, &str)]) -> Vec<Rank> {
+    let id = unique_id();
+    let start = |rank: usize| {
+        let host = format!("host{}", rank / on_each);
+        let variables = [variables, &[("DM_HOSTCCL_HOST", &host)]].concat();
+        Rank::start_with(play, rank, hosts * on_each, &id, &variables)
+    };
+    (0..hosts * on_each).map(start).collect()
 }
 
 /// Writes a line for the test, in a rank.

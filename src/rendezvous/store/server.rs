@@ -7,7 +7,7 @@
 //! copy them. Incomplete requests, replies, and values that only replies keep take up to
 //! `MAX_BUFFERED` bytes together. Beyond that, the server drops a client
 //! (`Serving::account_memory`). The number of connections is bounded too (server/connections.rs).
-//! An idle client costs its socket and about 400 bytes.
+//! An idle client costs its socket and about 400 bytes, and as much again where it is encrypted.
 
 mod accepting;
 mod client;

@@ -2,11 +2,11 @@
 
 mod data;
 mod differences;
+mod endings;
 mod names;
 mod results;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Spanning;
 use crate::blocks::Block;
@@ -14,6 +14,7 @@ use crate::call_name::{NAME_BYTES, Name};
 use crate::collective::{Call, Kind, Ragged, Reduction};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::news;
 use crate::progress;
 use crate::span::threads;
 use crate::types::DataType;
@@ -44,7 +45,10 @@ pub(super) struct Ranks {
 impl Ranks {
     pub(super) fn new(hosts: &[&[usize]]) -> Ranks {
         let (ends, wires) = threads::communicators(hosts);
-        ends.iter().for_each(|end| end.set_timeout(30_000));
+        for end in &ends {
+            end.set_timeout(30_000);
+            news::register(end);
+        }
         Ranks { ends, wires }
     }
 
@@ -115,6 +119,3 @@ pub(super) fn sum(comm: &Arc<Comm>, number: u64, under: Name) -> Result<u64> {
     unsafe { call(comm, &args, (&raw const number).cast(), (&raw mut result).cast(), None, under)? };
     Ok(result)
 }
-
-/// How long a test waits for something that has to happen.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,51 +1,24 @@
 //! A connection whose sides have proved themselves: bytes to and from the socket.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
 
 use socket2::Socket;
 
+use super::cipher::Cipher;
 use super::frame::{HEADER, Header, Kind, PIECE};
-use super::remote::{Key, Ledger, Remote, Send, slice};
+use super::incoming::Sink;
+use super::ledger::{Key, Ledger};
+use super::remote::{Remote, Send, slice};
+use super::sockets;
 use crate::fork::Private;
 use crate::wire::Lost;
 
 /// The room for bytes that were read and not parsed.
 const ROOM: usize = 32 << 10;
+/// The same room where the connection is encrypted. A record fits behind the rest of a header.
+const SECRET_ROOM: usize = 128 << 10;
 /// The most bytes that one call reads or writes before others have their turn.
 const TURN: usize = 1 << 20;
-
-/// Where the bytes of a frame belong.
-#[derive(Debug)]
-pub(super) enum Sink {
-    /// The frame has no bytes.
-    None,
-    /// They belong into a caller's buffer.
-    Direct {
-        /// The message.
-        key: Key,
-        /// The address where the next byte belongs.
-        to: usize,
-        /// The message's length.
-        total: usize,
-    },
-    /// They are a short message without a receive.
-    Keep {
-        /// The message.
-        key: Key,
-        /// The bytes so far.
-        data: Vec<u8>,
-    },
-    /// They are a notice.
-    Notice {
-        /// The communicator that the notice is about.
-        comm: u64,
-        /// The bytes so far.
-        text: Vec<u8>,
-    },
-    /// Nobody wants them.
-    Drop,
-}
 
 /// The bytes of a message that follow the head.
 #[derive(Debug)]
@@ -91,6 +64,8 @@ pub(super) struct Connection {
     head_written: usize,
     /// The bytes that follow the head.
     payload: Payload,
+    /// Seals and opens records, where the connection is encrypted.
+    cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
 }
@@ -105,11 +80,12 @@ pub(super) struct Done {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Private<Socket>, address: String) -> Connection {
+    pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Box<Cipher>>) -> Connection {
+        let room = if cipher.is_some() { SECRET_ROOM } else { ROOM };
         Connection {
             socket,
             address,
-            buffer: vec![0; ROOM].into_boxed_slice(),
+            buffer: vec![0; room].into_boxed_slice(),
             start: 0,
             end: 0,
             sink: Sink::None,
@@ -117,6 +93,7 @@ impl Connection {
             head: Vec::new(),
             head_written: 0,
             payload: Payload::None,
+            cipher,
             waits_for_room: false,
         }
     }
@@ -144,9 +121,14 @@ impl Connection {
         }
     }
 
-    /// Whether a frame is partly written.
-    pub(super) fn is_writing(&self) -> bool {
+    /// Whether the head or the payload has bytes that are neither written nor sealed.
+    fn has_frames(&self) -> bool {
         self.head_written < self.head.len() || !matches!(self.payload, Payload::None)
+    }
+
+    /// Whether bytes are left that belong to frames that were begun.
+    pub(super) fn is_writing(&self) -> bool {
+        self.has_frames() || self.cipher.as_ref().is_some_and(|cipher| !cipher.sealed().is_empty())
     }
 
     fn lost(&self, reason: &io::Error) -> Lost {
@@ -165,40 +147,36 @@ impl Connection {
         let mut done = Done { moved: false, more: false };
         let mut read = 0;
         while read < TURN {
+            if self.cipher.is_some() {
+                match self.read_record(remote, ledger)? {
+                    Some(got) => {
+                        done.moved = true;
+                        read += got;
+                        continue;
+                    }
+                    None => return Ok(done),
+                }
+            }
             let (direct, direct_left) = match self.sink {
                 Sink::Direct { to, .. } if self.start == self.end => (to, self.left),
                 _ => (0, 0),
             };
-            if self.start == self.end {
-                (self.start, self.end) = (0, 0);
-            } else if self.start > 0 && ROOM - self.end < HEADER {
-                self.buffer.copy_within(self.start..self.end, 0);
-                (self.start, self.end) = (0, self.end - self.start);
-            }
-            let room = ROOM - self.end;
+            self.make_room(HEADER);
+            let room = self.buffer.len() - self.end;
             let mut parts = [
                 libc::iovec { iov_base: direct as *mut libc::c_void, iov_len: direct_left },
                 libc::iovec { iov_base: self.buffer[self.end..].as_mut_ptr().cast(), iov_len: room },
             ];
             let parts = if direct_left > 0 { &mut parts[..] } else { &mut parts[1..] };
-            // SAFETY: an all-zero header is valid. The parts are the rest of a posted receive's
-            // buffer, which stays valid until its request ends, and the free part of `buffer`.
-            let got = unsafe {
-                let mut message: libc::msghdr = std::mem::zeroed();
-                message.msg_iov = parts.as_mut_ptr();
-                message.msg_iovlen = parts.len() as _;
-                libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
-            };
-            let got = match got {
-                0 => {
+            // SAFETY: the parts are the rest of a posted receive's buffer, which stays valid until
+            // its request ends, and the free part of `buffer`.
+            let got = match unsafe { sockets::receive(&self.socket, parts) } {
+                Ok(Some(0)) => {
                     return Err(Lost { ended: true, why: format!("{} closed the connection", self.address) });
                 }
-                1.. => got as usize,
-                _ => match io::Error::last_os_error() {
-                    reason if reason.kind() == ErrorKind::WouldBlock => return Ok(done),
-                    reason if reason.kind() == ErrorKind::Interrupted => continue,
-                    reason => return Err(self.lost(&reason)),
-                },
+                Ok(Some(got)) => got,
+                Ok(None) => return Ok(done),
+                Err(reason) => return Err(self.lost(&reason)),
             };
             done.moved = true;
             read += got;
@@ -207,8 +185,7 @@ impl Connection {
                 self.advance(into, remote, ledger);
             }
             self.end += got - into;
-            self.parse(remote, ledger)
-                .map_err(|why| Lost { ended: false, why: format!("{} sent garbage: {why}", self.address) })?;
+            self.parse(remote, ledger).map_err(|why| garbage(&self.address, &why))?;
             if got < room + direct_left {
                 return Ok(done);
             }
@@ -217,11 +194,53 @@ impl Connection {
         Ok(done)
     }
 
+    /// Makes room for at least `wanted` more bytes in the buffer.
+    fn make_room(&mut self, wanted: usize) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.buffer.len() - self.end < wanted {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+
+    /// Reads and opens records of an encrypted connection. Returns how many bytes they have, or
+    /// `None` where nothing has come.
+    fn read_record(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<Option<usize>, Lost> {
+        let Some(cipher) = &mut self.cipher else { return Ok(None) };
+        let got = match cipher.receive(&self.socket) {
+            Ok(Some(0)) => {
+                return Err(Lost { ended: true, why: format!("{} closed the connection", self.address) });
+            }
+            Ok(Some(got)) => got,
+            Ok(None) => return Ok(None),
+            Err(reason) => return Err(self.lost(&reason)),
+        };
+        loop {
+            let Some(cipher) = &mut self.cipher else { return Ok(None) };
+            let plain = match cipher.open().map_err(|why| garbage(&self.address, &why))? {
+                Some(plain) => plain,
+                None => return Ok(Some(got)),
+            };
+            // The parser leaves less than a header, so a record fits.
+            if self.start == self.end {
+                (self.start, self.end) = (0, 0);
+            } else if self.buffer.len() - self.end < plain.len() {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+            }
+            self.buffer[self.end..self.end + plain.len()].copy_from_slice(plain);
+            self.end += plain.len();
+            self.parse(remote, ledger).map_err(|why| garbage(&self.address, &why))?;
+        }
+    }
+
     /// Counts bytes of the current frame that are in place.
     fn advance(&mut self, bytes: usize, remote: &mut Remote, ledger: &mut Ledger) {
         self.left -= bytes;
-        if let Sink::Direct { to, .. } = &mut self.sink {
+        if let Sink::Direct { to, key, .. } = &mut self.sink {
             *to += bytes;
+            remote.count_moved(*key, bytes);
         }
         if self.left == 0 {
             remote.finish(std::mem::replace(&mut self.sink, Sink::None), ledger);
@@ -267,7 +286,21 @@ impl Connection {
         let mut done = Done { moved: false, more: false };
         let mut written = 0;
         while written < TURN {
-            if !self.is_writing() && !self.load(remote) {
+            if self.cipher.as_ref().is_some_and(|cipher| !cipher.sealed().is_empty()) {
+                match self.write_records() {
+                    Ok(0) => {
+                        done.more = true;
+                        return Ok(done);
+                    }
+                    Ok(sent) => {
+                        done.moved = true;
+                        written += sent;
+                        continue;
+                    }
+                    Err(reason) => return Err(self.lost(&reason)),
+                }
+            }
+            if !self.has_frames() && !self.load(remote) {
                 return Ok(done);
             }
             let head = &self.head[self.head_written..];
@@ -277,28 +310,21 @@ impl Connection {
                 Payload::Of { from, left, .. } => unsafe { slice(*from, *left) },
                 Payload::Copy { rest, written } => &rest[*written..],
             };
-            let parts = [
-                libc::iovec { iov_base: head.as_ptr() as *mut libc::c_void, iov_len: head.len() },
-                libc::iovec { iov_base: payload.as_ptr() as *mut libc::c_void, iov_len: payload.len() },
-            ];
+            if let Some(cipher) = &mut self.cipher {
+                let sealed = cipher
+                    .seal(head, payload)
+                    .map_err(|why| Lost { ended: false, why: format!("{}: {why}", self.address) })?;
+                self.wrote(sealed, remote, ledger);
+                continue;
+            }
             let asked = head.len() + payload.len();
-            // SAFETY: an all-zero header is valid, and the kernel only reads the parts.
-            let sent = unsafe {
-                let mut message: libc::msghdr = std::mem::zeroed();
-                message.msg_iov = parts.as_ptr().cast_mut();
-                message.msg_iovlen = parts.len() as _;
-                libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
-            };
-            let sent = match sent {
-                0.. => sent as usize,
-                _ => match io::Error::last_os_error() {
-                    reason if reason.kind() == ErrorKind::WouldBlock => {
-                        done.more = true;
-                        return Ok(done);
-                    }
-                    reason if reason.kind() == ErrorKind::Interrupted => continue,
-                    reason => return Err(self.lost(&reason)),
-                },
+            let sent = match sockets::send(&self.socket, head, payload) {
+                Ok(Some(sent)) => sent,
+                Ok(None) => {
+                    done.more = true;
+                    return Ok(done);
+                }
+                Err(reason) => return Err(self.lost(&reason)),
             };
             done.moved = true;
             written += sent;
@@ -312,13 +338,22 @@ impl Connection {
         Ok(done)
     }
 
+    /// Writes sealed records. Returns how many bytes were written; 0 where there is no room.
+    fn write_records(&mut self) -> io::Result<usize> {
+        let Some(cipher) = &mut self.cipher else { return Ok(0) };
+        let sent = sockets::send(&self.socket, cipher.sealed(), &[])?.unwrap_or(0);
+        cipher.sent(sent);
+        Ok(sent)
+    }
+
     /// Puts the next frames into the head and the payload. Returns whether there are any.
     fn load(&mut self, remote: &mut Remote) -> bool {
-        if remote.is_closing || !remote.has_output() {
-            return false;
-        }
         self.head.clear();
         self.head_written = 0;
+        self.head.append(&mut remote.last_frames);
+        if remote.is_closing || !remote.has_output() {
+            return !self.head.is_empty();
+        }
         self.head.append(&mut remote.control);
         let Some(mut send) = remote.queue.pop_front() else { return true };
         let left = (send.bytes - send.sent).min(PIECE);
@@ -339,7 +374,8 @@ impl Connection {
         let bytes = bytes - of_head;
         let is_over = match &mut self.payload {
             Payload::None => false,
-            Payload::Of { from, left, .. } => {
+            Payload::Of { send, from, left } => {
+                remote.count_moved(send.key, bytes);
                 *from += bytes;
                 *left -= bytes;
                 *left == 0
@@ -359,4 +395,9 @@ impl Connection {
             }
         }
     }
+}
+
+/// Returns the loss of a peer that has sent what makes no sense.
+fn garbage(address: &str, why: &str) -> Lost {
+    Lost { ended: false, why: format!("{address} sent garbage: {why}") }
 }

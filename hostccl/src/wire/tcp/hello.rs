@@ -15,6 +15,8 @@ pub(super) const HELLO: usize = 96;
 /// The length of a proof in bytes.
 pub(super) const PROOF: usize = 32;
 
+/// Where a hello says whether its process has a secret.
+pub(super) const SECRET_AT: usize = 11;
 /// The first bytes of each connection.
 const MAGIC: [u8; 8] = *b"dm-wire\n";
 /// The version of this format and of the frames.
@@ -36,8 +38,6 @@ pub(super) enum Answer {
     Lost = 4,
     /// Only one of the two processes has a secret.
     Secret = 5,
-    /// It speaks another version.
-    Version = 6,
 }
 
 /// How a connection begins, on either side.
@@ -72,7 +72,7 @@ impl Hello {
         out[..8].copy_from_slice(&MAGIC);
         out[8..10].copy_from_slice(&VERSION.to_le_bytes());
         out[10] = self.answer as u8;
-        out[11] = u8::from(self.is_secret);
+        out[SECRET_AT] = u8::from(self.is_secret);
         out[16..32].copy_from_slice(&self.from);
         out[32..48].copy_from_slice(&self.to);
         out[48..64].copy_from_slice(&self.nonce);
@@ -81,7 +81,10 @@ impl Hello {
     }
 
     /// Reads a hello. Fails with the reason why the bytes are none.
-    pub(super) fn parse(raw: &[u8; HELLO]) -> Result<Hello, String> {
+    pub(super) fn parse(raw: &[u8]) -> Result<Hello, String> {
+        if raw.len() != HELLO {
+            return Err(format!("a hello of {} bytes", raw.len()));
+        }
         if raw[..8] != MAGIC {
             return Err("it does not speak this library's protocol".to_owned());
         }
@@ -96,11 +99,16 @@ impl Hello {
             3 => Answer::Unknown,
             4 => Answer::Lost,
             5 => Answer::Secret,
-            6 => Answer::Version,
             other => return Err(format!("it gave the unknown answer {other}")),
         };
-        let mut hello =
-            Hello { answer, is_secret: raw[11] != 0, from: [0; 16], to: [0; 16], nonce: [0; 16], token: [0; 32] };
+        let mut hello = Hello {
+            answer,
+            is_secret: raw[SECRET_AT] != 0,
+            from: [0; 16],
+            to: [0; 16],
+            nonce: [0; 16],
+            token: [0; 32],
+        };
         hello.from.copy_from_slice(&raw[16..32]);
         hello.to.copy_from_slice(&raw[32..48]);
         hello.nonce.copy_from_slice(&raw[48..64]);

@@ -9,21 +9,20 @@
 //! receiver asks for it. A receive with room for a long message asks at once. So the receiver never
 //! has to stop reading, and keeps a bounded number of bytes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
-use super::connection::{Connection, Sink};
 use super::frame::{Header, Kind};
-use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Notice, Peer, Tag, Token};
+use super::ledger::{Key, Ledger, Open, Table};
+use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
 /// What short messages may cost that the receiver has not taken, in bytes.
 pub(super) const CREDIT: usize = 4 << 20;
 /// What each short message costs besides its bytes.
 pub(super) const COST: usize = 128;
+/// The smallest piece of a message that counts as progress, in bytes.
+const LEAST_COUNTED: usize = 1 << 10;
 /// The most messages that a peer may announce or ask for ahead of this side.
-const MOST_AHEAD: usize = 1 << 20;
-
-/// The tag and the number of a message.
-pub(super) type Key = (Tag, u64);
+pub(super) const MOST_AHEAD: usize = 1 << 20;
 
 /// A send under way.
 #[derive(Debug)]
@@ -66,58 +65,6 @@ pub(super) enum Arrived {
     Announced,
 }
 
-/// What a request waits for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Open {
-    /// The peer's number.
-    pub(super) peer: u32,
-    /// The message.
-    pub(super) key: Key,
-    /// Whether the request is a send.
-    pub(super) is_send: bool,
-}
-
-/// The requests of a wire, and what it has to tell.
-#[derive(Debug, Default)]
-pub(super) struct Ledger {
-    /// The number of the last request.
-    pub(super) last: u64,
-    /// The requests under way.
-    pub(super) open: HashMap<u64, Open>,
-    /// The outcomes that nobody has taken.
-    pub(super) ended: HashMap<u64, Result<usize, Broken>>,
-    /// The notices that nobody has taken.
-    pub(super) notices: Vec<Notice>,
-    /// The losses that nobody has taken.
-    pub(super) losses: Vec<(Peer, Lost)>,
-    /// Whether something has changed for which a thread may wait.
-    pub(super) changed: bool,
-}
-
-impl Ledger {
-    /// Begins a request that has no outcome yet.
-    fn begin(&mut self, open: Open) -> u64 {
-        self.last += 1;
-        self.open.insert(self.last, open);
-        self.last
-    }
-
-    /// Begins a request whose outcome is known.
-    pub(super) fn begin_ended(&mut self, outcome: Result<usize, Broken>) -> u64 {
-        self.last += 1;
-        self.ended.insert(self.last, outcome);
-        self.last
-    }
-
-    /// Ends a request.
-    pub(super) fn end(&mut self, request: u64, outcome: Result<usize, Broken>) {
-        if self.open.remove(&request).is_some() {
-            self.ended.insert(request, outcome);
-            self.changed = true;
-        }
-    }
-}
-
 /// Another process, or this one.
 #[derive(Debug)]
 pub(super) struct Remote {
@@ -133,42 +80,45 @@ pub(super) struct Remote {
     pub(super) tokens: Vec<Token>,
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
-    /// The connection, once both sides have proved themselves.
-    pub(super) connection: Option<Box<Connection>>,
-    /// Whether the wire's thread is making a connection.
-    pub(super) is_connecting: bool,
     /// The number of messages that were sent under each tag.
-    sent: HashMap<Tag, u64>,
+    pub(super) sent: Table<Tag, u64>,
     /// The number of receives that were posted under each tag.
-    received: HashMap<Tag, u64>,
+    pub(super) received: Table<Tag, u64>,
     /// The messages that may go. They take turns after each piece.
     pub(super) queue: VecDeque<Send>,
     /// The messages that wait until the receiver asks.
-    held: HashMap<Key, Send>,
+    pub(super) held: Table<Key, Send>,
     /// The receivers' rooms for messages that are not sent yet.
-    wanted: HashMap<Key, usize>,
+    pub(super) wanted: Table<Key, usize>,
     /// The receives whose messages have not come as a whole.
-    pub(super) posted: HashMap<Key, Receive>,
+    pub(super) posted: Table<Key, Receive>,
     /// The messages for which no receive was posted yet.
-    arrived: HashMap<Key, Arrived>,
+    pub(super) arrived: Table<Key, Arrived>,
     /// Frames without a buffer of the caller, which go before others.
     pub(super) control: Vec<u8>,
     /// What short messages may still cost.
-    credit: usize,
+    pub(super) credit: usize,
     /// What the short messages cost that are kept here.
-    kept: usize,
+    pub(super) kept: usize,
     /// What the short messages cost that were taken here and that the sender was not told of.
     owed: usize,
+    /// How many bytes of each communicator's messages have moved in both directions. Small pieces
+    /// do not count.
+    moved: HashMap<u64, u64>,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
     pub(super) is_idle_here: bool,
     /// Whether this side has sent `Close` and waits for the answer. It sends nothing meanwhile.
     pub(super) is_closing: bool,
+    /// Frames that go although the connection is closing: `Close` and what was said before.
+    pub(super) last_frames: Vec<u8>,
+    /// Whether the connection ends: the other side has answered `Close`, or this side is about to
+    /// have sent its answer.
+    pub(super) is_closed: bool,
+    /// The ranks of communicators that have ended. Messages for them are dropped.
+    pub(super) retired: HashSet<(u64, u32)>,
 }
-
-/// The outcome of a frame: an error is the reason why the connection cannot go on.
-pub(super) type Judged<T> = Result<T, String>;
 
 impl Remote {
     pub(super) fn new(number: u32, contact: Contact, is_self: bool) -> Remote {
@@ -179,22 +129,24 @@ impl Remote {
             uses: 0,
             tokens: Vec::new(),
             lost: None,
-            connection: None,
-            is_connecting: false,
-            sent: HashMap::new(),
-            received: HashMap::new(),
+            sent: Table::default(),
+            received: Table::default(),
             queue: VecDeque::new(),
-            held: HashMap::new(),
-            wanted: HashMap::new(),
-            posted: HashMap::new(),
-            arrived: HashMap::new(),
+            held: Table::default(),
+            wanted: Table::default(),
+            posted: Table::default(),
+            arrived: Table::default(),
             control: Vec::new(),
             credit: CREDIT,
             kept: 0,
             owed: 0,
+            moved: HashMap::new(),
             is_idle_there: false,
             is_idle_here: false,
             is_closing: false,
+            last_frames: Vec::new(),
+            is_closed: false,
+            retired: HashSet::new(),
         }
     }
 
@@ -204,7 +156,7 @@ impl Remote {
         self.control.extend_from_slice(payload);
     }
 
-    fn say_about(&mut self, kind: Kind, key: Key, extra: usize) {
+    pub(super) fn say_about(&mut self, kind: Kind, key: Key, extra: usize) {
         self.say(Header { kind, bytes: 0, tag: key.0, index: key.1, extra: extra as u64 }, &[]);
     }
 
@@ -303,7 +255,7 @@ impl Remote {
     }
 
     /// Counts a short message that was kept as taken.
-    fn taken(&mut self, bytes: usize) {
+    pub(super) fn taken(&mut self, bytes: usize) {
         self.kept = self.kept.saturating_sub(bytes + COST);
         if !self.is_self {
             self.owe(bytes);
@@ -311,7 +263,7 @@ impl Remote {
     }
 
     /// Notes that the sender has its credit for a short message again.
-    fn owe(&mut self, bytes: usize) {
+    pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes + COST;
         if self.owed >= CREDIT / 4 {
             self.say(Header::plain(Kind::Credit, self.owed as u64), &[]);
@@ -319,14 +271,14 @@ impl Remote {
         }
     }
 
-    /// Ends a request. Afterwards nobody touches its buffer.
-    pub(super) fn cancel(&mut self, request: u64, open: Open) {
+    /// Ends a request. `reading` is the length of its message where the connection was reading a
+    /// frame of the message.
+    pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>) {
         let key = open.key;
         if !open.is_send {
-            let total = self.connection.as_mut().and_then(|connection| connection.forget(key));
             if let Some(receive) = self.posted.get_mut(&key) {
                 (receive.request, receive.to, receive.room) = (None, 0, 0);
-                if total == Some(receive.got) {
+                if reading == Some(receive.got) {
                     self.posted.remove(&key);
                 }
             }
@@ -339,9 +291,6 @@ impl Remote {
                 self.credit += send.bytes + COST;
             }
         }
-        if let Some(connection) = &mut self.connection {
-            connection.detach(request);
-        }
     }
 
     /// Fails everything that is under way.
@@ -349,7 +298,6 @@ impl Remote {
         if self.lost.is_some() {
             return;
         }
-        self.connection = None;
         self.control = Vec::new();
         let number = self.number;
         let requests: Vec<u64> =
@@ -369,9 +317,55 @@ impl Remote {
         self.lost = Some(lost);
     }
 
+    /// Counts bytes of a message that have moved. Small pieces do not count, because a message of
+    /// small pieces ends soon.
+    pub(super) fn count_moved(&mut self, key: Key, bytes: usize) {
+        if bytes >= LEAST_COUNTED {
+            *self.moved.entry(key.0.comm).or_insert(0) += bytes as u64;
+        }
+    }
+
+    /// How many bytes of a communicator's messages have moved.
+    pub(super) fn moved(&self, comm: u64) -> u64 {
+        self.moved.get(&comm).copied().unwrap_or(0)
+    }
+
     /// Whether something waits to be sent.
     pub(super) fn has_output(&self) -> bool {
         !self.queue.is_empty() || !self.control.is_empty()
+    }
+
+    /// Begins to close the connection. This side sends nothing more until the other side answers.
+    pub(super) fn begin_to_close(&mut self) {
+        self.say(Header::plain(Kind::Close, 0), &[]);
+        self.last_frames = std::mem::take(&mut self.control);
+        self.is_closing = true;
+    }
+
+    /// Begins afresh after both sides have agreed to close the connection. What this side has begun
+    /// to send meanwhile goes over the next connection.
+    pub(super) fn restart(&mut self) {
+        (self.is_idle_there, self.is_closing) = (false, false);
+        let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();
+        self.credit = CREDIT.saturating_sub(eager);
+        (self.kept, self.owed) = (0, 0);
+        self.arrived.clear();
+    }
+
+    /// Drops the messages of one rank of a communicator that has ended, and those still to come.
+    pub(super) fn retire(&mut self, comm: u64, rank: u32) {
+        let is_over = |tag: &Tag| tag.comm == comm && (tag.from == rank || tag.to == rank);
+        let over: Vec<Key> = self.arrived.keys().filter(|key| is_over(&key.0)).copied().collect();
+        for key in over {
+            if let Some(Arrived::Kept(data)) = self.arrived.remove(&key) {
+                self.taken(data.len());
+            }
+        }
+        self.sent.retain(|tag, _| !is_over(tag));
+        self.received.retain(|tag, _| !is_over(tag));
+        self.wanted.retain(|key, _| !is_over(&key.0));
+        self.posted.retain(|key, receive| !is_over(&key.0) || receive.got > 0 || receive.request.is_some());
+        self.retired.insert((comm, rank));
     }
 
     /// Whether neither side has a use for the connection, and nothing is left to send.
@@ -385,148 +379,6 @@ impl Remote {
         tags.sort_unstable();
         tags.dedup();
         tags
-    }
-
-    /// Takes the header of a frame from the connection. Returns where its bytes belong.
-    pub(super) fn take_header(&mut self, header: Header, ledger: &mut Ledger) -> Judged<Sink> {
-        let key = (header.tag, header.index);
-        match header.kind {
-            Kind::Eager => return self.take_eager(key, header.bytes, ledger),
-            Kind::Data => return self.take_data(key, &header),
-            Kind::Notice => {
-                if ledger.notices.len() < MOST_AHEAD {
-                    return Ok(Sink::Notice { comm: header.tag.comm, text: Vec::with_capacity(header.bytes) });
-                }
-                return Ok(Sink::Drop);
-            }
-            Kind::Announce => match self.posted.get_mut(&key) {
-                Some(receive) if receive.asked => {}
-                Some(receive) => {
-                    receive.asked = true;
-                    let room = receive.room;
-                    self.say_about(Kind::Want, key, room);
-                }
-                None => {
-                    self.is_new(key)?;
-                    self.arrived.insert(key, Arrived::Announced);
-                }
-            },
-            Kind::Want => self.take_want(key, header.extra as usize, ledger)?,
-            Kind::TooLong => match self.posted.remove(&key) {
-                Some(Receive { request: Some(request), .. }) => {
-                    ledger.end(request, Err(Broken::TooLong(header.extra as usize)));
-                }
-                Some(_) => {}
-                None => return Err("an answer to no question".to_owned()),
-            },
-            Kind::Credit => {
-                self.credit = self.credit.saturating_add(header.extra as usize);
-                if self.credit > CREDIT {
-                    return Err(format!("a credit of {} bytes, more than was used", header.extra));
-                }
-            }
-            Kind::Idle => self.is_idle_there = true,
-            Kind::Busy => (self.is_idle_there, self.is_closing) = (false, false),
-            Kind::Close | Kind::Closed => {}
-        }
-        Ok(Sink::None)
-    }
-
-    /// Checks that a message without a receive has not come before, and may be noted.
-    fn is_new(&self, key: Key) -> Judged<()> {
-        if self.arrived.len() >= MOST_AHEAD {
-            return Err(format!("more than {MOST_AHEAD} messages without receives"));
-        }
-        let is_old = self.arrived.contains_key(&key) || self.received.get(&key.0).is_some_and(|next| key.1 < *next);
-        if is_old { Err("a message that has come before".to_owned()) } else { Ok(()) }
-    }
-
-    fn take_eager(&mut self, key: Key, bytes: usize, ledger: &mut Ledger) -> Judged<Sink> {
-        let Some(receive) = self.posted.get(&key) else {
-            self.is_new(key)?;
-            if self.kept + bytes + COST > CREDIT {
-                return Err(format!("short messages of more than {CREDIT} bytes that nobody asked for"));
-            }
-            self.kept += bytes + COST;
-            return Ok(Sink::Keep { key, data: Vec::with_capacity(bytes) });
-        };
-        if receive.got > 0 {
-            return Err("two messages of one number".to_owned());
-        }
-        let (request, to, room) = (receive.request, receive.to, receive.room);
-        self.owe(bytes);
-        if request.is_none() || bytes > room {
-            self.posted.remove(&key);
-            if let Some(request) = request {
-                ledger.end(request, Err(Broken::TooLong(bytes)));
-            }
-            return Ok(Sink::Drop);
-        }
-        self.posted.entry(key).and_modify(|receive| receive.got = bytes);
-        Ok(Sink::Direct { key, to, total: bytes })
-    }
-
-    fn take_data(&mut self, key: Key, header: &Header) -> Judged<Sink> {
-        let total = header.extra as usize;
-        let receive = self.posted.get_mut(&key).filter(|receive| receive.asked);
-        let receive = receive.ok_or_else(|| "a message that was not asked for".to_owned())?;
-        let left = total.checked_sub(receive.got).filter(|left| header.bytes <= *left);
-        let is_empty = header.bytes == 0 && total > 0;
-        if left.is_none() || is_empty || (receive.request.is_some() && total > receive.room) {
-            return Err(format!("{} bytes of a message of {total} that do not fit", header.bytes));
-        }
-        let to = receive.to + receive.got;
-        receive.got += header.bytes;
-        if receive.request.is_none() {
-            if receive.got == total {
-                self.posted.remove(&key);
-            }
-            return Ok(Sink::Drop);
-        }
-        Ok(Sink::Direct { key, to, total })
-    }
-
-    fn take_want(&mut self, key: Key, room: usize, ledger: &mut Ledger) -> Judged<()> {
-        if let Some(send) = self.held.remove(&key) {
-            if send.bytes > room {
-                self.say_about(Kind::TooLong, key, send.bytes);
-                ledger.end(send.request, Ok(send.bytes));
-            } else {
-                self.queue.push_back(send);
-            }
-        } else if self.sent.get(&key.0).is_none_or(|next| key.1 >= *next) {
-            if self.wanted.len() >= MOST_AHEAD {
-                return Err(format!("more than {MOST_AHEAD} receives ahead of their messages"));
-            }
-            self.wanted.insert(key, room);
-        }
-        Ok(())
-    }
-
-    /// Ends what a frame was part of, once all of its bytes are in place.
-    pub(super) fn finish(&mut self, sink: Sink, ledger: &mut Ledger) {
-        match sink {
-            Sink::Direct { key, total, .. } => {
-                if self.posted.get(&key).is_some_and(|receive| receive.got == total) {
-                    if let Some(Receive { request: Some(request), .. }) = self.posted.remove(&key) {
-                        ledger.end(request, Ok(total));
-                    }
-                }
-            }
-            Sink::Keep { key, data } => match self.posted.remove(&key) {
-                Some(receive) => {
-                    self.taken(data.len());
-                    // SAFETY: the receiver's buffer is valid, and `data` is none of the caller's.
-                    unsafe { deliver(receive, data.as_ptr() as usize, data.len(), ledger) };
-                }
-                None => drop(self.arrived.insert(key, Arrived::Kept(data))),
-            },
-            Sink::Notice { comm, text } => {
-                ledger.notices.push(Notice { from: Peer(self.number), comm, text });
-                ledger.changed = true;
-            }
-            Sink::None | Sink::Drop => {}
-        }
     }
 }
 
@@ -543,7 +395,7 @@ pub(super) unsafe fn slice<'a>(from: usize, bytes: usize) -> &'a [u8] {
 ///
 /// # Safety
 /// `from` has `bytes` bytes, and the receiver's buffer is another one.
-unsafe fn deliver(receive: Receive, from: usize, bytes: usize, ledger: &mut Ledger) {
+pub(super) unsafe fn deliver(receive: Receive, from: usize, bytes: usize, ledger: &mut Ledger) {
     let Some(request) = receive.request else { return };
     if bytes > receive.room {
         return ledger.end(request, Err(Broken::TooLong(bytes)));

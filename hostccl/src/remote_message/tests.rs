@@ -1,0 +1,157 @@
+use std::time::Duration;
+
+use super::*;
+use crate::error::Result;
+use crate::news;
+use crate::progress::{self, Lane};
+use crate::span::threads;
+use crate::types::*;
+
+fn registered(hosts: &[&[usize]]) -> Vec<Arc<Comm>> {
+    let (ends, _) = threads::communicators(hosts);
+    ends.iter().for_each(news::register);
+    ends
+}
+
+fn name(tag: u64, text: &str) -> Name {
+    let mut name = Name { tag, text: [0; NAME_BYTES] };
+    name.text[..text.len()].copy_from_slice(text.as_bytes());
+    name
+}
+
+fn message(end: &Arc<Comm>, side: Side, peer: usize, count: usize, name: Name) -> RemoteMessage {
+    // SAFETY: the callers' buffers outlive the messages.
+    unsafe { RemoteMessage::new(end.clone(), side, peer, count, DataType::Uint8, name) }.unwrap()
+}
+
+fn send(end: &Arc<Comm>, peer: usize, data: &[u8], name: Name) -> Result<()> {
+    progress::run(&mut message(end, Side::Send(data.as_ptr()), peer, data.len(), name))
+}
+
+fn recv(end: &Arc<Comm>, peer: usize, count: usize, name: Name) -> Result<Vec<u8>> {
+    let mut data = vec![0; count];
+    progress::run(&mut message(end, Side::Recv(data.as_mut_ptr()), peer, count, name))?;
+    Ok(data)
+}
+
+fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 7 + seed * 13 + at / 251) as u8).collect()
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_in_order() {
+    let ends = registered(&[&[0], &[1]]);
+    let sizes = [0, 1, 3, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 65_536, 300_000, 0, 2];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (seed, bytes) in sizes.into_iter().enumerate() {
+                send(&ends[0], 1, &pattern(bytes, seed), Name::NONE).unwrap();
+            }
+        });
+        for (seed, bytes) in sizes.into_iter().enumerate() {
+            assert!(recv(&ends[1], 0, bytes, Name::NONE).unwrap() == pattern(bytes, seed), "{bytes} bytes");
+        }
+    });
+    assert!(!ends[0].remote.as_ref().unwrap().is_busy() && !ends[1].remote.as_ref().unwrap().is_busy());
+}
+
+#[test]
+fn every_rank_of_a_group_exchanges_with_every_other_one_both_ways() {
+    let ends = registered(&[&[0], &[1], &[2], &[3]]);
+    let size = |from: usize, to: usize| 1 << (2 * from + to);
+    std::thread::scope(|scope| {
+        for (me, end) in ends.iter().enumerate() {
+            scope.spawn(move || {
+                let others: Vec<usize> = (0..4).filter(|other| *other != me).collect();
+                let sent: Vec<Vec<u8>> = others.iter().map(|to| pattern(size(me, *to) * 100, me)).collect();
+                let mut got: Vec<Vec<u8>> = others.iter().map(|from| vec![0; size(*from, me) * 100]).collect();
+                let mut lanes: Vec<Lane<'_>> = Vec::new();
+                for ((other, sent), got) in others.iter().zip(&sent).zip(&mut got) {
+                    let (from, to) = (Side::Send(sent.as_ptr()), Side::Recv(got.as_mut_ptr()));
+                    lanes.push([Box::new(message(end, from, *other, sent.len(), Name::NONE)) as Box<_>].into());
+                    lanes.push([Box::new(message(end, to, *other, got.len(), Name::NONE)) as Box<_>].into());
+                }
+                progress::run_all(&mut lanes).unwrap();
+                for (from, got) in others.iter().zip(got) {
+                    assert!(got == pattern(size(*from, me) * 100, *from), "from {from} to {me}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_of_different_names_do_not_wait_for_each_other() {
+    let ends = registered(&[&[0], &[1]]);
+    let (tp, pp) = (name(5, "tp"), name(6, "pp"));
+    std::thread::scope(|scope| {
+        // Both names are sent at once, and are received in the other order.
+        scope.spawn(|| send(&ends[0], 1, &[1], tp).unwrap());
+        scope.spawn(|| send(&ends[0], 1, &[2], pp).unwrap());
+        assert_eq!(recv(&ends[1], 0, 1, pp).unwrap(), [2]);
+        assert_eq!(recv(&ends[1], 0, 1, tp).unwrap(), [1]);
+    });
+}
+
+#[test]
+fn both_sides_learn_of_sizes_that_disagree() {
+    for (sent, received) in [(3, 4), (4, 3), (10_000, 3), (3, 10_000), (0, 1)] {
+        let ends = registered(&[&[0], &[1]]);
+        let errors = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| send(&ends[0], 1, &pattern(sent, 0), Name::NONE).unwrap_err());
+            [recv(&ends[1], 0, received, Name::NONE).unwrap_err(), sender.join().unwrap()]
+        });
+        for error in errors {
+            let expected = format!("rank 0 sends {sent} x uint8 where rank 1 receives {received} x uint8");
+            assert_eq!((error.code(), &error.blame().ranks[..]), (ncclInvalidUsage, &[0, 1][..]));
+            assert!(error.message().ends_with(&expected), "{}", error.message());
+        }
+    }
+}
+
+#[test]
+fn two_ranks_that_both_send_are_told_so() {
+    let ends = registered(&[&[0], &[1]]);
+    ends.iter().for_each(|end| end.set_timeout(300));
+    std::thread::scope(|scope| {
+        let both = [0, 1].map(|me| {
+            let end = &ends[me];
+            scope.spawn(move || send(end, 1 - me, &pattern(100_000, 0), Name::NONE).unwrap_err())
+        });
+        for error in both.map(|thread| thread.join().unwrap()) {
+            assert_eq!(error.code(), ncclInvalidUsage, "{}", error.message());
+            assert!(error.message().contains("both send to each other and neither receives, for 300 ms"));
+        }
+    });
+}
+
+#[test]
+fn a_message_under_another_name_is_named_on_both_sides() {
+    let ends = registered(&[&[0], &[1]]);
+    ends.iter().for_each(|end| end.set_timeout(300));
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send(&ends[0], 1, &[1], name(6, "pp")).unwrap_err());
+        let receiver = recv(&ends[1], 0, 1, name(7, "tp")).unwrap_err();
+        for error in [receiver, sender.join().unwrap()] {
+            assert_eq!(error.code(), ncclInvalidUsage, "{}", error.message());
+            let expected = "rank 0 sends to rank 1 along pp, where rank 1 receives along tp";
+            assert!(error.message().contains(expected), "{}", error.message());
+        }
+    });
+}
+
+#[test]
+fn two_messages_of_one_name_at_one_time_are_refused() {
+    let ends = registered(&[&[0], &[1]]);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| recv(&ends[0], 1, 1, Name::NONE).unwrap_err());
+        while !ends[0].remote.as_ref().unwrap().is_busy() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let second = recv(&ends[0], 1, 1, Name::NONE).unwrap_err();
+        for error in [second, first.join().unwrap()] {
+            assert_eq!(error.code(), ncclInvalidUsage);
+            assert!(error.message().contains("two threads of rank 0 call at the same time"), "{}", error.message());
+        }
+    });
+}

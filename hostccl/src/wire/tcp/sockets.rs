@@ -1,0 +1,47 @@
+//! Reads and writes of sockets that do not block.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+
+use socket2::Socket;
+
+/// Turns the answer of a system call into a number of bytes; `None` where the call would block.
+fn moved(answer: isize) -> io::Result<Option<usize>> {
+    if answer >= 0 {
+        return Ok(Some(answer as usize));
+    }
+    let reason = io::Error::last_os_error();
+    match reason.kind() {
+        // The caller comes back.
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
+        _ => Err(reason),
+    }
+}
+
+/// Reads what has come into these parts of memory. Returns 0 where the other side has closed the
+/// connection, and `None` where nothing has come.
+///
+/// # Safety
+/// The parts are valid, and nobody else touches them.
+pub(super) unsafe fn receive(socket: &Socket, parts: &mut [libc::iovec]) -> io::Result<Option<usize>> {
+    // SAFETY: an all-zero header is valid, and the caller vouches for the parts.
+    moved(unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
+    })
+}
+
+/// Writes two parts one after the other. Returns `None` where there is no room.
+pub(super) fn send(socket: &Socket, head: &[u8], payload: &[u8]) -> io::Result<Option<usize>> {
+    let part = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr() as *mut libc::c_void, iov_len: bytes.len() };
+    let parts = [part(head), part(payload)];
+    // SAFETY: an all-zero header is valid, and the kernel only reads the parts.
+    moved(unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = parts.as_ptr().cast_mut();
+        message.msg_iovlen = parts.len() as _;
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+    })
+}

@@ -1,0 +1,184 @@
+//! Tests with processes that do not keep to the protocol.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::Contact;
+use crate::wire::address;
+use crate::wire::tcp::frame::{HEADER, Header, Kind};
+use crate::wire::tcp::hello::{self, Answer, HELLO, Hello, PROOF, Side};
+
+fn address_of(wire: &Tcp) -> SocketAddr {
+    address::parse(&wire.contact().address, 0).unwrap()
+}
+
+/// A process that the test plays itself, after both sides have proved themselves.
+fn raw_peer(wire: &Tcp) -> (TcpStream, Peer) {
+    let id = crate::token::random_token().unwrap();
+    let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
+    let mut stream = TcpStream::connect(address_of(wire)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let to = wire.contact().id;
+    let hello =
+        Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
+    let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
+    stream.write_all(&first).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    let (second, proof) = answer.split_at(HELLO);
+    assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
+    stream.write_all(&hello::prove(&TOKEN, Side::Connects, &first, second)).unwrap();
+    until("the connection is not taken", || wire.0.lock().links[&peer.0].connection.is_some());
+    (stream, peer)
+}
+
+/// Checks that a wire still serves another one.
+fn still_serves(wire: &Tcp) {
+    let other = self::wire();
+    let peers = introduce([wire, &other]);
+    let mut got = [0; 5];
+    let request = receive(wire, peers[0], tag(1), &mut got);
+    let sending = send(&other, peers[1], tag(1), b"works");
+    assert_eq!((wait(&other, &sending), wait(wire, &request)), (Ok(5), Ok(5)));
+    assert_eq!(&got, b"works");
+    wire.close(peers[0]);
+}
+
+fn lost(wire: &Tcp, peer: Peer) -> Lost {
+    until("the peer is not lost", || {
+        wire.progress();
+        wire.lost(peer).is_some()
+    });
+    wire.lost(peer).unwrap()
+}
+
+#[test]
+fn a_peer_that_reads_nothing_is_lost_in_time() {
+    let wire = Tcp::open(Options { silence: Duration::from_millis(600), ..options() }, || ()).unwrap();
+    let (stream, peer) = raw_peer(&wire);
+    let data = vec![1; EAGER_BYTES];
+    let requests: Vec<Request> = (0..60).map(|at| send(&wire, peer, tag(at), &data)).collect();
+    let loss = lost(&wire, peer);
+    assert!(!loss.ended && loss.why.contains("has fallen silent"), "{loss:?}");
+    requests.into_iter().for_each(|request| wire.cancel(request));
+    drop(stream);
+    still_serves(&wire);
+}
+
+#[test]
+fn a_flood_of_connections_stops_nothing() {
+    let wire = wire();
+    let address = address_of(&wire);
+    let flood: Vec<TcpStream> = (0..500).filter_map(|_| TcpStream::connect(address).ok()).collect();
+    still_serves(&wire);
+    assert!(flood.len() > 400);
+}
+
+#[test]
+fn frames_that_lie_end_their_connection_alone() {
+    let wire = wire();
+    let header = |kind, extra| Header { tag: tag(3), ..Header::plain(kind, extra) };
+    let lies: [(&str, Vec<u8>); 6] = [
+        ("unknown kind", vec![99; HEADER]),
+        ("more than was used", header(Kind::Credit, 1 << 40).to_bytes().to_vec()),
+        ("not asked for", header(Kind::Data, 5).to_bytes().to_vec()),
+        ("no question", header(Kind::TooLong, 5).to_bytes().to_vec()),
+        ("no question", header(Kind::Closed, 0).to_bytes().to_vec()),
+        ("with 65537 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
+    ];
+    for (why, bytes) in lies {
+        let (mut stream, peer) = raw_peer(&wire);
+        stream.write_all(&bytes).unwrap();
+        let loss = lost(&wire, peer);
+        assert!(!loss.ended && loss.why.contains(why), "{why}: {loss:?}");
+        wire.close(peer);
+    }
+    // More than the credit allows, which the wire must not keep.
+    let (mut stream, peer) = raw_peer(&wire);
+    let frame: Vec<u8> = Header { bytes: EAGER_BYTES, ..header(Kind::Eager, 0) }
+        .to_bytes()
+        .into_iter()
+        .chain([0; EAGER_BYTES])
+        .collect();
+    for index in 0..200_u64 {
+        let mut frame = frame.clone();
+        frame[32..40].copy_from_slice(&index.to_le_bytes());
+        if stream.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    assert!(lost(&wire, peer).why.contains("nobody asked for"));
+    still_serves(&wire);
+}
+
+#[test]
+fn garbage_harms_nothing() {
+    let wire = wire();
+    let address = address_of(&wire);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    // Before the proof: random bytes, hellos that are cut off, and hellos with one byte changed.
+    let strategy = (proptest::collection::vec(any::<u8>(), 0..300), 0..3, any::<prop::sample::Index>());
+    runner
+        .run(&strategy, |(bytes, kind, at)| {
+            let hello = Hello {
+                answer: Answer::Yes,
+                is_secret: false,
+                from: [3; 16],
+                to: wire.contact().id,
+                nonce: [1; 16],
+                token: [9; 32],
+            };
+            let mut whole = hello.to_bytes();
+            let sent = match kind {
+                0 => bytes,
+                1 => whole[..at.index(HELLO)].to_vec(),
+                _ => {
+                    whole[at.index(HELLO)] ^= 0x41;
+                    whole.to_vec()
+                }
+            };
+            let _ = TcpStream::connect(address).unwrap().write_all(&sent);
+            Ok(())
+        })
+        .unwrap();
+    // After the proof: random frames.
+    let kinds = 0_u8..14;
+    let frame = (kinds, 0_u32..2000, 0_u64..3, 0_u64..4, prop_oneof![0_u64..3000, any::<u64>()]);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 40,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(&proptest::collection::vec(frame, 1..20), |frames| {
+            let (mut stream, peer) = raw_peer(&wire);
+            let mut buffers = [[0_u8; 1000]; 3];
+            let requests: Vec<Request> = buffers
+                .iter_mut()
+                .enumerate()
+                .map(|(at, buffer)| receive(&wire, peer, tag(at as u64), buffer))
+                .collect();
+            for (kind, bytes, stream_of, index, extra) in frames {
+                let mut raw = Header { tag: tag(stream_of), index, ..Header::plain(Kind::Notice, extra) }.to_bytes();
+                raw[0] = kind;
+                raw[4..8].copy_from_slice(&bytes.to_le_bytes());
+                if stream.write_all(&raw).and_then(|()| stream.write_all(&vec![7; bytes as usize])).is_err() {
+                    break;
+                }
+            }
+            drop(stream);
+            lost(&wire, peer);
+            requests.into_iter().for_each(|request| wire.cancel(request));
+            wire.close(peer);
+            wire.news();
+            Ok(())
+        })
+        .unwrap();
+    still_serves(&wire);
+}
