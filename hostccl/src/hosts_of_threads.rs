@@ -1,7 +1,7 @@
 //! Communicators over several hosts whose ranks are threads of a test.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use crate::comm::Comm;
 use crate::labels::Labels;
@@ -42,6 +42,7 @@ pub(crate) fn communicators(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memo
                 peers: (0..nranks).map(|to| (host_of[to] != host).then_some(Peer(to as u32))).collect(),
                 contacts: wires.iter().map(|wire| wire.contact()).collect(),
                 token: [7; 16],
+                kept: Mutex::default(),
             };
             let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
             ends[rank] = Some(Arc::new(Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span))));

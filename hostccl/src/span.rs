@@ -9,8 +9,10 @@
 //! communicator. Messages, blame and the failure in the segment's header use the whole
 //! communicator's ranks.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 
+use crate::fork::Private;
 use crate::wire::{Contact, Peer, Tag, Token, Wire};
 
 /// Where the ranks of a communicator over several hosts are, and how this rank reaches them.
@@ -34,6 +36,9 @@ pub(crate) struct Span {
     pub(crate) contacts: Arc<[Contact]>,
     /// The secret that the processes prove to each other when they connect.
     pub(crate) token: Token,
+    /// Segments in which the ranks of this host read why they could not be made a smaller
+    /// communicator. They stay open until this communicator ends.
+    pub(crate) kept: Mutex<Vec<Private<OwnedFd>>>,
 }
 
 impl Span {
@@ -47,10 +52,9 @@ impl Span {
         token: Token,
         contacts: Arc<[Contact]>,
     ) -> Span {
-        let is_here = |other: &usize| host_of[*other] == host_of[rank];
-        let meet = |other: usize| (!is_here(&other)).then(|| wire.meet(&contacts[other], &token));
+        let meet = |other: usize| (host_of[other] != host_of[rank]).then(|| wire.meet(&contacts[other], &token));
         let peers = (0..host_of.len()).map(meet).collect();
-        Span { rank, nranks: host_of.len(), hosts, host_of, comm, wire, peers, contacts, token }
+        Span { rank, nranks: host_of.len(), hosts, host_of, comm, wire, peers, contacts, token, kept: Mutex::default() }
     }
 
     /// The host of this rank.
