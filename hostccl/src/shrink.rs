@@ -118,7 +118,8 @@ impl Shrink {
 
     fn source(&self, owner: usize, fd: i32, token: [u8; 16]) -> Result<Source> {
         let gone = || Error::usage(format!("rank {owner} of {} has no process", self.parent.name()));
-        Ok(Source::Child { owner: self.parent.segment.process(owner).ok_or_else(gone)?, fd, token })
+        let owner = self.parent.segment.process(owner).ok_or_else(gone)?;
+        Ok(Source::Child { owner, owner_rank: 0, fd, token })
     }
 
     fn offer_of(&self, rank: usize) -> &Offer {

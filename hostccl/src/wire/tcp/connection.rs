@@ -65,7 +65,7 @@ pub(super) struct Connection {
     /// The bytes that follow the head.
     payload: Payload,
     /// Seals and opens records, where the connection is encrypted.
-    cipher: Option<Cipher>,
+    cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
 }
@@ -80,7 +80,7 @@ pub(super) struct Done {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Cipher>) -> Connection {
+    pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Box<Cipher>>) -> Connection {
         let room = if cipher.is_some() { SECRET_ROOM } else { ROOM };
         Connection {
             socket,

@@ -99,6 +99,10 @@ impl Keeper {
             }
             self.look();
             let is_tick = Instant::now() >= next_tick;
+            if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
+                // The thread for which the bell of the connections rang is up already.
+                self.inner.sleeper.still();
+            }
             if is_relied_on || is_tick {
                 self.inner.lock().pass(&self.inner);
             }
@@ -299,7 +303,7 @@ impl Keeper {
     }
 
     /// Makes a stranger the connection of its peer.
-    fn settle(&mut self, number: u64, cipher: Option<Cipher>) {
+    fn settle(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
         let Some(Stranger { socket, address, peer: Some(peer), .. }) = self.remove(number) else { return };
         if let Some(other) = self.attempts.remove(&peer).and_then(|attempt| attempt.stranger) {
             self.remove(other);
@@ -329,6 +333,15 @@ impl Keeper {
             self.strangers.iter().filter(|(_, stranger)| old(stranger)).map(|(number, _)| *number).collect();
         for number in numbers {
             self.remove(number);
+        }
+        let silence = self.inner.options.silence;
+        let silent = |stranger: &Stranger| stranger.is_connecting() && now.duration_since(stranger.since) > silence;
+        let numbers: Vec<u64> =
+            self.strangers.iter().filter(|(_, stranger)| silent(stranger)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let Some(stranger) = self.remove(number) else { continue };
+            let why = format!("{} does not answer: no connection within {} ms", stranger.address, silence.as_millis());
+            stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
         }
         let is_late = |attempt: &Attempt| now.duration_since(attempt.since) > TRIES;
         let late: Vec<u32> =

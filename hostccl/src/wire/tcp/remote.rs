@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::frame::{Header, Kind};
-use super::ledger::{Key, Ledger, Open};
+use super::ledger::{Key, Ledger, Open, Table};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
 /// What short messages may cost that the receiver has not taken, in bytes.
@@ -81,19 +81,19 @@ pub(super) struct Remote {
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
     /// The number of messages that were sent under each tag.
-    pub(super) sent: HashMap<Tag, u64>,
+    pub(super) sent: Table<Tag, u64>,
     /// The number of receives that were posted under each tag.
-    pub(super) received: HashMap<Tag, u64>,
+    pub(super) received: Table<Tag, u64>,
     /// The messages that may go. They take turns after each piece.
     pub(super) queue: VecDeque<Send>,
     /// The messages that wait until the receiver asks.
-    pub(super) held: HashMap<Key, Send>,
+    pub(super) held: Table<Key, Send>,
     /// The receivers' rooms for messages that are not sent yet.
-    pub(super) wanted: HashMap<Key, usize>,
+    pub(super) wanted: Table<Key, usize>,
     /// The receives whose messages have not come as a whole.
-    pub(super) posted: HashMap<Key, Receive>,
+    pub(super) posted: Table<Key, Receive>,
     /// The messages for which no receive was posted yet.
-    pub(super) arrived: HashMap<Key, Arrived>,
+    pub(super) arrived: Table<Key, Arrived>,
     /// Frames without a buffer of the caller, which go before others.
     pub(super) control: Vec<u8>,
     /// What short messages may still cost.
@@ -129,13 +129,13 @@ impl Remote {
             uses: 0,
             tokens: Vec::new(),
             lost: None,
-            sent: HashMap::new(),
-            received: HashMap::new(),
+            sent: Table::default(),
+            received: Table::default(),
             queue: VecDeque::new(),
-            held: HashMap::new(),
-            wanted: HashMap::new(),
-            posted: HashMap::new(),
-            arrived: HashMap::new(),
+            held: Table::default(),
+            wanted: Table::default(),
+            posted: Table::default(),
+            arrived: Table::default(),
             control: Vec::new(),
             credit: CREDIT,
             kept: 0,
