@@ -268,3 +268,16 @@ fn a_chain_of_waiting_ranks_blames_the_one_that_does_not_come() {
         }
     });
 }
+
+#[test]
+fn a_rank_that_refuses_its_call_ends_the_collective_of_another_host() {
+    let (ends, _) = registered(&[&[0], &[1]]);
+    assert_eq!(crate::diagnosis::end_if_peer_waits(&ends[0], "dm_init"), Ok(()));
+    let span = ends[1].span.as_ref().unwrap();
+    // SAFETY: the byte outlives the request, which is done at once.
+    let sent = unsafe { span.wire.isend(span.peers[0].unwrap(), span.to(0, 0), [1_u8].as_ptr(), 1) };
+    assert_eq!(span.wire.test(&sent), Ok(Some(1)));
+    let error = crate::diagnosis::end_if_peer_waits(&ends[0], "dm_init").unwrap_err();
+    assert_eq!(error.message(), "rank 1 is in a collective, which rank 0 does not call: rank 0 is in dm_init");
+    assert_eq!(failure(&ends[1]).blame(), &Blame::of([0, 1]));
+}

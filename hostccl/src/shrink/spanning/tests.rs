@@ -1,6 +1,6 @@
 use super::*;
+use crate::hosts_of_threads;
 use crate::progress;
-use crate::span::threads;
 use crate::wire::memory::Memory;
 
 /// Shrinks the communicators of the ranks that are not excluded, each in a thread.
