@@ -1,7 +1,8 @@
 //! Measures all-reduce between processes of this machine.
 //!
 //! `cargo run --release -p hostccl --example allreduce_bench [ranks ...]` starts that many
-//! processes of itself for each argument (2, 4 and 8 when there is none). For several sizes it
+//! processes of itself for each argument (2, 4 and 8 when there is none). The argument `2x3` stands
+//! for two hosts of three ranks each, which exchange data over the wire. For several sizes it
 //! prints the median time over the repetitions, where the time of a repetition is that of the
 //! slowest rank. The bus bandwidth is that of nccl-tests: bytes / time * 2 (n - 1) / n.
 
@@ -31,13 +32,17 @@ fn main() {
         let size = env::var("ALLREDUCE_BENCH_SIZE").ok().and_then(|size| size.parse().ok()).unwrap_or(1);
         return run_rank(rank.parse().unwrap_or(0), size);
     }
-    let mut sizes: Vec<c_int> = env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    if sizes.is_empty() {
-        sizes = vec![2, 4, 8];
+    let shape = |arg: String| match arg.split_once('x') {
+        Some((hosts, ranks)) => Some((hosts.parse().ok()?, ranks.parse().ok()?)),
+        None => Some((1, arg.parse().ok()?)),
+    };
+    let mut shapes: Vec<(c_int, c_int)> = env::args().skip(1).filter_map(shape).collect();
+    if shapes.is_empty() {
+        shapes = vec![(1, 2), (1, 4), (1, 8)];
     }
     println!("{}", machine());
-    for size in sizes {
-        launch(size);
+    for (hosts, ranks) in shapes {
+        launch(hosts, ranks);
     }
 }
 
@@ -49,13 +54,15 @@ fn machine() -> String {
     format!("{model}, {} processors", std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-fn launch(size: c_int) {
+fn launch(hosts: c_int, ranks: c_int) {
+    let size = hosts * ranks;
     let program = env::current_exe().expect("this program has a path");
     let mut children: Vec<_> = (0..size)
         .map(|rank| {
             Command::new(&program)
                 .env("ALLREDUCE_BENCH_RANK", rank.to_string())
                 .env("ALLREDUCE_BENCH_SIZE", size.to_string())
+                .env("DM_HOSTCCL_HOST", if hosts > 1 { format!("host{}", rank / ranks) } else { String::new() })
                 .stdin(Stdio::piped())
                 .stdout(if rank == 0 { Stdio::piped() } else { Stdio::inherit() })
                 .spawn()

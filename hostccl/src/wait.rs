@@ -59,6 +59,11 @@ impl BlockedCall<'_> {
         span.and_then(|span| Some(span.wire.moved_bytes(span.peers[from]?, span.comm))).unwrap_or(0)
     }
 
+    /// Whether the word for which the call waits is the wire's.
+    fn waits_for_wire(&self) -> bool {
+        matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. })
+    }
+
     fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
             || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
@@ -279,7 +284,7 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         }
     }
     let Some(wire) = wire else { return event::sleep(&watches, slice) };
-    if calls.iter().all(|call| call.wire().is_some() && call.comm.second_event(call.blocker).is_none()) {
+    if calls.iter().all(BlockedCall::waits_for_wire) {
         let seen = calls[0].seen;
         watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);
         return wire.sleep_on_wire(seen, &watches, slice);

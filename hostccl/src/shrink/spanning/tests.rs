@@ -19,7 +19,7 @@ fn shrink(ends: &[Arc<Comm>], callers: &[usize], excluded: &[i32], abort: bool) 
 }
 
 fn check(hosts: &[&[usize]], excluded: &[i32], dead: &[usize]) {
-    let (ends, wires): (Vec<Arc<Comm>>, Vec<Arc<Memory>>) = threads::communicators(hosts);
+    let (ends, wires): (Vec<Arc<Comm>>, Vec<Arc<Memory>>) = hosts_of_threads::communicators(hosts);
     let callers: Vec<usize> = (0..ends.len()).filter(|rank| !excluded.contains(&(*rank as i32))).collect();
     dead.iter().for_each(|rank| wires[*rank].die());
     let host_of = |rank: usize| hosts.iter().position(|host| host.contains(&rank));
@@ -50,7 +50,7 @@ fn the_remaining_ranks_of_all_hosts_make_a_communicator() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_to_all() {
-    let (ends, wires) = threads::communicators(&[&[0, 1], &[2, 3], &[4]]);
+    let (ends, wires) = hosts_of_threads::communicators(&[&[0, 1], &[2, 3], &[4]]);
     // Rank 3 is excluded, and rank 4 dies instead of calling.
     std::thread::scope(|scope| {
         let wire = &wires[4];
@@ -67,7 +67,7 @@ fn a_rank_that_does_not_come_is_named_to_all() {
 
 #[test]
 fn a_shrink_that_nobody_else_calls_ends_at_its_deadline() {
-    let (ends, _wires) = threads::communicators(&[&[0], &[1], &[2]]);
+    let (ends, _wires) = hosts_of_threads::communicators(&[&[0], &[1], &[2]]);
     ends[0].set_timeout(200);
     let mut alone = SpanShrink::new(ends[0].clone(), &[1], true, "less".to_owned(), Arc::default()).unwrap();
     let error = progress::run(&mut alone).unwrap_err();

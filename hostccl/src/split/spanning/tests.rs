@@ -46,7 +46,7 @@ fn a_split_has_the_members_and_the_order_that_it_has_on_one_host() {
     for case in 0..24 {
         let hosts = layouts[case % 4];
         let host_of = |rank: usize| hosts.iter().position(|host| host.contains(&rank));
-        let (ends, _wires) = threads::communicators(hosts);
+        let (ends, _wires) = hosts_of_threads::communicators(hosts);
         let n = ends.len();
         let given: Vec<(i32, i32)> =
             (0..n).map(|_| (random.next(3) as i32 - i32::from(case > 3), random.next(4) as i32 - 2)).collect();
@@ -89,7 +89,7 @@ fn a_split_has_the_members_and_the_order_that_it_has_on_one_host() {
 
 #[test]
 fn a_rank_that_dies_in_a_split_is_named_to_all() {
-    let (ends, wires) = threads::communicators(&[&[0, 1], &[2]]);
+    let (ends, wires) = hosts_of_threads::communicators(&[&[0, 1], &[2]]);
     ends.iter().for_each(|end| end.set_timeout(60_000));
     let errors: Vec<Error> = std::thread::scope(|scope| {
         let threads: Vec<_> = ends[..2]
