@@ -239,10 +239,10 @@ impl SpanSplit {
                     // A member that died before it joined, or that could not map the segment, is
                     // known to the parent only.
                     Ok(blocked) => return self.check_parent().map(|()| blocked),
+                    // The other ranks wait for this one to confirm, whatever their colours.
                     Err(error) => {
-                        let had_joined = self.join().is_some_and(|join| join.comm().is_some());
                         let error = self.for_parent(error);
-                        return Err(if had_joined { error } else { self.fail(&error) });
+                        return Err(self.fail(&error));
                     }
                 }
             }
@@ -348,3 +348,6 @@ impl Drop for SpanSplit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
