@@ -95,6 +95,8 @@ mod group;
 mod handle;
 mod host;
 mod hosts;
+#[cfg(test)]
+mod hosts_of_threads;
 mod id;
 mod join;
 mod labels;

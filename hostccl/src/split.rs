@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-pub(crate) use self::spanning::SpanSplit;
+pub(crate) use self::spanning::{SpanSplit, child_span};
 use crate::admission::Admission;
 use crate::blame::Blame;
 use crate::call_name::Name;

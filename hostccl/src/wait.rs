@@ -185,7 +185,7 @@ impl Wait {
         }
         self.looked = Some(Instant::now());
         let bytes = calls.iter().map(BlockedCall::moved_bytes).fold(0, u64::wrapping_add);
-        if std::mem::replace(&mut self.bytes, Some(bytes)).is_some_and(|before| before != bytes) {
+        if self.bytes.replace(bytes).is_some_and(|before| before != bytes) {
             self.end(calls);
             return Ok(());
         }

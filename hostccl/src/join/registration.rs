@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Context, take_seat};
+use super::seat::{Context, take_seat};
 use crate::blame::Blame;
 use crate::bootstrap::client::Client;
 use crate::bootstrap::{Member, Message, Stage, wire_token};

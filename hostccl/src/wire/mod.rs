@@ -11,11 +11,14 @@
 //! request ends, a notice arrives, or a peer is lost.
 
 pub(crate) mod address;
+#[cfg(test)]
+mod contract;
 pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::hosts_of_threads;
 use crate::progress;
-use crate::span::threads;
 
 /// A random number generator, so that a failing case can be run again.
 struct Random(u64);

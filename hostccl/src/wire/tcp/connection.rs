@@ -98,8 +98,8 @@ impl Connection {
         }
     }
 
-    /// Makes the connection drop the bytes of a message from now on. Returns the message's length if
-    /// a frame of it was being read.
+    /// Makes the connection drop the bytes of a message from now on. Returns the message's length
+    /// if a frame of it was being read.
     pub(super) fn forget(&mut self, forgotten: Key) -> Option<usize> {
         match self.sink {
             Sink::Direct { key, total, .. } if key == forgotten => {

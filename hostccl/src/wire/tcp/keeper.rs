@@ -17,8 +17,8 @@ use super::options::Options;
 use super::state::{Inner, State};
 use super::stranger::{self, Step, Stranger};
 use crate::fork::{self, Private};
-use crate::thread;
 use crate::wire::Lost;
+use crate::{machine, thread};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
@@ -135,7 +135,17 @@ impl Keeper {
                 address = from.as_socket();
                 Ok(socket)
             });
-            let Ok(socket) = accepted else { return };
+            let socket = match accepted {
+                Ok(socket) => socket,
+                Err(reason) if reason.kind() == io::ErrorKind::WouldBlock => return,
+                Err(reason) => {
+                    // The listener stays ready, for example while this process can open no more
+                    // files. The pause keeps the thread from using up a processor.
+                    log::debug!("the wire accepts no connection: {}", machine::explained(&reason));
+                    std::thread::sleep(PAUSE);
+                    return;
+                }
+            };
             if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
                 continue;
             }

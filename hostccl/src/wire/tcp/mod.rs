@@ -60,8 +60,8 @@ const MOST_NOTICES: usize = 4 << 20;
 pub(crate) struct Tcp(Arc<Inner>);
 
 impl Tcp {
-    /// Opens a wire: a listener at the chosen address, and the wire's thread, which calls `tick` about
-    /// ten times a second.
+    /// Opens a wire: a listener at the chosen address, and the wire's thread, which calls `tick`
+    /// about ten times a second.
     pub(crate) fn open(options: Options, tick: fn()) -> Result<Arc<Tcp>> {
         let system = |what: &'static str| move |reason: io::Error| Error::system(what, reason);
         let (listener, address) = options.listen()?;
