@@ -55,7 +55,7 @@ def launch(lab, host, endpoint, hosts, node, tool, program):
     """Starts `devicemesh run` for the ranks of one host."""
     ranks = RANKS_PER_HOST * len(NAMES) // hosts
     nodes = ["--nnodes", hosts, "--node-rank", node, "--rdzv-endpoint", endpoint] if hosts > 1 else []
-    command = [tool, "run", *nodes, "-n", ranks, "--", "sh", "-c", RANK, program]
+    command = [tool, "run", *nodes, "-n", ranks, "--", "sh", "-c", RANK, program, "--data", ROOT / "examples/data/digits.csv"]
     return lab.spawn(host, list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                      env=environment(DM_HOSTCCL_HOST=host))
 
