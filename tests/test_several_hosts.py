@@ -39,7 +39,7 @@ def job(across, tmp_path):
 
 
 def ready(job):
-    job.do("join", "init", "all 1001")
+    job.do("join", "init", "reduce 1001")
     return job
 
 
