@@ -9,7 +9,7 @@
 //! receiver asks for it. A receive with room for a long message asks at once. So the receiver never
 //! has to stop reading, and keeps a bounded number of bytes.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
