@@ -24,7 +24,7 @@ WHOLE = [*SIZES, 64 << 20]
 STARTS = (4, 2)
 PORTS = itertools.count(29400)
 # Seconds that one contestant may take on one layout. One that takes longer is reported.
-DEADLINE = 240
+DEADLINE = 120
 # The bytes that must pass between `hosts` hosts of `each` ranks, all hosts together, in one call on a
 # buffer of one byte.
 PASSED = {
