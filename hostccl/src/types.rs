@@ -101,8 +101,8 @@ pub struct ncclConfig_t {
     pub maxCTAs: c_int,
     /// The name of NCCL's network, which the engine ignores.
     pub netName: *const c_char,
-    /// Whether a split shares resources with its parent. The engine checks the value and ignores it,
-    /// because a split has nothing to share.
+    /// Whether a split shares resources with its parent. The engine checks the value and ignores
+    /// it, because a split has nothing to share.
     pub splitShare: c_int,
     /// The traffic class of NCCL's network, which the engine ignores.
     pub trafficClass: c_int,

@@ -14,8 +14,8 @@
 //!
 //! NCCL rounds the results of its reductions in CUDA's mode `__NV_SATFINITE`: to nearest, ties to
 //! even, and what is beyond the largest number, infinity too, becomes the largest number. This
-//! engine rounds in the same way. A NaN stays a NaN. The maximum and minimum give back an infinity as
-//! it is.
+//! engine rounds in the same way. A NaN stays a NaN. The maximum and minimum give back an infinity
+//! as it is.
 //!
 //! The conversions have no branches, so that loops over them vectorise.
 
