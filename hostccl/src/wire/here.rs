@@ -64,6 +64,20 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
     here.secret.clone().or_else(from_environment).filter(|secret| !secret.is_empty())
 }
 
+/// Returns in words which wire this process would use, and where it would listen. `address` is the
+/// address that would be set. Fails with the reason where there would be no wire.
+pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
+    let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
+    let options = Options::read(address, None).map_err(|error| error.message().to_owned())?;
+    let Interface { name, address, .. } = options.interface;
+    let at = if name.is_empty() { format!("at {address}") } else { format!("at {address} ({name})") };
+    match kind.as_str() {
+        "" | "tcp" => Ok(format!("TCP {at}")),
+        "ucx" => Ok(format!("UCX, meeting {at}")),
+        _ => Err(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\"")),
+    }
+}
+
 /// Returns the secret of the job, with which connections to other hosts are encrypted; `None` where
 /// there is none.
 pub(crate) fn own_secret() -> Option<Vec<u8>> {
@@ -79,8 +93,8 @@ pub(crate) fn own_address() -> Result<SocketAddr> {
     })
 }
 
-/// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves
-/// it to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
+/// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves it
+/// to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
 pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
     let mut here = lock();
     if here.secret != secret && here.wire().is_some() {
