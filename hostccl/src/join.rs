@@ -20,7 +20,6 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
-use crate::news;
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
