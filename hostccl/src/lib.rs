@@ -67,7 +67,7 @@
 //! | the communicator | `rails` (which ranks of the hosts serve each other), `scratch`, `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `flow`, `gathering`, `hosts` (collectives over several hosts), `collective`, `message`, `remote_message` (to other hosts), `join` |
-//! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
+//! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
 //! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 

@@ -18,8 +18,8 @@
 //! Where a secret is set, everything after the proofs is encrypted (module `noise`).
 //!
 //! Files, from the bottom up: `message` (the messages), `link` (a connection), `greeting` (the
-//! proofs), `client` (the rank's side), `meeting` (the state of one join at the maker), `server`
-//! (the maker's thread).
+//! proofs), `client` (the rank's side), `meeting` (the state of one join at the maker), `shared`
+//! and `server` (the maker's thread).
 
 pub(crate) mod client;
 mod greeting;
@@ -27,6 +27,9 @@ mod link;
 mod meeting;
 mod message;
 pub(crate) mod server;
+mod shared;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::greeting::wire_token;
 use self::greeting::{ANSWER_BYTES, HELLO_BYTES};

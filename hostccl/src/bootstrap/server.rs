@@ -7,15 +7,16 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, PROOF_BYTES, Status};
 use super::link::{End, Link};
 use super::meeting::{Connection, Meeting, Outgoing};
+use super::shared::{Command, SERVER, Shared, current};
 use crate::error::{Error, Result};
-use crate::fork::{self, Closed};
+use crate::fork::Closed;
 use crate::machine;
 use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::segment::{LAYOUT_VERSION, Lobby};
@@ -36,52 +37,6 @@ const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
 const RANK_MESSAGE_BYTES: usize = 16 << 10;
 /// How often the thread looks whether an id was used up in its segment: first and at last.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
-
-/// The thread of this process, while there is one.
-static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
-
-/// What the thread shares with the threads that make and close ids.
-#[derive(Debug)]
-struct Shared {
-    /// The process whose thread it is. In a forked child the thread does not exist.
-    pid: u32,
-    /// Where the thread listens.
-    address: SocketAddr,
-    /// What the thread has not done yet.
-    commands: Mutex<Vec<Command>>,
-    /// The thread polls this descriptor, which is readable when there is a command.
-    wake: Closed<OwnedFd>,
-    /// Whether the thread takes no more commands.
-    ended: AtomicBool,
-}
-
-/// Something that the thread has to do.
-#[derive(Debug)]
-enum Command {
-    /// Serves a new id.
-    Open(Token, Lobby),
-    /// Ends the join of an id for the ranks that have registered, and forgets the id.
-    Close(Token),
-}
-
-impl Shared {
-    fn command(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: the buffer has eight bytes. The write fails only when the counter is full, and
-        // then the thread wakes anyway.
-        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-}
-
-/// Returns the thread of this process, and forgets that of the parent in a forked child.
-fn current(server: &mut Option<Arc<Shared>>) -> Option<Arc<Shared>> {
-    if let Some(theirs) = server.take_if(|shared| shared.pid != std::process::id()) {
-        // What the thread owns belongs to the parent.
-        std::mem::forget(theirs);
-    }
-    server.clone().filter(|shared| !shared.ended.load(Ordering::SeqCst))
-}
 
 /// Serves the id of that token, whose segment is open at `fd`. Returns the address to which ranks
 /// connect.
@@ -194,27 +149,11 @@ impl Server {
             self.do_commands();
             let now = Instant::now();
             let due = self.tick(now);
-            if self.meetings.is_empty() && self.peers.is_empty() && self.end() {
+            if self.meetings.is_empty() && self.peers.is_empty() && self.shared.end() {
                 return;
             }
             self.wait(due.saturating_duration_since(now));
         }
-    }
-
-    /// Ends the thread unless there is a command. Returns whether it has ended.
-    fn end(&self) -> bool {
-        // A child that is forked meanwhile would find the lock taken, and nobody would free it.
-        fork::without_forks(|| {
-            let Ok(mut server) = SERVER.try_lock() else { return false };
-            let idle = self.shared.commands.try_lock().is_ok_and(|commands| commands.is_empty());
-            if idle {
-                self.shared.ended.store(true, Ordering::SeqCst);
-                if server.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, &self.shared)) {
-                    *server = None;
-                }
-            }
-            idle
-        })
     }
 
     fn do_commands(&mut self) {

@@ -1,0 +1,71 @@
+//! What the thread that serves joins shares with the threads that make and close unique ids.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::fork::{self, Closed};
+use crate::segment::Lobby;
+use crate::wire::Token;
+
+/// The thread of this process, while there is one.
+pub(super) static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
+
+/// What the thread shares with the threads that make and close ids.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// The process whose thread it is. In a forked child the thread does not exist.
+    pub(super) pid: u32,
+    /// Where the thread listens.
+    pub(super) address: SocketAddr,
+    /// What the thread has not done yet.
+    pub(super) commands: Mutex<Vec<Command>>,
+    /// The thread polls this descriptor, which is readable when there is a command.
+    pub(super) wake: Closed<OwnedFd>,
+    /// Whether the thread takes no more commands.
+    pub(super) ended: AtomicBool,
+}
+
+/// Something that the thread has to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Serves a new id.
+    Open(Token, Lobby),
+    /// Ends the join of an id for the ranks that have registered, and forgets the id.
+    Close(Token),
+}
+
+impl Shared {
+    pub(super) fn command(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: the buffer has eight bytes. The write fails only when the counter is full, and
+        // then the thread wakes anyway.
+        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Ends the thread unless there is a command. Returns whether it has ended.
+    pub(super) fn end(self: &Arc<Shared>) -> bool {
+        // A child that is forked meanwhile would find the lock taken, and nobody would free it.
+        fork::without_forks(|| {
+            let Ok(mut server) = SERVER.try_lock() else { return false };
+            let idle = self.commands.try_lock().is_ok_and(|commands| commands.is_empty());
+            if idle {
+                self.ended.store(true, Ordering::SeqCst);
+                // The caller holds this value too, so nothing is closed here.
+                drop(server.take_if(|shared| Arc::ptr_eq(shared, self)));
+            }
+            idle
+        })
+    }
+}
+
+/// Returns the thread of this process, and forgets that of the parent in a forked child.
+pub(super) fn current(server: &mut Option<Arc<Shared>>) -> Option<Arc<Shared>> {
+    if let Some(theirs) = server.take_if(|shared| shared.pid != std::process::id()) {
+        // What the thread owns belongs to the parent.
+        std::mem::forget(theirs);
+    }
+    server.clone().filter(|shared| !shared.ended.load(Ordering::SeqCst))
+}
