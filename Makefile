@@ -20,6 +20,7 @@ MANDIR     ?= $(DATADIR)/man
 
 help:
 	@echo "make demo      build everything and train the example on eight processes"
+	@echo "make demo-hosts  the same training on 4 hosts and on one, side by side"
 	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
 	@echo "make test-all  every test"
 	@echo "make check     formatting, lints, documentation, drift of the header, imports"
@@ -31,6 +32,11 @@ build: examples
 
 demo: build
 	$(RELEASE)/devicemesh run -n 8 -- $(EXAMPLES)/hsdp_tp --check
+
+# Trains the example on 4 hosts of 2 ranks and on one host, and compares the losses. The hosts are
+# network namespaces of this machine, or names on its loopback device.
+demo-hosts: build
+	$(PYTHON) examples/demo_hosts.py --tool $(RELEASE)/devicemesh --program $(EXAMPLES)/hsdp_tp
 
 # `make test-rest` is what `make test-all` has beyond `make test`.
 test:
@@ -221,4 +227,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-all test-rest test-nccl soak soak-hosts jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo demo-hosts test test-all test-rest test-nccl soak soak-hosts jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

@@ -83,9 +83,10 @@ enum class Status : dm_status {
   invalid_state = DM_STATUS_INVALID_STATE,
 };
 
-/// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
-/// avg is the sum divided by the number of ranks, truncated for integers. It does not overflow on the host engine; NCCL makes the sum of integers in their
-/// own type. max and min are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
+/// A reduction: DM_SUM and so on, the values of ncclRedOp_t. avg is the sum divided by the number
+/// of ranks, truncated for integers. It does not overflow on the host engine; NCCL makes the sum of
+/// integers in their own type. max and min are NaN on the host engine where a rank has NaN; NCCL
+/// ignores a NaN where another rank has a number.
 enum class Op : dm_op { sum = DM_SUM, prod = DM_PROD, max = DM_MAX, min = DM_MIN, avg = DM_AVG };
 
 /// The type of a buffer's elements: DM_INT8 and so on, the values of ncclDataType_t.
@@ -107,7 +108,8 @@ enum class Dtype : dm_dtype {
 /// A level of the log: DM_LOG_OFF and so on. A record is logged when its level is at most the level that is set.
 enum class LogLevel : dm_log_level { off = DM_LOG_OFF, error = DM_LOG_ERROR, warn = DM_LOG_WARN, info = DM_LOG_INFO, debug = DM_LOG_DEBUG };
 
-/// A function that gets the records of the log: the level, and one line that begins with the rank. An exception that leaves it ends the program.
+/// A function that gets the records of the log: the level, and one line that begins with the rank.
+/// An exception that leaves it ends the program.
 using LogCallback = std::function<void(LogLevel level, std::string_view message)>;
 
 namespace detail {
@@ -718,9 +720,11 @@ using Placement = dm_placement;
 
 /// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks meet. See dm_store_callbacks.
 ///
-/// The functions may be called from any thread of this process, and from several at once. set(), get() and add() return 0 for success, and get()
-/// returns not_yet when the key did not come in time. Any other number says that the service is broken: the call that needed it fails at once with
-/// Status::store, and the message has the number. A function that throws counts as returning -1.
+/// The functions may be called from any thread of this process, and from several at once. set(),
+/// get() and add() return 0 for success, and get() returns not_yet when the key did not come in
+/// time. Any other number says that the service is broken: the call that needed it fails at once
+/// with Status::store, and the message has the number. A function that throws counts as returning
+/// -1.
 class Store {
 public:
   /// get() returns this value when the key did not come in time (DM_STORE_NOT_YET).
@@ -749,9 +753,11 @@ struct WorldOptions {
   std::int32_t world_size = 0;
   /// This process's rank, used when world_size is given.
   std::int32_t rank = 0;
-  /// This process's rank on its host, used when world_size is given. It may stay 0 on all ranks: the library then finds the local ranks itself.
+  /// This process's rank on its host, used when world_size is given. It may stay 0 on all ranks:
+  /// the library then finds the local ranks itself.
   std::int32_t local_rank = 0;
-  /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the thread's current device, or that of the local rank.
+  /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the
+  /// thread's current device, or that of the local rank.
   std::int32_t device = -1;
   /// How long the joining may wait, and after it each call that has no timeout of its own. 0: ten minutes.
   std::chrono::milliseconds timeout{0};
@@ -915,8 +921,9 @@ public:
     return Calls::give(status, BasicWorld(world));
   }
 
-  /// The default world, which init() of a mesh joins by itself. Where this process is not in it yet, the call joins it first, and is collective
-  /// over the world. timeout bounds the joining; 0: ten minutes. See dm_default_world.
+  /// The default world, which init() of a mesh joins by itself. Where this process is not in it
+  /// yet, the call joins it first, and is collective over the world. timeout bounds the joining; 0:
+  /// ten minutes. See dm_default_world.
   [[nodiscard]] static Returns<BasicWorld> default_world(const Text &device_type = {}, std::chrono::milliseconds timeout = {})
   {
     dm_world *world = nullptr;
@@ -955,23 +962,25 @@ public:
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
   Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
 
-  /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB of all. Collective over the world. 0: the world's timeout.
-  /// See dm_world_all_gather_bytes.
+  /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB
+  /// of all. Collective over the world. 0: the world's timeout. See dm_world_all_gather_bytes.
   [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(std::string_view data, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::bytes_of_all(
         [&](dm_buffers **out) { return dm_world_all_gather_bytes(capi(), data.data(), data.size(), timeout.count(), out); });
   }
 
-  /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective over the world. See dm_world_broadcast_bytes.
+  /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective
+  /// over the world. See dm_world_broadcast_bytes.
   [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, std::int32_t root, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::bytes_of_root(
         [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root, timeout.count(), out); });
   }
 
-  /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
-  /// nullptr: the name of its host. timeout 0: the world's. See dm_world_locations.
+  /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world.
+  /// location is this rank's, "rack1/host3/nvl0"; nullptr: the name of its host. timeout 0: the
+  /// world's. See dm_world_locations.
   [[nodiscard]] Returns<std::vector<std::string>> locations(const Text &location = {}, std::chrono::milliseconds timeout = {}) const
   {
     std::int32_t ranks = 0;
@@ -983,7 +992,8 @@ public:
     return Calls::give(status, std::move(locations));
   }
 
-  /// Ends this rank's part in the world, without waiting for other ranks, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
+  /// Ends this rank's part in the world, without waiting for other ranks, and wakes its blocked
+  /// calls. Local, from any thread. See dm_world_abort.
   Returns<void> abort() const
   {
     return Calls::done(dm_world_abort(capi()));
@@ -1005,8 +1015,8 @@ public:
     return Calls::done(dm_set_ccl_resolver(resolve, user_data));
   }
 
-  /// Sets what the library logs, and where: an empty log stands for lines on stderr. Local, for the whole process. Each log stays until the program ends.
-  /// See dm_set_log.
+  /// Sets what the library logs, and where: an empty log stands for lines on stderr. Local, for the
+  /// whole process. Each log stays until the program ends. See dm_set_log.
   static Returns<void> set_log(LogLevel level, LogCallback log = {})
   {
     const dm_log_level number = static_cast<dm_log_level>(level);
@@ -1055,9 +1065,10 @@ struct InitOptions {
 
 // ---- collectives: what they need to know of buffers ----
 
-/// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes, std::byte, float and double, and for CUDA's __half
-/// and __nv_bfloat16 when their headers come before this one. For another type of the same size and meaning:
-/// template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
+/// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes,
+/// std::byte, float and double, and for CUDA's __half and __nv_bfloat16 when their headers come
+/// before this one. For another type of the same size and meaning: template <> struct
+/// dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
 template <class T, class Enable = void> struct DtypeOf {};
 
 /// Integers of 1, 4 and 8 bytes.
@@ -1139,8 +1150,8 @@ template <class T> constexpr dm_dtype dtype() noexcept
 // The element of a container, const where it can only be read; no type where there is none.
 template <class Container> using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
 
-// Whether an argument of this deduced type is a temporary that owns its elements, so that they end with the call. Views do not own theirs: they
-// give the same elements when they are const.
+// Whether an argument of this deduced type is a temporary that owns its elements, so that they end
+// with the call. Views do not own theirs: they give the same elements when they are const.
 template <class Container>
 inline constexpr bool is_temporary = !std::is_lvalue_reference_v<Container> && !std::is_const_v<ElementOf<Container>> &&
                                      std::is_const_v<ElementOf<const Container>>;
@@ -1374,8 +1385,9 @@ public:
     });
   }
 
-  /// Makes the mesh that a text of serialize() describes. Collective over the world, each rank with a text of the same mesh. dim_options is empty, or has one
-  /// element for each dimension of the text. See dm_deserialize.
+  /// Makes the mesh that a text of serialize() describes. Collective over the world, each rank with
+  /// a text of the same mesh. dim_options is empty, or has one element for each dimension of the
+  /// text. See dm_deserialize.
   [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
   {
     if (options.world.gone()) return no_world();
@@ -1620,7 +1632,8 @@ public:
     return Calls::give(status, equal);
   }
 
-  /// A hash of what equals() compares, with one release the same on every rank and machine. Local. See dm_hash; with exceptions there is std::hash too.
+  /// A hash of what equals() compares, with one release the same on every rank and machine. Local.
+  /// See dm_hash; with exceptions there is std::hash too.
   [[nodiscard]] Returns<std::uint64_t> hash() const
   {
     std::uint64_t hash = 0;
@@ -1673,8 +1686,8 @@ public:
     return Calls::give(status, rank == DM_RANK_NONE ? std::optional<std::int32_t>() : std::optional<std::int32_t>(rank));
   }
 
-  /// The block of a tensor that a rank holds (-1: this one), with a placement per mesh dimension: local_shard({dm::shard(0), dm::replicate()},
-  /// {16, 32}). Local. See dm_local_shard.
+  /// The block of a tensor that a rank holds (-1: this one), with a placement per mesh dimension:
+  /// local_shard({dm::shard(0), dm::replicate()}, {16, 32}). Local. See dm_local_shard.
   [[nodiscard]] Returns<LocalShard> local_shard(Span<const Placement> placements, Span<const std::size_t> tensor_shape,
                                                 std::int32_t world_rank = -1) const
   {
@@ -1686,8 +1699,9 @@ public:
 
   // ---- communicators ----
 
-  /// The raw communicator of this rank's group along a dimension, borrowed: it is valid until the mesh has ended (finalize(), abort(), shrink(), or the
-  /// end of its world). Local; on a lazy mesh the first call is collective over the group. See dm_get_comm.
+  /// The raw communicator of this rank's group along a dimension, borrowed: it is valid until the
+  /// mesh has ended (finalize(), abort(), shrink(), or the end of its world). Local; on a lazy mesh
+  /// the first call is collective over the group. See dm_get_comm.
   [[nodiscard]] Returns<ncclComm_t> comm(const Text &dim = {}) const
   {
     ncclComm_t comm = nullptr;
@@ -1712,34 +1726,38 @@ public:
     return Calls::give(status, function<Function>(address));
   }
 
-  /// The asynchronous error of dim's communicator; success while it works, and before it is made. nullptr: the first error among the communicators
-  /// of the view's dimensions. It waits for no rank. Local. See dm_check.
+  /// The asynchronous error of dim's communicator; success while it works, and before it is made.
+  /// nullptr: the first error among the communicators of the view's dimensions. It waits for no
+  /// rank. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
 
-  /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and the communicator of dim has not failed. dim nullptr: no communicator of
-  /// the root mesh has failed. Local. timeout 0: the mesh's. A lost rank, a failed communicator and the deadline end the wait. See dm_stream_wait.
+  /// Returns when the work on the stream (a cudaStream_t; NULL on cpu) is done and the communicator
+  /// of dim has not failed. dim nullptr: no communicator of the root mesh has failed. Local.
+  /// timeout 0: the mesh's. A lost rank, a failed communicator and the deadline end the wait. See
+  /// dm_stream_wait.
   Returns<void> stream_wait(const Text &dim, void *stream, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::done(dm_stream_wait(capi(), dim.c_str(), stream, timeout.count()));
   }
 
-  /// Returns when every rank of this rank's group along dim has called it; it does not wait for work on devices. Collective over the group. 0: the mesh's
-  /// timeout. See dm_barrier.
+  /// Returns when every rank of this rank's group along dim has called it; it does not wait for
+  /// work on devices. Collective over the group. 0: the mesh's timeout. See dm_barrier.
   Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::done(dm_barrier(capi(), dim.c_str(), timeout.count()));
   }
 
-  /// The bytes that each rank of this rank's group along dim gives, in rank order: 8 MiB at most of each, and 64 MiB of all. They travel through the store.
-  /// Collective over the group. 0: the mesh's timeout. See dm_all_gather_bytes.
+  /// The bytes that each rank of this rank's group along dim gives, in rank order: 8 MiB at most of
+  /// each, and 64 MiB of all. They travel through the store. Collective over the group. 0: the
+  /// mesh's timeout. See dm_all_gather_bytes.
   [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data, std::chrono::milliseconds timeout = {}) const
   {
     return Calls::bytes_of_all(
         [&](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), timeout.count(), out); });
   }
 
-  /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only. Collective over this rank's group along dim. See
-  /// dm_broadcast_bytes.
+  /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only.
+  /// Collective over this rank's group along dim. See dm_broadcast_bytes.
   [[nodiscard]] Returns<std::string> broadcast_bytes(const Text &dim, std::string_view data, std::int32_t root,
                                                      std::chrono::milliseconds timeout = {}) const
   {
@@ -1747,10 +1765,12 @@ public:
         [&](dm_buffers **out) { return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root, timeout.count(), out); });
   }
 
-  /// Ends the root mesh on this rank, without waiting for other ranks, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
+  /// Ends the root mesh on this rank, without waiting for other ranks, and wakes every call that is
+  /// blocked in it. Local, from any thread. See dm_abort.
   Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
 
-  /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. timeout 0: the mesh's. See dm_finalize.
+  /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over
+  /// it. timeout 0: the mesh's. See dm_finalize.
   Returns<void> finalize(std::chrono::milliseconds timeout = {}) const
   {
     const dm_call_options wishes = detail::call_options(timeout);
@@ -1764,8 +1784,9 @@ public:
         [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
-  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died. The ranks that are left agree on who is
-  /// lost. Collective over them; it ends the root mesh also when it fails. The new mesh inherits the options of this one. See dm_shrink.
+  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have
+  /// died. The ranks that are left agree on who is lost. Collective over them; it ends the root
+  /// mesh also when it fails. The new mesh inherits the options of this one. See dm_shrink.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
 
   /// Shrinks within that time: mesh.shrink("dp", 30s).
@@ -1774,7 +1795,8 @@ public:
     return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   }
 
-  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left. When it is empty, they agree on who is lost.
+  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on
+  /// all ranks that are left. When it is empty, they agree on who is lost.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
     return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
@@ -1788,10 +1810,12 @@ public:
 
   // ---- collectives ----
   //
-  // Each comes in two forms: over containers, arrays and spans, whose sizes are checked on this rank before anything is sent
-  // (Status::invalid_argument), and over pointers with a count. Memory of the device on cuda, of the host on cpu. The type of the elements gives
-  // the Dtype (DtypeOf). stream is a cudaStream_t on cuda, where the call returns when the work is enqueued; nullptr on cpu. Collective over this
-  // rank's group along dim. A type that is known only at run time: the C functions, on capi().
+  // Each comes in two forms: over containers, arrays and spans, whose sizes are checked on this
+  // rank before anything is sent (Status::invalid_argument), and over pointers with a count. Memory
+  // of the device on cuda, of the host on cpu. The type of the elements gives the Dtype (DtypeOf).
+  // stream is a cudaStream_t on cuda, where the call returns when the work is enqueued; nullptr on
+  // cpu. Collective over this rank's group along dim. A type that is known only at run time: the C
+  // functions, on capi().
 
   /// Reduces over all ranks of dim; recv has as many elements as send, and may be the same. See dm_all_reduce.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
@@ -1957,8 +1981,9 @@ public:
                    });
   }
 
-  /// Sends the next send_counts[i] elements of send to each rank i of dim, and receives the next recv_counts[i] elements of recv from it. The counts have
-  /// a number for each rank, and add up to the elements of their buffer. See dm_all_to_allv.
+  /// Sends the next send_counts[i] elements of send to each rank i of dim, and receives the next
+  /// recv_counts[i] elements of recv from it. The counts have a number for each rank, and add up to
+  /// the elements of their buffer. See dm_all_to_allv.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> all_to_allv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Span<const std::size_t> recv_counts,
                             void *stream = nullptr) const
@@ -1978,8 +2003,9 @@ public:
                    });
   }
 
-  /// Gathers send of every rank of dim, in rank order, on every rank. recv_counts is the same on all ranks: the elements of each rank's send, which add
-  /// up to those of recv. See dm_all_gatherv.
+  /// Gathers send of every rank of dim, in rank order, on every rank. recv_counts is the same on
+  /// all ranks: the elements of each rank's send, which add up to those of recv. See
+  /// dm_all_gatherv.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> all_gatherv(const Text &dim, Send &&send, Recv &&recv, Span<const std::size_t> recv_counts, void *stream = nullptr) const
   {
@@ -1996,8 +2022,9 @@ public:
                    });
   }
 
-  /// Reduces send over all ranks of dim and leaves the next send_counts[i] elements of the result on each rank i. send_counts is the same on all ranks: the
-  /// elements of each rank's recv, which add up to those of send. See dm_reduce_scatterv.
+  /// Reduces send over all ranks of dim and leaves the next send_counts[i] elements of the result
+  /// on each rank i. send_counts is the same on all ranks: the elements of each rank's recv, which
+  /// add up to those of send. See dm_reduce_scatterv.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> reduce_scatterv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Op op = Op::sum,
                                 void *stream = nullptr) const
@@ -2051,8 +2078,8 @@ public:
                    });
   }
 
-  /// Begins a group: this thread's operations up to group_end() run together. Local. See dm_group_start; group() is safer, as it ends by itself and
-  /// runs whole or not at all.
+  /// Begins a group: this thread's operations up to group_end() run together. Local. See
+  /// dm_group_start; group() is safer, as it ends by itself and runs whole or not at all.
   Returns<void> group_start() const
   {
     const dm_status status = dm_group_start(capi());
@@ -2068,12 +2095,14 @@ public:
     return Calls::done(dm_group_end(capi()));
   }
 
-  /// Calls operations(), which gives nothing or a Result<void>, and runs the operations that it called together: mesh.group([&] { mesh.send(...);
-  /// mesh.recv(...); }).
+  /// Calls operations(), which gives nothing or a Result<void>, and runs the operations that it
+  /// called together: mesh.group([&] { mesh.send(...); mesh.recv(...); }).
   ///
-  /// The arguments of each are checked and kept when it is called; all are issued when operations() has returned, so that their buffers must live
-  /// until group() has returned. When operations() throws or gives an error, or when one operation was refused, none of them runs and that error
-  /// comes out. Calls through raw communicators are not collected: they join the library's group at once.
+  /// The arguments of each are checked and kept when it is called; all are issued when operations()
+  /// has returned, so that their buffers must live until group() has returned. When operations()
+  /// throws or gives an error, or when one operation was refused, none of them runs and that error
+  /// comes out. Calls through raw communicators are not collected: they join the library's group at
+  /// once.
   template <class Operations> Returns<void> group(Operations &&operations) const
   {
     detail::Collected collected;
@@ -2159,8 +2188,8 @@ private:
     return here;
   }
 
-  // Checks the counts of a buffer of that many elements: one for each rank of dim, and together the buffer's size. This rank's count is the size of the
-  // other buffer, where that one has a name.
+  // Checks the counts of a buffer of that many elements: one for each rank of dim, and together the
+  // buffer's size. This rank's count is the size of the other buffer, where that one has a name.
   std::optional<Error> counted(const char *call, const Text &dim, const char *which, std::size_t size, Span<const std::size_t> counts,
                                const char *other_name = nullptr, std::size_t other = 0) const
   {
@@ -2291,8 +2320,9 @@ using Mesh = BasicMesh<detail::Throws>;
 /// Makes a mesh of the device type of options.world. Without a world the device type is cuda where this machine has a GPU, else cpu.
 [[nodiscard]] inline Mesh init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
 
-/// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains of the machine. locations has a path of each
-/// world rank, "rack1/host3/nvl0"; traffic a weight of each dimension, or nothing. Local. See dm_plan_ranks.
+/// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains
+/// of the machine. locations has a path of each world rank, "rack1/host3/nvl0"; traffic a weight of
+/// each dimension, or nothing. Local. See dm_plan_ranks.
 [[nodiscard]] inline Plan plan_ranks(const Texts &locations, Span<const std::int32_t> shape, Span<const std::uint32_t> traffic = {})
 {
   return detail::plan_ranks<detail::Throws>(locations, shape, traffic);

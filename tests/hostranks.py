@@ -140,17 +140,19 @@ class Watch:
     def __init__(self, lab):
         self.lab, self.starved, self.began = lab, starvation(lab.pids()), time.monotonic()
 
-    def knows(self, rank, statuses, within, names=None, said=()):
+    def knows(self, rank, statuses, within, names=None, among=None, said=()):
         """The call of the rank fails with one of these statuses, at most `within` seconds after the
-        event or after its own begin, and blames exactly the ranks `names`."""
+        event or after its own begin. It blames exactly the ranks `names`, or some of `among`."""
         status, took, message = rank.result()
         assert status in [f"DM_STATUS_{each}" for each in statuses.split()], f"rank {rank.rank}: {status} {message}, expected {statuses}"
         late = min(rank.moment - self.began, took)
         starved = max(0.0, starvation(self.lab.pids()) - self.starved)
         assert late <= within + starved, f"rank {rank.rank} knew after {late:.3f} s, expected {within} s and {starved:.3f} s of waiting for processors: {message}"
+        blamed = named(message) - {rank.rank}
         if names is not None:
-            blamed = named(message) - {rank.rank}
             assert blamed == set(names), f"rank {rank.rank} blames {sorted(blamed)}, not {sorted(names)}: {message}"
+        if among is not None:
+            assert blamed and blamed <= among, f"rank {rank.rank} blames {sorted(blamed)}, not some of {sorted(among)}: {message}"
         for text in said:
             assert re.search(text, message), f"rank {rank.rank}: no {text!r} in: {message}"
         return late

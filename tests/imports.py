@@ -57,7 +57,7 @@ def blank(text):
 
 def without_tests(text):
     """The text with inline test modules replaced by spaces: a test may import what it likes."""
-    for found in re.finditer(r"#\[cfg\(test\)\]\s*mod\s+\w+\s*\{", text):
+    for found in re.finditer(r"#\[cfg\(test\)\]\s*(?:pub(?:\([^)]*\))?\s+)?mod\s+\w+\s*\{", text):
         depth, at = 1, found.end()
         while depth and at < len(text):
             depth += {"{": 1, "}": -1}.get(text[at], 0)

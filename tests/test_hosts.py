@@ -342,15 +342,10 @@ def test_many(lab):
 
 
 @on("alpha beta gamma", "places", each=["alpha alpha beta beta", "alpha beta", "alpha alpha alpha beta beta gamma", "beta alpha alpha"])
-def test_cpu_refused(lab, places):
-    """The host engine is for one machine: every rank is told who is where, and what to do."""
+def test_cpu_over_hosts(lab, places):
+    """Ranks of device type cpu meet on any hosts. tests/test_several_hosts.py has what follows."""
     places = places.split()
-    server = places[0]
-    ranks = meet(lab, places, f"tcp://{server}:{PORT}", device="cpu")
-    for rank in ranks:
-        message = rank.fails("UNSUPPORTED", "device type cpu", "use device type cuda", within=4)
-        for host in set(places):
-            assert host in message, f"rank {rank.rank}: {host} is not in: {message}"
+    all_well(meet(lab, places, f"tcp://{places[0]}:{PORT}", device="cpu"))
 
 
 @on("alpha", "host", each=["10.77.0.1", "[fd77::1]", "localhost", "alpha"], ipv6=True)
@@ -359,3 +354,14 @@ def test_cpu_on_one_host(lab, host):
     if host == "localhost":
         lab.hosts["alpha"].interface(False)
     all_well(meet(lab, ["alpha"] * 3, f"tcp://{host}:{PORT}", device="cpu"))
+
+
+@on("alpha beta", "name", each=["alpha.train"])
+def test_pods_of_kubernetes(lab, name):
+    """The variables of an indexed job. Pod 0 is asked for by its long name, which it does not know
+    itself while the cluster's name server does not have it."""
+    lab.hosts["alpha"].names_are("10.77.0.1 alpha")
+    lab.hosts["beta"].names_are(f"10.77.0.1 {name}")
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": name, "MASTER_PORT": str(PORT)}
+    ranks = [lab.rank(host, rank, 2, "env://", 20, variables={"JOB_COMPLETION_INDEX": str(rank), **variables}) for rank, host in enumerate(lab.hosts)]
+    all_well([rank.start("join") for rank in ranks])

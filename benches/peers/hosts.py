@@ -8,6 +8,7 @@ processors, so it counts the bytes of all of them together."""
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,8 @@ SIZES = [4, 64 << 10, 1 << 20]
 WHOLE = [*SIZES, 64 << 20]
 STARTS = (4, 2)
 PORTS = itertools.count(29400)
-DEADLINE = 900
+# Seconds that one contestant may take on one layout. One that takes longer is reported.
+DEADLINE = 120
 # The bytes that must pass between `hosts` hosts of `each` ranks, all hosts together, in one call on a
 # buffer of one byte.
 PASSED = {
@@ -58,6 +60,18 @@ def commands(network, contestant, hosts, each, arguments):
     return [[*network.on(host), TOOL, "run", "--nnodes", hosts, "--node-rank", host, "-n", each, "--rdzv-endpoint", endpoint, "--", *program] for host in range(hosts)]
 
 
+def end(process):
+    """Ends a launcher that still runs, which ends its ranks."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+            process.wait(20)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
 def output(network, contestant, hosts, each, kind, *arguments):
     """What the ranks print."""
     if kind == "realtime" and not contestant.gives_way and hosts * each > os.cpu_count():
@@ -76,9 +90,7 @@ def output(network, contestant, hosts, each, kind, *arguments):
             codes = [None]
         finally:
             for process, _ in started:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(20)
+                end(process)
         texts = []
         for _, wrote in started:
             wrote.seek(0)

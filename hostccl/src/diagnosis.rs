@@ -126,10 +126,26 @@ fn both_send(comm: &Comm, ranks: [usize; 2], timeout: Duration, call: &str) -> E
 /// failed.
 pub(crate) fn end_if_peer_waits(comm: &Comm, call: &str) -> Result<()> {
     comm.check_before_call()?;
-    let Some((rank, theirs)) = peer_in_collective(comm) else { return Ok(()) };
+    let Some((rank, theirs)) = peer_in_collective(comm) else { return end_if_other_host_waits(comm, call) };
     let me = comm.label(comm.rank);
     let message = format!("{} is in {theirs}, which {me} does not call: {me} is in {call}", comm.describe(rank));
     Err(comm.fail_in(ncclInvalidUsage, Blame::of([comm.rank, rank]), &message, &theirs))
+}
+
+/// Does what [`end_if_peer_waits`] does for ranks of other hosts. Their messages tell that they are
+/// in a collective, and not in which.
+fn end_if_other_host_waits(comm: &Comm, call: &str) -> Result<()> {
+    let Some(span) = comm.span.as_ref().filter(|_| !comm.places.has_collective()) else { return Ok(()) };
+    span.wire.progress();
+    let waits = |rank: &usize| remote_message::is_in_collective(span, *rank);
+    let Some(rank) = (0..span.nranks).find(waits) else { return Ok(()) };
+    // A collective that another thread has begun meanwhile takes the messages.
+    if comm.places.has_collective() {
+        return Ok(());
+    }
+    let (me, peer) = (comm.label(comm.rank), comm.labels.rank(rank, None));
+    let message = format!("{peer} is in a collective, which {me} does not call: {me} is in {call}");
+    Err(comm.fail_whole(ncclInvalidUsage, Blame::of([span.rank, rank]), &message, ""))
 }
 
 /// Returns a rank that is inside a collective which this rank has not begun, and that call. Returns

@@ -10,8 +10,8 @@ use crate::blame::Blame;
 use crate::types::*;
 use crate::{fork, machine};
 
-/// These words are in the message of every call whose communicator an earlier call has failed. That
-/// call's name follows them.
+/// When an earlier call has failed on a communicator, the message of each later call on it has
+/// these words. The earlier call's name follows them.
 pub const FAILED_EARLIER: &str = "failed earlier";
 
 /// A failure of a call.

@@ -21,15 +21,16 @@ use crate::types::*;
 /// The object for which a live token stands.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    /// The rank that the caller gave; 0 in a child, whose rank is known once it is made.
+    /// The rank that the caller gave. It is 0 for a communicator that is made of another one, whose
+    /// rank is known once it is made.
     rank: c_int,
-    /// The number of ranks that the caller gave; 0 in a child.
+    /// The number of ranks that the caller gave; 0 for a communicator that is made of another one.
     nranks: c_int,
     /// The device number that `ncclCommCuDevice` writes.
     pub(crate) device: c_int,
     /// The caller's configuration.
     pub(crate) config: Config,
-    /// Raised by `ncclCommAbort`. The communicator shares the flag.
+    /// The flag that `ncclCommAbort` raises. The communicator shares it.
     pub(crate) aborted: Arc<AtomicBool>,
     /// The ranks' numbers in messages. A communicator that was made by a unique id shares them.
     pub(crate) global_ranks: GlobalRanks,
@@ -45,7 +46,7 @@ pub(crate) struct Handle {
     timeout_millis: Mutex<u64>,
     /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
-    /// Notified when a call in the background ends. It goes with the lock of `error`.
+    /// Wakes threads when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
     /// The operators that `ncclRedOpCreatePreMulSum` made for the communicator.
     pub(crate) operators: Operators,

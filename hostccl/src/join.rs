@@ -2,24 +2,29 @@
 //! ranks have arrived.
 
 mod registration;
+mod seat;
 
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::registration::Registration;
+use self::seat::{Context, take_seat};
 
 use crate::blame::Blame;
+use crate::bootstrap::Message;
+use crate::bootstrap::client::Client;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
+use crate::news;
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
-use crate::segment::{self, Segment};
+use crate::segment;
 use crate::span::Span;
 use crate::timeout::{self, DEFAULT_TIMEOUT};
 use crate::types::*;
@@ -30,8 +35,10 @@ pub(crate) enum Source {
     Id(Id),
     /// The new communicator is split or shrunk from another one.
     Child {
-        /// The process of the new communicator's rank 0, which holds the segment open.
+        /// The process that holds the segment open: that of the lowest rank on this host.
         owner: ProcessId,
+        /// The number of that rank in the new communicator.
+        owner_rank: usize,
         /// The segment's descriptor in that process.
         fd: RawFd,
         /// The segment's token, which tells it from another segment at that descriptor.
@@ -44,11 +51,12 @@ impl Source {
     fn open(&self, labels: &Labels) -> Result<Way> {
         let opened = match self {
             Source::Id(id) => id.open(),
-            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token)
+            Source::Child { owner, owner_rank, fd, token } => segment::open(owner.pid, *fd, *token)
                 .and_then(|found| {
                     found.ok_or_else(|| {
-                        let message = format!("{} gave up before all ranks had joined", labels.process(0, owner.pid));
-                        Error::new(ncclRemoteError, message).by(Blame::of([0]))
+                        let message =
+                            format!("{} gave up before all ranks had joined", labels.process(*owner_rank, owner.pid));
+                        Error::new(ncclRemoteError, message).by(Blame::of([*owner_rank]))
                     })
                 })
                 .map(Way::Segment),
@@ -63,35 +71,12 @@ impl Source {
             Source::Id(Id { creator, .. }) => {
                 (creator, format!("the process that made the unique id (pid {})", creator.pid), None)
             }
-            Source::Child { owner, .. } => (owner, labels.process(0, owner.pid), Some(0)),
+            Source::Child { owner, owner_rank, .. } => {
+                (owner, labels.process(*owner_rank, owner.pid), Some(*owner_rank))
+            }
         };
         let message = format!("{who} has gone before all ranks had joined");
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
-    }
-}
-
-/// What a rank brings to its join.
-#[derive(Debug)]
-struct Context {
-    /// The number of ranks of the new communicator.
-    nranks: u32,
-    /// This rank's number in the new communicator.
-    rank: u32,
-    /// [`Comm::ranks_on_machine`] of the communicator from which the new one is made; 0 where it is
-    /// made by a unique id.
-    ranks_on_machine: usize,
-    /// The communicator's name in messages.
-    name: String,
-    /// The numbers by which messages name the ranks.
-    global_ranks: GlobalRanks,
-    /// Raised by `ncclCommAbort`, which may come before there is a communicator.
-    aborted: Arc<AtomicBool>,
-}
-
-impl Context {
-    /// Returns the names of the new communicator and its ranks.
-    fn labels(&self) -> Labels {
-        Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks), seats: Box::default() }
     }
 }
 
@@ -104,7 +89,12 @@ enum Road {
     Segment,
     /// The rank registers with the maker of the unique id.
     Maker(Box<Registration>),
+    /// The rank cannot join, for this reason, and tells the maker of the unique id so until then.
+    Refusal(Box<Client>, Error, Instant),
 }
+
+/// How long a rank that cannot join tries to tell the maker of the unique id.
+const REFUSAL_TIME: Duration = Duration::from_secs(5);
 
 /// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
@@ -114,6 +104,11 @@ pub(crate) struct Join {
     context: Context,
     /// How the rank joins.
     road: Road,
+    /// The other hosts of the new communicator, if it is made of another one over several hosts.
+    /// It is taken when this rank arrives.
+    span: Option<Span>,
+    /// The seat that this rank takes in the segment, and the number of seats.
+    seats: (usize, usize),
     /// How long the rank waits without progress on a road through the maker.
     limit: Duration,
     /// The communicator, once this rank has arrived.
@@ -134,6 +129,8 @@ impl Join {
             source,
             context: Context { nranks, rank, ranks_on_machine: 0, name, global_ranks, aborted },
             road: Road::Undecided,
+            span: None,
+            seats: (rank as usize, nranks as usize),
             limit: DEFAULT_TIMEOUT,
             comm: None,
             is_done: false,
@@ -147,6 +144,14 @@ impl Join {
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.context.ranks_on_machine = parent.ranks_on_machine;
         self.context.global_ranks = parent.labels.global_ranks_of(members);
+        self
+    }
+
+    /// Returns this join for a communicator that has ranks on other hosts.
+    pub(crate) fn over(mut self, span: Span) -> Join {
+        let seat = span.seat_of(span.rank).unwrap_or(0);
+        self.seats = (seat, span.here().len());
+        self.span = Some(span);
         self
     }
 
@@ -188,12 +193,16 @@ impl Join {
 
     /// Takes one step on the road on which the rank is not yet, or that it leaves.
     fn set_out(&mut self) -> Result<()> {
-        let labels = self.context.labels();
+        let mut labels = self.context.labels();
         let me = self.context.rank as usize;
         match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
             Way::Segment(fd) => {
-                let seats = (me, self.context.nranks as usize);
-                let comm = take_seat(&fd, seats, self.context.ranks_on_machine, labels, &self.context, None)?;
+                let span = self.span.take();
+                if let Some(span) = &span {
+                    labels.seats = span.here().into();
+                }
+                let (seats, on_machine) = (self.seats, self.context.ranks_on_machine);
+                let comm = take_seat(&fd, seats, on_machine, labels, &self.context, span)?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));
@@ -202,20 +211,28 @@ impl Join {
                 self.comm = Some(comm);
                 self.road = Road::Segment;
             }
-            Way::Connection(address) => self.register(address, None)?,
+            Way::Connection(address) => self.register(address, None),
         }
         Ok(())
     }
 
     /// Sets out to the maker of the unique id.
-    fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) -> Result<()> {
+    fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) {
         if let Source::Id(id) = &self.source {
             let labels = self.context.labels();
-            let registration = Registration::new(address, id.token, &self.context, lobby)
-                .map_err(|error| labels.refused(self.context.rank as usize, error))?;
-            self.road = Road::Maker(Box::new(registration));
+            let registration = Registration::new(address, id.token, &self.context, lobby.clone());
+            self.road = match registration {
+                Ok(registration) => Road::Maker(Box::new(registration)),
+                Err(error) => {
+                    let me = self.context.rank as usize;
+                    let error = labels.refused(me, error);
+                    let told = Error::new(error.code(), format!("{}: {}", labels.rank(me, None), error.message()));
+                    let told = if error.lost().is_some() { error.clone() } else { told.by(Blame::of([me])) };
+                    let client = Client::new(address, id.token, Message::Failed(told));
+                    Road::Refusal(Box::new(client), error, Instant::now() + REFUSAL_TIME)
+                }
+            };
         }
-        Ok(())
     }
 
     /// Waits in the segment.
@@ -223,7 +240,7 @@ impl Join {
         let Some(comm) = &self.comm else { return Ok(Poll::Done) };
         let header = comm.segment.header();
         let seen = header.arrived.value();
-        if seen == self.context.nranks {
+        if seen as usize == self.seats.1 {
             self.is_done = true;
             if let Source::Id(id) = &self.source {
                 id.close();
@@ -234,7 +251,7 @@ impl Join {
         if let Source::Id(Id { address: Some(address), .. }) = &self.source {
             if header.is_moved() {
                 let (address, lobby) = (*address, self.comm.take());
-                self.register(address, lobby)?;
+                self.register(address, lobby);
                 return Ok(Poll::Outside);
             }
         }
@@ -248,37 +265,6 @@ impl Join {
         }
         Ok(Poll::Blocked { seen, blocker: Blocker::Arrivals })
     }
-}
-
-/// Maps the segment, takes a seat of it, and counts this rank in. `seats` has the seat and the
-/// number of seats.
-fn take_seat(
-    fd: &OwnedFd,
-    seats: (usize, usize),
-    ranks_on_machine: usize,
-    labels: Labels,
-    context: &Context,
-    span: Option<Span>,
-) -> Result<Arc<Comm>> {
-    let rank = labels.of_seat(seats.0);
-    let segment = Segment::map(fd, seats.1 as u32, seats.0 as u32, &labels)?;
-    let me = ProcessId::current();
-    let seat = segment.seat(seats.0);
-    if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-        let message =
-            format!("rank {rank} was taken twice: by pid {} and by pid {}", seat.pid.load(Ordering::Relaxed), me.pid);
-        segment.header().fail(ncclInvalidUsage, &Blame::of([rank]), &message, "");
-        return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
-    }
-    seat.pid.store(me.pid, Ordering::Relaxed);
-    seat.start.store(me.start, Ordering::Relaxed);
-    seat.claim.store(2, Ordering::Release);
-    let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
-    let arrived = &comm.segment.header().arrived;
-    if arrived.count() as usize == seats.1 {
-        arrived.wake();
-    }
-    Ok(comm)
 }
 
 impl Operation for Join {
@@ -299,6 +285,10 @@ impl Operation for Join {
             if matches!(self.road, Road::Segment) {
                 return Ok(polled);
             }
+        }
+        if let Road::Refusal(client, error, until) = &mut self.road {
+            let told = client.poll().is_err() || client.has_said();
+            return if told || Instant::now() >= *until { Err(error.clone()) } else { Ok(Poll::Outside) };
         }
         let Road::Maker(registration) = &mut self.road else { return Ok(Poll::Done) };
         if self.context.aborted.load(Ordering::Acquire) {
@@ -324,6 +314,7 @@ impl Operation for Join {
     fn connection(&self) -> Option<(RawFd, bool)> {
         match &self.road {
             Road::Maker(registration) => registration.connection(),
+            Road::Refusal(client, ..) => client.waits_for(),
             Road::Undecided | Road::Segment => None,
         }
     }
@@ -344,7 +335,7 @@ impl Drop for Join {
                 let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
                 registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
             }
-            (_, Some(comm)) if comm.segment.header().arrived.value() == self.context.nranks => return,
+            (_, Some(comm)) if comm.segment.header().arrived.value() as usize == self.seats.1 => return,
             (_, Some(comm)) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
                 comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);

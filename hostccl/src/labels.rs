@@ -6,9 +6,9 @@ use crate::blame::Blame;
 use crate::error::Error;
 use crate::types::ncclSystemError;
 
-/// The ranks of a communicator as ranks of a larger set, for messages: PyTorch's global ranks. The
-/// index is the rank in the communicator. While it is empty, messages use the communicator's own
-/// ranks.
+/// For each rank of a communicator, its rank in a larger set, which PyTorch calls the global rank.
+/// The index is the rank in the communicator. Messages use the global ranks. While there are none,
+/// messages use the communicator's own ranks.
 pub(crate) type GlobalRanks = Arc<OnceLock<Box<[i32]>>>;
 
 /// The most ranks that a message lists.

@@ -1,4 +1,4 @@
-//! NCCL's C API over host memory on one machine.
+//! NCCL's C API over host memory, on one host or on several.
 //!
 //! Programs that are written against `nccl.h` run on this engine unchanged. They pass host buffers
 //! where NCCL wants device buffers. Their ranks are processes, or threads of one process. The
@@ -9,7 +9,8 @@
 //! # Differences from NCCL
 //! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the
 //!   results of the whole group are.
-//! - Every rank gets the same bits from an all-reduce, because reductions take the ranks in order.
+//! - Every rank gets the same bits from an all-reduce, and the same in every run, because reductions
+//!   add in one order that depends only on the sizes and on where the ranks are.
 //! - When ranks make different calls, or send and receive different sizes, all of them get
 //!   `ncclInvalidUsage` and a message that names the ranks and their calls. From then on, as after
 //!   any failure of a peer, the communicator only reports its failure.
@@ -21,9 +22,11 @@
 //!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never
 //!   wait for peers.
 //! - A send ends when the receiver has taken all of it.
-//! - An id starts one communicator of at most 1024 ranks, whose processes belong to one user
-//!   and share one machine and one process-id namespace. An id from elsewhere is refused with the
-//!   reason.
+//! - An id starts one communicator of at most 1024 ranks. Ranks that can open each other's memory
+//!   are one host: they are on one machine, in one process-id namespace, and belong to one user.
+//!   All other ranks are on other hosts, and reach each other over the wire.
+//! - When a host falls silent, its ranks are lost after `DM_HOST_TIMEOUT_MS` (five seconds). A
+//!   failure on one host reaches the ranks of all hosts.
 //! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new
 //!   handle when it is done, as NCCL does, so the place for the handle stays valid until the parent
 //!   answers `ncclSuccess`.
@@ -33,13 +36,17 @@
 //!   `ncclInvalidArgument` when a communicator is made.
 //!
 //! # How it works
-//! - Each communicator has a segment of anonymous shared memory (`memfd`). The ranks find it
-//!   through a descriptor of its creator. The segment has no name in any file system, so no file
+//! - Each communicator has a segment of anonymous shared memory (`memfd`) on each host. The ranks
+//!   of the host find it through a descriptor of its creator. The segment has no name in any file system, so no file
 //!   can be left behind, and it is freed with its last mapping.
 //! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
 //!   five slots are enough.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
+//! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
+//!   connection for each pair of processes that need one. A collective over several hosts combines
+//!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads
+//!   inside each host. A communicator on one host opens no socket and starts no thread.
 //! - Every operation is a state machine that is polled. A group polls all of its operations, so one
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
@@ -55,8 +62,8 @@
 //! |---|---|
 //! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
-//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
-//! | shared memory | `segment`, `id` |
+//! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
+//! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
 //! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
@@ -88,6 +95,8 @@ mod group;
 mod handle;
 mod host;
 mod hosts;
+#[cfg(test)]
+mod hosts_of_threads;
 mod id;
 mod join;
 mod labels;

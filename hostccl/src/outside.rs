@@ -9,6 +9,9 @@ pub(crate) const SLICE: Duration = Duration::from_millis(20);
 /// The longest sleep of a thread that waits for ranks of a communicator and for connections.
 pub(crate) const MIXED_SLICE: Duration = Duration::from_millis(1);
 
+/// The longest sleep of a thread that waits for no connection, but for time or for the wire.
+const NO_CONNECTION_SLICE: Duration = Duration::from_millis(2);
+
 /// Sleeps until one of the descriptors has changed, or the time is up. The flag says whether the
 /// descriptor is to become writable, too.
 pub(crate) fn sleep(descriptors: impl Iterator<Item = (RawFd, bool)>, longest: Duration) {
@@ -18,6 +21,7 @@ pub(crate) fn sleep(descriptors: impl Iterator<Item = (RawFd, bool)>, longest: D
         revents: 0,
     };
     let mut polls: Vec<libc::pollfd> = descriptors.map(poll).collect();
+    let longest = if polls.is_empty() { longest.min(NO_CONNECTION_SLICE) } else { longest };
     // SAFETY: the array is valid for its length.
     unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, longest.as_millis() as libc::c_int) };
 }

@@ -106,7 +106,8 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             }
             wait.look_soon();
         }
-        // A failure that is found while waiting is the communicator's. Its lanes end here.
+        // A failure that is found while waiting belongs to a communicator, so the lanes of this
+        // communicator end here.
         if let Err(error) = wait.until_any_may_continue(&waiting) {
             let failed = lanes.iter().find_map(|lane| {
                 let operation = lane.front()?;

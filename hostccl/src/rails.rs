@@ -69,7 +69,7 @@ impl Rails {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::span::threads::communicators;
+    use crate::hosts_of_threads::communicators;
 
     #[test]
     fn every_host_serves_every_rail_once() {

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use crate::blame::Blame;
-use crate::call_name::{NAME_BYTES, Name};
+use crate::call_name::{NAME_BYTES, NO_TAG, Name};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::message::Side;
@@ -360,13 +360,29 @@ pub(crate) fn unfit(comm: &Comm, peer: usize, sends: bool, tag: u64) -> Option<U
     to_me.into_iter().find(|stream| !is_taken(*stream)).map(Unfit::OtherName)
 }
 
+/// The streams of collectives, which are tags of no name.
+const COLLECTIVES: [u64; 2] = [0, NO_TAG];
+
 /// Returns the streams of the messages that `peer` has sent to this rank, and that no receive has
-/// taken. Answers are taken at once, so the streams are tags of names.
-pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
+/// taken.
+fn streams_to_me(span: &Span, peer: usize) -> Vec<u64> {
     let Some(process) = span.peers[peer] else { return Vec::new() };
     let waiting = span.wire.waiting(process, span.comm).into_iter();
     let to_me = waiting.filter(|tag| (tag.from as usize, tag.to as usize) == (peer, span.rank));
-    to_me.map(|tag| tag.stream).filter(|stream| *stream != 0).collect()
+    to_me.map(|tag| tag.stream).collect()
+}
+
+/// Returns those of them that are messages of `ncclSend`. Answers are taken at once, so the streams
+/// are tags of names.
+pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
+    let mut streams = streams_to_me(span, peer);
+    streams.retain(|stream| !COLLECTIVES.contains(stream));
+    streams
+}
+
+/// Whether a message of a collective of `peer` waits for this rank.
+pub(crate) fn is_in_collective(span: &Span, peer: usize) -> bool {
+    streams_to_me(span, peer).iter().any(|stream| COLLECTIVES.contains(stream))
 }
 
 /// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all". This rank receives

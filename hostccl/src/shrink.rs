@@ -3,11 +3,14 @@
 //! The first of the remaining ranks makes the new segment and writes into its own seat where it is.
 //! The others look there. Only the memory of the parent is needed, so the parent may have failed.
 
+mod spanning;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+pub(crate) use self::spanning::SpanShrink;
 use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -43,6 +46,29 @@ pub(crate) struct Shrink {
     since: Instant,
 }
 
+/// Checks the excluded ranks, and ends the calls that are under way on the parent if `abort` says
+/// so. Returns the remaining ranks and the checksum of the excluded ones.
+fn begin(parent: &Comm, excluded: &[i32], abort: bool) -> Result<(Vec<usize>, u64)> {
+    let (me, nranks) = parent.whole();
+    let mut out = vec![false; nranks];
+    for &rank in excluded {
+        let place = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| out.get_mut(rank))
+            .ok_or_else(|| Error::argument(format!("excluded rank {rank} is not in 0..{nranks}")))?;
+        *place = true;
+    }
+    if out[me] {
+        return Err(Error::argument(format!("rank {me} calls, but is among the excluded ranks")));
+    }
+    match abort {
+        true => parent.revoke(),
+        false => parent.check_open()?,
+    }
+    let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
+    Ok(((0..nranks).filter(|rank| !out[*rank]).collect(), checksum(&bytes).max(1)))
+}
+
 impl Shrink {
     /// Returns a shrink without the `excluded` ranks. With `abort`, it ends the calls that are
     /// under way on the parent, and the parent may have failed.
@@ -53,24 +79,7 @@ impl Shrink {
         name: String,
         aborted: Arc<AtomicBool>,
     ) -> Result<Shrink> {
-        let mut out = vec![false; parent.nranks];
-        for &rank in excluded {
-            let place = usize::try_from(rank)
-                .ok()
-                .and_then(|rank| out.get_mut(rank))
-                .ok_or_else(|| Error::argument(format!("excluded rank {rank} is not in 0..{}", parent.nranks)))?;
-            *place = true;
-        }
-        if out[parent.rank] {
-            return Err(Error::argument(format!("rank {} calls, but is among the excluded ranks", parent.rank)));
-        }
-        match abort {
-            true => parent.revoke(),
-            false => parent.check_open()?,
-        }
-        let members = (0..parent.nranks).filter(|rank| !out[*rank]).collect();
-        let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
-        let digest = checksum(&bytes).max(1);
+        let (members, digest) = begin(&parent, excluded, abort)?;
         Ok(Shrink { parent, name, aborted, digest, members, segment: None, join: None, since: Instant::now() })
     }
 
@@ -118,7 +127,8 @@ impl Shrink {
 
     fn source(&self, owner: usize, fd: i32, token: [u8; 16]) -> Result<Source> {
         let gone = || Error::usage(format!("rank {owner} of {} has no process", self.parent.name()));
-        Ok(Source::Child { owner: self.parent.segment.process(owner).ok_or_else(gone)?, fd, token })
+        let owner = self.parent.segment.process(owner).ok_or_else(gone)?;
+        Ok(Source::Child { owner, owner_rank: 0, fd, token })
     }
 
     fn offer_of(&self, rank: usize) -> &Offer {

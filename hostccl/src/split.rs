@@ -4,10 +4,13 @@
 //! segment, and the other ranks of that colour join it. This takes three steps of the parent, then
 //! a join.
 
+mod spanning;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+pub(crate) use self::spanning::{SpanSplit, child_span};
 use crate::admission::Admission;
 use crate::blame::Blame;
 use crate::call_name::Name;
@@ -151,7 +154,7 @@ impl Split {
                     return Err(Error::new(made.code, message).by(Blame::of([first])));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
-                let source = Source::Child { owner: made.owner, fd: made.fd, token: made.token };
+                let source = Source::Child { owner: made.owner, owner_rank: 0, fd: made.fd, token: made.token };
                 let size = self.members.len() as u32;
                 let join = Join::new(source, size, rank as u32, self.name.clone(), self.aborted.clone());
                 self.join = Some(join.out_of(&self.parent, &self.members));

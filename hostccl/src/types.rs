@@ -93,17 +93,18 @@ pub struct ncclConfig_t {
     pub version: u32,
     /// With 0, init, split and shrink return at once. Otherwise they wait until they are done.
     pub blocking: c_int,
-    /// Ignored.
+    /// The size of a thread block cluster on a GPU, which the engine ignores.
     pub cgaClusterSize: c_int,
-    /// Ignored.
+    /// The least number of thread blocks on a GPU, which the engine ignores.
     pub minCTAs: c_int,
-    /// Ignored.
+    /// The largest number of thread blocks on a GPU, which the engine ignores.
     pub maxCTAs: c_int,
-    /// Ignored.
+    /// The name of NCCL's network, which the engine ignores.
     pub netName: *const c_char,
-    /// Checked and ignored: a split has nothing to share with its parent.
+    /// Whether a split shares resources with its parent. The engine checks the value and ignores
+    /// it, because a split has nothing to share.
     pub splitShare: c_int,
-    /// Ignored.
+    /// The traffic class of NCCL's network, which the engine ignores.
     pub trafficClass: c_int,
     /// The communicator's name in messages.
     pub commName: *const c_char,

@@ -51,6 +51,14 @@ impl BlockedCall<'_> {
         (waits || sends()).then(|| &*span.wire)
     }
 
+    /// How many bytes of messages have moved between this process and the one for which the call
+    /// waits.
+    fn moved_bytes(&self) -> u64 {
+        let (Blocker::Wire { from, .. } | Blocker::RemoteMessage { peer: from, .. }) = self.blocker else { return 0 };
+        let span = self.comm.span.as_ref();
+        span.and_then(|span| Some(span.wire.moved_bytes(span.peers[from]?, span.comm))).unwrap_or(0)
+    }
+
     /// Whether the word for which the call waits is the wire's.
     fn waits_for_wire(&self) -> bool {
         matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. })
@@ -81,6 +89,9 @@ pub(crate) struct Wait {
     /// The communicators' own timeout as it was when the wait began, because a call keeps the
     /// timeout with which it started. The outer `None` means that it was not read yet.
     comm_timeout: Option<Option<Duration>>,
+    /// How many bytes had moved over the wire, between this process and those for which the calls
+    /// wait, at the last look.
+    bytes: Option<u64>,
     /// When the thread looked at the peers last; `None` since the last progress.
     looked: Option<Instant>,
     /// Whether the calls were polled once more after their time was up.
@@ -178,6 +189,11 @@ impl Wait {
             }
         }
         self.looked = Some(Instant::now());
+        let bytes = calls.iter().map(BlockedCall::moved_bytes).fold(0, u64::wrapping_add);
+        if self.bytes.replace(bytes).is_some_and(|before| before != bytes) {
+            self.end(calls);
+            return Ok(());
+        }
         for call in ended() {
             let checked = call.comm.check_peers(Some((call.blocker, call.seen)), call.call);
             checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;

@@ -56,6 +56,17 @@ fn bytes(from: usize, to: usize, round: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 3 + from * 31 + to * 7 + round) as u8).collect()
 }
 
+/// Adds ones over all ranks, and checks the sums.
+fn reduce(comm: ncclComm_t, size: usize, count: usize) -> ncclResult_t {
+    let mut data = vec![1.0_f32; count];
+    let (dtype, op) = (DataType::Float32 as c_int, ReduceOp::Sum as c_int);
+    // SAFETY: the buffer holds what the call says.
+    let result =
+        unsafe { ncclAllReduce(data.as_ptr().cast(), data.as_mut_ptr().cast(), count, dtype, op, comm, null_mut()) };
+    assert!(result != ncclSuccess || data.iter().all(|sum| *sum == size as f32), "a wrong result");
+    result
+}
+
 /// Receives ten bytes from a rank, and says how it went.
 fn receive(comm: ncclComm_t, peer: c_int) {
     let mut data = [0_u8; 10];
@@ -94,6 +105,17 @@ fn child() {
                 None => say("right"),
                 Some(result) => say(&format!("{result} {} {}", lost_rank(comm), last_error())),
             }
+        }
+        // Every rank reduces until a call fails.
+        "reduce" => {
+            let counts = [1, 5000, 300_000].into_iter().cycle();
+            let result = counts.map(|count| reduce(comm, size, count)).find(|result| *result != ncclSuccess);
+            say(&format!("{} {} {}", result.unwrap(), lost_rank(comm), last_error()));
+        }
+        // All ranks but rank 5 reduce.
+        "late" if rank != 5 => {
+            let result = reduce(comm, size, 5000);
+            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
         }
         // Every rank only asks for the state of its communicator.
         "watch" => {
@@ -174,6 +196,37 @@ fn messages_between_hosts_and_within_them_arrive_and_nobody_is_missed_at_the_end
 fn a_killed_rank_is_named_by_all_others_in_their_calls() {
     kill_and_hear("exchange", 4, 2, 5);
     kill_and_hear("exchange", 3, 1, 0);
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_in_their_all_reduces() {
+    kill_and_hear("reduce", 4, 2, 2);
+    kill_and_hear("reduce", 3, 1, 2);
+}
+
+#[test]
+fn a_host_whose_processes_are_killed_is_named_with_ranks_of_it() {
+    let mut ranks = start_on_hosts("reduce", 3, 2, &[]);
+    all_ready(&mut ranks);
+    for victim in [2, 3] {
+        ranks[victim].child.kill().unwrap();
+    }
+    for rank in [0, 1, 4, 5] {
+        let said = ranks[rank].hear();
+        let named = [2, 3].map(|victim| said.starts_with(&format!("{ncclRemoteError} {victim} ")));
+        assert!(named.contains(&true), "rank {rank}: {said}");
+    }
+}
+
+#[test]
+fn the_deadline_of_an_all_reduce_names_the_rank_that_does_not_call() {
+    let mut ranks = start_on_hosts("late", 4, 2, &[("HOSTCCL_TIMEOUT_MS", "1000")]);
+    all_ready(&mut ranks);
+    for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != 5) {
+        let said = process.hear();
+        assert!(said.starts_with(&format!("{ncclTimeout} 5 ")), "rank {rank}: {said}");
+        assert!(said.contains("rank 5 did not come within 1000 ms"), "rank {rank}: {said}");
+    }
 }
 
 #[test]

@@ -9,11 +9,15 @@ mod common;
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
-use common::{Comm, DEADLINE, from_hex, hex_of, last_error, unique_id};
+use common::{Comm, DEADLINE, from_hex, hex_of, last_error, ok, unique_id};
 use hostccl::types::*;
+use hostccl::*;
 
 /// A process of ranks.
 struct Process {
@@ -28,10 +32,16 @@ struct Process {
 impl Process {
     /// Starts a process with the ranks `ranks` of `size`.
     fn start(id: &ncclUniqueId, size: usize, ranks: &[usize], variables: &[(&str, &str)]) -> Process {
+        Process::start_at(&hex_of(id), size, ranks, variables)
+    }
+
+    /// Does what [`start`](Process::start) does for an id as text. With "make" the process makes
+    /// the id, and writes it first.
+    fn start_at(id: &str, size: usize, ranks: &[usize], variables: &[(&str, &str)]) -> Process {
         let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("HOSTCCL_TEST_ID", hex_of(id))
+            .env("HOSTCCL_TEST_ID", id)
             .env("HOSTCCL_TEST_SIZE", size.to_string())
             .env("HOSTCCL_TEST_RANKS", list.join(","))
             .envs(variables.iter().copied())
@@ -67,16 +77,25 @@ impl Drop for Process {
     }
 }
 
-/// Joins as one rank, and says how it went.
+/// Joins as one rank, exchanges a number with the neighbours, and says how it went.
 fn join(id: ncclUniqueId, size: usize, rank: usize) -> (String, Option<Comm>) {
     let (result, comm) = common::init(size as i32, id, rank as i32);
-    match result {
-        ncclSuccess => {
-            let comm = Comm(comm);
-            (format!("{} of {}", comm.rank(), comm.size()), Some(comm))
-        }
-        code => (format!("error {code}: {}", last_error()), None),
+    if result != ncclSuccess {
+        return (format!("error {result}: {}", last_error()), None);
     }
+    let comm = Comm(comm);
+    let (me, size) = (comm.rank(), comm.size());
+    let (sent, mut got) = (me as i32, -1_i32);
+    let (next, last) = ((me + 1) % size, (me + size - 1) % size);
+    // SAFETY: both places hold one number, and outlive the group.
+    unsafe {
+        ok(ncclGroupStart());
+        ok(ncclSend((&raw const sent).cast(), 1, DataType::Int32 as i32, next as i32, comm.0, null_mut()));
+        ok(ncclRecv((&raw mut got).cast(), 1, DataType::Int32 as i32, last as i32, comm.0, null_mut()));
+        ok(ncclGroupEnd());
+    }
+    assert_eq!(got, last as i32);
+    (format!("{me} of {size}"), Some(comm))
 }
 
 #[test]
@@ -86,7 +105,14 @@ fn child() {
     let size: usize = env::var("HOSTCCL_TEST_SIZE").unwrap().parse().unwrap();
     let ranks: Vec<usize> =
         env::var("HOSTCCL_TEST_RANKS").unwrap().split(',').map(|rank| rank.parse().unwrap()).collect();
-    let id = from_hex(&hex);
+    let id = match hex.as_str() {
+        "make" => {
+            let id = unique_id();
+            println!("> {}", hex_of(&id));
+            id
+        }
+        _ => from_hex(&hex),
+    };
     let threads: Vec<_> = ranks.iter().map(|&rank| std::thread::spawn(move || join(id, size, rank))).collect();
     let joined: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     for (line, _) in &joined {
@@ -97,12 +123,157 @@ fn child() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
+/// Each process is a host.
+const ALONE: (&str, &str) = ("DM_HOSTCCL_SHM", "0");
+
+/// Starts a process for each list of ranks, with its variables.
+fn start(id: &ncclUniqueId, size: usize, processes: &[(&[usize], &[(&str, &str)])]) -> Vec<Process> {
+    processes.iter().map(|(ranks, variables)| Process::start(id, size, ranks, variables)).collect()
+}
+
+/// Checks that all ranks have joined.
+#[track_caller]
+fn all_join(size: usize, processes: &[(&[usize], &[(&str, &str)])]) {
+    let started = start(&unique_id(), size, processes);
+    for (process, (ranks, _)) in started.iter().zip(processes) {
+        for rank in *ranks {
+            assert_eq!(process.line(), format!("{rank} of {size}"));
+        }
+    }
+}
+
 #[test]
 fn each_process_a_host() {
+    all_join(3, &[(&[0], &[ALONE]), (&[1], &[ALONE]), (&[2], &[ALONE])]);
+}
+
+#[test]
+fn hosts_of_several_processes_and_threads() {
+    let (a, b) = (("DM_HOSTCCL_HOST", "a"), ("DM_HOSTCCL_HOST", "b"));
+    all_join(6, &[(&[0, 4], &[a]), (&[2], &[a]), (&[1], &[b]), (&[3], &[ALONE]), (&[5], &[b])]);
+}
+
+/// The ranks without variables share the maker's host, and wait in its segment first.
+#[test]
+fn ranks_in_the_makers_segment_leave_it_for_a_remote_one() {
     let id = unique_id();
-    let processes: Vec<Process> =
-        (0..3).map(|rank| Process::start(&id, 3, &[rank], &[("DM_HOSTCCL_SHM", "0")])).collect();
-    for (rank, process) in processes.iter().enumerate() {
-        assert_eq!(process.line(), format!("{rank} of 3"));
+    let here = start(&id, 3, &[(&[0], &[]), (&[2], &[])]);
+    std::thread::sleep(Duration::from_millis(300));
+    let there = Process::start(&id, 3, &[1], &[("DM_HOSTCCL_HOST", "other")]);
+    assert_eq!([here[0].line(), there.line(), here[1].line()], ["0 of 3", "1 of 3", "2 of 3"]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_to_all() {
+    let time = ("HOSTCCL_TIMEOUT_MS", "700");
+    let processes = start(&unique_id(), 4, &[(&[0], &[ALONE, time]), (&[1], &[ALONE, time])]);
+    for process in &processes {
+        let line = process.line();
+        assert!(line.contains("ranks 2, 3 did not come within 700 ms"), "{line}");
     }
+}
+
+#[test]
+fn a_rank_that_dies_while_others_wait_is_named_to_all() {
+    let mut processes = start(&unique_id(), 3, &[(&[0], &[ALONE]), (&[1], &[ALONE])]);
+    // Both have registered when the kernel says that they wait; a moment is enough, and a rank that
+    // dies earlier is not registered, so this test asks until it is.
+    std::thread::sleep(Duration::from_millis(700));
+    let dead = processes.remove(1);
+    let pid = dead.child.id();
+    drop(dead);
+    let line = processes[0].line();
+    assert!(line.contains(&format!("rank 1 (pid {pid} at ")) && line.contains("has gone before all"), "{line}");
+}
+
+#[test]
+fn other_numbers_of_ranks_are_told_to_all() {
+    let id = unique_id();
+    let processes = [
+        Process::start(&id, 3, &[0], &[ALONE]),
+        Process::start(&id, 3, &[1], &[ALONE]),
+        Process::start(&id, 4, &[2], &[ALONE]),
+    ];
+    let lines = processes.each_ref().map(Process::line);
+    for line in &lines {
+        assert!(
+            line.starts_with(&format!("error {ncclInvalidUsage}: ")) && line.contains("came with nranks"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_is_taken_twice_is_told_to_all() {
+    let processes = start(&unique_id(), 3, &[(&[0], &[ALONE]), (&[1], &[ALONE]), (&[1], &[ALONE])]);
+    for process in &processes {
+        let line = process.line();
+        assert!(line.contains("rank 1 was taken twice: by pid"), "{line}");
+    }
+}
+
+#[test]
+fn an_id_starts_one_communicator() {
+    let id = unique_id();
+    let first = start(&id, 2, &[(&[0], &[ALONE]), (&[1], &[ALONE])]);
+    assert_eq!([first[0].line(), first[1].line()], ["0 of 2", "1 of 2"]);
+    for variables in [&[ALONE][..], &[]] {
+        let line = Process::start(&id, 2, &[1], variables).line();
+        assert!(line.contains("used up") || line.contains("started a communicator already"), "{line}");
+    }
+}
+
+/// Returns the address that an id carries.
+fn address_of(id: &ncclUniqueId) -> SocketAddr {
+    let bytes = id.internal.map(|byte| byte as u8);
+    let port = u16::from_le_bytes([bytes[12], bytes[13]]);
+    match bytes[14] {
+        4 => SocketAddr::from(([bytes[64], bytes[65], bytes[66], bytes[67]], port)),
+        _ => SocketAddr::from((<[u8; 16]>::try_from(&bytes[64..80]).unwrap(), port)),
+    }
+}
+
+#[test]
+fn strangers_stop_nothing() {
+    let id = unique_id();
+    let address = address_of(&id);
+    let mut strangers: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (number, stranger) in strangers.iter_mut().enumerate() {
+        let bytes: Vec<u8> = match number % 3 {
+            0 => vec![],
+            1 => vec![7; 5000],
+            _ => [b"hccljoin".as_slice(), &[0; 500]].concat(),
+        };
+        // The maker closes the connection of a stranger that says something wrong.
+        let _ = stranger.write_all(&bytes);
+    }
+    let processes = start(&id, 2, &[(&[0], &[ALONE]), (&[1], &[ALONE])]);
+    assert_eq!([processes[0].line(), processes[1].line()], ["0 of 2", "1 of 2"]);
+}
+
+#[test]
+fn a_maker_that_dies_ends_the_join() {
+    let maker = Process::start_at("make", 3, &[0], &[ALONE]);
+    let id = from_hex(&maker.line());
+    let other = Process::start(&id, 3, &[1], &[ALONE]);
+    std::thread::sleep(Duration::from_millis(500));
+    drop(maker);
+    let line = other.line();
+    assert!(line.contains("the process that made") && line.contains("gone"), "{line}");
+}
+
+#[test]
+fn a_secret_is_needed_on_all_ranks_or_none() {
+    let secret = ("DM_STORE_SECRET", "correct horse battery staple");
+    let maker = Process::start_at("make", 2, &[0], &[ALONE, secret]);
+    let id = from_hex(&maker.line());
+    let other = Process::start(&id, 2, &[1], &[ALONE, secret]);
+    assert_eq!([maker.line(), other.line()], ["0 of 2", "1 of 2"]);
+
+    let maker = Process::start_at("make", 2, &[0], &[ALONE, secret]);
+    let id = from_hex(&maker.line());
+    let without = Process::start(&id, 2, &[1], &[ALONE]).line();
+    assert!(without.contains("DM_STORE_SECRET"), "{without}");
+    let wrong = Process::start(&id, 2, &[1], &[ALONE, ("DM_STORE_SECRET", "another")]).line();
+    assert!(wrong.contains("has another secret"), "{wrong}");
 }

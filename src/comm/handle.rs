@@ -10,9 +10,12 @@
 //! later, the thread gives all of that back. Otherwise the memory stays until the process ends. The
 //! end of the process does not wait for the thread.
 
+mod inside;
 mod questions;
 #[cfg(test)]
 mod tests;
+
+pub(super) use inside::Inside;
 
 use std::ffi::c_void;
 use std::ptr;
@@ -123,87 +126,6 @@ impl Handle {
 
     fn ending(&self) -> MutexGuard<'_, Ending> {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Calls on the communicator. While a call is inside, no other thread calls, and no thread ends the
-/// communicator.
-impl Handle {
-    /// Enters the communicator. Waits while a call under another tag is inside. `call` describes
-    /// this call in messages. Returns NULL, and is not inside, where the communicator has ended.
-    #[inline]
-    pub(super) fn enter(
-        self: &Arc<Handle>,
-        tag: u64,
-        wait: impl FnOnce() -> Wait,
-        call: &dyn Fn() -> String,
-    ) -> Result<RawComm> {
-        self.gate.enter(tag, wait, call)?;
-        // A thread that ends the communicator takes the raw communicator away before it looks who
-        // is inside.
-        let raw = RawComm(self.raw.load(Ordering::SeqCst));
-        if raw.is_null() {
-            self.leave();
-        }
-        Ok(raw)
-    }
-
-    /// Enters the communicator for a further call of a group that keeps the gate. Returns NULL, and
-    /// is not inside, where the communicator has ended.
-    pub(super) fn enter_again(self: &Arc<Handle>) -> RawComm {
-        self.gate.resume();
-        let raw = RawComm(self.raw.load(Ordering::SeqCst));
-        if raw.is_null() {
-            self.pause();
-        }
-        raw
-    }
-
-    /// Leaves the communicator after a call has returned.
-    #[inline]
-    pub(super) fn leave(self: &Arc<Handle>) {
-        self.gate.leave();
-        if self.raw.load(Ordering::SeqCst).is_null() {
-            self.end_what_was_taken();
-        }
-    }
-
-    /// Leaves the communicator after a call of a group has returned. Other threads enter when the
-    /// group ends.
-    pub(super) fn pause(self: &Arc<Handle>) {
-        self.gate.pause();
-        if self.raw.load(Ordering::SeqCst).is_null() {
-            self.end_what_was_taken();
-        }
-    }
-
-    /// Ends the communicator where another thread could not, because this thread was inside.
-    #[cold]
-    fn end_what_was_taken(self: &Arc<Handle>) {
-        let ending = self.ending();
-        if ending.taken.is_empty() || ending.takers > 0 {
-            return;
-        }
-        drop(ending);
-        if let Err(error) = self.finish(&Deadline::after(PATIENCE), None) {
-            log::warn!("rank {}: {error}", self.group.rank());
-        }
-    }
-}
-
-/// A call that has entered. Dropping it leaves the communicator, on whichever thread.
-pub(super) struct Inside(Arc<Handle>);
-
-impl Inside {
-    /// The call that has entered `handle`.
-    pub(super) fn of(handle: &Arc<Handle>) -> Inside {
-        Inside(Arc::clone(handle))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.leave();
     }
 }
 

@@ -1,4 +1,5 @@
 /* ranks: 2 */
+/* one host */
 /* Several threads, several meshes and groups use communicators. Each call behaves as it would
  * alone. */
 #include "blocked.h"

@@ -12,6 +12,8 @@ from .base import ROOT, Failure, run
 
 BUILD = ["cargo", "test", "--workspace", "--features", "cudarc", "--no-run", "--quiet", "--message-format=json"]
 BUILD_DEADLINE = 1800
+# The test programs whose ranks are processes: each process is a host of its own, too.
+OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostccl/tests/processes.rs"]
 
 
 def sources():
@@ -36,12 +38,12 @@ class Programs:
                 source = str(Path(message["target"]["src_path"]).relative_to(ROOT))
                 self.built[source] = message["executable"], Path(message["manifest_path"]).parent
 
-    def case(self, source):
+    def case(self, source, **variables):
         def body():
             if source not in self.built:
                 raise Failure(f"cargo built no test program of {source}")
             executable, folder = self.built[source]
-            return passed(run([executable], timeout=600, cwd=folder))
+            return passed(run([executable], timeout=600, cwd=folder, env=variables))
         return body
 
 
@@ -58,6 +60,8 @@ def add(runner):
     programs = Programs()
     for source in sources():
         runner.add(f"rust {source}", programs.case(source))
+    for source in OF_PROCESSES:
+        runner.add(f"rust {source} apart", programs.case(source, DM_HOSTCCL_SHM="0"), is_long=source != OF_PROCESSES[-1])
     documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
     runner.add("rust documentation", lambda: passed(run(documentation, timeout=BUILD_DEADLINE)))
     return programs.build

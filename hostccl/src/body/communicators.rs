@@ -16,8 +16,8 @@ use crate::id::Id;
 use crate::join::{Join, Source};
 use crate::segment::MAX_RANKS;
 use crate::setup::{ChildInit, ChildOperation, Init};
-use crate::shrink::Shrink;
-use crate::split::Split;
+use crate::shrink::{Shrink, SpanShrink};
+use crate::split::{SpanSplit, Split};
 use crate::timeout;
 use crate::types::*;
 
@@ -157,7 +157,11 @@ pub(crate) unsafe fn ncclCommSplit(
         // SAFETY: the caller's contract.
         unsafe {
             child_of(comm, new_comm, config, &format!("{color}"), |parent, name, handle| {
-                Ok(Box::new(Split::new(parent, color, key, name, handle.aborted.clone(), call)?))
+                let aborted = handle.aborted.clone();
+                Ok(match parent.span {
+                    None => Box::new(Split::new(parent, color, key, name, aborted, call)?),
+                    Some(_) => Box::new(SpanSplit::new(parent, (color, key), name, aborted, call)?),
+                })
             })
         }
     })
@@ -188,7 +192,11 @@ pub(crate) unsafe fn ncclCommShrink(
         // SAFETY: the caller's contract.
         unsafe {
             child_of(comm, new_comm, config, "shrunk", |parent, name, handle| {
-                Ok(Box::new(Shrink::new(parent, &excluded, abort, name, handle.aborted.clone())?))
+                let aborted = handle.aborted.clone();
+                Ok(match parent.span {
+                    None => Box::new(Shrink::new(parent, &excluded, abort, name, aborted)?),
+                    Some(_) => Box::new(SpanShrink::new(parent, &excluded, abort, name, aborted)?),
+                })
             })
         }
     })

@@ -212,10 +212,13 @@ unsafe fn message(
         let side = side(check_buffer(name, buffer, count, true)?);
         let seat = comm.span.as_ref().map_or(Some(peer), |span| span.seat_of(peer));
         // SAFETY: the caller's contract.
-        Ok(vec![match seat {
-            Some(seat) => Task::Message(unsafe { Message::new(comm, side, seat, count, dtype, call) }?),
-            None => Task::Remote(unsafe { RemoteMessage::new(comm, side, peer, count, dtype, call) }?),
-        }])
+        let task = unsafe {
+            match seat {
+                Some(seat) => Task::Message(Message::new(comm, side, seat, count, dtype, call)?),
+                None => Task::Remote(RemoteMessage::new(comm, side, peer, count, dtype, call)?),
+            }
+        };
+        Ok(vec![task])
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, Status};
 use super::link::{self, End, Link};
-use super::message::{MESSAGE_BYTES, Member, Message};
+use super::message::{MESSAGE_BYTES, Message};
 use crate::error::{Error, Result};
 use crate::fork::Closed;
 use crate::noise::{HANDSHAKE_BYTES, Session};
@@ -42,20 +42,19 @@ pub(crate) struct Client {
     address: SocketAddr,
     /// The token of the id.
     token: Token,
-    /// What this rank registers.
-    member: Member,
+    /// The first message: what this rank registers, or why it cannot join.
+    first: Message,
     /// How far the connection is.
     progress: Progress,
     /// Why the last try to connect failed.
     last_failure: Option<String>,
-    /// Whether the maker has ever answered.
-    was_answered: bool,
 }
 
 impl Client {
-    pub(crate) fn new(address: SocketAddr, token: Token, member: Member) -> Client {
-        let progress = Progress::Idle(Instant::now());
-        Client { address, token, member, progress, last_failure: None, was_answered: false }
+    /// Returns a client that has not begun to connect. `first` is what it says first.
+    pub(crate) fn new(address: SocketAddr, token: Token, first: Message) -> Client {
+        let (address, progress) = (with_own_scope(address), Progress::Idle(Instant::now()));
+        Client { address, token, first, progress, last_failure: None }
     }
 
     /// The address of the maker.
@@ -66,6 +65,11 @@ impl Client {
     /// Whether this rank has registered.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.progress, Progress::Ready(_))
+    }
+
+    /// Whether the first message has gone.
+    pub(crate) fn has_said(&self) -> bool {
+        matches!(&self.progress, Progress::Ready(link) if !link.has_to_send())
     }
 
     /// Returns why the maker could not be reached so far.
@@ -218,7 +222,6 @@ impl Client {
                 format!("the process at {} is not the one that made the unique id", self.address),
             ));
         }
-        self.was_answered = true;
         match status {
             Some(Status::Welcome) => {}
             Some(Status::RankHasNoSecret) => {
@@ -250,7 +253,7 @@ impl Client {
     fn register(&self, mut link: Link) -> Progress {
         link.expect(MESSAGE_BYTES);
         // An error shows when the link is read.
-        let _ = link.put_frame(&link::frame(&Message::Register(self.member.clone())));
+        let _ = link.put_frame(&link::frame(&self.first));
         let _ = link.push();
         Progress::Ready(link)
     }
@@ -271,6 +274,20 @@ impl Client {
                 self.address
             ),
         )
+    }
+}
+
+/// Returns the address with the number of this host's interface, where the address is of the link.
+/// The numbers of interfaces mean nothing on another host.
+fn with_own_scope(address: SocketAddr) -> SocketAddr {
+    match (address, here::own_address()) {
+        (SocketAddr::V6(mut theirs), Ok(SocketAddr::V6(own)))
+            if theirs.ip().is_unicast_link_local() && own.scope_id() != 0 =>
+        {
+            theirs.set_scope_id(own.scope_id());
+            SocketAddr::V6(theirs)
+        }
+        _ => address,
     }
 }
 

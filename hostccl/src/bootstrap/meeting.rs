@@ -10,6 +10,7 @@ use super::message::{Member, Message, Stage};
 use crate::blame::Blame;
 use crate::error::Error;
 use crate::labels;
+use crate::process::ProcessId;
 use crate::segment::Lobby;
 use crate::types::*;
 
@@ -107,11 +108,6 @@ impl Meeting {
     /// Whether all ranks have joined.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Over
-    }
-
-    /// Whether the join has failed.
-    pub(super) fn has_failed(&self) -> bool {
-        self.failure.is_some()
     }
 
     /// Whether nobody can come any more, because the id has started a communicator in its segment.
@@ -294,7 +290,11 @@ impl Meeting {
             self.lobby.close();
         }
         let last = stage == Stage::Over;
-        self.outgoing.push(Outgoing { to: self.connections(), frame: link::frame(&message), last });
+        // This process may end as soon as its own rank has joined, so that rank learns of it last.
+        let is_here = |seat: &&Seat| seat.member.process == ProcessId::current();
+        let (here, elsewhere): (Vec<&Seat>, Vec<&Seat>) = self.seats.iter().flatten().partition(is_here);
+        let to = elsewhere.into_iter().chain(here).map(|seat| seat.connection).collect();
+        self.outgoing.push(Outgoing { to, frame: link::frame(&message), last });
     }
 
     fn fail_gone(&mut self) {

@@ -112,7 +112,9 @@ impl Writer {
     /// Writes the number of the values and the values.
     fn list(&mut self, values: impl ExactSizeIterator<Item = u32>) -> &mut Writer {
         self.u32(values.len() as u32);
-        values.for_each(|value| drop(self.u32(value)));
+        for value in values {
+            self.u32(value);
+        }
         self
     }
 }
@@ -245,7 +247,7 @@ impl Message {
                 let blame = Blame { ranks: ranks(bytes.list()?), lost: ranks(bytes.list()?) };
                 let text = String::from_utf8_lossy(bytes.sized(TEXT_BYTES)?).into_owned();
                 // A failure must not look like a success.
-                let code = if matches!(code, ncclSuccess | ncclInProgress) { ncclInternalError } else { code };
+                let code = if [ncclSuccess, ncclInProgress].contains(&code) { ncclInternalError } else { code };
                 Message::Failed(Error::new(code, text).by(blame))
             }
             _ => return None,

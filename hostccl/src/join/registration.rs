@@ -4,15 +4,15 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Context, take_seat};
+use super::seat::{Context, take_seat};
 use crate::blame::Blame;
 use crate::bootstrap::client::Client;
 use crate::bootstrap::{Member, Message, Stage, wire_token};
 use crate::comm::Comm;
+use crate::desk;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::host::Host;
-use crate::news;
 use crate::poll::Blocker;
 use crate::process::ProcessId;
 use crate::segment;
@@ -35,8 +35,8 @@ pub(super) struct Registration {
     wire: Arc<dyn Wire>,
     /// The host of this process.
     host: Host,
-    /// The segment that this rank offers, until all ranks have mapped theirs.
-    offer: Private<OwnedFd>,
+    /// The segment that this rank offers. It stays open until all ranks have mapped theirs.
+    _offer: Private<OwnedFd>,
     /// The stage in which this rank is.
     stage: Stage,
     /// The ranks that have come as far as this one, as far as this rank knows.
@@ -61,6 +61,7 @@ impl Registration {
         context: &Context,
         lobby: Option<Arc<Comm>>,
     ) -> Result<Registration> {
+        here::on_tick(desk::tick);
         let (wire, host, offered) = (here::here()?, Host::current()?, random_token()?);
         let offer = Private::of(segment::create(offered)?);
         let member = Member {
@@ -76,11 +77,11 @@ impl Registration {
             contact: wire.contact(),
         };
         Ok(Registration {
-            client: Client::new(address, token, member),
+            client: Client::new(address, token, Message::Register(member)),
             token,
             wire,
             host,
-            offer,
+            _offer: offer,
             stage: Stage::Registering,
             came: Vec::new(),
             since: Instant::now(),
@@ -221,9 +222,7 @@ impl Registration {
             let contacts = members.iter().map(|member| member.contact.clone()).collect();
             Span::new(me, hosts, host_of, *number, wire, token, contacts)
         });
-        let comm = take_seat(fd, (seat, here.len()), on_machine, labels, context, span)?;
-        news::register(&comm);
-        Ok(comm)
+        take_seat(fd, (seat, here.len()), on_machine, labels, context, span)
     }
 
     /// Fails when the time is up, or when a rank that waited in the segment of the id has died.

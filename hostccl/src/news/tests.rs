@@ -1,10 +1,10 @@
 use super::*;
 use crate::call_name::Name;
 use crate::desk::Desk;
+use crate::hosts_of_threads;
 use crate::message::Side;
 use crate::progress;
 use crate::remote_message::RemoteMessage;
-use crate::span::threads;
 use crate::types::DataType;
 use crate::wire::memory::Memory;
 
@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// Returns registered ends of a communicator and their wires.
 fn registered(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memory>>) {
-    let (ends, wires) = threads::communicators(hosts);
+    let (ends, wires) = hosts_of_threads::communicators(hosts);
     ends.iter().for_each(register);
     (ends, wires)
 }
@@ -230,7 +230,7 @@ fn a_process_that_leaves_and_then_ends_is_not_lost() {
 
 #[test]
 fn a_failure_that_comes_before_the_join_is_over_is_kept() {
-    let (ends, _) = threads::communicators(&[&[0], &[1]]);
+    let (ends, _) = hosts_of_threads::communicators(&[&[0], &[1]]);
     register(&ends[1]);
     ends[1].fail_whole(ncclRemoteError, Blame::of([1]), "too early", "");
     ends[0].check().unwrap();
@@ -267,4 +267,17 @@ fn a_chain_of_waiting_ranks_blames_the_one_that_does_not_come() {
             assert!(error.message().contains("rank 0 did not come within 300 ms"), "{}", error.message());
         }
     });
+}
+
+#[test]
+fn a_rank_that_refuses_its_call_ends_the_collective_of_another_host() {
+    let (ends, _) = registered(&[&[0], &[1]]);
+    assert_eq!(crate::diagnosis::end_if_peer_waits(&ends[0], "dm_init"), Ok(()));
+    let span = ends[1].span.as_ref().unwrap();
+    // SAFETY: the byte outlives the request, which is done at once.
+    let sent = unsafe { span.wire.isend(span.peers[0].unwrap(), span.to(0, 0), [1_u8].as_ptr(), 1) };
+    assert_eq!(span.wire.test(&sent), Ok(Some(1)));
+    let error = crate::diagnosis::end_if_peer_waits(&ends[0], "dm_init").unwrap_err();
+    assert_eq!(error.message(), "rank 1 is in a collective, which rank 0 does not call: rank 0 is in dm_init");
+    assert_eq!(failure(&ends[1]).blame(), &Blame::of([0, 1]));
 }

@@ -13,8 +13,9 @@
 //! | NaN | 0x7f | 0x7d, 0x7e, 0x7f |
 //!
 //! NCCL rounds the results of its reductions in CUDA's mode `__NV_SATFINITE`: to nearest, ties to
-//! even, and what is beyond the largest number, infinity too, becomes the largest number. So does
-//! this engine. A NaN stays a NaN. The maximum and minimum give back an infinity as it is.
+//! even, and what is beyond the largest number, infinity too, becomes the largest number. This
+//! engine rounds in the same way. A NaN stays a NaN. The maximum and minimum give back an infinity
+//! as it is.
 //!
 //! The conversions have no branches, so that loops over them vectorise.
 
@@ -22,8 +23,8 @@ use super::element::{Averaged, Element, averaged_float, fold_loaded};
 use super::isa::Isa;
 use std::mem::MaybeUninit;
 
-/// An 8-bit floating-point type with that many bits of mantissa. `SATURATES` says whether an
-/// infinity is rounded to the largest number.
+/// An 8-bit floating-point type whose mantissa has `MANTISSA` bits. `SATURATES` says whether a
+/// conversion turns an infinity into the largest number.
 pub(super) struct Float8<const MANTISSA: u32, const SATURATES: bool>;
 
 /// `ncclFloat8e4m3`.
@@ -32,19 +33,19 @@ pub(super) type Float8E4M3 = Float8<3, true>;
 pub(super) type Float8E5M2 = Float8<2, true>;
 
 impl<const MANTISSA: u32, const SATURATES: bool> Float8<MANTISSA, SATURATES> {
-    /// How far an `f32`'s mantissa is longer.
+    /// How many bits more the mantissa of an `f32` has.
     const SHIFT: u32 = 23 - MANTISSA;
     /// The exponent bias.
     const BIAS: u32 = (1 << (6 - MANTISSA)) - 1;
-    /// The difference of the exponent biases, in the place of an `f32`'s exponent.
+    /// The difference of the exponent biases, shifted to the exponent's bits of an `f32`.
     const REBIAS: u32 = (127 - Self::BIAS) << 23;
-    /// The largest number, without its sign.
+    /// The bits of the largest number, without its sign.
     const LARGEST: u8 = if Self::HAS_INFINITY { 0x7b } else { 0x7e };
     /// The largest number.
     const LARGEST_VALUE: f32 = f32::from_bits(((Self::LARGEST as u32) << Self::SHIFT) + Self::REBIAS);
-    /// The NaN that a conversion gives.
+    /// The bits of the NaN that a conversion gives.
     const NAN: u8 = if Self::HAS_INFINITY { 0x7e } else { 0x7f };
-    /// Infinity; not used where there is none.
+    /// The bits of infinity. A type without infinities does not use them.
     const INFINITY: u8 = 0x7c;
     /// Whether the type has infinities.
     const HAS_INFINITY: bool = MANTISSA == 2;

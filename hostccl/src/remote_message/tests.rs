@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use super::*;
 use crate::error::Result;
+use crate::hosts_of_threads;
 use crate::news;
 use crate::progress::{self, Lane};
-use crate::span::threads;
 use crate::types::*;
 
 fn registered(hosts: &[&[usize]]) -> Vec<Arc<Comm>> {
-    let (ends, _) = threads::communicators(hosts);
+    let (ends, _) = hosts_of_threads::communicators(hosts);
     ends.iter().for_each(news::register);
     ends
 }

@@ -1,4 +1,5 @@
-//! The segment of a unique id, as the process that made the id sees it while it serves the join.
+//! The header of a segment while its communicator is made: the segment of a unique id, as the
+//! process that made the id sees it; or that of a communicator that is shrunk over several hosts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -13,7 +14,10 @@ const MOVED: u32 = 1;
 /// A communicator over several hosts has been started by the id.
 const OVER: u32 = 2;
 
-/// The header of the segment of a unique id.
+/// All ranks of all hosts have joined the communicator.
+const JOINED: u32 = 3;
+
+/// The header of a segment whose communicator is being made.
 #[derive(Debug)]
 pub(crate) struct Lobby(Mapping);
 
@@ -53,10 +57,32 @@ impl Lobby {
     }
 }
 
+impl Lobby {
+    /// Notes the number of the communicator, before other ranks look at the segment.
+    pub(crate) fn set_number(&self, number: u64) {
+        self.0.header().comm.store(number, Ordering::SeqCst);
+    }
+
+    /// Returns the number of the communicator.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.header().comm.load(Ordering::SeqCst)
+    }
+}
+
 impl Header {
+    /// Notes that all ranks of all hosts have joined.
+    pub(crate) fn set_joined(&self) {
+        self.moved.store(JOINED, Ordering::SeqCst);
+    }
+
+    /// Whether all ranks of all hosts have joined.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.moved.load(Ordering::SeqCst) == JOINED
+    }
+
     /// Whether the ranks in the segment of a unique id are to leave it.
     pub(crate) fn is_moved(&self) -> bool {
-        self.moved.load(Ordering::SeqCst) != 0
+        self.moved.load(Ordering::SeqCst) == MOVED
     }
 
     /// Whether the id of this segment has started a communicator over several hosts.

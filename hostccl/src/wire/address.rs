@@ -56,8 +56,8 @@ pub(crate) fn interfaces() -> std::io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Whether an interface's name is chosen by a list with NCCL's rules: names or prefixes, separated by
-/// commas; `^` in front excludes them, and `=` asks for whole names. `^=` does both.
+/// Whether an interface's name is chosen by a list with NCCL's rules: names or prefixes, separated
+/// by commas; `^` in front excludes them, and `=` asks for whole names. `^=` does both.
 fn is_chosen(list: &str, name: &str) -> bool {
     let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::Wire;
 use super::address::Interface;
 use super::tcp::Tcp;
-use super::tcp::options::Options;
+use super::tcp::options::{self, Options};
+use super::ucx;
 use crate::error::{Error, Result};
 use crate::fork;
 
@@ -48,7 +49,8 @@ pub(crate) fn here() -> Result<Arc<dyn Wire>> {
     let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
     let wire: Arc<dyn Wire> = match kind.as_str() {
         "" | "tcp" => Tcp::open(Options::read(here.address, secret(&here))?, tick)?,
-        "ucx" => return Err(Error::argument("DM_WIRE is \"ucx\", which this build does not have: leave it unset")),
+        "ucx" if secret(&here).is_some() => return Err(ucx::refuse_secret()),
+        "ucx" => ucx::open(options::silence()?, tick)?,
         _ => return Err(Error::argument(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\""))),
     };
     here.wire = Some(Arc::downgrade(&wire));

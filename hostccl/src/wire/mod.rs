@@ -11,11 +11,14 @@
 //! request ends, a notice arrives, or a peer is lost.
 
 pub(crate) mod address;
+#[cfg(test)]
+mod contract;
 pub(crate) mod here;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod request;
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -127,7 +130,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch its buffer. The peer may still see the
-    /// message, or a part of it that it drops.
+    /// message, or a part of it that it drops. A receive that has met no message yet may take its
+    /// message with it, so that the tag's next receive gets the message after that.
     fn cancel(&self, request: Request);
 
     /// Sends a notice about a communicator, which needs no receive at the peer. It takes a
@@ -139,6 +143,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn connected(&self, peer: Peer) -> bool {
         let _ = peer;
         true
+    }
+
+    /// How many bytes of the communicator's messages have moved from and to the peer so far. While
+    /// the number grows, a long message makes progress.
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let _ = (peer, comm);
+        0
     }
 
     /// Returns the notices that have come and that nobody has taken yet, and the peers that were

@@ -6,9 +6,8 @@
  *
  *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY
  *
- * With METHOD env:// the environment gives rank, size and address. Device type cpu is refused
- * across hosts. cuda with the host engine as its library needs no device until it makes
- * communicators. */
+ * With METHOD env:// the environment gives rank, size and address. cuda with the host engine as its
+ * library needs no device until it makes communicators. */
 #include "../check.h"
 
 static double began;

@@ -25,6 +25,12 @@ pub fn text(report: &Report) -> String {
         report.library_version,
         report.dtype
     );
+    if hosts > 1 {
+        for host in report.hosts.iter().take(TOLD) {
+            out += &format!("  {}: {}\n", host.name, runs(&host.ranks));
+        }
+        out += &more(hosts);
+    }
     let calls: usize = report.dimensions.iter().map(|dimension| dimension.verified_calls).sum();
     out += &match report.wrong.is_empty() {
         true => format!("verified: {calls} calls of all ranks, every element is right\n"),
@@ -111,6 +117,25 @@ fn slow_text(slow: &SlowGroup) -> String {
     )
 }
 
+/// The ranks of a host, which are in ascending order: "ranks 0-3, 8".
+fn runs(ranks: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    let listed: Vec<String> = runs.iter().take(MEMBERS).map(text).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let rest = if runs.len() > MEMBERS { format!(", ... {} ranks", ranks.len()) } else { String::new() };
+    format!("{noun} {}{rest}", listed.join(", "))
+}
+
 fn members(ranks: &[i32]) -> String {
     let listed: Vec<String> = ranks.iter().take(MEMBERS).map(i32::to_string).collect();
     let rest = if ranks.len() > MEMBERS { format!(", ... {} ranks", ranks.len()) } else { String::new() };
@@ -180,5 +205,17 @@ fn bytes(bytes: usize) -> String {
         whole if whole >= 1 << 20 && whole % (1 << 20) == 0 => format!("{} MiB", whole >> 20),
         whole if whole >= 1 << 10 && whole % (1 << 10) == 0 => format!("{} KiB", whole >> 10),
         odd => format!("{odd} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn the_ranks_of_a_host_are_listed_in_runs() {
+        assert_eq!(runs(&[3]), "rank 3");
+        assert_eq!(runs(&[0, 1, 2, 8]), "ranks 0-2, 8");
+        assert_eq!(runs(&(0..40).step_by(2).collect::<Vec<_>>()), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... 20 ranks");
     }
 }

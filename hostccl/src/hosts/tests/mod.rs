@@ -14,9 +14,9 @@ use crate::call_name::{NAME_BYTES, Name};
 use crate::collective::{Call, Kind, Ragged, Reduction};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::hosts_of_threads;
 use crate::news;
 use crate::progress;
-use crate::span::threads;
 use crate::types::DataType;
 use crate::wire::memory::Memory;
 
@@ -44,7 +44,7 @@ pub(super) struct Ranks {
 
 impl Ranks {
     pub(super) fn new(hosts: &[&[usize]]) -> Ranks {
-        let (ends, wires) = threads::communicators(hosts);
+        let (ends, wires) = hosts_of_threads::communicators(hosts);
         for end in &ends {
             end.set_timeout(30_000);
             news::register(end);

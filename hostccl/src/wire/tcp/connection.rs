@@ -65,7 +65,7 @@ pub(super) struct Connection {
     /// The bytes that follow the head.
     payload: Payload,
     /// Seals and opens records, where the connection is encrypted.
-    cipher: Option<Cipher>,
+    cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
 }
@@ -80,7 +80,7 @@ pub(super) struct Done {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Cipher>) -> Connection {
+    pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Box<Cipher>>) -> Connection {
         let room = if cipher.is_some() { SECRET_ROOM } else { ROOM };
         Connection {
             socket,
@@ -98,8 +98,8 @@ impl Connection {
         }
     }
 
-    /// Makes the connection drop the bytes of a message from now on. Returns the message's length if
-    /// a frame of it was being read.
+    /// Makes the connection drop the bytes of a message from now on. Returns the message's length
+    /// if a frame of it was being read.
     pub(super) fn forget(&mut self, forgotten: Key) -> Option<usize> {
         match self.sink {
             Sink::Direct { key, total, .. } if key == forgotten => {
@@ -238,8 +238,9 @@ impl Connection {
     /// Counts bytes of the current frame that are in place.
     fn advance(&mut self, bytes: usize, remote: &mut Remote, ledger: &mut Ledger) {
         self.left -= bytes;
-        if let Sink::Direct { to, .. } = &mut self.sink {
+        if let Sink::Direct { to, key, .. } = &mut self.sink {
             *to += bytes;
+            remote.count_moved(*key, bytes);
         }
         if self.left == 0 {
             remote.finish(std::mem::replace(&mut self.sink, Sink::None), ledger);
@@ -373,7 +374,8 @@ impl Connection {
         let bytes = bytes - of_head;
         let is_over = match &mut self.payload {
             Payload::None => false,
-            Payload::Of { from, left, .. } => {
+            Payload::Of { send, from, left } => {
+                remote.count_moved(send.key, bytes);
                 *from += bytes;
                 *left -= bytes;
                 *left == 0

@@ -17,8 +17,8 @@ use super::options::Options;
 use super::state::{Inner, State};
 use super::stranger::{self, Step, Stranger};
 use crate::fork::{self, Private};
-use crate::thread;
 use crate::wire::Lost;
+use crate::{machine, thread};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
@@ -99,6 +99,10 @@ impl Keeper {
             }
             self.look();
             let is_tick = Instant::now() >= next_tick;
+            if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
+                // The thread for which the bell of the connections rang is up already.
+                self.inner.sleeper.still();
+            }
             if is_relied_on || is_tick {
                 self.inner.lock().pass(&self.inner);
             }
@@ -131,7 +135,17 @@ impl Keeper {
                 address = from.as_socket();
                 Ok(socket)
             });
-            let Ok(socket) = accepted else { return };
+            let socket = match accepted {
+                Ok(socket) => socket,
+                Err(reason) if reason.kind() == io::ErrorKind::WouldBlock => return,
+                Err(reason) => {
+                    // The listener stays ready, for example while this process can open no more
+                    // files. The pause keeps the thread from using up a processor.
+                    log::debug!("the wire accepts no connection: {}", machine::explained(&reason));
+                    std::thread::sleep(PAUSE);
+                    return;
+                }
+            };
             if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
                 continue;
             }
@@ -299,7 +313,7 @@ impl Keeper {
     }
 
     /// Makes a stranger the connection of its peer.
-    fn settle(&mut self, number: u64, cipher: Option<Cipher>) {
+    fn settle(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
         let Some(Stranger { socket, address, peer: Some(peer), .. }) = self.remove(number) else { return };
         if let Some(other) = self.attempts.remove(&peer).and_then(|attempt| attempt.stranger) {
             self.remove(other);
@@ -329,6 +343,15 @@ impl Keeper {
             self.strangers.iter().filter(|(_, stranger)| old(stranger)).map(|(number, _)| *number).collect();
         for number in numbers {
             self.remove(number);
+        }
+        let silence = self.inner.options.silence;
+        let silent = |stranger: &Stranger| stranger.is_connecting() && now.duration_since(stranger.since) > silence;
+        let numbers: Vec<u64> =
+            self.strangers.iter().filter(|(_, stranger)| silent(stranger)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let Some(stranger) = self.remove(number) else { continue };
+            let why = format!("{} does not answer: no connection within {} ms", stranger.address, silence.as_millis());
+            stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
         }
         let is_late = |attempt: &Attempt| now.duration_since(attempt.since) > TRIES;
         let late: Vec<u32> =

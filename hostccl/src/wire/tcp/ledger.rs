@@ -1,11 +1,45 @@
 //! The requests of a wire, and what it has to tell.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::wire::{Broken, Lost, Notice, Peer, Tag};
 
 /// The tag and the number of a message.
 pub(super) type Key = (Tag, u64);
+
+/// A quick hash for the keys of messages, which are small numbers. A peer that chose its tags to
+/// make them collide would only delay itself.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Quick(u64);
+
+impl Quick {
+    fn mix(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for Quick {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.mix(u64::from(*byte)));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.mix(u64::from(number));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.mix(number);
+    }
+
+    fn finish(&self) -> u64 {
+        // The table uses the highest and the lowest bits.
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+/// A table with that hash.
+pub(super) type Table<K, V> = HashMap<K, V, BuildHasherDefault<Quick>>;
 
 /// What a request waits for.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +58,9 @@ pub(super) struct Ledger {
     /// The number of the last request.
     pub(super) last: u64,
     /// The requests under way.
-    pub(super) open: HashMap<u64, Open>,
+    pub(super) open: Table<u64, Open>,
     /// The outcomes that nobody has taken.
-    pub(super) ended: HashMap<u64, Result<usize, Broken>>,
+    pub(super) ended: Table<u64, Result<usize, Broken>>,
     /// The notices that nobody has taken.
     pub(super) notices: Vec<Notice>,
     /// The losses that nobody has taken.

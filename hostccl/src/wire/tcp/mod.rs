@@ -60,8 +60,8 @@ const MOST_NOTICES: usize = 4 << 20;
 pub(crate) struct Tcp(Arc<Inner>);
 
 impl Tcp {
-    /// Opens a wire: a listener at the chosen address, and the wire's thread, which calls `tick` about
-    /// ten times a second.
+    /// Opens a wire: a listener at the chosen address, and the wire's thread, which calls `tick`
+    /// about ten times a second.
     pub(crate) fn open(options: Options, tick: fn()) -> Result<Arc<Tcp>> {
         let system = |what: &'static str| move |reason: io::Error| Error::system(what, reason);
         let (listener, address) = options.listen()?;
@@ -218,6 +218,14 @@ impl Wire for Tcp {
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {
         let mut state = self.0.lock();
         (std::mem::take(&mut state.ledger.notices), std::mem::take(&mut state.ledger.losses))
+    }
+
+    fn connected(&self, peer: Peer) -> bool {
+        self.0.lock().links.get(&peer.0).is_some_and(|link| link.connection.is_some())
+    }
+
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        self.0.lock().links.get(&peer.0).map_or(0, |link| link.remote.moved(comm))
     }
 
     fn lost(&self, peer: Peer) -> Option<Lost> {

@@ -47,6 +47,11 @@ fn parse_silence(text: &str) -> Result<Duration> {
     })
 }
 
+/// Returns how long a host may be silent: the value of `DM_HOST_TIMEOUT_MS`, or 5 s.
+pub(crate) fn silence() -> Result<Duration> {
+    variable("DM_HOST_TIMEOUT_MS").map_or(Ok(SILENCE), |text| parse_silence(&text))
+}
+
 impl Options {
     /// Reads the environment. `fixed` is the address that reaches the store.
     pub(crate) fn read(fixed: Option<IpAddr>, secret: Option<Vec<u8>>) -> Result<Options> {
@@ -56,7 +61,7 @@ impl Options {
         let interfaces = address::interfaces().map_err(|reason| Error::system("listing the interfaces", reason))?;
         let list = list.as_ref().map(|(name, value)| (*name, value.as_str()));
         let interface = address::choose(&interfaces, list, fixed).map_err(Error::argument)?;
-        let silence = variable("DM_HOST_TIMEOUT_MS").map_or(Ok(SILENCE), |text| parse_silence(&text))?;
+        let silence = silence()?;
         Ok(Options { interface, silence, congestion: variable("DM_SOCKET_CONGESTION"), secret })
     }
 

@@ -12,13 +12,15 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::frame::{Header, Kind};
-use super::ledger::{Key, Ledger, Open};
+use super::ledger::{Key, Ledger, Open, Table};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
 /// What short messages may cost that the receiver has not taken, in bytes.
 pub(super) const CREDIT: usize = 4 << 20;
 /// What each short message costs besides its bytes.
 pub(super) const COST: usize = 128;
+/// The smallest piece of a message that counts as progress, in bytes.
+const LEAST_COUNTED: usize = 1 << 10;
 /// The most messages that a peer may announce or ask for ahead of this side.
 pub(super) const MOST_AHEAD: usize = 1 << 20;
 
@@ -79,19 +81,19 @@ pub(super) struct Remote {
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
     /// The number of messages that were sent under each tag.
-    pub(super) sent: HashMap<Tag, u64>,
+    pub(super) sent: Table<Tag, u64>,
     /// The number of receives that were posted under each tag.
-    pub(super) received: HashMap<Tag, u64>,
+    pub(super) received: Table<Tag, u64>,
     /// The messages that may go. They take turns after each piece.
     pub(super) queue: VecDeque<Send>,
     /// The messages that wait until the receiver asks.
-    pub(super) held: HashMap<Key, Send>,
+    pub(super) held: Table<Key, Send>,
     /// The receivers' rooms for messages that are not sent yet.
-    pub(super) wanted: HashMap<Key, usize>,
+    pub(super) wanted: Table<Key, usize>,
     /// The receives whose messages have not come as a whole.
-    pub(super) posted: HashMap<Key, Receive>,
+    pub(super) posted: Table<Key, Receive>,
     /// The messages for which no receive was posted yet.
-    pub(super) arrived: HashMap<Key, Arrived>,
+    pub(super) arrived: Table<Key, Arrived>,
     /// Frames without a buffer of the caller, which go before others.
     pub(super) control: Vec<u8>,
     /// What short messages may still cost.
@@ -100,6 +102,9 @@ pub(super) struct Remote {
     pub(super) kept: usize,
     /// What the short messages cost that were taken here and that the sender was not told of.
     owed: usize,
+    /// How many bytes of each communicator's messages have moved in both directions. Small pieces
+    /// do not count.
+    moved: HashMap<u64, u64>,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
@@ -124,17 +129,18 @@ impl Remote {
             uses: 0,
             tokens: Vec::new(),
             lost: None,
-            sent: HashMap::new(),
-            received: HashMap::new(),
+            sent: Table::default(),
+            received: Table::default(),
             queue: VecDeque::new(),
-            held: HashMap::new(),
-            wanted: HashMap::new(),
-            posted: HashMap::new(),
-            arrived: HashMap::new(),
+            held: Table::default(),
+            wanted: Table::default(),
+            posted: Table::default(),
+            arrived: Table::default(),
             control: Vec::new(),
             credit: CREDIT,
             kept: 0,
             owed: 0,
+            moved: HashMap::new(),
             is_idle_there: false,
             is_idle_here: false,
             is_closing: false,
@@ -309,6 +315,19 @@ impl Remote {
             ledger.changed = true;
         }
         self.lost = Some(lost);
+    }
+
+    /// Counts bytes of a message that have moved. Small pieces do not count, because a message of
+    /// small pieces ends soon.
+    pub(super) fn count_moved(&mut self, key: Key, bytes: usize) {
+        if bytes >= LEAST_COUNTED {
+            *self.moved.entry(key.0.comm).or_insert(0) += bytes as u64;
+        }
+    }
+
+    /// How many bytes of a communicator's messages have moved.
+    pub(super) fn moved(&self, comm: u64) -> u64 {
+        self.moved.get(&comm).copied().unwrap_or(0)
     }
 
     /// Whether something waits to be sent.

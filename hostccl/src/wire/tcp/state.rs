@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Done};
@@ -89,7 +89,12 @@ impl Inner {
 
     /// Returns the lock where no other thread holds it.
     pub(super) fn try_lock(&self) -> Option<Held<'_>> {
-        self.state.try_lock().ok().map(|state| Held { inner: self, state: Some(state) })
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Held { inner: self, state: Some(state) })
     }
 
     /// Tells the threads that wait that something has changed.
@@ -211,8 +216,8 @@ impl State {
         moved
     }
 
-    /// Closes a connection that both sides have agreed to close. A peer that has got a use meanwhile
-    /// stays, and gets another connection.
+    /// Closes a connection that both sides have agreed to close. A peer that has got a use
+    /// meanwhile stays, and gets another connection.
     fn close(&mut self, inner: &Inner, number: u32) {
         self.connected.retain(|other| *other != number);
         let Some(link) = self.links.get_mut(&number) else { return };
@@ -276,7 +281,11 @@ impl State {
             });
         if !is_simple {
             let ready: Vec<u64> = inner.connections.wait(Duration::ZERO).map(|ready| ready.number).collect();
-            return ready.into_iter().fold(false, |moved, number| self.serve(inner, number) || moved);
+            let mut moved = false;
+            for number in ready {
+                moved |= self.serve(inner, number);
+            }
+            return moved;
         }
         let mut moved = false;
         let mut at = 0;

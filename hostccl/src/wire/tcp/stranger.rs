@@ -21,7 +21,7 @@ enum Stage {
     /// This process has sent its hello and waits for the answer and its proof.
     Asked,
     /// This process has proved itself and waits for the answer of the encryption.
-    Proved(Session),
+    Proved(Box<Session>),
     /// The other process has connected and has not said who it is.
     Accepted,
     /// The other process has said who it is, but this one does not know it yet.
@@ -63,7 +63,7 @@ pub(super) enum Step {
     /// This process has answered the process with that number, which connected.
     Answered([u8; 16]),
     /// Both sides have proved themselves.
-    Settled(Option<Cipher>),
+    Settled(Option<Box<Cipher>>),
     /// The connection is of no use. The reason is for the log.
     Drop(String),
     /// This process connected, and may try again.
@@ -110,6 +110,11 @@ impl Stranger {
     /// Whether this process has made the connection.
     pub(super) fn is_mine(&self) -> bool {
         matches!(self.stage, Stage::Connecting | Stage::Asked | Stage::Proved(_))
+    }
+
+    /// Whether this process has made the connection and the other host has not answered.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(self.stage, Stage::Connecting)
     }
 
     /// Whether this process has made the connection and proved itself, so that the other side may
@@ -185,7 +190,7 @@ impl Stranger {
             Stage::Proved(session) => {
                 let read = session.read_message(&came, &mut Vec::new());
                 match (read, std::mem::replace(&mut self.stage, Stage::Asked)) {
-                    (Ok(()), Stage::Proved(session)) => Step::Settled(Some(Cipher::new(session))),
+                    (Ok(()), Stage::Proved(session)) => Step::Settled(Some(Box::new(Cipher::new(*session)))),
                     (Err(why), _) => {
                         Step::Fail(false, format!("{}: {why}: set DM_STORE_SECRET alike on all hosts", self.address))
                     }
@@ -310,7 +315,7 @@ impl Stranger {
         match (send_all(&self.socket, &bytes), session) {
             (Ok(()), None) => Step::Settled(None),
             (Ok(()), Some(session)) => {
-                self.stage = Stage::Proved(session);
+                self.stage = Stage::Proved(Box::new(session));
                 Step::Wait
             }
             (Err(reason), _) => self.broken(Some(&reason)),
@@ -332,7 +337,7 @@ impl Stranger {
         });
         match made {
             Ok(session) => match send_all(&self.socket, &answer) {
-                Ok(()) => Step::Settled(Some(Cipher::new(session))),
+                Ok(()) => Step::Settled(Some(Box::new(Cipher::new(session)))),
                 Err(reason) => self.broken(Some(&reason)),
             },
             Err(why) => {

@@ -1,0 +1,72 @@
+//! The last step of every join: a rank takes its seat in a segment.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::blame::Blame;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::labels::{GlobalRanks, Labels};
+use crate::news;
+use crate::process::ProcessId;
+use crate::segment::Segment;
+use crate::span::Span;
+use crate::types::ncclInvalidUsage;
+
+/// What a rank brings to its join.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// The number of ranks of the new communicator.
+    pub(super) nranks: u32,
+    /// This rank's number in the new communicator.
+    pub(super) rank: u32,
+    /// [`Comm::ranks_on_machine`] of the communicator from which the new one is made; 0 where it is
+    /// made by a unique id.
+    pub(super) ranks_on_machine: usize,
+    /// The communicator's name in messages.
+    pub(super) name: String,
+    /// The numbers by which messages name the ranks.
+    pub(super) global_ranks: GlobalRanks,
+    /// Raised by `ncclCommAbort`, which may come before there is a communicator.
+    pub(super) aborted: Arc<AtomicBool>,
+}
+
+impl Context {
+    /// Returns the names of the new communicator and its ranks.
+    pub(super) fn labels(&self) -> Labels {
+        Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks), seats: Box::default() }
+    }
+}
+
+/// Maps the segment, takes a seat of it, and counts this rank in. `seats` has the seat and the
+/// number of seats.
+pub(super) fn take_seat(
+    fd: &OwnedFd,
+    seats: (usize, usize),
+    ranks_on_machine: usize,
+    labels: Labels,
+    context: &Context,
+    span: Option<Span>,
+) -> Result<Arc<Comm>> {
+    let rank = labels.of_seat(seats.0);
+    let segment = Segment::map(fd, seats.1 as u32, seats.0 as u32, &labels)?;
+    let me = ProcessId::current();
+    let seat = segment.seat(seats.0);
+    if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        let message =
+            format!("rank {rank} was taken twice: by pid {} and by pid {}", seat.pid.load(Ordering::Relaxed), me.pid);
+        segment.header().fail(ncclInvalidUsage, &Blame::of([rank]), &message, "");
+        return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
+    }
+    seat.pid.store(me.pid, Ordering::Relaxed);
+    seat.start.store(me.start, Ordering::Relaxed);
+    seat.claim.store(2, Ordering::Release);
+    let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
+    news::register(&comm);
+    let arrived = &comm.segment.header().arrived;
+    if arrived.count() as usize == seats.1 {
+        arrived.wake();
+    }
+    Ok(comm)
+}

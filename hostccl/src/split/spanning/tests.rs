@@ -1,0 +1,112 @@
+use std::time::Duration;
+
+use super::*;
+use crate::hosts_of_threads;
+use crate::progress;
+
+/// A random number generator, so that a failing case can be run again.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % below
+    }
+}
+
+/// Splits the communicators of all ranks, and returns the new ones.
+fn split(ends: &[Option<Arc<Comm>>], given: &[(i32, i32)]) -> Vec<Option<Arc<Comm>>> {
+    std::thread::scope(|scope| {
+        let one = |end: &Arc<Comm>, given: (i32, i32)| {
+            end.set_timeout(60_000);
+            let (parent, name) = (end.clone(), "child".to_owned());
+            let mut split: Box<dyn ChildOperation> = match end.span {
+                Some(_) => Box::new(SpanSplit::new(parent, given, name, Arc::default(), Name::NONE).unwrap()),
+                None => Box::new(
+                    super::super::Split::new(parent, given.0, given.1, name, Arc::default(), Name::NONE).unwrap(),
+                ),
+            };
+            progress::run(&mut *split).unwrap();
+            split.joined()
+        };
+        let threads: Vec<_> = ends
+            .iter()
+            .zip(given)
+            .map(|(end, &given)| scope.spawn(move || end.as_ref().and_then(|end| one(end, given))))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_split_has_the_members_and_the_order_that_it_has_on_one_host() {
+    let layouts: [&[&[usize]]; 4] =
+        [&[&[0, 1, 2], &[3, 4, 5]], &[&[0, 3], &[1], &[2, 4, 5]], &[&[0], &[1], &[2]], &[&[0, 2, 4, 6], &[1, 3], &[5]]];
+    let mut random = Random(5);
+    for case in 0..24 {
+        let hosts = layouts[case % 4];
+        let host_of = |rank: usize| hosts.iter().position(|host| host.contains(&rank));
+        let (ends, _wires) = hosts_of_threads::communicators(hosts);
+        let n = ends.len();
+        let given: Vec<(i32, i32)> =
+            (0..n).map(|_| (random.next(3) as i32 - i32::from(case > 3), random.next(4) as i32 - 2)).collect();
+        let ends: Vec<Option<Arc<Comm>>> = ends.into_iter().map(Some).collect();
+        let children = split(&ends, &given);
+        let posted = || given.iter().enumerate().map(|(rank, &(color, key))| (ColorAndKey { color, key }, rank));
+        for (rank, child) in children.iter().enumerate() {
+            let Some(child) = child else {
+                assert_eq!(given[rank].0, NCCL_SPLIT_NOCOLOR);
+                continue;
+            };
+            let expected = members(posted(), given[rank].0);
+            let me = expected.iter().position(|other| *other == rank).unwrap();
+            assert_eq!(child.whole(), (me, expected.len()), "case {case}, rank {rank}: {given:?}");
+            let spans = expected.iter().any(|other| host_of(*other) != host_of(rank));
+            assert_eq!(child.span.is_some(), spans, "case {case}, rank {rank}: {given:?}");
+            if let Some(span) = &child.span {
+                let number = children[expected[0]].as_ref().unwrap().span.as_ref().unwrap().comm;
+                assert_eq!(span.comm, number);
+                for (other, whole) in expected.iter().enumerate() {
+                    assert_eq!(span.peers[other].is_none(), host_of(*whole) == host_of(rank));
+                }
+            }
+        }
+        // A split of the children: pairs, in reverse order.
+        let pairs: Vec<(i32, i32)> = children
+            .iter()
+            .map(|child| {
+                child.as_ref().map_or((-1, 0), |child| ((child.whole().0 / 2) as i32, -(child.whole().0 as i32)))
+            })
+            .collect();
+        for (child, grandchild) in children.iter().zip(split(&children, &pairs)) {
+            let Some(child) = child else { continue };
+            let ((rank, size), mine) = (child.whole(), grandchild.unwrap().whole());
+            let is_last_alone = rank + 1 == size && rank % 2 == 0;
+            assert_eq!(mine, if is_last_alone { (0, 1) } else { (1 - rank % 2, 2) });
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_split_is_named_to_all() {
+    let (ends, wires) = hosts_of_threads::communicators(&[&[0, 1], &[2]]);
+    ends.iter().for_each(|end| end.set_timeout(60_000));
+    let errors: Vec<Error> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ends[..2]
+            .iter()
+            .map(|end| {
+                scope.spawn(|| {
+                    let mut split =
+                        SpanSplit::new(end.clone(), (0, 0), "it".to_owned(), Arc::default(), Name::NONE).unwrap();
+                    progress::run(&mut split).unwrap_err()
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(50));
+        wires[2].die();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for error in errors {
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclRemoteError, &[2][..]), "{}", error.message());
+    }
+}

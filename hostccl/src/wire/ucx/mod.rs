@@ -1,0 +1,301 @@
+//! The wire over UCX, for clusters with RoCE or InfiniBand (`DM_WIRE=ucx`).
+//!
+//! Each process has one UCP worker. All messages are Active Messages with a header of the wire's
+//! own, and the wire matches them itself, because UCX's tags are too short for a [`Tag`].
+//!
+//! - A short message goes at once. It is copied first, so its send is over when `isend` returns.
+//!   At most [`remote::WINDOW`] bytes of them are at a receiver that has not asked for them.
+//! - A long message is announced. When a receive meets it, the receiver asks, and the message goes
+//!   in pieces from the sender's buffer into the receiver's. UCX knows the caller's buffers only
+//!   while pieces are under way, so a request can be cancelled without the peer at any other time.
+//! - UCX does not promise that messages arrive in the order in which they were sent, because it may
+//!   use several devices. So the headers are numbered.
+//! - UCX cannot encrypt. With a secret the wire is refused.
+//!
+//! # What differs from the wire over TCP
+//! - UCX's sockets are not closed in forked children. While a child of a dead process holds them,
+//!   the peers notice the death by its silence only.
+//! - A process that is stopped (SIGSTOP) is as silent as one without a network.
+//! - `close` and `cancel` may wait for a moment: `close` until what was sent has arrived, because
+//!   the device drops that when the process exits, and `cancel` until UCX leaves the buffer alone.
+//!
+//! # Files, from the bottom up
+//! `api` (UCX's C interface), `library` (finds it), `frame` (what goes over the network), `worker`
+//! (UCX's side), `remote` (a peer), `state` (peers and receives), `outgoing` (sends), `greeting`
+//! (trust, signs of life), `arrival` (what comes in), `driver` and `shared` (who moves messages),
+//! `threads` (who sleeps), and this file.
+
+mod api;
+mod arrival;
+mod driver;
+mod frame;
+mod greeting;
+mod library;
+mod outgoing;
+mod remote;
+mod shared;
+mod state;
+mod threads;
+mod worker;
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use self::remote::{Remote, Stage};
+use self::shared::{FLUSH, Shared};
+use self::state::{Core, Op};
+use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
+use crate::error::{Error, Result};
+use crate::event::{Event, Watch};
+use crate::fork;
+use crate::thread;
+use crate::token::random_token;
+use crate::types::ncclSystemError;
+
+/// How long `cancel` waits for a peer before it gives the peer up.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The wire. Its last owner ends the wire's thread.
+#[derive(Debug)]
+struct Ucx {
+    /// What the wire's thread uses as well.
+    shared: Arc<Shared>,
+    /// The wire's thread.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Deref for Ucx {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// Opens UCX's library and returns a wire over it. A peer is lost after `silence` without a sign of
+/// life. The wire's thread calls `tick` about ten times a second.
+pub(crate) fn open(silence: Duration, tick: fn()) -> Result<Arc<dyn Wire>> {
+    Ok(Arc::new(Ucx::new(silence, tick)?))
+}
+
+/// Refuses to make the wire where traffic is to be encrypted.
+pub(crate) fn refuse_secret() -> Error {
+    Error::argument(
+        "DM_WIRE is \"ucx\" and a secret is set (DM_STORE_SECRET): UCX cannot encrypt what it sends, so traffic between hosts would be readable. Unset DM_WIRE to use TCP, which encrypts, or unset the secret on all ranks where the network is trusted",
+    )
+}
+
+impl Ucx {
+    fn new(silence: Duration, tick: fn()) -> Result<Ucx> {
+        // UCX starts a thread of its own. It inherits the mask of the thread that makes the worker,
+        // which blocks the program's signals.
+        let made = thread::spawn("dm-ucx-open", move || Shared::new(silence, tick));
+        let made = made.map_err(|error| Error::system("starting a thread", error))?.join();
+        let shared = made.map_err(|_| Error::new(ncclSystemError, "DM_WIRE=ucx: making the wire has panicked"))??;
+        let shared = Arc::new(shared);
+        let theirs = shared.clone();
+        let thread = thread::spawn("dm-wire", move || theirs.run());
+        let thread = thread.map_err(|error| Error::system("starting a thread", error))?;
+        Ok(Ucx { shared, thread: Some(thread) })
+    }
+}
+
+impl Wire for Ucx {
+    fn contact(&self) -> Contact {
+        self.contact.clone()
+    }
+
+    fn meet(&self, contact: &Contact, token: &Token) -> Peer {
+        let nonce = random_token();
+        let met = self.edit(|core| {
+            let known = core.by_id.get(&contact.id).copied();
+            let peer = known.unwrap_or_else(|| {
+                core.last_peer += 1;
+                let place = frame::parse_address(&contact.address).map_or("a process".to_owned(), |(place, _)| place);
+                let mut remote = Remote::new(contact.clone(), place, *nonce.as_ref().unwrap_or(&[0; 16]));
+                if let Err(error) = &nonce {
+                    // Without random bytes there is no proof, so the peer cannot be used.
+                    remote.stage = Stage::Lost(Lost { ended: false, why: error.message().to_owned() });
+                }
+                core.by_id.insert(contact.id, core.last_peer);
+                core.peers.insert(core.last_peer, remote);
+                core.last_peer
+            });
+            if let Some(remote) = core.peers.get_mut(&peer) {
+                remote.uses += 1;
+                if !remote.tokens.contains(token) {
+                    remote.tokens.push(*token);
+                }
+                if remote.stage == Stage::Greeting {
+                    // The other process may have used the new token before this one knew it.
+                    core.greet(peer);
+                }
+            }
+            // The other process may have greeted before.
+            if let Some(at) = core.strangers.iter().position(|stranger| stranger.from == contact.id) {
+                core.greetings.extend(core.strangers.remove(at));
+                core.settle();
+            }
+            peer
+        });
+        Peer(met.unwrap_or(0))
+    }
+
+    fn close(&self, peer: Peer) {
+        self.with(|core| {
+            // SAFETY: this thread holds the lock, and no reference to the core is kept over
+            // `advance_until`.
+            unsafe {
+                let Some(flush) = (*core).leave(peer.0) else { return };
+                let done = |core: &Core| !core.worker.flights.contains_key(&flush);
+                if !self.advance_until(core, FLUSH, done) {
+                    log::warn!("what was sent to peer {} had not arrived after {} ms", peer.0, FLUSH.as_millis());
+                }
+            }
+        });
+    }
+
+    unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
+        // SAFETY: the caller's contract.
+        Request(self.edit(|core| unsafe { core.send(peer.0, tag, from, bytes) }).unwrap_or(0))
+    }
+
+    unsafe fn irecv(&self, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Request {
+        // SAFETY: the caller's contract.
+        Request(self.edit(|core| unsafe { core.receive(peer.0, tag, to, bytes) }).unwrap_or(0))
+    }
+
+    fn test(&self, request: &Request) -> std::result::Result<Option<usize>, Broken> {
+        let tested = self.with(|core| {
+            // SAFETY: this thread holds the lock, so it has the only reference.
+            let requests = unsafe { &mut (*core).requests };
+            match requests.get(&request.0) {
+                Some(Op::Over(_)) => match requests.remove(&request.0) {
+                    Some(Op::Over(outcome)) => outcome.map(Some),
+                    _ => Ok(None),
+                },
+                Some(_) => Ok(None),
+                None => Err(Broken::Lost(Lost { ended: false, why: "the request is over already".to_owned() })),
+            }
+        });
+        tested.unwrap_or_else(|| Err(Broken::Lost(Lost { ended: false, why: fork::refusal() })))
+    }
+
+    fn cancel(&self, request: Request) {
+        self.with(|core| {
+            // SAFETY: this thread holds the lock, and no reference to the core is kept over
+            // `advance_until`.
+            unsafe {
+                let busy = (*core).remove(request.0);
+                if busy {
+                    let done = |core: &Core| matches!(core.requests.get(&request.0), Some(Op::Over(_)) | None);
+                    if !self.advance_until(core, PATIENCE, done) {
+                        (*core).give_up(request.0);
+                        if !self.advance_until(core, PATIENCE, done) {
+                            log::error!("UCX keeps a buffer of a request that was cancelled");
+                        }
+                    }
+                    (*core).requests.remove(&request.0);
+                }
+            }
+        });
+    }
+
+    fn retire(&self, peer: Peer, comm: u64, rank: u32) {
+        self.edit(|core| core.retire(peer.0, comm, rank));
+    }
+
+    fn notify(&self, peer: Peer, comm: u64, text: &[u8]) {
+        self.edit(|core| core.notify(peer.0, comm, &text[..text.len().min(super::NOTICE_BYTES)]));
+    }
+
+    fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {
+        let news = self.edit(|core| (std::mem::take(&mut core.notices), std::mem::take(&mut core.losses)));
+        news.unwrap_or_default()
+    }
+
+    fn lost(&self, peer: Peer) -> Option<Lost> {
+        let lost = self.edit(|core| match core.peers.get(&peer.0).map(|remote| &remote.stage) {
+            Some(Stage::Lost(lost)) => Some(lost.clone()),
+            _ => None,
+        });
+        lost.flatten()
+    }
+
+    fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag> {
+        let tags = self.edit(|core| {
+            let arrived = core.peers.get(&peer.0).map(|remote| &remote.arrived);
+            arrived.into_iter().flatten().map(|(tag, _)| *tag).filter(|tag| tag.comm == comm).collect()
+        });
+        tags.unwrap_or_default()
+    }
+
+    fn progress(&self) -> bool {
+        self.driver.note_poll();
+        self.turn()
+    }
+
+    fn moved(&self) -> &Event {
+        &self.moved
+    }
+
+    fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
+        self.sleep_on_words(watches, timeout);
+    }
+
+    fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
+        self.drive(seen, others, timeout);
+    }
+}
+
+impl Core {
+    /// Ends one use of a peer. Returns the operation that ends when all that was sent has arrived,
+    /// where that is to be waited for.
+    fn leave(&mut self, peer: u32) -> Option<u64> {
+        let remote = self.peers.get_mut(&peer)?;
+        remote.uses = remote.uses.saturating_sub(1);
+        if remote.uses > 0 {
+            return None;
+        }
+        match remote.stage {
+            Stage::Ready => {
+                // The connection stays until one of the processes ends. The next use takes it.
+                let endpoint = remote.endpoint;
+                return self.worker.flush(endpoint);
+            }
+            // The peer may have proven itself and sent messages already, so the connection stays.
+            Stage::Greeting => {}
+            Stage::Idle | Stage::Lost(_) => self.drop_peer(peer),
+        }
+        None
+    }
+
+    /// Loses the peer of a request, because UCX does not leave the request's buffer alone otherwise.
+    fn give_up(&mut self, request: u64) {
+        let peer = match self.requests.get(&request) {
+            Some(Op::Send(send)) => send.peer,
+            Some(Op::Receive(receive)) => receive.peer,
+            _ => return,
+        };
+        let place = self.peers.get(&peer).map_or("the peer", |remote| &remote.place);
+        let why = format!("{place} did not take a message for {} ms", PATIENCE.as_millis());
+        self.lose(peer, Lost { ended: false, why });
+    }
+}
+
+impl Drop for Ucx {
+    fn drop(&mut self) {
+        self.driver.end_thread();
+        let Some(thread) = self.thread.take() else { return };
+        // A forked child does not have the thread. And the thread itself may drop the last owner
+        // in its tick: then it ends soon.
+        if !fork::is_child() && thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

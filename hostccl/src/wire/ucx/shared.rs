@@ -1,0 +1,220 @@
+//! The part of the wire that its thread shares with the threads of the program: the worker behind a
+//! lock, and how it is moved.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::driver::Driver;
+use super::state::Core;
+use super::worker::{GREETINGS, MESSAGES, Worker};
+use super::{arrival, frame, library};
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::fork::{self, Own};
+use crate::token::random_token;
+use crate::types::ncclSystemError;
+use crate::wire::{Contact, Lost};
+
+/// How often UCX is asked at most before a call returns.
+const TURNS: u32 = 64;
+/// How long `close` waits until what was sent has arrived.
+pub(super) const FLUSH: Duration = Duration::from_millis(500);
+
+/// The part of the wire that its thread shares.
+pub(super) struct Shared {
+    /// How other processes reach this one.
+    pub(super) contact: Contact,
+    /// Keeps the threads that use `core` apart.
+    pub(super) lock: Mutex<()>,
+    /// What the wire knows, and UCX's worker. It is reached by its address, because UCX's callbacks
+    /// use it while a function of this file is inside UCX. A forked child never drops it, because
+    /// that would break the parent's connections.
+    pub(super) core: Own<Box<UnsafeCell<Core>>>,
+    /// The word of `Wire::moved`.
+    pub(super) moved: Box<Event>,
+    /// The worker's descriptor.
+    pub(super) worker_fd: RawFd,
+    /// The silence after which a peer is lost.
+    pub(super) limit: Duration,
+    /// What the threads know of each other.
+    pub(super) driver: Driver,
+    /// The wire's thread calls it about ten times a second.
+    pub(super) tick: fn(),
+}
+
+// SAFETY: `core` and what it points to, UCX's worker among it, are used only by the thread that
+// holds `lock`. The worker is made for threads that take turns.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Shared");
+        shown.field("contact", &self.contact.id);
+        let alone = if fork::is_child() { None } else { self.lock.try_lock().ok() };
+        if alone.is_some() {
+            // SAFETY: this thread holds the lock.
+            let core = unsafe { &*self.core.get() };
+            shown.field("peers", &core.peers).field("requests", &core.requests);
+            shown.field("flights", &core.worker.flights.len());
+        }
+        shown.finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(limit: Duration, tick: fn()) -> Result<Shared> {
+        let failed = |why: String| Error::new(ncclSystemError, why);
+        let library = library::open().map_err(failed)?;
+        let worker = Worker::new(library).map_err(failed)?;
+        let address = worker.address().and_then(|worker| frame::address(&place(), &worker)).map_err(failed)?;
+        let worker_fd = worker.descriptor().map_err(failed)?;
+        let contact = Contact { id: random_token()?, address };
+        log::debug!("the wire uses {library}; its address has {} bytes", contact.address.len());
+        let core = Box::new(UnsafeCell::new(Core::new(worker, contact.clone())));
+        let argument = core.get().cast();
+        // SAFETY: nobody else has the core yet.
+        let worker = unsafe { &(*core.get()).worker };
+        worker.set_handler(MESSAGES, arrival::on_message, argument).map_err(failed)?;
+        worker.set_handler(GREETINGS, arrival::on_greeting, argument).map_err(failed)?;
+        Ok(Shared {
+            contact,
+            lock: Mutex::default(),
+            core: Own::new(core),
+            moved: Box::default(),
+            worker_fd,
+            limit: limit.max(Duration::from_millis(100)),
+            driver: Driver::new().map_err(|error| Error::system("eventfd", error))?,
+            tick,
+        })
+    }
+
+    /// Runs `work` on the core, alone. Returns `None` in a forked child, where the worker must not
+    /// be touched.
+    pub(super) fn with<R>(&self, work: impl FnOnce(*mut Core) -> R) -> Option<R> {
+        if fork::is_child() {
+            return None;
+        }
+        let _alone = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(work(self.core.get()))
+    }
+
+    /// Runs `work` on the core, alone, and tells the threads that sleep what has changed. `work`
+    /// does not make progress.
+    pub(super) fn edit<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Option<R> {
+        self.with(|core| {
+            // SAFETY: this thread holds the lock, so it has the only reference. UCX calls back
+            // into the core only while it makes progress.
+            let core = unsafe { &mut *core };
+            let result = work(core);
+            core.connect_all();
+            self.tell(core);
+            result
+        })
+    }
+
+    /// Changes the wire's word, if there is a reason.
+    pub(super) fn tell(&self, core: &mut Core) {
+        if std::mem::take(&mut core.changed) {
+            self.moved.change();
+            self.driver.changed();
+        }
+    }
+
+    /// Makes progress. Returns whether anything has moved.
+    ///
+    /// # Safety
+    /// The calling thread holds the lock, and no reference to the core exists.
+    pub(super) unsafe fn advance(&self, core: *mut Core) -> bool {
+        let mut any = false;
+        for _ in 0..TURNS {
+            // SAFETY: the caller's contract. The callbacks inside `progress` use the core.
+            let moved = unsafe {
+                let (progress, worker) = ((*core).worker.library.functions.progress, (*core).worker.worker);
+                progress(worker) != 0
+            };
+            // SAFETY: the caller's contract, and no callback runs now.
+            let core = unsafe { &mut *core };
+            let settled = core.settle();
+            self.tell(core);
+            if !moved && !settled {
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Makes progress, if no other thread does.
+    pub(super) fn turn(&self) -> bool {
+        if fork::is_child() {
+            return false;
+        }
+        let Ok(_alone) = self.lock.try_lock() else { return false };
+        // SAFETY: this thread holds the lock, and has no reference to the core.
+        unsafe { self.advance(self.core.get()) }
+    }
+
+    /// Makes progress until `done` says so, or the time is up. Returns whether `done` said so.
+    ///
+    /// # Safety
+    /// As for [`Ucx::advance`].
+    pub(super) unsafe fn advance_until(&self, core: *mut Core, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
+        let began = Instant::now();
+        loop {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let moved = self.advance(core);
+                if done(&*core) {
+                    return true;
+                }
+                if began.elapsed() >= time {
+                    return false;
+                }
+                if !moved {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Sends signs of life, and loses silent peers.
+    pub(super) fn beat(&self, own_pause: bool) {
+        self.with(|core| {
+            // SAFETY: this thread holds the lock, and keeps no reference over `advance`. Signs of
+            // life that have come already are looked at first.
+            unsafe {
+                self.advance(core);
+                (*core).beat(self.limit, own_pause);
+                self.advance(core);
+            }
+        });
+    }
+}
+
+/// Says where this process is, for the messages of others.
+fn place() -> String {
+    let mut name = [0_u8; 65];
+    // SAFETY: the call writes at most 64 bytes, and the last one stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), 64) };
+    let host: String = String::from_utf8_lossy(&name).chars().take_while(|letter| *letter != '\0').collect();
+    format!("process {} on {host}", std::process::id())
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let closed = Lost { ended: false, why: "the connection was closed here".to_owned() };
+        self.with(|core| {
+            // SAFETY: no other thread has the wire any more.
+            unsafe {
+                let peers: Vec<u32> = (*core).peers.keys().copied().collect();
+                peers.into_iter().for_each(|peer| (*core).lose(peer, closed.clone()));
+                self.advance_until(core, FLUSH, |core| core.worker.flights.is_empty());
+            }
+        });
+    }
+}
