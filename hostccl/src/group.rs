@@ -145,6 +145,7 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
 }
 
 /// A collective that was made: one on ranks that share a segment, or one over several hosts.
+#[allow(clippy::large_enum_variant, reason = "the larger one is the common one, and lives on the stack")]
 pub(crate) enum Made {
     /// All ranks share a segment.
     Here(Collective),

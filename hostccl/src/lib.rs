@@ -64,9 +64,9 @@
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
-//! | the communicator | `rails` (which ranks of the hosts serve each other), `scratch`, `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
-//! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
-//! | operations | `flow`, `gathering`, `hosts` (collectives over several hosts), `collective`, `message`, `remote_message` (to other hosts), `join` |
+//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
+//! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
+//! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
 //! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
