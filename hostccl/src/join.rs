@@ -105,7 +105,7 @@ pub(crate) struct Join {
     road: Road,
     /// The other hosts of the new communicator, if it is made of another one over several hosts.
     /// It is taken when this rank arrives.
-    span: Option<Span>,
+    span: Option<Box<Span>>,
     /// The seat that this rank takes in the segment, and the number of seats.
     seats: (usize, usize),
     /// How long the rank waits without progress on a road through the maker.
@@ -150,7 +150,7 @@ impl Join {
     pub(crate) fn over(mut self, span: Span) -> Join {
         let seat = span.seat_of(span.rank).unwrap_or(0);
         self.seats = (seat, span.here().len());
-        self.span = Some(span);
+        self.span = Some(Box::new(span));
         self
     }
 
@@ -196,7 +196,7 @@ impl Join {
         let me = self.context.rank as usize;
         match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
             Way::Segment(fd) => {
-                let span = self.span.take();
+                let span = self.span.take().map(|span| *span);
                 if let Some(span) = &span {
                     labels.seats = span.here().into();
                 }
