@@ -29,6 +29,9 @@ struct Process {
     lines: Receiver<String>,
 }
 
+/// The ranks of a process, and the variables that it gets.
+type Given<'a> = (&'a [usize], &'a [(&'a str, &'a str)]);
+
 impl Process {
     /// Starts a process with the ranks `ranks` of `size`.
     fn start(id: &ncclUniqueId, size: usize, ranks: &[usize], variables: &[(&str, &str)]) -> Process {
@@ -127,13 +130,13 @@ fn child() {
 const ALONE: (&str, &str) = ("DM_HOSTCCL_SHM", "0");
 
 /// Starts a process for each list of ranks, with its variables.
-fn start(id: &ncclUniqueId, size: usize, processes: &[(&[usize], &[(&str, &str)])]) -> Vec<Process> {
+fn start(id: &ncclUniqueId, size: usize, processes: &[Given<'_>]) -> Vec<Process> {
     processes.iter().map(|(ranks, variables)| Process::start(id, size, ranks, variables)).collect()
 }
 
 /// Checks that all ranks have joined.
 #[track_caller]
-fn all_join(size: usize, processes: &[(&[usize], &[(&str, &str)])]) {
+fn all_join(size: usize, processes: &[Given<'_>]) {
     let started = start(&unique_id(), size, processes);
     for (process, (ranks, _)) in started.iter().zip(processes) {
         for rank in *ranks {

@@ -1,6 +1,9 @@
 //! Ranks that are child processes: the test program, started again with its ignored test `child`.
 //! `HOSTCCL_FAULT` names the scene that they play. A test and its ranks talk in lines.
 
+// Each test program uses a part of this module.
+#![allow(dead_code)]
+
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
