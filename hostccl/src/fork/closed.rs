@@ -19,7 +19,7 @@ pub struct Closed<T: AsRawFd> {
 }
 
 impl<T: AsRawFd> Closed<T> {
-    /// Opens a descriptor under the rules of [`Private::open`].
+    /// Opens a descriptor under the rules of [`Private::open`](super::Private::open).
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Closed<T>> {
         register();
         section(|| {
