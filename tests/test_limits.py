@@ -118,8 +118,8 @@ def test_a_process_that_is_not_dumpable(place):
 
 @as_root
 def test_another_user(place):
-    said = place.said(([], "none none 0", USERS[0]), ([], "none none 0", USERS[1]))
-    expect(said, f"runs as user {USERS[0]}", f"as user {USERS[1]}", "as one user")
+    """Ranks of two users share no memory, so they are two hosts."""
+    assert place.said(([], "none none 0", USERS[0]), ([], "none none 0", USERS[1])) == ["DM_STATUS_OK", "DM_STATUS_OK"]
 
 
 HIDDEN = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"']

@@ -103,7 +103,7 @@ static const struct {
   int calls;
 } kinds[] = {{"barrier", barrier, false, false, "", 0},
              {"init", init, false, false, "", 0},
-             {"init-id", init, false, false, "ncclGetUniqueId", 0},
+             {"init-id", init, false, false, "hostcclGetUniqueIdFor", 0},
              {"init-root", init, false, false, "ncclCommInitRankConfig", 0},
              {"init-split", init, false, false, "ncclCommSplit", 0},
              {"init-second-split", init, false, false, "ncclCommSplit", 1},
@@ -113,7 +113,7 @@ static const struct {
              {"finalize-flush", finalize, true, false, "ncclCommFinalize", 0},
              {"finalize-destroy", finalize, true, false, "ncclCommDestroy", 1},
              {"lazy", get_comm, true, true, "", 0},
-             {"lazy-id", get_comm, true, true, "ncclGetUniqueId", 0},
+             {"lazy-id", get_comm, true, true, "hostcclGetUniqueIdFor", 0},
              {"lazy-init", get_comm, true, true, "ncclCommInitRankConfig", 0},
              {"all-reduce", all_reduce, true, false, "", 0}};
 
@@ -262,7 +262,7 @@ int main(int count, char **arguments)
     /* One rank cannot take part, at every place in turn. */
     options.timeout_ms = 20000; /* no rank waits for a deadline here */
     static const struct { const char *at; int calls; } places[] = {
-        {"ncclCommInitRankConfig", 0}, {"ncclCommSplit", 0}, {"ncclCommSplit", 1}, {"ncclGetUniqueId", 0}};
+        {"ncclCommInitRankConfig", 0}, {"ncclCommSplit", 0}, {"ncclCommSplit", 1}, {"hostcclGetUniqueIdFor", 0}};
     for (int round = 0; round < 20; ++round) {
       const int place = round % 4;
       if (rank == (place == 3 ? 0 : victim)) stall_at(places[place].at, places[place].calls, 0);
