@@ -77,7 +77,9 @@ def add_on_hosts(runner, path, compiler):
     program = Program(f"{path.stem}-on-hosts", *compiler, *flags, "-Iinclude", "-Itests/c", path, *LINK)
 
     def case(count, how):
-        return lambda: program.run(count, options=("--prefix", "--grace-period", "10"), **how) and None
+        def body():
+            program.run(count, options=("--prefix", "--grace-period", "10"), **how)
+        return body
 
     for count in ranks:
         for way, how in ON_HOSTS.items():
