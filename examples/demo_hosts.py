@@ -3,8 +3,9 @@
 losses of both side by side: `make demo-hosts`.
 
 The hosts are network namespaces of this machine, each with a name and an address of its own
-(tests/netlab.py; root, or user namespaces with /dev/net/tun). Where the machine allows none, the
-hosts are names on the loopback device, between which the engine shares no memory either."""
+(tests/netlab.py; root, or user namespaces with /dev/net/tun). Where the machine allows no
+namespaces, the hosts are only names (DM_HOSTCCL_HOST), and their ranks talk over the loopback
+device. Ranks on hosts with different names share no memory either."""
 
 import argparse
 import os
@@ -33,7 +34,7 @@ RANK = 'echo "rank $RANK runs on $DM_HOSTCCL_HOST ($(hostname))" && exec "$0" "$
 
 
 class Loopback:
-    """Hosts that are names: the functions of Lab that this program needs."""
+    """Hosts that are only names. It has the functions of Lab that this program needs."""
 
     def __init__(self):
         self.processes = []

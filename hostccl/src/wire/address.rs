@@ -56,8 +56,9 @@ pub(crate) fn interfaces() -> std::io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Whether an interface's name is chosen by a list with NCCL's rules: names or prefixes, separated
-/// by commas; `^` in front excludes them, and `=` asks for whole names. `^=` does both.
+/// Whether a list chooses an interface's name. The list follows NCCL's rules: prefixes of names,
+/// separated by commas. A `^` in front excludes the interfaces, a `=` in front asks for whole names,
+/// and `^=` does both.
 fn is_chosen(list: &str, name: &str) -> bool {
     let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -66,7 +67,8 @@ fn is_chosen(list: &str, name: &str) -> bool {
     matches != excludes
 }
 
-/// How well an address serves: smaller is better. IPv4 comes before IPv6, and link-local last.
+/// The place of an address among several: the smallest is chosen. IPv4 comes before IPv6, and
+/// link-local addresses come last.
 fn order(interface: &Interface) -> u32 {
     match interface.address {
         IpAddr::V4(address) if address.is_link_local() => 2,
@@ -77,7 +79,8 @@ fn order(interface: &Interface) -> u32 {
 }
 
 /// Chooses the address of this process. `list` is the value of the interface variable that is set,
-/// and `fixed` the address that reaches the store. Fails with the reason where `list` fits none.
+/// and `fixed` the address that reaches the store. Fails with the reason where `list` fits no
+/// interface.
 pub(crate) fn choose(
     interfaces: &[Interface],
     list: Option<(&str, &str)>,
@@ -130,8 +133,8 @@ pub(crate) fn to_bytes(address: &SocketAddr) -> Vec<u8> {
     out
 }
 
-/// Reads the address of a contact; `None` where the bytes are none. `scope` is the number of this
-/// host's interface, because numbers of interfaces mean nothing on another host.
+/// Reads the address of a contact; `None` where the bytes are no address. `scope` is the number of
+/// this host's interface: a link-local address needs it, and the sender's number means nothing here.
 pub(crate) fn parse(bytes: &[u8], scope: u32) -> Option<SocketAddr> {
     let (family, rest) = bytes.split_first()?;
     let (port, rest) = rest.split_first_chunk::<2>()?;

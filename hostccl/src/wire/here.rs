@@ -65,7 +65,8 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
 }
 
 /// Returns in words which wire this process would use, and where it would listen. `address` is the
-/// address that would be set. Fails with the reason where there would be no wire.
+/// address that would be set. Fails with the reason where the variables are wrong. It does not look
+/// for UCX's library, nor for a secret, with which UCX is refused.
 pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
     let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
     let options = Options::read(address, None).map_err(|error| error.message().to_owned())?;

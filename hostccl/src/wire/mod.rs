@@ -107,7 +107,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// `token` lets the two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer. The last one closes the connection, once the sends have gone.
+    /// Ends one use of a peer. The end of the last use closes the connection, once all sends have
+    /// gone.
     fn close(&self, peer: Peer);
 
     /// Begins to send a message.
@@ -124,19 +125,19 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// [`isend`](Wire::isend).
     unsafe fn irecv(&self, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Request;
 
-    /// Returns the length of the message once the request is done, and `None` while it is under
-    /// way. A send is done when its buffer may be used again, which may be before the message has
-    /// arrived. After an answer other than `None` the request is over.
+    /// Returns the length of the message once the request is done, and `None` while the request is
+    /// under way. A send is done when its buffer may be used again, which may be before the message
+    /// has arrived. After an answer other than `None` the request is over.
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
-    /// Ends a request. Afterwards the wire does not touch its buffer. The peer may still see the
-    /// message, or a part of it that it drops. A receive that has met no message yet may take its
-    /// message with it, so that the tag's next receive gets the message after that.
+    /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
+    /// cancelled send may still arrive; the peer drops a message that arrives in part. The message
+    /// of a cancelled receive may be dropped when it comes, so that the tag's next receive gets the
+    /// message after it.
     fn cancel(&self, request: Request);
 
-    /// Sends a notice about a communicator, which needs no receive at the peer. It takes a
-    /// connection that exists, and makes one otherwise. It never fails: a peer that is lost gets
-    /// nothing.
+    /// Sends a notice about a communicator, which needs no receive at the peer. It uses the
+    /// connection that exists, or makes one. It never fails: a peer that is lost gets nothing.
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
 
     /// Whether there is a connection to the peer, so that a notice to it makes none.
@@ -159,8 +160,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Returns why a peer cannot be reached any more, or `None` while it is not known to be lost.
     fn lost(&self, peer: Peer) -> Option<Lost>;
 
-    /// Returns the tags of this communicator's messages that have come from `peer`, or are
-    /// announced, and that no receive has taken. It serves diagnoses.
+    /// Returns the tags of this communicator's messages that `peer` has sent or announced, and that
+    /// no receive has taken. Error messages name them.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
 
     /// Drops the messages of one rank of a communicator that this process has ended, and those that
@@ -178,9 +179,9 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// progress meanwhile.
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
 
-    /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. The
-    /// other words change seldom, so it may take 10 ms until a change of theirs ends the sleep. A
-    /// thread that waits for nothing but messages wakes up sooner this way.
+    /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. A
+    /// thread that waits for messages only wakes up sooner in this way. A change of one of the other
+    /// words, which change seldom, may end the sleep 10 ms late.
     fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
         let moved = Watch { event: self.moved(), seen };
         let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();

@@ -7,9 +7,9 @@ use socket2::Socket;
 use super::sockets;
 use crate::noise::{RECORD_BYTES, Session, TAG_BYTES};
 
-/// The room for records that were read and not opened.
+/// The room for records that were read and not opened, in bytes.
 const ROOM: usize = 256 << 10;
-/// The length of a record's length.
+/// How many bytes the length before a record has.
 const LENGTH: usize = 2;
 
 /// Seals and opens records.
@@ -44,8 +44,8 @@ impl Cipher {
         }
     }
 
-    /// Reads what has come. Returns 0 where the other side has closed the connection, and `None`
-    /// where nothing has come.
+    /// Reads bytes that have come. Returns 0 where the other side has closed the connection, and
+    /// `None` where nothing has come.
     pub(super) fn receive(&mut self, socket: &Socket) -> io::Result<Option<usize>> {
         self.raw.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -57,7 +57,7 @@ impl Cipher {
         Ok(got)
     }
 
-    /// Opens the next record that has come as a whole. Returns its text.
+    /// Opens the next record, if all of it has come. Returns its text.
     pub(super) fn open(&mut self) -> Result<Option<&[u8]>, String> {
         let have = &self.raw[self.start..self.end];
         let Some((length, rest)) = have.split_first_chunk::<LENGTH>() else { return Ok(None) };
@@ -72,7 +72,7 @@ impl Cipher {
         Ok(Some(&self.opened))
     }
 
-    /// Seals the beginning of these bytes. Returns how many are sealed.
+    /// Seals as many bytes of `head` and then `payload` as one record takes. Returns how many.
     pub(super) fn seal(&mut self, head: &[u8], payload: &[u8]) -> Result<usize, String> {
         let of_head = head.len().min(RECORD_BYTES);
         let of_payload = payload.len().min(RECORD_BYTES - of_head);

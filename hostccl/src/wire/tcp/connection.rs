@@ -13,9 +13,9 @@ use super::sockets;
 use crate::fork::Private;
 use crate::wire::Lost;
 
-/// The room for bytes that were read and not parsed.
+/// The room for bytes that were read and not parsed, in bytes.
 const ROOM: usize = 32 << 10;
-/// The same room where the connection is encrypted. A record fits behind the rest of a header.
+/// The room for such bytes where the connection is encrypted: a record, behind a part of a header.
 const SECRET_ROOM: usize = 128 << 10;
 /// The most bytes that one call reads or writes before others have their turn.
 const TURN: usize = 1 << 20;
@@ -54,9 +54,9 @@ pub(super) struct Connection {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Where the bytes of the frame belong whose header came last.
+    /// Where the bytes of the current frame belong. It is the frame whose header came last.
     sink: Sink,
-    /// How many bytes of that frame have not come.
+    /// How many bytes of the current frame have not come.
     left: usize,
     /// Bytes that are being written: whole frames, and the header of `payload`.
     head: Vec<u8>,
@@ -142,7 +142,7 @@ impl Connection {
         Lost { ended: !silent, why }
     }
 
-    /// Reads what has come. A loss is the reason to close the connection.
+    /// Reads bytes that have come. A loss is the reason to close the connection.
     pub(super) fn read(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<Done, Lost> {
         let mut done = Done { moved: false, more: false };
         let mut read = 0;
@@ -397,7 +397,7 @@ impl Connection {
     }
 }
 
-/// Returns the loss of a peer that has sent what makes no sense.
+/// Returns the loss of a peer that has sent bytes which break the protocol.
 fn garbage(address: &str, why: &str) -> Lost {
     Lost { ended: false, why: format!("{address} sent garbage: {why}") }
 }

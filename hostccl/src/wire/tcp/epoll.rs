@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use crate::fork::Private;
 
-/// A set of descriptors of which the kernel tells which are ready.
+/// A set of descriptors. The kernel tells which of them are ready.
 #[derive(Debug)]
 pub(super) struct Epoll(Private<OwnedFd>);
 
-/// A descriptor is ready.
+/// A descriptor that is ready.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ready {
     /// The number under which the descriptor was added.
     pub(super) number: u64,
 }
 
-/// The most descriptors that one call tells.
+/// The most descriptors that one call returns.
 const MOST: usize = 64;
 
 /// Turns the answer of a system call into a result.
@@ -41,8 +41,8 @@ impl Epoll {
         checked(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, fd, &raw mut event) }).map(drop)
     }
 
-    /// Adds a descriptor, which is ready when it can be read, and also when it can be written where
-    /// `writes` says so.
+    /// Adds a descriptor. It is ready when it can be read. With `writes` it is also ready when it can
+    /// be written.
     pub(super) fn add(&self, fd: RawFd, number: u64, writes: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, number, writes)
     }
@@ -73,7 +73,7 @@ impl AsRawFd for Epoll {
     }
 }
 
-/// A descriptor that one thread makes ready to wake another.
+/// A descriptor that a thread makes ready to wake another thread.
 #[derive(Debug)]
 pub(super) struct Bell(Private<OwnedFd>);
 

@@ -1,4 +1,5 @@
-//! The frames of a connection: a header of 48 bytes, and the bytes that it announces.
+//! The frames of a connection. A frame is a header of 48 bytes, and as many bytes as the header
+//! says.
 
 use crate::wire::{EAGER_BYTES, NOTICE_BYTES, Tag};
 
@@ -23,7 +24,7 @@ pub(super) enum Kind {
     /// The message for which the receiver has asked is longer than its buffer. `extra` is the
     /// message's length.
     TooLong = 5,
-    /// The receiver has taken short messages. `extra` is what they cost.
+    /// The receiver has taken short messages. `extra` is their cost, which the sender may use again.
     Credit = 6,
     /// A notice about a communicator.
     Notice = 7,
@@ -72,8 +73,8 @@ impl Header {
         out
     }
 
-    /// Reads a header. Fails with the reason where the bytes are none, or the length is longer than
-    /// that kind of frame may be.
+    /// Reads a header. Fails with the reason where the bytes are no header, or the length is longer
+    /// than that kind of frame may be.
     pub(super) fn parse(raw: &[u8; HEADER]) -> Result<Header, String> {
         let four = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
         let eight = |at: usize| u64::from(four(at)) | u64::from(four(at + 4)) << 32;

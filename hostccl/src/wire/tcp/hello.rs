@@ -1,9 +1,10 @@
 //! The proof that a connection belongs to this job.
 //!
-//! The process that connects says who it is, whom it wants to reach, and the name of a token that
-//! both know. The other one answers likewise, with a proof that it knows the token. The first one
-//! then proves the same. Frames follow. A proof is HMAC-SHA-256 with the token over both hellos,
-//! whose random numbers make each proof new.
+//! The process that connects sends a hello: who it is, whom it wants to reach, and the name of a
+//! token that both processes know. The other process answers with its own hello and a proof that it
+//! knows the token. Then the process that connected sends its proof. Frames follow. A proof is
+//! HMAC-SHA-256 with the token over both hellos. The hellos have random numbers, so no proof can be
+//! used again.
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
@@ -28,7 +29,7 @@ const VERSION: u16 = 1;
 pub(super) enum Answer {
     /// It accepts the connection.
     Yes = 0,
-    /// It has a connection with that process already.
+    /// It has a connection with the process that connects already.
     Twice = 1,
     /// It is another process than the one that was asked for.
     Stranger = 2,
@@ -80,7 +81,7 @@ impl Hello {
         out
     }
 
-    /// Reads a hello. Fails with the reason why the bytes are none.
+    /// Reads a hello. Fails with the reason why the bytes are no hello.
     pub(super) fn parse(raw: &[u8]) -> Result<Hello, String> {
         if raw.len() != HELLO {
             return Err(format!("a hello of {} bytes", raw.len()));

@@ -10,7 +10,7 @@ use crate::wire::{Broken, Notice, Peer, Tag};
 pub(super) enum Sink {
     /// The frame has no bytes.
     None,
-    /// They belong into a caller's buffer.
+    /// The bytes belong in a caller's buffer.
     Direct {
         /// The message.
         key: Key,
@@ -19,21 +19,21 @@ pub(super) enum Sink {
         /// The message's length.
         total: usize,
     },
-    /// They are a short message without a receive.
+    /// The bytes are a short message for which no receive was posted.
     Keep {
         /// The message.
         key: Key,
         /// The bytes so far.
         data: Vec<u8>,
     },
-    /// They are a notice.
+    /// The bytes are a notice.
     Notice {
         /// The communicator that the notice is about.
         comm: u64,
         /// The bytes so far.
         text: Vec<u8>,
     },
-    /// Nobody wants them.
+    /// Nobody wants the bytes.
     Drop,
 }
 
@@ -98,7 +98,7 @@ impl Remote {
         if is_old { Err("a message that has come before".to_owned()) } else { Ok(()) }
     }
 
-    /// Answers a side that wants to close the connection.
+    /// Answers the other side, which wants to close the connection.
     fn take_close(&mut self) {
         if self.uses > 0 {
             // This side has said that it has a use again.
@@ -184,7 +184,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Ends what a frame was part of, once all of its bytes are in place.
+    /// Does what the end of a frame calls for, once all bytes of the frame are in place.
     pub(super) fn finish(&mut self, sink: Sink, ledger: &mut Ledger) {
         match sink {
             Sink::Direct { key, total, .. } => {

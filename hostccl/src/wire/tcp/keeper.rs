@@ -1,5 +1,5 @@
-//! The wire's thread. It makes connections and accepts them. Ten times a second it moves what came
-//! while nobody waited.
+//! The wire's thread. It makes connections and accepts them. Ten times a second it moves messages
+//! that came while no thread waited for them.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,7 +22,8 @@ use crate::{machine, thread};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a process that connects may take to prove itself, and how long it may stay unknown.
+/// How long a process that connects may take to prove itself, and how long this process may not
+/// know it yet.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long this process tries to reach another one that answers without taking the connection.
 const TRIES: Duration = Duration::from_secs(30);
@@ -43,7 +44,7 @@ const BELL: u64 = u64::MAX - 1;
 struct Attempt {
     /// When the first try began.
     since: Instant,
-    /// When the next try may begin, while there is none.
+    /// When the next try may begin. It counts while no try is under way.
     next: Instant,
     /// The number of the stranger that is the try under way.
     stranger: Option<u64>,
@@ -100,7 +101,7 @@ impl Keeper {
             self.look();
             let is_tick = Instant::now() >= next_tick;
             if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
-                // The thread for which the bell of the connections rang is up already.
+                // The bell in `connections` rang for a sleeping thread that is awake by now.
                 self.inner.sleeper.still();
             }
             if is_relied_on || is_tick {
@@ -117,7 +118,8 @@ impl Keeper {
 
     /// Whether threads that sleep rely on this one to move their messages.
     fn is_relied_on(&self) -> bool {
-        // A thread that begins to sleep counts itself, and rings the bell where it reads false.
+        // A thread that begins to sleep first counts itself in `others`. If it then reads false here,
+        // it rings the bell.
         self.inner.keeper_looks.store(false, Ordering::SeqCst);
         let is = self.inner.others.load(Ordering::SeqCst) > 0;
         if is {

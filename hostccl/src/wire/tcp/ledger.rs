@@ -1,4 +1,4 @@
-//! The requests of a wire, and what it has to tell.
+//! The requests of a wire, and the news that its users have not taken.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -38,7 +38,7 @@ impl Hasher for Quick {
     }
 }
 
-/// A table with that hash.
+/// A table that uses [`Quick`].
 pub(super) type Table<K, V> = HashMap<K, V, BuildHasherDefault<Quick>>;
 
 /// What a request waits for.
@@ -52,7 +52,7 @@ pub(super) struct Open {
     pub(super) is_send: bool,
 }
 
-/// The requests of a wire, and what it has to tell.
+/// The requests of a wire, and the news that its users have not taken.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// The number of the last request.

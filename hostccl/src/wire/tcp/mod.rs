@@ -13,11 +13,11 @@
 //! | `state` | what the owners of a wire share with its thread |
 //! | `hello` | the proof that a connection belongs to this job |
 //! | `stranger` | connections that have not proved themselves |
-//! | `keeper` | the wire's thread: new connections, and whatever happens while nobody waits |
+//! | `keeper` | the wire's thread: new connections, and messages that come while nobody waits |
 //! | `options` | what the environment sets |
 //!
 //! Threads that wait for messages move them themselves. A thread that only waits for messages
-//! sleeps in `epoll`. One that also waits for words in memory sleeps on a futex, and the wire's
+//! sleeps in `epoll`. A thread that also waits for words in memory sleeps on a futex, and the wire's
 //! thread moves its messages meanwhile.
 
 mod cipher;
@@ -99,7 +99,7 @@ impl Drop for Tcp {
     }
 }
 
-/// The reason for which a request fails whose peer has no use any more.
+/// The reason why a request fails whose peer was closed as often as it was met.
 fn unknown() -> Lost {
     Lost { ended: true, why: "this process has closed its connection to the peer".to_owned() }
 }
@@ -274,7 +274,7 @@ impl Wire for Tcp {
         }
         inner.drive(seen, others, timeout);
         inner.is_driven.store(false, Ordering::SeqCst);
-        // Another thread may sleep because this one moved the messages. It takes over.
+        // Another thread may sleep because this one moved the messages. That thread takes over.
         if inner.drivers.fetch_sub(1, Ordering::SeqCst) > 1 {
             inner.moved.change();
         }

@@ -24,7 +24,7 @@ const BACKLOG: i32 = 1024;
 pub(crate) struct Options {
     /// The interface at which the process listens.
     pub(crate) interface: Interface,
-    /// How long a host may be silent until its processes are lost.
+    /// How long a host may be silent before its processes count as lost.
     pub(crate) silence: Duration,
     /// The name of the congestion control, where it is not the kernel's default.
     pub(crate) congestion: Option<String>,
@@ -105,7 +105,8 @@ impl Options {
     ///
     /// The kernel notices a silent host in two ways. Where data is on the way, it gives up once no
     /// answer has come for `silence`. Where nothing is on the way, it sends probes after a third of
-    /// that time. `TCP_USER_TIMEOUT` bounds both.
+    /// that time. `TCP_USER_TIMEOUT` bounds both. The kernel counts the time of probes in whole
+    /// seconds, so a silent host to which no data is on the way is lost after 2 s at the earliest.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));

@@ -4,10 +4,10 @@
 //! and number, and frames of different messages may come in any order. A cancelled receive keeps
 //! its number: the message of that number is dropped when it comes.
 //!
-//! A short message goes at once, as long as the sender has credit. The credit is what the receiver
-//! is ready to keep. A message that is long or lacks credit is announced, and goes when the
-//! receiver asks for it. A receive with room for a long message asks at once. So the receiver never
-//! has to stop reading, and keeps a bounded number of bytes.
+//! A short message goes at once, as long as the sender has credit. The credit is the number of
+//! bytes that the receiver is ready to keep. A message that is long or lacks credit is announced,
+//! and goes when the receiver asks for it. A receive with room for a long message asks at once. So
+//! the receiver never has to stop reading, and keeps a bounded number of bytes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -15,9 +15,9 @@ use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
-/// What short messages may cost that the receiver has not taken, in bytes.
+/// The most that short messages may cost which the receiver has not taken, in bytes.
 pub(super) const CREDIT: usize = 4 << 20;
-/// What each short message costs besides its bytes.
+/// The cost of each short message besides its bytes, in bytes.
 pub(super) const COST: usize = 128;
 /// The smallest piece of a message that counts as progress, in bytes.
 const LEAST_COUNTED: usize = 1 << 10;
@@ -50,7 +50,7 @@ pub(super) struct Receive {
     pub(super) to: usize,
     /// The room of the buffer in bytes.
     pub(super) room: usize,
-    /// How many bytes of the message have frames that came.
+    /// How many bytes of the message belong to frames whose headers have come.
     pub(super) got: usize,
     /// Whether the sender was asked for the message.
     pub(super) asked: bool,
@@ -96,11 +96,11 @@ pub(super) struct Remote {
     pub(super) arrived: Table<Key, Arrived>,
     /// Frames without a buffer of the caller, which go before others.
     pub(super) control: Vec<u8>,
-    /// What short messages may still cost.
+    /// The cost that further short messages to the process may have.
     pub(super) credit: usize,
-    /// What the short messages cost that are kept here.
+    /// The cost of the short messages that came from the process and that no receive has taken.
     pub(super) kept: usize,
-    /// What the short messages cost that were taken here and that the sender was not told of.
+    /// The cost of the short messages that receives have taken, as far as the sender was not told.
     owed: usize,
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.
@@ -113,8 +113,8 @@ pub(super) struct Remote {
     pub(super) is_closing: bool,
     /// Frames that go although the connection is closing: `Close` and what was said before.
     pub(super) last_frames: Vec<u8>,
-    /// Whether the connection ends: the other side has answered `Close`, or this side is about to
-    /// have sent its answer.
+    /// Whether the connection ends: the other side has answered `Close`, or this side's answer to
+    /// `Close` is about to go.
     pub(super) is_closed: bool,
     /// The ranks of communicators that have ended. Messages for them are dropped.
     pub(super) retired: HashSet<(u64, u32)>,
@@ -254,7 +254,7 @@ impl Remote {
         request
     }
 
-    /// Counts a short message that was kept as taken.
+    /// Notes that a receive has taken a short message that was kept here.
     pub(super) fn taken(&mut self, bytes: usize) {
         self.kept = self.kept.saturating_sub(bytes + COST);
         if !self.is_self {
@@ -262,7 +262,7 @@ impl Remote {
         }
     }
 
-    /// Notes that the sender has its credit for a short message again.
+    /// Gives the sender the credit for a short message back. It is told when much has come together.
     pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes + COST;
         if self.owed >= CREDIT / 4 {
@@ -342,8 +342,8 @@ impl Remote {
         self.is_closing = true;
     }
 
-    /// Begins afresh after both sides have agreed to close the connection. What this side has begun
-    /// to send meanwhile goes over the next connection.
+    /// Begins afresh after both sides have agreed to close the connection. Messages that this side
+    /// has begun to send meanwhile go over the next connection.
     pub(super) fn restart(&mut self) {
         (self.is_idle_there, self.is_closing) = (false, false);
         let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();

@@ -133,7 +133,7 @@ impl Inner {
     }
 }
 
-/// The lock of a wire. When it is released, the threads are told that wait for what has changed.
+/// The lock of a wire. Its release wakes the threads that wait, if something has changed.
 pub(super) struct Held<'a> {
     /// The wire.
     inner: &'a Inner,
@@ -186,7 +186,7 @@ impl State {
         self.settle(inner, number as u32, served)
     }
 
-    /// Does what the use of a connection has led to. Returns whether something has moved.
+    /// Does what the outcome of a connection's use calls for. Returns whether something has moved.
     fn settle(&mut self, inner: &Inner, number: u32, used: Result<bool, Lost>) -> bool {
         let Some(link) = self.links.get_mut(&number) else { return true };
         let moved = match used {
@@ -216,8 +216,8 @@ impl State {
         moved
     }
 
-    /// Closes a connection that both sides have agreed to close. A peer that has got a use
-    /// meanwhile stays, and gets another connection.
+    /// Closes a connection that both sides have agreed to close. A peer that was met again meanwhile
+    /// stays, and gets another connection.
     fn close(&mut self, inner: &Inner, number: u32) {
         self.connected.retain(|other| *other != number);
         let Some(link) = self.links.get_mut(&number) else { return };
@@ -250,7 +250,7 @@ impl State {
         self.connected.retain(|other| *other != number);
     }
 
-    /// Sends what a peer has to be sent: over its connection, or by making one.
+    /// Sends what waits for a peer: over its connection, or by making one.
     pub(super) fn push(&mut self, inner: &Inner, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let Link { remote, connection, is_connecting } = &mut **link;

@@ -68,7 +68,7 @@ pub(super) enum Step {
     Drop(String),
     /// This process connected, and may try again.
     Again(String),
-    /// This process connected in vain. Whether the peer has ended, and why.
+    /// This process connected, and the peer is lost: whether its process has ended, and the reason.
     Fail(bool, String),
 }
 
@@ -128,7 +128,8 @@ impl Stranger {
         matches!(self.stage, Stage::Unknown)
     }
 
-    /// How much the process that has connected has said: 0 nothing, 1 who it is, 2 a token's name.
+    /// How much the process that has connected has said: 0 for nothing, 1 for who it is, 2 for a
+    /// token that this process knows.
     pub(super) fn said(&self) -> u32 {
         match self.stage {
             Stage::Accepted => 0,
@@ -202,7 +203,7 @@ impl Stranger {
         }
     }
 
-    /// Returns what the end of the connection means.
+    /// Returns the step to take when the connection has ended.
     fn broken(&self, reason: Option<&io::Error>) -> Step {
         let address = &self.address;
         if !self.is_mine() {
@@ -354,7 +355,7 @@ impl Stranger {
     }
 }
 
-/// Returns what it means that the kernel could not connect.
+/// Returns the step to take when the kernel could not connect.
 pub(super) fn refused(address: &str, reason: &io::Error) -> Step {
     match reason.kind() {
         ErrorKind::ConnectionRefused => {
