@@ -34,8 +34,8 @@ pub(crate) struct Spanning {
     descriptor: Descriptor,
     /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
     admission: Admission,
-    /// Whether the call has begun. It may wait for its turn since then. A failure that happens
-    /// meanwhile is its own.
+    /// Whether the call has begun. The call may then wait for its turn. A failure that happens while
+    /// it waits counts as a failure of this call, and not of an earlier one.
     has_begun: bool,
 }
 
