@@ -2,8 +2,8 @@
 //!
 //! The seats 0 of the hosts gather the tags under which all ranks of their hosts have a call. The
 //! next turn goes to a tag that every host has; of several, to the one that comes first among rank
-//! 0's tags. Where there is no such tag, the hosts gather again as soon as one of them has other tags
-//! to tell.
+//! 0's tags. Where there is no such tag, the hosts gather again as soon as one of them has other
+//! tags to tell.
 
 use std::collections::HashSet;
 use std::sync::Arc;

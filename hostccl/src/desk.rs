@@ -2,8 +2,9 @@
 //! they concern.
 //!
 //! A wire has one [`Desk`]. The desk knows the ends of communicators that are on the wire, as
-//! [`Member`]s, and hands each of them the news that concern it. A thread takes the news when it waits
-//! on the wire or asks a communicator for its failure. The wire's thread takes them at each tick.
+//! [`Member`]s, and hands each of them the news that concern it. A thread takes the news when it
+//! waits on the wire or asks a communicator for its failure. The wire's thread takes them at each
+//! tick.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -31,8 +32,8 @@ pub(crate) trait Member: Send + Sync {
     /// this communicator.
     fn lose(&self, peer: Peer);
 
-    /// Looks for events that no notice reports: the end of a process of this host, and a failure that
-    /// a rank of this host has written. It is called about ten times a second.
+    /// Looks for events that no notice reports: the end of a process of this host, and a failure
+    /// that a rank of this host has written. It is called about ten times a second.
     fn tick(&self);
 }
 
@@ -113,8 +114,8 @@ impl Desk {
         kept.iter().for_each(|notice| member.hear(notice));
     }
 
-    /// Notes that a rank of this process has left a communicator. The desk tells so to peers that ask
-    /// for the rank, also after the communicator was freed.
+    /// Notes that a rank of this process has left a communicator. The desk tells so to peers that
+    /// ask for the rank, also after the communicator was freed.
     pub(crate) fn note_left(&self, comm: u64, rank: usize) {
         let mut state = self.lock();
         if state.left.len() == MOST_LEFT {

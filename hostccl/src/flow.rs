@@ -1,9 +1,9 @@
 //! Operations that are written as `async` functions.
 //!
-//! A collective over several hosts waits at many places. In a state machine that is written by hand,
-//! each place would be a state. So the compiler makes the state machine: a [`Flow`] is a future that
-//! is polled like any other operation. A future that has to wait notes what it waits for, and the
-//! flow's `poll` returns that note.
+//! A collective over several hosts waits at many places. In a state machine that is written by
+//! hand, each place would be a state. So the compiler makes the state machine: a [`Flow`] is a
+//! future that is polled like any other operation. A future that has to wait notes what it waits
+//! for, and the flow's `poll` returns that note.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

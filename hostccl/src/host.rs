@@ -2,8 +2,8 @@
 //!
 //! Two variables of the environment change what counts as one host. `DM_HOSTCCL_SHM=0` makes each
 //! process a host of its own. `DM_HOSTCCL_HOST` gives the host another name: processes with
-//! different names are on different hosts, even on one machine. With both, one machine can stand for
-//! several hosts, for tests.
+//! different names are on different hosts, even on one machine. With both, one machine can stand
+//! for several hosts, for tests.
 
 use std::env;
 use std::fs;

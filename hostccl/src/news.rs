@@ -1,8 +1,9 @@
 //! The ranks on other hosts: which of them have left, ended or fallen silent, and what they say.
 //!
-//! A connection that breaks does not say whether one process has ended or the whole host is gone. So
-//! a rank that loses a connection waits a moment before it blames anybody. Other ranks on the lost
-//! rank's host learn from process descriptors which process has ended, and tell the other hosts.
+//! A connection that breaks does not say whether one process has ended or the whole host is gone.
+//! So a rank that loses a connection waits a moment before it blames anybody. Other ranks on the
+//! lost rank's host learn from process descriptors which process has ended, and tell the other
+//! hosts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -220,8 +221,8 @@ impl Comm {
         remote.lock().waits.get(&rank).is_some_and(|said| said.elapsed() <= within)
     }
 
-    /// Notes in this rank's seat for which rank this rank waits; `None`: for nobody. Other ranks ask
-    /// for it when their time is up.
+    /// Notes in this rank's seat for which rank this rank waits; `None`: for nobody. Other ranks
+    /// ask for it when their time is up.
     pub(crate) fn note_waits_for(&self, rank: Option<usize>) {
         if self.span.is_some() {
             let hint = rank.map_or(0, |rank| rank as u32 + 1);

@@ -1,7 +1,7 @@
 //! The notices by which the processes of a communicator over several hosts tell each other news.
 //!
-//! A notice is one byte for its kind, then its numbers in little endian, then its texts. The receiver
-//! drops bytes that do not have this form.
+//! A notice is one byte for its kind, then its numbers in little endian, then its texts. The
+//! receiver drops bytes that do not have this form.
 
 use crate::blame::Blame;
 use crate::types::*;

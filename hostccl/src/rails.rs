@@ -1,9 +1,9 @@
 //! The rails of a communicator over several hosts: which ranks exchange data between the hosts.
 //!
-//! A rail is a part of the data, and one rank of each host exchanges that part with the other hosts.
-//! There are as many rails as the host with the most seats has seats. On each host the rails are
-//! dealt out to the seats evenly, in order. So where all hosts have equally many seats, seat `j`
-//! serves rail `j`.
+//! A rail is a part of the data, and one rank of each host exchanges that part with the other
+//! hosts. There are as many rails as the host with the most seats has seats. On each host the rails
+//! are dealt out to the seats evenly, in order. So where all hosts have equally many seats, seat
+//! `j` serves rail `j`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -51,7 +51,8 @@ pub(crate) struct Remote {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Since when this rank knows of a lost process for which it has not failed the communicator yet.
+    /// Since when this rank knows of a lost process for which it has not failed the communicator
+    /// yet.
     pub(crate) suspicious_since: Option<Instant>,
     /// When a process of each host was heard last. The index is the host. It is empty while no
     /// process of another host has been suspected.

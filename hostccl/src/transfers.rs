@@ -48,8 +48,8 @@ impl Transfers {
         self.push(transfer);
     }
 
-    /// Begins to receive a message of exactly `bytes` bytes from a rank of another host. There is no
-    /// message where `bytes` is 0.
+    /// Begins to receive a message of exactly `bytes` bytes from a rank of another host. There is
+    /// no message where `bytes` is 0.
     ///
     /// # Safety
     /// The buffer stays valid, and nobody else touches it, until the message has come or the set is

@@ -1,4 +1,5 @@
-//! A connection of a join. It sends and reads bytes without waiting, and finds the messages in them.
+//! A connection of a join. It sends and reads bytes without waiting, and finds the messages in
+//! them.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -32,7 +33,8 @@ pub(super) struct Link {
     socket: Closed<TcpStream>,
     /// The bytes that have come and have not been taken, as they came.
     inbox: Vec<u8>,
-    /// Bytes of messages that have come and have not been taken, decrypted where the link is sealed.
+    /// Bytes of messages that have come and have not been taken, decrypted where the link is
+    /// sealed.
     plain: Vec<u8>,
     /// The pieces that wait to be sent. Several links may share a piece.
     outbox: VecDeque<Arc<[u8]>>,
@@ -63,7 +65,8 @@ impl Link {
         self.longest = longest;
     }
 
-    /// The most bytes that the link keeps before somebody takes them. Further bytes stay in the kernel.
+    /// The most bytes that the link keeps before somebody takes them. Further bytes stay in the
+    /// kernel.
     fn room(&self) -> usize {
         if self.longest == 0 { GREETING_BYTES } else { self.longest + 4 + (1 << 16) }
     }

@@ -16,8 +16,8 @@ use crate::types::*;
 
 /// How long a rank that came with another number of ranks than the first waits for a third rank.
 const THIRD_RANK: Duration = Duration::from_millis(250);
-/// When ranks have ended, the join waits until no further rank has ended for so long. Then it fails,
-/// and names all of them together.
+/// When ranks have ended, the join waits until no further rank has ended for so long. Then it
+/// fails, and names all of them together.
 const QUIET: Duration = Duration::from_millis(50);
 /// How often the ranks learn who has come.
 const PACE: Duration = Duration::from_millis(100);

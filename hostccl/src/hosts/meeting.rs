@@ -26,10 +26,11 @@ pub(super) enum Met {
     Done,
     /// All ranks make this call. Its data is still to be moved.
     Agreed,
-    /// All ranks make this call, in which each rank has a count of its own, and these counts differ.
+    /// All ranks make this call, in which each rank has a count of its own, and these counts
+    /// differ.
     OtherCounts,
-    /// The ranks make calls of different names. The seats of this host posted their calls in the step
-    /// of that number.
+    /// The ranks make calls of different names. The seats of this host posted their calls in the
+    /// step of that number.
     OtherNames(u64),
 }
 
@@ -230,8 +231,8 @@ impl Meeting<'_> {
         Ok(Met::Done)
     }
 
-    /// Returns the outcome of a meeting about counts: whether the counts that are sent are the counts
-    /// that are expected.
+    /// Returns the outcome of a meeting about counts: whether the counts that are sent are the
+    /// counts that are expected.
     fn counts_met(&self, [sent, expected]: [u64; 2]) -> Met {
         if sent == expected { Met::Agreed } else { Met::OtherCounts }
     }

@@ -5,15 +5,15 @@
 //! their calls fit together. Within a host it takes one step in shared memory. Then the seats 0 of
 //! the hosts gather ([`gathering`](crate::gathering): `ceil(log2 H)` rounds for `H` hosts), and one
 //! more step hands the outcome to the host's other ranks. With one rank on each host, only the
-//! gathering is left. The data of a small call travels in the records of the meeting, so the meeting
-//! is the whole call (`plan` says what is small, `small` packs and unpacks).
+//! gathering is left. The data of a small call travels in the records of the meeting, so the
+//! meeting is the whole call (`plan` says what is small, `small` packs and unpacks).
 //!
 //! Calls of different names are withdrawn, and the hosts agree on a name that every rank has
 //! ([`admission`](crate::admission)).
 //!
 //! # Larger data
-//! Data goes in two levels, so that each byte crosses the wire once for each host that needs it. The
-//! parts among the seats of a host are collectives of the module
+//! Data goes in two levels, so that each byte crosses the wire once for each host that needs it.
+//! The parts among the seats of a host are collectives of the module
 //! [`collective`](crate::collective), without their agreement (`Part`).
 //!
 //! | collective | files | between the hosts |
@@ -32,8 +32,8 @@
 //!
 //! # Waiting
 //! A call is an `async` function (`operation`). The compiler makes a state machine of it, which the
-//! module [`flow`](crate::flow) polls. The messages of a call are cancelled when the call is dropped,
-//! before its buffers go.
+//! module [`flow`](crate::flow) polls. The messages of a call are cancelled when the call is
+//! dropped, before its buffers go.
 
 mod broadcast;
 mod meeting;

@@ -12,8 +12,8 @@ use crate::poll::Poll;
 use crate::turn::Pass;
 use crate::types::DataType;
 
-/// An all-gather of some bytes of every rank, under a call of `ncclCommSplit`. Like each collective,
-/// it takes its turn, and fails where other ranks make a different call.
+/// An all-gather of some bytes of every rank, under a call of `ncclCommSplit`. Like each
+/// collective, it takes its turn, and fails where other ranks make a different call.
 pub(crate) struct SmallGather {
     /// The all-gather. It is dropped before its buffers.
     gather: Spanning,
