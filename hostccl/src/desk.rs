@@ -2,7 +2,7 @@
 //! they concern.
 //!
 //! A wire has one [`Desk`]. The desk knows the ends of communicators that are on the wire, as
-//! [`Member`]s, and hands each of them the news that concern it. A thread takes the news when it
+//! [`Member`]s, and hands each of them the news that concerns it. A thread takes the news when it
 //! waits on the wire or asks a communicator for its failure. The wire's thread takes them at each
 //! tick.
 
