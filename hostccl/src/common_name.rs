@@ -1,8 +1,9 @@
 //! The agreement of several hosts on whose turn it is.
 //!
 //! The seats 0 of the hosts gather the tags under which all ranks of their hosts have a call. The
-//! first of rank 0's tags that every host has goes first. Where there is none, the hosts gather
-//! again as soon as one of them has other tags to tell.
+//! next turn goes to a tag that every host has; of several, to the one that comes first among rank
+//! 0's tags. Where there is no such tag, the hosts gather again as soon as one of them has other
+//! tags to tell.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -35,9 +36,9 @@ impl Shown {
     }
 }
 
-/// Returns a tag under which every rank of every host has a call. Seat 0 of each host calls this.
-/// `posted` is the step in which the host's seats posted the calls that were withdrawn, and `name`
-/// is the name of this one.
+/// Returns a tag under which every rank of every host has a call. Seat 0 of each host calls this
+/// function. `posted` is the step in which the host's seats posted the calls that were withdrawn,
+/// and `name` is the name of this rank's call.
 pub(crate) async fn agree(comm: Arc<Comm>, posted: u64, name: Name) -> Result<u64> {
     let span = span_of(&comm);
     let mut shown = Shown(vec![HashSet::new(); comm.nranks - 1]);

@@ -2,8 +2,9 @@
 //! they concern.
 //!
 //! A wire has one [`Desk`]. The desk knows the ends of communicators that are on the wire, as
-//! [`Member`]s, and hands each of them what concerns it. Whoever waits on the wire, asks a
-//! communicator for its failure, or ticks in the wire's thread, takes the news.
+//! [`Member`]s, and hands each of them the news that concerns it. A thread takes the news when it
+//! waits on the wire or asks a communicator for its failure. The wire's thread takes them at each
+//! tick.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -14,12 +15,12 @@ use std::time::{Duration, Instant};
 use crate::notice::Said;
 use crate::wire::{Notice, Peer, Wire};
 
-/// How long notices are kept whose communicator this process has not registered. A peer may be
-/// ahead in the join of the communicator.
+/// How long the desk keeps notices about a communicator that this process has not registered. A
+/// peer may be ahead in the join of the communicator.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 /// The most notices that are kept so.
 const MOST_KEPT: usize = 256;
-/// The most ranks that a desk remembers to have left their communicators.
+/// The most ranks for which a desk remembers that they have left their communicators.
 const MOST_LEFT: usize = 1024;
 
 /// One end of a communicator that has ranks on other hosts.
@@ -31,8 +32,8 @@ pub(crate) trait Member: Send + Sync {
     /// this communicator.
     fn lose(&self, peer: Peer);
 
-    /// Looks at what nobody reports: the processes of this host, and failures that a local rank has
-    /// written. It is called about ten times a second.
+    /// Looks for events that no notice reports: the end of a process of this host, and a failure
+    /// that a rank of this host has written. It is called about ten times a second.
     fn tick(&self);
 }
 
@@ -40,11 +41,11 @@ pub(crate) trait Member: Send + Sync {
 pub(crate) struct Desk {
     /// The wire.
     wire: Arc<dyn Wire>,
-    /// Held by the thread that takes news. Only one thread at a time may.
+    /// Held by the thread that takes news, because only one thread at a time may do so.
     reading: Mutex<()>,
     /// The value of the wire's word when news were taken last.
     seen: AtomicU32,
-    /// Who is there, and what is kept.
+    /// The members, and the notices that are kept.
     state: Mutex<State>,
 }
 
@@ -84,7 +85,7 @@ impl Desk {
         let desk = Arc::new(Desk {
             wire: wire.clone(),
             reading: Mutex::new(()),
-            // It differs from the word, so that the first look takes what there is.
+            // It differs from the word, so that the first look takes the news that there are.
             seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
             state: Mutex::default(),
         });
@@ -106,15 +107,15 @@ impl Desk {
         });
         state.members.entry(comm).or_default().push(Arc::downgrade(member));
         state.kept.retain(|(came, _)| now.duration_since(*came) < KEPT_FOR);
-        // They are kept for other threads of this process that are about to join.
+        // The notices stay for other threads of this process that are about to join.
         let kept: Vec<Notice> =
             state.kept.iter().filter(|(_, notice)| notice.comm == comm).map(|(_, notice)| notice.clone()).collect();
         drop(state);
         kept.iter().for_each(|notice| member.hear(notice));
     }
 
-    /// Notes that a rank of this process has left a communicator. Peers that ask for the rank are
-    /// told so, also when the communicator is freed.
+    /// Notes that a rank of this process has left a communicator. The desk tells so to peers that
+    /// ask for the rank, also after the communicator was freed.
     pub(crate) fn note_left(&self, comm: u64, rank: usize) {
         let mut state = self.lock();
         if state.left.len() == MOST_LEFT {

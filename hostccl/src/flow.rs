@@ -1,9 +1,9 @@
 //! Operations that are written as `async` functions.
 //!
-//! A collective over several hosts waits at many places. As a state machine by hand, each place
-//! would be a state. So the compiler makes the state machine: a [`Flow`] is a future that is polled
-//! like any other operation. A future that has to wait notes for what it waits, and the flow's
-//! `poll` answers with that.
+//! A collective over several hosts waits at many places. In a state machine that is written by
+//! hand, each place would be a state. So the compiler makes the state machine: a [`Flow`] is a
+//! future that is polled like any other operation. A future that has to wait notes what it waits
+//! for, and the flow's `poll` returns that note.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -40,7 +40,8 @@ impl<'a, T> Flow<'a, T> {
     }
 }
 
-/// Waits until `test` answers `None`, and otherwise says what to wait for. Fails when it does.
+/// Waits until `test` answers `None`. Before, `test` answers what to wait for. Fails when `test`
+/// fails.
 pub(crate) async fn wait(mut test: impl FnMut() -> Result<Option<Poll>>) -> Result<()> {
     poll_fn(|_| match test() {
         Ok(None) => task::Poll::Ready(Ok(())),

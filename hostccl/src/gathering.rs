@@ -3,7 +3,7 @@
 //! The hosts sit in a ring. In round `k` a host sends all records that it has to the host `2^k`
 //! places further on, and receives as many from the host `2^k` places back. So after
 //! `ceil(log2 H)` rounds each of `H` hosts has all records. The partners depend on the number of
-//! hosts alone, never on the calls of the ranks: so hosts whose calls differ meet as well.
+//! hosts alone, never on the calls of the ranks. So hosts meet even if their calls differ.
 
 use std::slice;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const LEAST_PAYLOAD: usize = 1 << 10;
 /// The most tags of names that a host tells in a record.
 pub(crate) const MOST_TAGS: usize = 64;
 
-/// What a record has as its payload.
+/// The kind of a record's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Content {
@@ -47,7 +47,7 @@ pub(crate) enum Content {
 pub(crate) struct Head {
     /// The length of the payload in bytes.
     bytes: u32,
-    /// The host whose record it is.
+    /// The host to which the record belongs.
     host: u32,
     /// The number of the gathering.
     number: u32,
@@ -72,7 +72,7 @@ pub(crate) struct Records {
     end: usize,
 }
 
-/// The parts of a communicator over several hosts. Such a communicator has both.
+/// Returns the span of a communicator over several hosts.
 pub(crate) fn span_of(comm: &Comm) -> &Span {
     comm.span.as_ref().expect("a gathering takes place among several hosts")
 }
@@ -176,7 +176,7 @@ impl Records {
         self.starts.clear();
         self.starts.push(0);
         self.end = HEAD_BYTES + bytes;
-        // Dropped before the memory, which `self` keeps.
+        // The transfers are dropped before the memory, which `self` keeps.
         let mut sends = Transfers::new(&comm, descriptor);
         let mut receive = Transfers::new(&comm, descriptor);
         let mut have = 1;

@@ -2,8 +2,8 @@
 //!
 //! Two variables of the environment change what counts as one host. `DM_HOSTCCL_SHM=0` makes each
 //! process a host of its own. `DM_HOSTCCL_HOST` gives the host another name: processes with
-//! different names are different hosts, also on one machine. Both serve to try out on one machine
-//! what runs on several.
+//! different names are on different hosts, even on one machine. With both, one machine can stand
+//! for several hosts, for tests.
 
 use std::env;
 use std::fs;
@@ -66,8 +66,8 @@ pub(crate) fn differ(theirs: u64, mine: u64) -> bool {
     theirs != 0 && mine != 0 && theirs != mine
 }
 
-/// Returns the number that was read, and 0 where this machine hides it. Another error says nothing
-/// about the machine, for example that this process can open no more files, so it is passed on.
+/// Returns the number that was read, and 0 where this machine hides it. Another error is passed on,
+/// because it says nothing about the machine, for example that this process can open no more files.
 fn known(answer: io::Result<u64>) -> Result<u64> {
     match answer {
         Err(reason) if !matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {

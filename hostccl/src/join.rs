@@ -166,8 +166,8 @@ impl Join {
         self.limit = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
     }
 
-    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other ranks
-    /// read the reason.
+    /// Gives up before this rank has arrived, because `error` keeps it from joining. The other
+    /// ranks read the reason.
     pub(crate) fn refuse(&mut self, error: &Error) {
         let labels = self.context.labels();
         if let (Source::Id(id), None, false) = (&self.source, &self.comm, self.gave_up) {

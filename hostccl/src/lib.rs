@@ -9,8 +9,8 @@
 //! # Differences from NCCL
 //! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the
 //!   results of the whole group are.
-//! - Every rank gets the same bits from an all-reduce, and the same in every run, because reductions
-//!   add in one order that depends only on the sizes and on where the ranks are.
+//! - Every rank gets the same bits from an all-reduce, and the same in every run, because
+//!   reductions add in one order that depends only on the sizes and on where the ranks are.
 //! - When ranks make different calls, or send and receive different sizes, all of them get
 //!   `ncclInvalidUsage` and a message that names the ranks and their calls. From then on, as after
 //!   any failure of a peer, the communicator only reports its failure.
@@ -37,8 +37,8 @@
 //!
 //! # How it works
 //! - Each communicator has a segment of anonymous shared memory (`memfd`) on each host. The ranks
-//!   of the host find it through a descriptor of its creator. The segment has no name in any file system, so no file
-//!   can be left behind, and it is freed with its last mapping.
+//!   of the host find it through a descriptor of its creator. The segment has no name in any file
+//!   system, so no file can be left behind, and it is freed with its last mapping.
 //! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
 //!   five slots are enough.
@@ -46,7 +46,9 @@
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads
-//!   inside each host. A communicator on one host opens no socket and starts no thread.
+//!   inside each host. A communicator on one host opens no socket and starts no thread. But the
+//!   maker of an id of `ncclGetUniqueId` listens, in a thread, until the id has started a
+//!   communicator, because ranks of other hosts may come.
 //! - Every operation is a state machine that is polled. A group polls all of its operations, so one
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
@@ -64,7 +66,7 @@
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
-//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (the same of ranks on other hosts) |
+//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (which ranks of other hosts have left or are lost) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |

@@ -1,8 +1,9 @@
 //! The ranks on other hosts: which of them have left, ended or fallen silent, and what they say.
 //!
-//! A connection that breaks says less than a process descriptor. The process may have ended alone,
-//! or its whole host may be gone. So a rank that loses a connection waits a moment before it blames
-//! anybody. Other ranks of the lost rank's host know which process has ended, and tell.
+//! A connection that breaks does not say whether one process has ended or the whole host is gone.
+//! So a rank that loses a connection waits a moment before it blames anybody. Other ranks on the
+//! lost rank's host learn from process descriptors which process has ended, and tell the other
+//! hosts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +21,14 @@ use crate::types::*;
 use crate::wire::here;
 use crate::wire::{Lost, Notice, Peer};
 
-/// How long a rank waits for news of other hosts when it has lost a process, and nobody else of
-/// that process's host can tell why.
+/// How long a rank that has lost a process waits for news, where no other process of the lost
+/// process's host can tell why.
 const ALONE: Duration = Duration::from_millis(50);
 /// How long a rank waits when other ranks of the lost process's host can tell why.
 const OTHERS_TELL: Duration = Duration::from_millis(250);
-/// The pause between two looks meanwhile.
+/// The pause between two looks at the news meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
-/// A rank asks another one for which it waits so often whether that rank is still there.
+/// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Comm {
@@ -50,8 +51,8 @@ impl Comm {
         }
     }
 
-    /// Fails when the rank of another host for which an operation waits has left. `call` describes
-    /// the operation. Fails too when a process of another host is lost for long enough.
+    /// Fails when an operation waits for a rank of another host that has left. `call` describes the
+    /// operation. Fails, too, when a process of another host has been lost for long enough.
     pub(crate) fn check_remote(
         &self,
         blocked: Option<(Blocker, u32)>,
@@ -69,7 +70,7 @@ impl Comm {
         if remote.has_left(from) && still_blocked() {
             return Err(self.fail_left(from, &call()));
         }
-        // A rank that left before there was a connection has told nobody.
+        // A rank that left before there was a connection could not tell this rank.
         if let Some(peer) = span.peers[from] {
             if self.may_ask(from, ASK_AGAIN) {
                 self.ask(from, peer);
@@ -115,7 +116,8 @@ impl Comm {
         self.fail_whole(ncclRemoteError, Blame::of([rank]), &message, call)
     }
 
-    /// Whether the rank was not asked within that time.
+    /// Whether the last question to the rank is at least that long ago, so that this rank may ask
+    /// again.
     pub(crate) fn may_ask(&self, rank: usize, within: Duration) -> bool {
         let Some((_, remote)) = self.elsewhere() else { return false };
         remote.lock().asked.get(&rank).is_none_or(|asked| asked.elapsed() >= within)
@@ -128,9 +130,9 @@ impl Comm {
         span.wire.notify(peer, span.comm, &Said::Ask { to: rank }.encode());
     }
 
-    /// Ends the communicator because a rank of another host cannot be reached any more. `rank` is a
-    /// rank of the whole communicator, and `call` describes the operation that met the loss. Before
-    /// that it waits a moment for news from the lost rank's host.
+    /// Ends the communicator because a rank of another host cannot be reached any more, after a
+    /// moment in which it waits for news from the lost rank's host. `rank` is a rank of the whole
+    /// communicator, and `call` describes the operation that met the loss.
     pub(crate) fn fail_lost(&self, rank: usize, lost: &Lost, call: &str) -> Error {
         let describe = || call.to_owned();
         if let Some((span, remote)) = self.elsewhere() {
@@ -219,8 +221,8 @@ impl Comm {
         remote.lock().waits.get(&rank).is_some_and(|said| said.elapsed() <= within)
     }
 
-    /// Notes in this rank's seat for whom this rank waits. Other ranks ask for it when their time
-    /// is up.
+    /// Notes in this rank's seat for which rank this rank waits; `None`: for nobody. Other ranks
+    /// ask for it when their time is up.
     pub(crate) fn note_waits_for(&self, rank: Option<usize>) {
         if self.span.is_some() {
             let hint = rank.map_or(0, |rank| rank as u32 + 1);
@@ -238,7 +240,7 @@ impl Comm {
 struct Losses {
     /// The ranks, of the whole communicator.
     ranks: Vec<usize>,
-    /// Whether other ranks of their hosts may know more.
+    /// Whether other ranks on the lost ranks' hosts may know more.
     others_tell: bool,
     /// The losses in words.
     message: String,
@@ -317,8 +319,7 @@ impl Member for Comm {
     }
 }
 
-/// Registers a communicator that has ranks on other hosts, for the news of its wire. It does
-/// nothing for another communicator.
+/// Registers a communicator for the news of its wire, if it has ranks on other hosts.
 pub(crate) fn register(comm: &Arc<Comm>) {
     let Some((span, remote)) = comm.elsewhere() else { return };
     here::on_tick(desk::tick);

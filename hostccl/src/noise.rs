@@ -9,13 +9,15 @@
 //! The module does no input or output: the caller moves the bytes, and says where a message or a
 //! record ends. Nothing here waits.
 //!
-//! Who knows what:
+//! What each side can be sure of:
 //! - A first message that reads well was made by a process that knows the secret. It may be a copy
 //!   of an earlier one. So the responder must do nothing for the initiator before the first record
 //!   has opened. A record opens only in the session in which it was sealed.
 //! - A second message that reads well was made for this very session.
-//! - Each session has keys of its own. Who learns the secret later cannot read what was sent before.
-//! - Who records a handshake can try out secrets at home. So a secret must not be guessable.
+//! - Each session has keys of its own. Whoever learns the secret later cannot read the records that
+//!   were sent before.
+//! - Whoever records a handshake can try out secrets later. So nobody must be able to guess the
+//!   secret.
 
 use std::fmt;
 
@@ -31,7 +33,7 @@ const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 /// serve elsewhere, so it is not the key itself.
 const KEY_LABEL: &[u8] = b"libdevicemesh noise 1 pre-shared key";
 
-/// The beginning of each prologue. Its number changes with what this module does.
+/// The beginning of each prologue. Its number changes when this module does something else.
 const PROLOGUE: &[u8] = b"libdevicemesh noise 1:";
 
 /// How many bytes a message of the handshake has beyond its payload: a public key and a tag.
@@ -57,8 +59,8 @@ pub enum Broken {
     Handshake,
     /// A record does not open: it was changed, cut short, repeated, or sealed for another session.
     Record,
-    /// A text of this many bytes is longer than [`RECORD_BYTES`], or a payload of a handshake's
-    /// message is.
+    /// The text of a record, or the payload of a message of the handshake, is longer than
+    /// [`RECORD_BYTES`]. The number is its length in bytes.
     TooLong(usize),
     /// A call came at the wrong time: a record before the end of the handshake, or a message of the
     /// handshake after it or out of turn, or anything after the session was broken.
@@ -136,8 +138,8 @@ impl Session {
     }
 
     /// Appends this side's message of the handshake to `out`. It has [`HANDSHAKE_BYTES`] and the
-    /// bytes of the payload. A payload of the first message is encrypted, but who learns the secret
-    /// later can read it. A payload of the second message is as safe as a record.
+    /// bytes of the payload. The payload of the first message is encrypted, but whoever learns the
+    /// secret later can read it. The payload of the second message is as safe as a record.
     pub fn write_message(&mut self, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
         let State::Handshake(handshake) = &mut self.state else { return Err(Broken::OutOfTurn) };
         if !handshake.is_my_turn() {

@@ -1,19 +1,19 @@
-//! What the processes of a communicator over several hosts tell each other: the texts of notices.
+//! The notices by which the processes of a communicator over several hosts tell each other news.
 //!
-//! A notice is one byte for its kind, then its numbers in little endian, then its texts. Whatever
-//! does not fit this is dropped by the receiver.
+//! A notice is one byte for its kind, then its numbers in little endian, then its texts. The
+//! receiver drops bytes that do not have this form.
 
 use crate::blame::Blame;
 use crate::types::*;
 use crate::wire::NOTICE_BYTES;
 
-/// The most bytes of a failure's message in a notice. The segment has as many.
+/// The most bytes of a failure's message in a notice. The segment's header has room for as many.
 const MESSAGE_BYTES: usize = 512;
 
 /// A notice about one communicator. All ranks are those of the whole communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// Nothing. It makes a connection, through which the end of the sender's process is noticed.
+    /// It says nothing. It makes a connection, which breaks when the sender's process ends.
     Hello,
     /// The communicator has failed.
     Failed {

@@ -1,4 +1,4 @@
-//! Waits for connections, for operations that have no communicator yet.
+//! Waits for connections: operations that have no communicator yet, such as a join, need them.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -12,8 +12,8 @@ pub(crate) const MIXED_SLICE: Duration = Duration::from_millis(1);
 /// The longest sleep of a thread that waits for no connection, but for time or for the wire.
 const NO_CONNECTION_SLICE: Duration = Duration::from_millis(2);
 
-/// Sleeps until one of the descriptors has changed, or the time is up. The flag says whether the
-/// descriptor is to become writable, too.
+/// Sleeps until one of the descriptors has become readable, or the time is up. The flag of a
+/// descriptor says whether the sleep also ends when the descriptor becomes writable.
 pub(crate) fn sleep(descriptors: impl Iterator<Item = (RawFd, bool)>, longest: Duration) {
     let poll = |(fd, writable)| libc::pollfd {
         fd,

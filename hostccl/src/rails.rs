@@ -1,8 +1,9 @@
-//! Which ranks of the hosts serve each other: the rails of a communicator over several hosts.
+//! The rails of a communicator over several hosts: which ranks exchange data between the hosts.
 //!
-//! There are as many rails as the host with the most seats has. Each host serves every rail: the
-//! rails are shared out evenly, in order, to its seats. So where all hosts have equally many seats,
-//! seat `j` serves rail `j`.
+//! A rail is a part of the data, and one rank of each host exchanges that part with the other
+//! hosts. There are as many rails as the host with the most seats has seats. On each host the rails
+//! are dealt out to the seats evenly, in order. So where all hosts have equally many seats, seat
+//! `j` serves rail `j`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::scratch::Scratch;
 use crate::span::Span;
 
-/// The rails of a communicator, and what its calls keep from one to the next.
+/// The rails of a communicator, and the state that its calls keep from one call to the next.
 #[derive(Debug)]
 pub(crate) struct Rails {
     /// For each rank, its seat on its host.
@@ -59,8 +60,7 @@ impl Rails {
         (seat * self.count).div_ceil(seats)..((seat + 1) * self.count).div_ceil(seats)
     }
 
-    /// Returns the number of the next gathering. Only the call that is inside the collectives' place
-    /// asks.
+    /// Returns the number of the next gathering. Only the call whose turn it is asks.
     pub(crate) fn next_gathering(&self) -> u32 {
         self.gatherings.fetch_add(1, Ordering::Relaxed)
     }

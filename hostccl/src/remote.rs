@@ -1,5 +1,5 @@
-//! What a rank knows of the ranks of its communicator that are on other hosts, and its calls with
-//! them.
+//! What a rank knows of the ranks of its communicator that are on other hosts, and its messages to
+//! and from these ranks.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ pub(crate) struct RemoteCall {
 }
 
 impl RemoteCall {
-    /// Whether it has that direction, peer and tag.
+    /// Whether the message has that direction, peer and tag.
     pub(crate) fn is(&self, sends: bool, peer: usize, tag: u64) -> bool {
         (self.sends, self.peer, self.name.tag) == (sends, peer, tag)
     }
@@ -45,18 +45,19 @@ pub(crate) struct Remote {
     /// For each rank of the whole communicator, whether it has freed its communicator. It is only
     /// set for ranks of other hosts.
     left: Box<[AtomicBool]>,
-    /// What changes from time to time.
+    /// The part that changes.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Since when this rank knows of a loss that it has not made a failure yet.
+    /// Since when this rank knows of a lost process for which it has not failed the communicator
+    /// yet.
     pub(crate) suspicious_since: Option<Instant>,
     /// When a process of each host was heard last. The index is the host. It is empty while no
     /// process of another host has been suspected.
     pub(crate) heard: HashMap<usize, Instant>,
-    /// When each rank said last that it waits for another one.
+    /// When each rank said last that it waits for another rank.
     pub(crate) waits: HashMap<usize, Instant>,
     /// When each rank was asked last what it waits for.
     pub(crate) asked: HashMap<usize, Instant>,
@@ -77,7 +78,7 @@ impl Remote {
         }
     }
 
-    /// Locks what changes.
+    /// Locks the part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

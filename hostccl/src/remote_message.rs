@@ -66,7 +66,7 @@ impl Head {
     }
 }
 
-/// How far a message is.
+/// The stages of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The call has not begun.
@@ -175,7 +175,8 @@ impl RemoteMessage {
         let (bytes, tag) = (self.bytes(), self.name.tag);
         let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
         let Side::Send(from) = self.side else {
-            // A message that is longer than this rank expects must not be too long for the head.
+            // The room is that of the longest head, so that a head with more bytes than this rank
+            // expects arrives, too.
             self.head = vec![0; HEAD_BYTES + INLINE_BYTES].into();
             let (span, peer) = self.route();
             // SAFETY: the head outlives the transfer, and nobody touches it before its end.
@@ -372,8 +373,8 @@ fn streams_to_me(span: &Span, peer: usize) -> Vec<u64> {
     to_me.map(|tag| tag.stream).collect()
 }
 
-/// Returns those of them that are messages of `ncclSend`. Answers are taken at once, so the streams
-/// are tags of names.
+/// Returns the streams of the messages of `ncclSend` that `peer` has sent to this rank, and that no
+/// receive has taken. Answers are taken at once, so these streams are tags of names.
 pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
     let mut streams = streams_to_me(span, peer);
     streams.retain(|stream| !COLLECTIVES.contains(stream));
@@ -386,8 +387,8 @@ pub(crate) fn is_in_collective(span: &Span, peer: usize) -> bool {
 }
 
 /// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all". This rank receives
-/// under the name with that tag, and `peer` has sent a message in `stream`. The message is lost by
-/// this, so the caller ends the communicator.
+/// under the name with that tag, and `peer` has sent a message in `stream`. This function takes the
+/// message, so the caller ends the communicator.
 pub(crate) fn different_names(comm: &Comm, peer: usize, tag: u64, stream: u64) -> String {
     let (me, from) = (comm.labels.rank(comm.whole().0, None), comm.labels.rank(peer, None));
     let sent = comm.span.as_ref().and_then(|span| peek(span, peer, stream));

@@ -4,10 +4,10 @@
 //! other's segment count as ranks of different hosts, also where they run on one machine.
 //!
 //! In a communicator over several hosts, each host has a segment of its own. In the segment the
-//! host's ranks have dense numbers, their seats: [`Comm::rank`](crate::comm::Comm::rank) and
-//! [`Comm::nranks`](crate::comm::Comm::nranks) count seats. The span has the ranks of the whole
-//! communicator. Messages, blame and the failure in the segment's header use the whole
-//! communicator's ranks.
+//! ranks of the host are numbered from 0 on. These numbers are their seats:
+//! [`Comm::rank`](crate::comm::Comm::rank) and [`Comm::nranks`](crate::comm::Comm::nranks) count
+//! seats. The span has the ranks of the whole communicator. Messages, blame and the failure in the
+//! segment's header use the whole communicator's ranks.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,8 @@ pub(crate) struct Span {
     pub(crate) wire: Arc<dyn Wire>,
     /// For each rank, the process in which it is; `None` for the ranks of this host.
     pub(crate) peers: Vec<Option<Peer>>,
-    /// For each rank, how its process is reached. Smaller communicators need it.
+    /// For each rank, how its process is reached. Split and shrink need it for the new
+    /// communicator.
     pub(crate) contacts: Arc<[Contact]>,
     /// The secret that the processes prove to each other when they connect.
     pub(crate) token: Token,

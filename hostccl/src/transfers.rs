@@ -13,8 +13,8 @@ use crate::types::ncclInternalError;
 use crate::wire::Broken;
 use crate::wire::request::{Failed, Transfer, poll_all};
 
-/// Messages under way, which are tested together. Those that have not ended are cancelled when the
-/// set is dropped, so the set is dropped before the buffers.
+/// A set of messages under way, which are tested together. When the set is dropped, it cancels the
+/// messages that have not ended. So the set is dropped before the buffers.
 pub(crate) struct Transfers {
     /// The communicator.
     comm: Arc<Comm>,
@@ -48,8 +48,8 @@ impl Transfers {
         self.push(transfer);
     }
 
-    /// Begins to receive a message of exactly `bytes` bytes from a rank of another host. An empty
-    /// one is not waited for.
+    /// Begins to receive a message of exactly `bytes` bytes from a rank of another host. There is
+    /// no message where `bytes` is 0.
     ///
     /// # Safety
     /// The buffer stays valid, and nobody else touches it, until the message has come or the set is
@@ -129,7 +129,7 @@ impl Transfers {
         }
     }
 
-    /// Forgets the messages. Those that have not ended are cancelled.
+    /// Forgets the messages, and cancels those that have not ended.
     pub(crate) fn clear(&mut self) {
         if let Some(rails) = &self.comm.rails {
             rails.transfers.fetch_sub(self.list.len(), Ordering::Relaxed);

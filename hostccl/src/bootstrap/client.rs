@@ -51,7 +51,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns a client that has not begun to connect. `first` is what it says first.
+    /// Returns a client that has not begun to connect. `first` is its first message.
     pub(crate) fn new(address: SocketAddr, token: Token, first: Message) -> Client {
         let (address, progress) = (with_own_scope(address), Progress::Idle(Instant::now()));
         Client { address, token, first, progress, last_failure: None }
@@ -77,7 +77,8 @@ impl Client {
         self.last_failure.as_deref()
     }
 
-    /// Returns the descriptor whose change is waited for, and whether it is to become writable.
+    /// Returns the descriptor for whose change the client waits, and whether the descriptor is to
+    /// become writable.
     pub(crate) fn waits_for(&self) -> Option<(RawFd, bool)> {
         match &self.progress {
             Progress::Idle(_) | Progress::Ended => None,
@@ -127,7 +128,8 @@ impl Client {
                             self.progress = Progress::Greeted(link, hello);
                             return Ok(None);
                         }
-                        // The maker had too many connections, or has just ended. The next try tells.
+                        // The maker had too many connections, or has just ended. The next try shows
+                        // which.
                         self.try_later(format!("{} closed the connection", self.address));
                         continue;
                     };
@@ -277,8 +279,8 @@ impl Client {
     }
 }
 
-/// Returns the address with the number of this host's interface, where the address is of the link.
-/// The numbers of interfaces mean nothing on another host.
+/// Returns the address, with the number of this host's interface where it is a link-local address.
+/// The number that the maker wrote means nothing on another host.
 fn with_own_scope(address: SocketAddr) -> SocketAddr {
     match (address, here::own_address()) {
         (SocketAddr::V6(mut theirs), Ok(SocketAddr::V6(own)))

@@ -9,7 +9,8 @@
 //! | rank | with a secret: the first message of the Noise handshake |
 //! | maker | with a secret: the second message of the Noise handshake |
 //!
-//! A proof is an HMAC-SHA-256, by the token, of who proves and of everything that was sent before.
+//! A proof is an HMAC-SHA-256, keyed with the token, over the name of the side that proves and over
+//! everything that was sent before.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -26,7 +27,7 @@ pub(super) const ANSWER_BYTES: usize = 56;
 /// The length of a proof.
 pub(super) const PROOF_BYTES: usize = 32;
 
-/// What the maker says to a greeting.
+/// The maker's answer to a greeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     /// The greeting fits an id.

@@ -1,4 +1,5 @@
-//! A connection of a join: bytes in and out without waiting, and the messages in them.
+//! A connection of a join. It sends and reads bytes without waiting, and finds the messages in
+//! them.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,29 +11,30 @@ use super::message::Message;
 use crate::fork::Closed;
 use crate::noise::{RECORD_BYTES, Session, TAG_BYTES};
 
-/// How many bytes one look reads at most. The maker's thread serves other connections then.
+/// How many bytes one look reads at most, so that the maker's thread serves other connections, too.
 const READ_AT_ONCE: usize = 256 << 10;
 
-/// How many bytes of a greeting may lie here. Each part of a greeting is shorter.
+/// How many bytes of a greeting a link keeps at most. Each part of a greeting is shorter.
 const GREETING_BYTES: usize = 256;
 
-/// What a connection has to say after a look at it.
+/// The state of a connection after a look at it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// The connection is open.
     Open,
-    /// The other side has closed the connection. What it sent before may still be taken.
+    /// The other side has closed the connection. The bytes that it sent before may still be taken.
     Closed,
 }
 
-/// A connection without waits.
+/// A connection on which nothing waits.
 #[derive(Debug)]
 pub(super) struct Link {
     /// The connection.
     socket: Closed<TcpStream>,
     /// The bytes that have come and have not been taken, as they came.
     inbox: Vec<u8>,
-    /// Bytes of messages, decrypted where the link is sealed.
+    /// Bytes of messages that have come and have not been taken, decrypted where the link is
+    /// sealed.
     plain: Vec<u8>,
     /// The pieces that wait to be sent. Several links may share a piece.
     outbox: VecDeque<Arc<[u8]>>,
@@ -63,7 +65,8 @@ impl Link {
         self.longest = longest;
     }
 
-    /// How many bytes may lie here without being taken. The rest stays in the kernel.
+    /// The most bytes that the link keeps before somebody takes them. Further bytes stay in the
+    /// kernel.
     fn room(&self) -> usize {
         if self.longest == 0 { GREETING_BYTES } else { self.longest + 4 + (1 << 16) }
     }
@@ -92,7 +95,7 @@ impl Link {
 
     /// Sends and reads what is possible without waiting.
     pub(super) fn pump(&mut self) -> End {
-        // What has come is read also after the connection has broken.
+        // Bytes that have come are read even after the connection has broken.
         let is_broken = self.push().is_err();
         let room = self.room();
         let mut buffer = [0; 16 << 10];

@@ -16,7 +16,8 @@ use crate::types::*;
 
 /// How long a rank that came with another number of ranks than the first waits for a third rank.
 const THIRD_RANK: Duration = Duration::from_millis(250);
-/// A rank's end after which no other rank has ended for so long stands alone.
+/// When ranks have ended, the join waits until no further rank has ended for so long. Then it
+/// fails, and names all of them together.
 const QUIET: Duration = Duration::from_millis(50);
 /// How often the ranks learn who has come.
 const PACE: Duration = Duration::from_millis(100);
@@ -57,7 +58,7 @@ pub(super) struct Outgoing {
     pub(super) to: Vec<Connection>,
     /// The message in its frame.
     pub(super) frame: Arc<[u8]>,
-    /// Whether the connections are closed once it has gone.
+    /// Whether the connections are closed once the message has gone.
     pub(super) last: bool,
 }
 
@@ -70,11 +71,12 @@ pub(super) struct Meeting {
     comm: u64,
     /// The stage in which the join is.
     stage: Stage,
-    /// The ranks. It is empty until the first one has registered, which decides the number.
+    /// The ranks. The list is empty until the first rank has registered. That rank decides how many
+    /// ranks there are.
     seats: Vec<Option<Seat>>,
     /// How many ranks have done their part in the stage.
     done: usize,
-    /// How many of them the ranks know of.
+    /// How many of those ranks the maker has told the ranks of.
     told: usize,
     /// When the ranks were told last.
     told_at: Instant,
@@ -110,7 +112,8 @@ impl Meeting {
         self.stage == Stage::Over
     }
 
-    /// Whether nobody can come any more, because the id has started a communicator in its segment.
+    /// Whether no rank can register any more, because the id has started a communicator in its
+    /// segment.
     pub(super) fn is_spent(&self) -> bool {
         self.seats.is_empty() && self.lobby.started().is_some()
     }
@@ -226,7 +229,7 @@ impl Meeting {
         Some(now + PACE)
     }
 
-    /// Registers a rank. Returns the rank, or `None` where it gets an answer of its own.
+    /// Registers a rank. Returns the rank, or `None` where the rank gets an answer of its own.
     fn register(&mut self, connection: Connection, from: IpAddr, member: Member) -> Option<usize> {
         let refuse = |meeting: &mut Meeting, error: Error| {
             let frame = link::frame(&Message::Failed(error));
@@ -314,8 +317,8 @@ impl Meeting {
         self.fail(Error::new(ncclRemoteError, message).by(Blame::of_lost(gone)));
     }
 
-    /// Ends the join because ranks came with different numbers of ranks. The smaller side is to
-    /// blame; both are where they have one size.
+    /// Ends the join because ranks came with different numbers of ranks. The smaller part of the
+    /// ranks is to blame. Both parts are to blame where they have one size.
     fn fail_differing(&mut self) {
         let (agreed, came) = (self.seats.len(), self.ranks());
         let differing: Vec<usize> = self.differ.iter().map(|(member, ..)| member.rank as usize).collect();

@@ -69,7 +69,7 @@ pub(crate) enum Message {
         /// The ranks in their order.
         members: Vec<Member>,
     },
-    /// The rank has opened the segment which that rank offers.
+    /// The sender has opened the segment that the rank with this number offers.
     Took(u32),
     /// For each rank, the rank whose segment it has opened.
     Groups(Vec<u32>),

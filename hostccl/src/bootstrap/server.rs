@@ -29,13 +29,13 @@ use crate::wire::{Token, here};
 const GREETING_TIME: Duration = Duration::from_secs(20);
 /// How long the last message to a rank may take.
 const FAREWELL_TIME: Duration = Duration::from_secs(10);
-/// The most connections on which nobody has registered. The oldest one is closed for a newer one.
+/// The most connections on which no rank has registered. A newer connection closes the oldest one.
 const STRANGERS: usize = 1024;
 /// The pause of the listening socket when the process can open no more files.
 const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
 /// The longest message that a rank sends, in bytes.
 const RANK_MESSAGE_BYTES: usize = 16 << 10;
-/// How often the thread looks whether an id was used up in its segment: first and at last.
+/// How often the thread looks whether an id was used up in its segment: at first, and in the end.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// Serves the id of that token, whose segment is open at `fd`. Returns the address to which ranks
@@ -105,7 +105,7 @@ enum Progress {
     Proof(Box<([u8; HELLO_BYTES], [u8; ANSWER_BYTES])>, Hello),
     /// The first message of the Noise handshake has not come.
     Noise(Box<Session>, u64),
-    /// The rank belongs to the id of that number. It has its rank there once it has registered.
+    /// The connection belongs to the id of that number. Its rank is known once it has registered.
     Ready(u64, Option<usize>),
     /// The connection is closed when everything is sent.
     Farewell,
@@ -120,8 +120,8 @@ struct Remote {
     from: SocketAddr,
     /// How far the connection is.
     progress: Progress,
-    /// When the connection is closed; `None` for a rank that has registered, whose own deadline
-    /// counts.
+    /// When the connection is closed; `None` once its rank has registered, because then the rank's
+    /// own deadline counts.
     until: Option<Instant>,
 }
 
@@ -258,7 +258,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // Other connections have their turn after so many.
+        // After so many new connections, the others have their turn.
         for _ in 0..64 {
             let mut from = None;
             let accepted = Closed::open(|| {

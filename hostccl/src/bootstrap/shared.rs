@@ -15,7 +15,7 @@ pub(super) static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
 /// What the thread shares with the threads that make and close ids.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// The process whose thread it is. In a forked child the thread does not exist.
+    /// The process to which the thread belongs. A forked child of the process has no such thread.
     pub(super) pid: u32,
     /// Where the thread listens.
     pub(super) address: SocketAddr,
@@ -61,10 +61,10 @@ impl Shared {
     }
 }
 
-/// Returns the thread of this process, and forgets that of the parent in a forked child.
+/// Returns the thread of this process. In a forked child it forgets the parent's thread.
 pub(super) fn current(server: &mut Option<Arc<Shared>>) -> Option<Arc<Shared>> {
     if let Some(theirs) = server.take_if(|shared| shared.pid != std::process::id()) {
-        // What the thread owns belongs to the parent.
+        // The things that the thread owns belong to the parent.
         std::mem::forget(theirs);
     }
     server.clone().filter(|shared| !shared.ended.load(Ordering::SeqCst))

@@ -2,8 +2,8 @@
 //!
 //! The ranks of a host post their calls and, for a small call, their data. Seat 0 compares the
 //! calls, reduces the data, gathers with the seats 0 of the other hosts, and tells the ranks of its
-//! host what came out. So all ranks know whether their calls fit together before they touch any
-//! larger data. With one rank on a host, nothing happens in shared memory.
+//! host the outcome. So all ranks know whether their calls fit together before they move larger
+//! data. With one rank on a host, nothing happens in shared memory.
 
 use std::sync::Arc;
 
@@ -19,17 +19,18 @@ use crate::poll::Poll;
 use crate::segment::{LINE, SLOTS};
 use crate::types::ncclInternalError;
 
-/// What came out of a meeting.
+/// The outcome of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
     /// The call is done: its data travelled in the meeting.
     Done,
     /// All ranks make this call. Its data is still to be moved.
     Agreed,
-    /// All ranks make this call, in which each rank has a count of its own, and these counts differ.
+    /// All ranks make this call, in which each rank has a count of its own, and these counts
+    /// differ.
     OtherCounts,
-    /// The ranks make calls of different names. The seats of this host posted theirs in the step of
-    /// that number.
+    /// The ranks make calls of different names. The seats of this host posted their calls in the
+    /// step of that number.
     OtherNames(u64),
 }
 
@@ -166,7 +167,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Compares the records of all hosts, and tells the other seats of this host what came out.
+    /// Compares the records of all hosts, and tells the other seats of this host the outcome.
     ///
     /// # Safety
     /// The buffers hold what the call says.
@@ -230,7 +231,8 @@ impl Meeting<'_> {
         Ok(Met::Done)
     }
 
-    /// Returns what came out of a meeting about counts: whether all that is sent is expected.
+    /// Returns the outcome of a meeting about counts: whether the counts that are sent are the
+    /// counts that are expected.
     fn counts_met(&self, [sent, expected]: [u64; 2]) -> Met {
         if sent == expected { Met::Agreed } else { Met::OtherCounts }
     }

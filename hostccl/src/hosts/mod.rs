@@ -2,24 +2,24 @@
 //!
 //! # The meeting
 //! Each call begins with a meeting of all ranks (file `meeting`), in which they find out whether
-//! their calls fit together. Within a host it takes one step in shared memory, then the seats 0 of
+//! their calls fit together. Within a host it takes one step in shared memory. Then the seats 0 of
 //! the hosts gather ([`gathering`](crate::gathering): `ceil(log2 H)` rounds for `H` hosts), and one
 //! more step hands the outcome to the host's other ranks. With one rank on each host, only the
-//! gathering is left. The data of a small call travels in the records of the meeting, so the meeting
-//! is the whole call (`plan` says what is small, `small` packs and unpacks).
+//! gathering is left. The data of a small call travels in the records of the meeting, so the
+//! meeting is the whole call (`plan` says what is small, `small` packs and unpacks).
 //!
 //! Calls of different names are withdrawn, and the hosts agree on a name that every rank has
 //! ([`admission`](crate::admission)).
 //!
 //! # Larger data
-//! Data goes in two levels, so that each byte crosses a wire once for each host that needs it. The
-//! parts among the seats of a host are collectives of the module
+//! Data goes in two levels, so that each byte crosses the wire once for each host that needs it.
+//! The parts among the seats of a host are collectives of the module
 //! [`collective`](crate::collective), without their agreement (`Part`).
 //!
 //! | collective | files | between the hosts |
 //! |---|---|---|
 //! | all-reduce, reduce | `reduction` | each host reduces a piece of each rail, and gives the others the result |
-//! | reduce-scatter, -v | `scatter` | each host sends a rank what its own ranks have together of that rank's block |
+//! | reduce-scatter, -v | `scatter` | each host reduces every rank's block over its own ranks, and sends the rank the result |
 //! | all-gather, -v | `work` | each rank sends its block once to each other host |
 //! | broadcast | `broadcast` | a binomial tree of hosts, or a chain for much data, on each rail |
 //! | all-to-all, -v, gather, scatter | `work` | each pair of ranks exchanges its blocks |
@@ -31,9 +31,9 @@
 //! at once, in the order of the ranks (`plan::is_flat`).
 //!
 //! # Waiting
-//! A call is an `async` function (`operation`), which the compiler makes a state machine; the module
-//! [`flow`](crate::flow) polls it. The messages of a call are cancelled when the call is dropped,
-//! before its buffers go.
+//! A call is an `async` function (`operation`). The compiler makes a state machine of it, which the
+//! module [`flow`](crate::flow) polls. The messages of a call are cancelled when the call is
+//! dropped, before its buffers go.
 
 mod broadcast;
 mod meeting;

@@ -21,8 +21,8 @@ use crate::types::{DataType, ncclInternalError};
 
 /// A collective over several hosts under way.
 pub(crate) struct Spanning {
-    /// The call from its meeting to its end; `None` while the call waits for its turn. It is dropped
-    /// before what it borrows.
+    /// The call from its meeting to its end; `None` while the call waits for its turn. It is
+    /// dropped before what it borrows.
     flow: Option<Flow<'static, Met>>,
     /// The communicator.
     comm: Arc<Comm>,
@@ -34,8 +34,8 @@ pub(crate) struct Spanning {
     descriptor: Descriptor,
     /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
     admission: Admission,
-    /// Whether the call has begun. It may wait for its turn since then. A failure that happens
-    /// meanwhile is its own.
+    /// Whether the call has begun. The call may then wait for its turn. A failure that happens
+    /// while it waits counts as a failure of this call, and not of an earlier one.
     has_begun: bool,
 }
 
@@ -136,7 +136,8 @@ impl Drop for Spanning {
 /// Performs a call whose turn it is. Returns whether it is done, or has to be withdrawn.
 async fn perform(comm: Arc<Comm>, call: Call, ragged: Option<Arc<Ragged>>, descriptor: Descriptor) -> Result<Met> {
     let meeting = Meeting { comm: &comm, call: &call, ragged: ragged.as_deref(), descriptor };
-    // SAFETY: the buffers hold what the call says while the operation lives, which owns this future.
+    // SAFETY: the buffers hold what the call says while the operation lives, which owns this
+    // future.
     let met = unsafe { meeting.hold().await? };
     let work = Work { comm: &comm, descriptor, dtype: call.dtype };
     match (met, ragged.as_deref()) {

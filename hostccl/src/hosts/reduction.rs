@@ -1,9 +1,9 @@
 //! Large all-reduce and reduce over several hosts.
 //!
 //! The ranks of a host first reduce each chunk together: each seat gets the elements of the rails
-//! that it serves. Then the seats that serve one rail exchange: each host reduces a piece of the rail
-//! and gives the result to the other hosts. At last the seats of each host give each other their
-//! rails. Three chunks are under way at a time.
+//! that it serves. Then the seats that serve the same rail exchange its elements: each host reduces
+//! a piece of the rail and gives the result to the other hosts. In the end the seats of each host
+//! give each other the elements of their rails. Three chunks are under way at a time.
 
 use std::ops::Range;
 
@@ -32,13 +32,13 @@ pub(super) struct Reducing<'a> {
 struct Chunk<'a> {
     /// The elements of the chunk.
     range: Range<usize>,
-    /// What the ranks of this host have together.
+    /// The reduction over the ranks of this host.
     partial: *const u8,
     /// Where the result goes.
     result: *mut u8,
     /// The messages under way. They end before their memory goes.
     transfers: Transfers,
-    /// What the other hosts have together: for each rail that this rank serves, a piece of each
+    /// The reductions of the other hosts: for each rail that this rank serves, a piece from each
     /// other host.
     pieces: Temporary<'a>,
 }
@@ -196,8 +196,8 @@ impl<'a> Reducing<'a> {
         for rail in self.served() {
             for host in work.other_hosts() {
                 let Block { start, count } = self.piece(rail, host, length);
-                // SAFETY: the piece lies in the chunk, which nobody changes before the messages have
-                // gone.
+                // SAFETY: the piece lies in the chunk, which nobody changes before the messages
+                // have gone.
                 unsafe { transfers.send(self.server(rail, host), FIRST, partial.add(start * size), count * size) };
             }
         }

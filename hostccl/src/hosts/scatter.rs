@@ -1,8 +1,8 @@
 //! Large reduce-scatter over several hosts.
 //!
 //! The ranks of a host reduce the blocks of all ranks together, and send each rank of another host
-//! what they have of its block. Each rank then reduces what the hosts have of its own. Two chunks of
-//! the blocks are under way at a time.
+//! the result for its block. Each rank then reduces the results of all hosts for its own block. Two
+//! chunks of the blocks are under way at a time.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::transfers::Transfers;
 
 /// One chunk of a reduce-scatter under way.
 struct Scattering<'a> {
-    /// What the ranks of this host have together of this rank's block.
+    /// The reduction of this rank's block over the ranks of this host.
     own: *mut u8,
     /// Where the result goes.
     result: *mut u8,
@@ -24,17 +24,18 @@ struct Scattering<'a> {
     count: usize,
     /// The messages under way. They end before their memory goes.
     transfers: Transfers,
-    /// What each other host has of this rank's block.
+    /// The reduction of this rank's block over the ranks of each other host.
     pieces: Temporary<'a>,
-    /// What this rank sends to other hosts.
+    /// The data that this rank sends to other hosts.
     _partials: Temporary<'a>,
 }
 
 impl<'a> Reducing<'a> {
     /// Reduces the blocks of all ranks: each rank gets its own to `recv`.
     ///
-    /// Each host sends a rank what its own ranks have together. The seat with that rank's seat's
-    /// number, modulo the host's seats, does so.
+    /// Each host reduces a rank's block over its own ranks and sends the rank the result. The rank
+    /// has a seat on its own host. The seat with that number, modulo the number of seats of the
+    /// sending host, does this.
     ///
     /// # Safety
     /// `send` holds the blocks, and `recv` has room for this rank's.
@@ -133,7 +134,7 @@ impl<'a> Reducing<'a> {
         Ok(Scattering { own, result, count: mine.count, pieces, _partials: partials, transfers })
     }
 
-    /// Reduces what all hosts have of this rank's block.
+    /// Reduces the results of all hosts for this rank's block.
     ///
     /// # Safety
     /// The contract of [`reduce_scatter`](Reducing::reduce_scatter).
@@ -155,7 +156,8 @@ impl<'a> Reducing<'a> {
         Ok(())
     }
 
-    /// Reduces a chunk of the blocks, of which each rank gets those of all ranks.
+    /// Reduces a chunk of the blocks. Each rank gets the elements of its block from all ranks, and
+    /// reduces them at once.
     ///
     /// # Safety
     /// The contract of [`reduce_scatter`](Reducing::reduce_scatter).

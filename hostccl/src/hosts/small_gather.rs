@@ -12,14 +12,14 @@ use crate::poll::Poll;
 use crate::turn::Pass;
 use crate::types::DataType;
 
-/// An all-gather of some bytes of every rank, under a call of `ncclCommSplit`. It takes its turn
-/// and finds other ranks' different calls as each collective does.
+/// An all-gather of some bytes of every rank, under a call of `ncclCommSplit`. Like each
+/// collective, it takes its turn, and fails where other ranks make a different call.
 pub(crate) struct SmallGather {
     /// The all-gather. It is dropped before its buffers.
     gather: Spanning,
-    /// What this rank gives.
+    /// The bytes that this rank gives.
     _mine: Vec<u8>,
-    /// What all ranks give, in the order of the ranks.
+    /// The bytes that all ranks give, in the order of the ranks.
     all: Vec<u8>,
     /// How many bytes each rank gives.
     each: usize,
@@ -50,7 +50,7 @@ impl SmallGather {
         self.gather.poll()
     }
 
-    /// What `rank` has given, once the all-gather is done.
+    /// The bytes that `rank` has given, once the all-gather is done.
     pub(crate) fn of(&self, rank: usize) -> &[u8] {
         &self.all[rank * self.each..(rank + 1) * self.each]
     }

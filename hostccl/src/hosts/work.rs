@@ -1,4 +1,4 @@
-//! What the large collectives over several hosts are made of: parts among the seats of this host,
+//! The parts of the large collectives over several hosts: collectives among the seats of this host,
 //! and exchanges among all ranks.
 
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ pub(super) struct Work<'a> {
     pub(super) dtype: DataType,
 }
 
-/// Temporary memory, which the communicator gets back.
+/// Temporary memory of the communicator. The communicator gets it back when this value is dropped.
 pub(super) struct Temporary<'a> {
     /// The memory; `None` once it was given back.
     memory: Option<Memory>,
@@ -131,7 +131,7 @@ impl<'a> Work<'a> {
     }
 
     /// Gives all seats of this host the blocks that each seat has: `blocks` has the place in `recv`
-    /// of each seat's block, and `own` is the data of this seat's.
+    /// of each seat's block, and `own` is the data of this seat's block.
     ///
     /// # Safety
     /// The buffers hold the blocks.
@@ -202,14 +202,16 @@ impl<'a> Work<'a> {
         let most = ranks().map(|rank| sends[rank].count.max(recvs[rank].count)).max().unwrap_or(0);
         // All ranks cut the blocks alike.
         let each = (MESSAGE_BYTES.max(4 * MESSAGE_BYTES / span.nranks)) / size;
-        // A block that is received to the place from which it is sent goes through temporary memory.
+        // A block that is received to the place from which it is sent goes through temporary
+        // memory.
         let others = span.nranks - self.comm.nranks;
         let room = self.temporary(if in_place { others * each.min(most) * size } else { 0 });
         let mut waiting = VecDeque::new();
         let mut is_first = true;
         for range in chunks(most.max(1), each) {
             let mut transfers = self.transfers();
-            // SAFETY: the blocks lie in the buffers, and the temporary has room for a chunk of each.
+            // SAFETY: the blocks lie in the buffers, and the temporary has room for a chunk of
+            // each.
             unsafe {
                 let mut at = room.at();
                 for rank in ranks() {
@@ -260,7 +262,7 @@ impl<'a> Work<'a> {
     }
 
     /// Gives all ranks the blocks that each rank has: `blocks` has the place in `recv` of each
-    /// rank's block, and `own` is the data of this rank's.
+    /// rank's block, and `own` is the data of this rank's block.
     ///
     /// A rank sends its block once to each other host, to the seat with its own seat's number
     /// modulo the host's seats. The seats of a host then give each other what they have.

@@ -24,9 +24,9 @@ pub(crate) struct Header {
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
     /// In the segment of a unique id: 1 when its ranks are to leave it and register with the id's
-    /// maker, 2 when the communicator that they made so has been started. In the segment of a communicator
-    /// that was shrunk over several hosts: 3 when all ranks of all hosts have joined. It is 0
-    /// otherwise.
+    /// maker, 2 when the communicator that they made so has been started. In the segment of a
+    /// communicator that was shrunk over several hosts: 3 when all ranks of all hosts have joined.
+    /// It is 0 otherwise.
     pub(super) moved: AtomicU32,
     /// In the segment of a communicator that was shrunk over several hosts: the number of the
     /// communicator.

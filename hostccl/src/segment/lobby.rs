@@ -1,5 +1,6 @@
-//! The header of a segment while its communicator is made: the segment of a unique id, as the
-//! process that made the id sees it; or that of a communicator that is shrunk over several hosts.
+//! The header of a segment while its communicator is made. It is the segment of a unique id, as the
+//! process that made the id sees it, or the segment of a host for a communicator that is made by a
+//! shrink over several hosts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;

@@ -4,11 +4,11 @@
 //! of each host leads its host, and the lowest of the leaders is the root. A leader greets the root
 //! (`Hello`), and the root answers with the number of the new communicator once all leaders have
 //! greeted (`Welcome`). Then each leader makes the segment of its host, and the ranks of the host
-//! join it. The leader confirms that, and the root lets all go when all have confirmed.
+//! join it. The leader confirms that. When all have confirmed, the root tells all to go on.
 //!
 //! An attempt that was given up may have left messages behind. So each attempt of a leader has a
-//! random number, and so has each attempt of the root: that of the new communicator. What belongs
-//! to another attempt is passed over, and a leader greets again from time to time.
+//! random number. The number of an attempt of the root is the number of the new communicator. A
+//! letter of another attempt is passed over, and a leader greets again from time to time.
 
 mod letter;
 #[cfg(test)]
@@ -66,8 +66,8 @@ pub(crate) struct SpanShrink {
     digest: u64,
     /// The remaining ranks of the parent, in their order.
     members: Vec<usize>,
-    /// Those of them that lead other hosts, as far as this rank exchanges letters with them: all
-    /// for the root, the root for another leader, none for other ranks.
+    /// The leaders with which this rank exchanges letters: all leaders of other hosts for the root,
+    /// the root for another leader, and none for other ranks.
     posts: Vec<Post>,
     /// The random number of this attempt.
     nonce: u64,

@@ -2,9 +2,10 @@
 //!
 //! Every rank makes a segment that it may not need, and all ranks gather their colours, keys and
 //! segments in one small all-gather. Then each rank knows everything: who has its colour, which of
-//! them are on its host, and where their segment is. The segment is that of the lowest of them in
-//! the new communicator. When a rank has joined its host's segment, a second all-gather tells it
-//! that all others have, so that nobody uses a communicator that another rank could not make.
+//! them are on its host, and where their segment is. They use the segment of the rank among them
+//! that is lowest in the new communicator. When a rank has joined its host's segment, a second
+//! all-gather tells it that all others have joined theirs. So nobody uses a communicator that
+//! another rank could not make.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;

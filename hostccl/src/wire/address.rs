@@ -57,8 +57,8 @@ pub(crate) fn interfaces() -> std::io::Result<Vec<Interface>> {
 }
 
 /// Whether a list chooses an interface's name. The list follows NCCL's rules: prefixes of names,
-/// separated by commas. A `^` in front excludes the interfaces, a `=` in front asks for whole names,
-/// and `^=` does both.
+/// separated by commas. A `^` in front excludes the interfaces, a `=` in front asks for whole
+/// names, and `^=` does both.
 fn is_chosen(list: &str, name: &str) -> bool {
     let (excludes, rest) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
     let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -134,7 +134,8 @@ pub(crate) fn to_bytes(address: &SocketAddr) -> Vec<u8> {
 }
 
 /// Reads the address of a contact; `None` where the bytes are no address. `scope` is the number of
-/// this host's interface: a link-local address needs it, and the sender's number means nothing here.
+/// this host's interface: a link-local address needs it, and the sender's number means nothing
+/// here.
 pub(crate) fn parse(bytes: &[u8], scope: u32) -> Option<SocketAddr> {
     let (family, rest) = bytes.split_first()?;
     let (port, rest) = rest.split_first_chunk::<2>()?;

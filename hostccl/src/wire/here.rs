@@ -94,8 +94,8 @@ pub(crate) fn own_address() -> Result<SocketAddr> {
     })
 }
 
-/// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves it
-/// to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
+/// Sets the secret of the job, with which connections to other hosts are encrypted. `None` leaves
+/// it to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
 pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
     let mut here = lock();
     if here.secret != secret && here.wire().is_some() {

@@ -180,8 +180,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
 
     /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. A
-    /// thread that waits for messages only wakes up sooner in this way. A change of one of the other
-    /// words, which change seldom, may end the sleep 10 ms late.
+    /// thread that waits for messages only wakes up sooner in this way. A change of one of the
+    /// other words, which change seldom, may end the sleep 10 ms late.
     fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
         let moved = Watch { event: self.moved(), seen };
         let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();

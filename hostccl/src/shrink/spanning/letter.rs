@@ -59,8 +59,8 @@ impl Letter {
         out
     }
 
-    /// Reads a letter. Returns `None` for bytes that are none. `nranks` is the number of ranks of
-    /// the parent.
+    /// Reads a letter. Returns `None` for bytes that are no letter. `nranks` is the number of ranks
+    /// of the parent.
     fn decode(bytes: &[u8], nranks: usize) -> Option<Letter> {
         let (kind, rest) = bytes.split_first()?;
         let (first, rest) = rest.split_first_chunk::<8>()?;

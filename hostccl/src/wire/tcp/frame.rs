@@ -24,7 +24,8 @@ pub(super) enum Kind {
     /// The message for which the receiver has asked is longer than its buffer. `extra` is the
     /// message's length.
     TooLong = 5,
-    /// The receiver has taken short messages. `extra` is their cost, which the sender may use again.
+    /// The receiver has taken short messages. `extra` is their cost, which the sender may use
+    /// again.
     Credit = 6,
     /// A notice about a communicator.
     Notice = 7,

@@ -118,8 +118,8 @@ impl Keeper {
 
     /// Whether threads that sleep rely on this one to move their messages.
     fn is_relied_on(&self) -> bool {
-        // A thread that begins to sleep first counts itself in `others`. If it then reads false here,
-        // it rings the bell.
+        // A thread that begins to sleep first counts itself in `others`. If it then reads false
+        // here, it rings the bell.
         self.inner.keeper_looks.store(false, Ordering::SeqCst);
         let is = self.inner.others.load(Ordering::SeqCst) > 0;
         if is {

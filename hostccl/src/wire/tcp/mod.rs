@@ -17,8 +17,8 @@
 //! | `options` | what the environment sets |
 //!
 //! Threads that wait for messages move them themselves. A thread that only waits for messages
-//! sleeps in `epoll`. A thread that also waits for words in memory sleeps on a futex, and the wire's
-//! thread moves its messages meanwhile.
+//! sleeps in `epoll`. A thread that also waits for words in memory sleeps on a futex, and the
+//! wire's thread moves its messages meanwhile.
 
 mod cipher;
 mod connection;

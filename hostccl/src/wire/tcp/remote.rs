@@ -262,7 +262,8 @@ impl Remote {
         }
     }
 
-    /// Gives the sender the credit for a short message back. It is told when much has come together.
+    /// Gives the sender the credit for a short message back. It is told when much has come
+    /// together.
     pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes + COST;
         if self.owed >= CREDIT / 4 {

@@ -216,8 +216,8 @@ impl State {
         moved
     }
 
-    /// Closes a connection that both sides have agreed to close. A peer that was met again meanwhile
-    /// stays, and gets another connection.
+    /// Closes a connection that both sides have agreed to close. A peer that was met again
+    /// meanwhile stays, and gets another connection.
     fn close(&mut self, inner: &Inner, number: u32) {
         self.connected.retain(|other| *other != number);
         let Some(link) = self.links.get_mut(&number) else { return };
