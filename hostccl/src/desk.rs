@@ -172,10 +172,18 @@ impl Desk {
             }
             Some(Said::Failed { .. } | Said::Left(_)) => {
                 let mut state = self.lock();
-                if state.kept.len() == MOST_KEPT {
-                    state.kept.pop_front();
+                // A member may have registered since the desk looked for members.
+                let members = state.members.get(&notice.comm).into_iter().flatten();
+                let members: Vec<Arc<dyn Member>> = members.filter_map(Weak::upgrade).collect();
+                if members.is_empty() {
+                    if state.kept.len() == MOST_KEPT {
+                        state.kept.pop_front();
+                    }
+                    state.kept.push_back((Instant::now(), notice));
+                    return;
                 }
-                state.kept.push_back((Instant::now(), notice));
+                drop(state);
+                members.iter().for_each(|member| member.hear(&notice));
             }
             _ => {}
         }

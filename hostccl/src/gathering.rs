@@ -243,7 +243,7 @@ impl Records {
                 || mixed && payload.len() != size_of_val(&head.descriptor) * ranks.len()
             {
                 let message = format!("{} sent a record that fits no call", self.comm.labels.rank(ranks[0], None));
-                return Err(Error::new(ncclInternalError, message));
+                return Err(self.comm.fail_whole(ncclInternalError, Blame::of([ranks[0]]), &message, ""));
             }
             for (seat, &rank) in ranks.iter().enumerate() {
                 calls[rank] = match mixed {

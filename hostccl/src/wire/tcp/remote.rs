@@ -365,7 +365,10 @@ impl Remote {
         self.sent.retain(|tag, _| !is_over(tag));
         self.received.retain(|tag, _| !is_over(tag));
         self.wanted.retain(|key, _| !is_over(&key.0));
-        self.posted.retain(|key, receive| !is_over(&key.0) || receive.got > 0 || receive.request.is_some());
+        // A cancelled receive that has asked for its message stays, because the answer may be on its
+        // way. Without the entry the answer would look like garbage, and end the connection.
+        self.posted
+            .retain(|key, receive| !is_over(&key.0) || receive.asked || receive.got > 0 || receive.request.is_some());
         self.retired.insert((comm, rank));
     }
 

@@ -386,6 +386,29 @@ fn messages_for_a_communicator_that_has_ended_are_dropped() {
 }
 
 #[test]
+fn a_long_message_that_was_asked_for_and_comes_after_the_end_harms_no_other_communicator() {
+    for round in 0..20 {
+        let (wires, peers) = pair();
+        let (sent, mut got) = (vec![1; 1 << 20], vec![0; 1 << 20]);
+        let wanted = receive(&wires[1], peers[1], tag(0), &mut got);
+        wires[1].progress();
+        let first = send(&wires[0], peers[0], tag(0), &sent);
+        // The sender is in the middle of the message in some rounds.
+        for _ in 0..round {
+            wires[0].progress();
+        }
+        wires[1].cancel(wanted);
+        wires[1].retire(peers[1], 5, 1);
+        let other = Tag { comm: 6, ..tag(0) };
+        let second = send(&wires[0], peers[0], other, &sent[..1000]);
+        let request = receive(&wires[1], peers[1], other, &mut got[..1000]);
+        assert_eq!((wait(&wires[1], &request), wait(&wires[0], &second)), (Ok(1000), Ok(1000)), "round {round}");
+        assert_eq!(wait(&wires[0], &first), Ok(1 << 20), "round {round}");
+        assert_eq!((wires[0].lost(peers[0]), wires[1].lost(peers[1])), (None, None), "round {round}");
+    }
+}
+
+#[test]
 fn a_congestion_control_that_the_kernel_lacks_is_refused_with_its_name() {
     let error = Tcp::open(Options { congestion: Some("nosuch".to_owned()), ..options() }, || ()).unwrap_err();
     assert!(error.message().contains("DM_SOCKET_CONGESTION is \"nosuch\""), "{}", error.message());
