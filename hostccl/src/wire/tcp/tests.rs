@@ -390,6 +390,11 @@ fn a_long_message_that_was_asked_for_and_comes_after_the_end_harms_no_other_comm
     for round in 0..20 {
         let (wires, peers) = pair();
         let (sent, mut got) = (vec![1; 1 << 20], vec![0; 1 << 20]);
+        let other = Tag { comm: 6, ..tag(0) };
+        // The connection is there before the long message.
+        let (early, request) =
+            (send(&wires[0], peers[0], other, &sent[..8]), receive(&wires[1], peers[1], other, &mut got[..8]));
+        assert_eq!((wait(&wires[1], &request), wait(&wires[0], &early)), (Ok(8), Ok(8)));
         let wanted = receive(&wires[1], peers[1], tag(0), &mut got);
         wires[1].progress();
         let first = send(&wires[0], peers[0], tag(0), &sent);
@@ -399,7 +404,6 @@ fn a_long_message_that_was_asked_for_and_comes_after_the_end_harms_no_other_comm
         }
         wires[1].cancel(wanted);
         wires[1].retire(peers[1], 5, 1);
-        let other = Tag { comm: 6, ..tag(0) };
         let second = send(&wires[0], peers[0], other, &sent[..1000]);
         let request = receive(&wires[1], peers[1], other, &mut got[..1000]);
         assert_eq!((wait(&wires[1], &request), wait(&wires[0], &second)), (Ok(1000), Ok(1000)), "round {round}");
