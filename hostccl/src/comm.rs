@@ -153,8 +153,17 @@ impl Comm {
         })
     }
 
+    /// Takes the news of the other hosts that have reached this machine. A call that begins does so,
+    /// because it must not succeed where another rank's call has failed before.
+    pub(crate) fn catch_up(&self) {
+        if let Some(remote) = &self.remote {
+            remote.desk.catch_up();
+        }
+    }
+
     /// Fails unless new operations may start.
     pub(crate) fn check_open(&self) -> Result<()> {
+        self.catch_up();
         self.check_before_call()?;
         if self.finalized.load(Ordering::Acquire) {
             return Err(Error::usage(format!("{} is finalized", self.name())));

@@ -20,6 +20,8 @@ use crate::wire::{Notice, Peer, Wire};
 const KEPT_FOR: Duration = Duration::from_secs(60);
 /// The most notices that are kept so.
 const MOST_KEPT: usize = 256;
+/// How often a thread that wants the latest news lets the wire make progress.
+const PASSES: usize = 4;
 /// The most ranks for which a desk remembers that they have left their communicators.
 const MOST_LEFT: usize = 1024;
 
@@ -127,6 +129,15 @@ impl Desk {
     /// Whether a rank of this process has left a communicator.
     pub(crate) fn has_left(&self, comm: u64, rank: usize) -> bool {
         self.lock().left.contains(&(comm, rank))
+    }
+
+    /// Takes the news that have reached this machine, also those that nobody has read from the wire
+    /// yet. News that another thread is taking just now are taken when this returns.
+    pub(crate) fn catch_up(&self) {
+        // A pass reads a part of what has come. A long message may come all the time.
+        let _ = (0..PASSES).find(|_| !self.wire.progress());
+        drop(self.reading.lock());
+        self.take();
     }
 
     /// Takes the wire's news, unless nothing has moved on the wire since they were taken last, or

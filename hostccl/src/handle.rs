@@ -189,6 +189,7 @@ impl Handle {
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
         match self.comm_unless_in_progress()? {
             Some(comm) => {
+                comm.catch_up();
                 comm.check_before_call()?;
                 comm.check_peers(None, &String::new).map(|()| ncclSuccess)
             }

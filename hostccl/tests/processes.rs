@@ -76,8 +76,11 @@ fn child() {
     let Ok(hex) = env::var("HOSTCCL_TEST_ID") else { return };
     let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
     let (size, first) = (number("HOSTCCL_TEST_SIZE"), number("HOSTCCL_TEST_FIRST"));
-    let cases = cases(size);
-    ranks_of(from_hex(&hex), size, first..first + number("HOSTCCL_TEST_THREADS"), |comm, rank| {
+    let threads = number("HOSTCCL_TEST_THREADS");
+    // With this variable, each process is a host.
+    let seats = if env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0") { threads } else { size };
+    let cases: Vec<Case> = cases(size).into_iter().map(|case| case.on_hosts_of(seats)).collect();
+    ranks_of(from_hex(&hex), size, first..first + threads, |comm, rank| {
         assert_eq!((comm.size(), comm.rank()), (size, rank));
         cases.iter().for_each(|case| case.run(comm, rank));
     });

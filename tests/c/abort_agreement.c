@@ -108,6 +108,7 @@ int main(void)
       if (rank == 1) {
         const double began = seconds_now();
         if (kinds[kind].of_world) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_world_barrier(options.world, 0));
+        if (!kinds[kind].lazy) COMES_TO_GIVE(DM_STATUS_PEER_LOST, dm_check(mesh, "dp"));
         if (!kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_check(mesh, "dp"));
         if (kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_get_comm(mesh, "dp", &comm));
         CHECK(seconds_now() - began < 2);

@@ -72,6 +72,16 @@ static inline double seconds_now(void)
   return ((double)now.tv_sec + 1e-9 * (double)now.tv_nsec) / slowness();
 }
 
+/* Checks that a call comes to return this status soon. On several hosts, the news of a failure on
+ * another rank may be on the way for a moment. */
+#define COMES_TO_GIVE(expected, call) \
+  do { \
+    const struct timespec pause_ = {0, 1000000}; \
+    const double until_ = seconds_now() + 10; \
+    while ((call) != (expected) && seconds_now() < until_) nanosleep(&pause_, NULL); \
+    GIVES(expected, call); \
+  } while (0)
+
 static inline int32_t rank_of(const dm_mesh *mesh)
 {
   int32_t rank = -1;

@@ -224,6 +224,22 @@ static void is_free(void)
   dm_world_free(options.world);
 }
 
+/* Waits until this process has one thread. The threads that served other hosts end a moment after
+ * the last communicator. */
+static void wait_for_threads(void)
+{
+  const double until = seconds_now() + 10;
+  int threads = 0;
+  do {
+    const struct timespec pause = {0, 1000000};
+    DIR *tasks = opendir("/proc/self/task");
+    if (threads > 0) nanosleep(&pause, NULL);
+    threads = -2; /* "." and ".." */
+    while (tasks != NULL && readdir(tasks) != NULL) ++threads;
+    if (tasks != NULL) closedir(tasks);
+  } while (threads > 1 && seconds_now() < until);
+}
+
 /* The calls of other threads go on while this process forks. */
 enum { kRounds = 3000 };
 static int done;
@@ -305,6 +321,7 @@ int main(int argc, char **argv)
   dm_world_free(world);
   /* The parent holds nothing any more, except the communicator of one rank alone, which lasts as
    * long as the process. */
+  wait_for_threads();
   if (size > 1) in_child(is_free);
   return finish();
 }

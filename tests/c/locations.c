@@ -1,4 +1,5 @@
 /* ranks: 4 */
+/* one host */
 /* The ranks of a world say where they are, and dm_plan_ranks makes a plan from these locations.
  * All ranks get the same plan. */
 #include "check.h"

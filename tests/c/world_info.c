@@ -1,4 +1,5 @@
 /* ranks: 1 4 */
+/* one host */
 /* A mesh gives its world, and the default world can be had, asked, left and joined anew, by an abort
  * or by a finalize, several times in one process. */
 #include "check.h"

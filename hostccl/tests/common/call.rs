@@ -89,6 +89,20 @@ impl Case {
         Case { dtype, count, whole, inputs, reductions, roots: roots.to_vec() }
     }
 
+    /// Returns this case with the results that it has where each host has `seats` of the ranks. The
+    /// elements of a host's ranks are reduced and rounded first, and then those of the hosts. Only
+    /// floats of 16 bits and more are rounded twice.
+    pub fn on_hosts_of(mut self, seats: usize) -> Case {
+        let (dtype, inputs) = (self.dtype, &self.inputs);
+        if matches!(dtype, DataType::Float16 | DataType::Bfloat16 | DataType::Float32 | DataType::Float64) {
+            for (op, result) in &mut self.reductions {
+                let hosts: Vec<Vec<u8>> = inputs.chunks(seats).map(|inputs| reduced(dtype, *op, inputs)).collect();
+                *result = reduced(dtype, *op, &hosts);
+            }
+        }
+        self
+    }
+
     /// Runs every collective on the inputs, as `rank` of `comm`.
     pub fn run(&self, comm: &Comm, rank: usize) {
         (0..Case::CALLS).for_each(|call| self.run_one(comm, rank, call));
