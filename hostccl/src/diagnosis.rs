@@ -58,7 +58,7 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     }
     let sender = seats.iter().find(|seat| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **seat));
     let sender = sender.map(|seat| comm.labels.of_seat(*seat)).or(match (blocker, &comm.span) {
-        (Blocker::Wire { from, .. }, Some(span)) => Some(from).filter(|_| !messages_to_me(span, from).is_empty()),
+        (Blocker::Wire { from }, Some(span)) => Some(from).filter(|_| !messages_to_me(span, from).is_empty()),
         _ => None,
     });
     let sending = sender
@@ -72,23 +72,13 @@ const ANSWER: Duration = Duration::from_millis(200);
 /// How long it waits when that rank itself waits for another one, and will tell who is missing.
 const OTHERS_TELL: Duration = Duration::from_secs(1);
 
-/// Returns the first rank of the whole communicator for which a blocked call waits.
-pub(crate) fn waits_for(comm: &Comm, blocker: Blocker) -> Option<usize> {
-    // The question costs a look at all seats, and only ranks of other hosts ask.
-    comm.span.as_ref().and_then(|_| match blocker {
-        Blocker::CommonName(_) | Blocker::Decision(_) => Some(comm.labels.of_seat(0)),
-        _ => comm.missing(blocker).first().copied(),
-    })
-}
-
 /// Returns how much longer than its time a call waits. On one host it is nothing. Over several
 /// hosts, a rank asks the rank for which it waits. If that rank waits for another one, it knows
 /// more, and tells. So no rank is blamed only because it waits for the one that is missing.
 pub(crate) fn overtime(comm: &Comm, blocker: Blocker) -> Duration {
     let Some(span) = &comm.span else { return Duration::ZERO };
     let (rank, evident) = match blocker {
-        Blocker::Wire { indirect: false, .. } => return Duration::ZERO,
-        Blocker::Wire { from, .. } => (from, false),
+        Blocker::Wire { from } => (from, false),
         Blocker::RemoteMessage { peer, sends, tag } => (peer, remote_message::unfit(comm, peer, sends, tag).is_some()),
         _ => {
             let seats = comm.missing_seats(blocker);

@@ -192,7 +192,7 @@ impl Records {
                     let begins = may_begin();
                     Ok(match begins {
                         None => None,
-                        Some(blocked) => receive.poll(false)?.map(|_| blocked),
+                        Some(blocked) => receive.poll()?.map(|_| blocked),
                     })
                 })
                 .await?;
@@ -200,9 +200,7 @@ impl Records {
             let length = self.starts.get(count).copied().unwrap_or(self.end);
             // SAFETY: nobody changes these records until the sends have ended.
             unsafe { sends.send(to, STREAM, self.at(), length) };
-            // A host of one seat has no other rank to wait for in the first round.
-            let indirect = have > 1 || span.hosts[span.host_of[from]].len() > 1;
-            wait(|| receive.poll(indirect)).await?;
+            wait(|| receive.poll()).await?;
             let bytes = receive.first_length();
             receive.clear();
             if let Err(wrong) = self.append(bytes, have, count, number) {
@@ -214,7 +212,7 @@ impl Records {
             }
             have += count;
         }
-        wait(|| sends.poll(true)).await
+        wait(|| sends.poll()).await
     }
 
     /// Returns the tags that a host has told, or nothing where its record has none.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use self::registration::Registration;
+use self::registration::{Limit, Registration};
 use self::seat::{Context, take_seat};
 
 use crate::blame::Blame;
@@ -108,8 +108,8 @@ pub(crate) struct Join {
     span: Option<Box<Span>>,
     /// The seat that this rank takes in the segment, and the number of seats.
     seats: (usize, usize),
-    /// How long the rank waits without progress on a road through the maker.
-    limit: Duration,
+    /// How long the rank waits on a road through the maker.
+    limit: Limit,
     /// The communicator, once this rank has arrived.
     comm: Option<Arc<Comm>>,
     /// Whether all ranks have arrived.
@@ -130,7 +130,7 @@ impl Join {
             road: Road::Undecided,
             span: None,
             seats: (rank as usize, nranks as usize),
-            limit: DEFAULT_TIMEOUT,
+            limit: Limit { time: DEFAULT_TIMEOUT, is_total: false },
             comm: None,
             is_done: false,
             gave_up: false,
@@ -161,9 +161,11 @@ impl Join {
         self
     }
 
-    /// Sets how long the rank waits without progress, where its handle says so.
+    /// Sets how long the rank waits, where its handle says so. A caller that sets the time of a
+    /// handle gives up when the time is over, so this rank says before that who has not come.
     pub(crate) fn wait_at_most(&mut self, timeout: Option<Duration>) {
-        self.limit = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
+        let time = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
+        self.limit = Limit { time, is_total: timeout.is_some() };
     }
 
     /// Gives up before this rank has arrived, because `error` keeps it from joining. The other

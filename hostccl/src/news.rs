@@ -6,6 +6,7 @@
 //! hosts.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
@@ -30,6 +31,9 @@ const OTHERS_TELL: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A rank that waits has noted so within this time. It notes it about every 100 ms, and later on a
+/// machine with more work than processors.
+const NOTED: Duration = Duration::from_millis(400);
 
 impl Comm {
     /// The span, and what this rank knows of the ranks on other hosts.
@@ -221,18 +225,39 @@ impl Comm {
         remote.lock().waits.get(&rank).is_some_and(|said| said.elapsed() <= within)
     }
 
-    /// Notes in this rank's seat for which rank this rank waits; `None`: for nobody. Other ranks
-    /// ask for it when their time is up.
-    pub(crate) fn note_waits_for(&self, rank: Option<usize>) {
+    /// Notes in this rank's seat whether this rank waits for others. A rank that waits notes it
+    /// again and again. Other ranks look at it when their time is up.
+    pub(crate) fn note_waiting(&self, waits: bool) {
         if self.span.is_some() {
-            let hint = rank.map_or(0, |rank| rank as u32 + 1);
-            self.segment.seat(self.rank).waits_for.store(hint, std::sync::atomic::Ordering::Relaxed);
+            let word = &self.segment.seat(self.rank).waits;
+            let before = word.load(Ordering::Relaxed);
+            word.store(if waits { before.wrapping_add(2) | 1 } else { before & !1 }, Ordering::Relaxed);
         }
     }
 
-    /// Whether the rank with that seat has waited for another rank for a moment.
+    /// Whether the rank with that seat waits for another rank. A rank of another process has to have
+    /// noted it within a moment, because a process that is stopped inside a wait waits for nobody.
     pub(crate) fn seat_waits(&self, seat: usize) -> bool {
-        self.segment.seat(seat).waits_for.load(std::sync::atomic::Ordering::Relaxed) != 0
+        let word = self.segment.seat(seat).waits.load(Ordering::Relaxed);
+        if word & 1 == 0 || seat == self.rank {
+            return word & 1 == 1;
+        }
+        let Some((_, remote)) = self.elsewhere() else { return true };
+        let mut state = remote.lock();
+        let (seen, changed) = state.seat_waits.entry(seat).or_insert_with(|| (word, Instant::now()));
+        if *seen != word {
+            (*seen, *changed) = (word, Instant::now());
+        }
+        changed.elapsed() < NOTED
+    }
+
+    /// Looks which seats wait for others, so that it is known later which of them still do.
+    pub(crate) fn look_who_waits(&self, blocker: Blocker) {
+        if self.span.is_some() {
+            for seat in self.missing_seats(blocker) {
+                self.seat_waits(seat);
+            }
+        }
     }
 }
 

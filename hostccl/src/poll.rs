@@ -54,16 +54,14 @@ pub(crate) enum Blocker {
         /// The value of the wire's word `moved`, which changes when another host tells other names.
         moved: u32,
     },
-    /// Nothing has come yet from that rank of the whole communicator, which is on another host.
+    /// Nothing has come yet from that rank of the whole communicator, which is on another host. The
+    /// rank may wait for another one itself. So a call whose time is up asks it before it fails.
     Wire {
         /// The rank.
         from: usize,
-        /// Whether the rank itself may wait for another one. Then this wait lasts a moment longer
-        /// before it fails, so that the rank that knows more tells who is missing.
-        indirect: bool,
     },
     /// A message to or from that rank of another host waits for the rank's part. The rank may wait
-    /// for another one, as with an indirect [`Wire`](Blocker::Wire).
+    /// for another one, as with [`Wire`](Blocker::Wire).
     RemoteMessage {
         /// The other rank, in the whole communicator.
         peer: usize,

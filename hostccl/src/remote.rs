@@ -61,6 +61,9 @@ pub(crate) struct State {
     pub(crate) waits: HashMap<usize, Instant>,
     /// When each rank was asked last what it waits for.
     pub(crate) asked: HashMap<usize, Instant>,
+    /// The word of each seat of this host that says whether the rank waits, and when this rank first
+    /// saw that value.
+    pub(crate) seat_waits: HashMap<usize, (u32, Instant)>,
     /// How many processes of this host had ended at the last tick.
     pub(crate) dead_at_tick: usize,
     /// The messages of this rank that are under way to and from other hosts.

@@ -258,7 +258,7 @@ impl RemoteMessage {
     fn wait(&mut self) -> Result<Option<Poll>> {
         let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
         let span = self.comm.span.as_ref().expect("a message to another host has a span");
-        match poll_all(&*span.wire, &mut self.transfers, true) {
+        match poll_all(&*span.wire, &mut self.transfers) {
             Ok(None) => Ok(None),
             Ok(Some(Poll::Blocked { seen, .. })) => {
                 Ok(Some(Poll::Blocked { seen, blocker: Blocker::RemoteMessage { peer, sends, tag } }))

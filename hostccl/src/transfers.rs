@@ -84,12 +84,12 @@ impl Transfers {
 
     /// Returns `None` once all messages have gone or come, and otherwise what to wait for. Ends the
     /// communicator when a peer is lost or a message has a wrong length.
-    pub(crate) fn poll(&mut self, indirect: bool) -> Result<Option<Poll>> {
+    pub(crate) fn poll(&mut self) -> Result<Option<Poll>> {
         if self.list.is_empty() {
             return Ok(None);
         }
         let Some(span) = &self.comm.span else { return Ok(None) };
-        match poll_all(&*span.wire, &mut self.list, indirect) {
+        match poll_all(&*span.wire, &mut self.list) {
             Ok(None) => self.check_lengths().map(|()| None),
             Ok(blocked) => self.comm.check().map(|()| blocked),
             Err(Failed { rank, why: Broken::Lost(lost) }) => {

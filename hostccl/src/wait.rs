@@ -175,7 +175,8 @@ impl Wait {
             slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
         }
         for call in timed() {
-            call.comm.note_waits_for(diagnosis::waits_for(call.comm, call.blocker));
+            call.comm.note_waiting(true);
+            call.comm.look_who_waits(call.blocker);
         }
         sleep(calls, wire, slice);
         if changed() {
@@ -219,7 +220,7 @@ impl Wait {
     /// Notes that a call has made progress.
     fn end(&mut self, calls: &[BlockedCall<'_>]) {
         if self.since.is_some() {
-            calls.iter().for_each(|call| call.comm.note_waits_for(None));
+            calls.iter().for_each(|call| call.comm.note_waiting(false));
         }
         (self.since, self.looked, self.is_late, self.told) = (None, None, false, 0);
     }

@@ -101,8 +101,8 @@ fn compile(name: &str, source: &str) {
     fs::write(folder.join("source"), source).unwrap();
     // This file takes the place of NVIDIA's header, which is not needed to build the engine.
     let nvidia = "#ifndef NCCL_H_\n#define NCCL_H_\ntypedef struct CUstream_st *cudaStream_t;\n\
-        typedef struct ncclComm *ncclComm_t;\ntypedef enum { ncclSuccess = 0, ncclNumResults = 9 } ncclResult_t;\n\
-        typedef struct { char internal[128]; } ncclUniqueId;\n\
+        typedef struct ncclComm *ncclComm_t;\ntypedef struct { char internal[128]; } ncclUniqueId;\n\
+        typedef enum { ncclSuccess = 0, ncclNumResults = 9 } ncclResult_t;\n\
         typedef enum { ncclInt8 = 0 } ncclDataType_t;\ntypedef enum { ncclSum = 0 } ncclRedOp_t;\n#endif\n";
     fs::write(folder.join("nccl.h"), nvidia).unwrap();
     for compiler in [C, CXX] {

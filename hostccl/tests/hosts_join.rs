@@ -10,10 +10,11 @@ mod common;
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Comm, DEADLINE, from_hex, hex_of, last_error, ok, unique_id};
 use hostccl::types::*;
@@ -69,6 +70,37 @@ impl Process {
     #[track_caller]
     fn line(&self) -> String {
         self.lines.recv_timeout(DEADLINE).expect("the process writes a line")
+    }
+}
+
+impl Process {
+    /// Waits until the process is as `holds` says, which gets the process's folder in /proc.
+    #[track_caller]
+    fn until(&self, what: &str, holds: impl Fn(&Path) -> bool) {
+        let folder = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let began = Instant::now();
+        while !holds(&folder) {
+            assert!(began.elapsed() < DEADLINE, "this does not come about: {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until the process has a connection to that port.
+    #[track_caller]
+    fn until_connected(&self, port: u16) {
+        self.until("it is connected", |folder| {
+            let table = |name| std::fs::read_to_string(folder.join("net").join(name)).unwrap_or_default();
+            let tables = table("tcp") + &table("tcp6");
+            let sockets: Vec<String> = tables
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>())
+                .filter(|cells| cells.len() > 9 && cells[2].ends_with(&format!(":{port:04X}")) && cells[3] == "01")
+                .map(|cells| format!("socket:[{}]", cells[9]))
+                .collect();
+            let Ok(open) = std::fs::read_dir(folder.join("fd")) else { return false };
+            let mut open = open.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+            open.any(|file| sockets.iter().any(|socket| file.as_os_str() == socket.as_str()))
+        });
     }
 }
 
@@ -161,7 +193,11 @@ fn hosts_of_several_processes_and_threads() {
 fn ranks_in_the_makers_segment_leave_it_for_a_remote_one() {
     let id = unique_id();
     let here = start(&id, 3, &[(&[0], &[]), (&[2], &[])]);
-    std::thread::sleep(Duration::from_millis(300));
+    for process in &here {
+        process.until("it has mapped the segment of the id", |folder| {
+            std::fs::read_to_string(folder.join("maps")).is_ok_and(|maps| maps.contains("/memfd:"))
+        });
+    }
     let there = Process::start(&id, 3, &[1], &[("DM_HOSTCCL_HOST", "other")]);
     assert_eq!([here[0].line(), there.line(), here[1].line()], ["0 of 3", "1 of 3", "2 of 3"]);
 }
@@ -178,15 +214,23 @@ fn a_rank_that_does_not_come_is_named_to_all() {
 
 #[test]
 fn a_rank_that_dies_while_others_wait_is_named_to_all() {
-    let mut processes = start(&unique_id(), 3, &[(&[0], &[ALONE]), (&[1], &[ALONE])]);
-    // Both have registered when the kernel says that they wait; a moment is enough, and a rank that
-    // dies earlier is not registered, so this test asks until it is.
-    std::thread::sleep(Duration::from_millis(700));
-    let dead = processes.remove(1);
-    let pid = dead.child.id();
-    drop(dead);
-    let line = processes[0].line();
-    assert!(line.contains(&format!("rank 1 (pid {pid} at ")) && line.contains("has gone before all"), "{line}");
+    let id = unique_id();
+    let left = Process::start(&id, 3, &[0], &[ALONE]);
+    left.until_connected(address_of(&id).port());
+    // A rank that dies before it has registered is nobody's loss. Then another one comes in its
+    // place, and has more time.
+    let mut pids = Vec::new();
+    let line = (0..8).find_map(|attempt| {
+        let dead = Process::start(&id, 3, &[1], &[ALONE]);
+        dead.until_connected(address_of(&id).port());
+        std::thread::sleep(Duration::from_millis(20 << attempt));
+        pids.push(dead.child.id());
+        drop(dead);
+        left.lines.recv_timeout(Duration::from_secs(2)).ok()
+    });
+    let line = line.expect("a rank that has registered is missed");
+    let named = pids.iter().any(|pid| line.contains(&format!("rank 1 (pid {pid} at ")));
+    assert!(named && line.contains("has gone before all"), "{line}");
 }
 
 #[test]
@@ -259,7 +303,7 @@ fn a_maker_that_dies_ends_the_join() {
     let maker = Process::start_at("make", 3, &[0], &[ALONE]);
     let id = from_hex(&maker.line());
     let other = Process::start(&id, 3, &[1], &[ALONE]);
-    std::thread::sleep(Duration::from_millis(500));
+    other.until_connected(address_of(&id).port());
     drop(maker);
     let line = other.line();
     assert!(line.contains("the process that made") && line.contains("gone"), "{line}");

@@ -36,8 +36,9 @@ use crate::wait::Nearing;
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
 /// How much longer than the deadline this rank waits for the host engine, which has the same
-/// deadline and then says which ranks did not come.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// deadline and then says which ranks did not come. Over several hosts, the engine asks other ranks
+/// first, which takes up to 1.2 s.
+const LAST_WORD: Duration = Duration::from_millis(1300);
 
 /// Makes communicators of one library inside one call.
 pub(super) struct Maker<'a> {

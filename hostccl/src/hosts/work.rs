@@ -107,7 +107,7 @@ impl<'a> Work<'a> {
 
     /// Waits until messages have gone and come.
     pub(super) async fn over(&self, transfers: &mut Transfers) -> Result<()> {
-        wait(|| transfers.poll(true)).await?;
+        wait(|| transfers.poll()).await?;
         transfers.clear();
         Ok(())
     }

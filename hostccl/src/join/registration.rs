@@ -24,6 +24,15 @@ use crate::wire::{Token, Wire, here};
 /// The most times that a rank fails to open the segment of another rank before it takes its own.
 const MOST_TRIES: usize = 64;
 
+/// How long a rank waits on this road.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit {
+    /// The time.
+    pub(super) time: Duration,
+    /// Whether the time is that of the whole join. Otherwise progress of other ranks begins it anew.
+    pub(super) is_total: bool,
+}
+
 /// The join of one rank.
 #[derive(Debug)]
 pub(super) struct Registration {
@@ -41,6 +50,8 @@ pub(super) struct Registration {
     stage: Stage,
     /// The ranks that have come as far as this one, as far as this rank knows.
     came: Vec<u32>,
+    /// When this rank began.
+    began: Instant,
     /// When this rank last learned of progress.
     since: Instant,
     /// The number of the communicator and its ranks, once all have registered.
@@ -84,6 +95,7 @@ impl Registration {
             _offer: offer,
             stage: Stage::Registering,
             came: Vec::new(),
+            began: Instant::now(),
             since: Instant::now(),
             table: None,
             took: None,
@@ -99,7 +111,7 @@ impl Registration {
 
     /// Goes on as far as possible without waiting. Returns the communicator once all ranks have
     /// joined. An error ends the join for all ranks.
-    pub(super) fn poll(&mut self, context: &Context, limit: Duration) -> Result<Option<Arc<Comm>>> {
+    pub(super) fn poll(&mut self, context: &Context, limit: Limit) -> Result<Option<Arc<Comm>>> {
         loop {
             let outcome = match self.client.poll() {
                 // These errors come from the maker, or from the connection to it.
@@ -107,7 +119,7 @@ impl Registration {
                     self.end(&error);
                     return Err(error);
                 }
-                Ok(Some(Message::Go)) if self.stage == Stage::Over => return Ok(self.comm.take()),
+                Ok(Some(Message::Go)) if self.stage == Stage::Mapping => return Ok(self.comm.take()),
                 Ok(Some(message)) => self.take(context, message),
                 Ok(None) => self.check(context, limit).map(|()| false),
             };
@@ -155,7 +167,7 @@ impl Registration {
             Message::Groups(took) if self.stage == Stage::Taking => {
                 self.comm = Some(self.map(context, &took)?);
                 self.client.send(&Message::Mapped);
-                self.next(Stage::Over);
+                self.next(Stage::Mapping);
             }
             _ => return Err(garbled()),
         }
@@ -226,15 +238,16 @@ impl Registration {
     }
 
     /// Fails when the time is up, or when a rank that waited in the segment of the id has died.
-    fn check(&self, context: &Context, limit: Duration) -> Result<()> {
+    fn check(&self, context: &Context, limit: Limit) -> Result<()> {
         if let (Some(lobby), Stage::Registering) = (&self.lobby, self.stage) {
             let seen = lobby.segment.header().arrived.value();
             lobby.check_peers(Some((Blocker::Arrivals, seen)), &String::new)?;
         }
-        if self.since.elapsed() < limit {
+        let since = if limit.is_total { self.began } else { self.since };
+        if since.elapsed() < limit.time {
             return Ok(());
         }
-        let millis = limit.as_millis();
+        let millis = limit.time.as_millis();
         if !self.client.is_ready() {
             let why = self.client.last_failure().unwrap_or("it does not answer");
             let address = self.client.address();

@@ -87,7 +87,7 @@ fn a_process_that_ends_is_named_by_every_rank_in_a_call_or_not() {
     let (ends, wires) = registered(&[&[0, 2], &[1], &[3, 4]]);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| receive(&ends[0], 1).unwrap_err());
-        while ends[0].segment.seat(0).waits_for.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+        while !ends[0].seat_waits(0) {
             std::thread::sleep(Duration::from_millis(1));
         }
         wires[1].die();

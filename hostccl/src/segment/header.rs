@@ -134,9 +134,10 @@ pub(crate) struct Seat {
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
-    /// In a communicator over several hosts: the rank for which this rank has waited for a moment,
-    /// plus 1; 0 while it waits for none. It is a hint for diagnoses.
-    pub(crate) waits_for: AtomicU32,
+    /// In a communicator over several hosts: odd while this rank has waited for other ranks for a
+    /// moment. A rank that waits changes the number again and again, so that one that was stopped in
+    /// its wait does not look as if it still waited. It is a hint for diagnoses.
+    pub(crate) waits: AtomicU32,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
     /// The tags of the collectives in which this rank's threads are or wait, where there are

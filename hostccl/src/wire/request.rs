@@ -95,8 +95,8 @@ pub(crate) struct Failed {
 }
 
 /// Tests all of these transfers. Returns `None` once all are done, and otherwise what to wait for:
-/// the rank of the first one that is not. `indirect` goes into the answer (see [`Blocker::Wire`]).
-pub(crate) fn poll_all(wire: &dyn Wire, transfers: &mut [Transfer], indirect: bool) -> Result<Option<Poll>, Failed> {
+/// the rank of the first one that is not.
+pub(crate) fn poll_all(wire: &dyn Wire, transfers: &mut [Transfer]) -> Result<Option<Poll>, Failed> {
     // The word is read before the tests. A request that ends after its test changes the word.
     let seen = wire.moved().value();
     let mut first = None;
@@ -107,7 +107,7 @@ pub(crate) fn poll_all(wire: &dyn Wire, transfers: &mut [Transfer], indirect: bo
             Err(why) => return Err(Failed { rank: transfer.rank, why }),
         }
     }
-    Ok(first.map(|from| Poll::Blocked { seen, blocker: Blocker::Wire { from, indirect } }))
+    Ok(first.map(|from| Poll::Blocked { seen, blocker: Blocker::Wire { from } }))
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
             let mut send = Transfer::send(&wires[0], Peer(1), TAG, [1, 2, 3].as_ptr(), 3);
             assert_eq!(send.test(), Ok(Some(3)));
             let mut list = [Transfer::recv(&wires[1], Peer(0), TAG, kept.as_mut_ptr(), 4)];
-            assert_eq!(poll_all(&*wires[1], &mut list, false), Ok(None));
+            assert_eq!(poll_all(&*wires[1], &mut list), Ok(None));
             assert_eq!((list[0].test(), list[0].rank()), (Ok(Some(3)), 0), "it may be asked again");
         }
         assert_eq!((dropped, kept), ([0; 4], [1, 2, 3, 0]));
@@ -150,13 +150,13 @@ mod tests {
             };
             let mut list = [recv(one, 0), recv(two, 1)];
             let seen = wires[1].moved().value();
-            let blocked = Poll::Blocked { seen, blocker: Blocker::Wire { from: 0, indirect: true } };
-            assert_eq!(poll_all(&*wires[1], &mut list, true), Ok(Some(blocked)));
+            let blocked = Poll::Blocked { seen, blocker: Blocker::Wire { from: 0 } };
+            assert_eq!(poll_all(&*wires[1], &mut list), Ok(Some(blocked)));
             drop(Transfer::send(&wires[0], Peer(1), TAG, [5; 4].as_ptr(), 4));
-            assert!(matches!(poll_all(&*wires[1], &mut list, true), Ok(Some(_))), "the other one is missing");
+            assert!(matches!(poll_all(&*wires[1], &mut list), Ok(Some(_))), "the other one is missing");
             assert_ne!(wires[1].moved().value(), seen);
             first.die();
-            assert!(matches!(poll_all(&*wires[1], &mut list, true), Err(Failed { rank: 0, why: Broken::Lost(_) })));
+            assert!(matches!(poll_all(&*wires[1], &mut list), Err(Failed { rank: 0, why: Broken::Lost(_) })));
         }
         assert_eq!(got[0], [5; 4]);
     }

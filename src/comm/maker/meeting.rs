@@ -66,6 +66,11 @@ impl Maker<'_> {
             Some(maker) if error.status() == Status::PeerLost && error.blamed().is_empty() => {
                 error.within(&format!("rank {maker} was lost (it made the id)")).with_lost(&[*maker])
             }
+            // Over several hosts the ranks join with the help of the one that made the id. An engine
+            // that has not heard of it within the time blames no rank.
+            Some(maker) if is_silent_maker(&error) && self.library.is_host_engine() => {
+                error.within(&format!("rank {maker} did not come (it made the id)")).with_ranks(&[*maker])
+            }
             _ => blame(group, error),
         };
         self.poll_new(comm, what, explain)?;
@@ -116,6 +121,14 @@ impl Maker<'_> {
         let make = move |library: &Library| library.unique_id(shares_memory);
         self.on_worker(|| "making an id (ncclGetUniqueId)".to_owned(), make, drop)
     }
+}
+
+/// Whether the engine says that it cannot reach the process that made the id, or that the process
+/// does not go on.
+fn is_silent_maker(error: &Error) -> bool {
+    error.status() == Status::Timeout
+        && error.blamed().is_empty()
+        && error.message().contains("the maker of the unique id ")
 }
 
 /// Whether the environment makes every communicator of NCCL block.
