@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::blame::Blame;
 use crate::collective::Descriptor;
 use crate::comm::Comm;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::flow::wait;
 use crate::poll::Poll;
 use crate::scratch::Memory;

@@ -36,9 +36,11 @@ use crate::wait::Nearing;
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
 /// How much longer than the deadline this rank waits for the host engine, which has the same
-/// deadline and then says which ranks did not come. Over several hosts, the engine asks other ranks
-/// first, which takes up to 1.2 s.
-const LAST_WORD: Duration = Duration::from_millis(1300);
+/// deadline and then says which ranks did not come.
+const LAST_WORD: Duration = Duration::from_millis(100);
+/// The same time over several hosts. The engine then asks other ranks first, which takes up to
+/// 1.2 s.
+const LAST_WORD_OF_HOSTS: Duration = Duration::from_millis(1300);
 
 /// Makes communicators of one library inside one call.
 pub(super) struct Maker<'a> {
@@ -123,7 +125,11 @@ impl Maker<'_> {
         is_done: impl Fn() -> Result<bool>,
     ) -> Result<()> {
         let mut looked = Instant::now();
-        let extra = if self.library.is_host_engine() { LAST_WORD } else { Duration::ZERO };
+        let extra = match (self.library.is_host_engine(), self.peers.share_memory()) {
+            (false, _) => Duration::ZERO,
+            (true, Some(false)) => LAST_WORD_OF_HOSTS,
+            (true, _) => LAST_WORD,
+        };
         let own = self.peers.wait();
         let wait = own.with_deadline(own.deadline.extended(extra));
         let nearing = Nearing::default();
