@@ -18,6 +18,14 @@ static int mappings(void)
   return found;
 }
 
+/* Whether that many segments come to be mapped. The thread that waits for ranks of other hosts at an
+ * id of ncclGetUniqueId unmaps its own copy a moment after the communicator has started. */
+static int comes_to_map(int count)
+{
+  for (int tries = 0; tries < 10000 && mappings() != count; ++tries) usleep(1000);
+  return mappings() == count;
+}
+
 static float sum_along(const dm_mesh *view, const char *dim)
 {
   float one = 1, sum = 0;
@@ -199,11 +207,11 @@ static void adopted(dm_world *alone)
     }
     options.flags = DM_INIT_OWN_COMMS;
     REQUIRE(dm_from_comms("cpu", ones, 2, names, comms, &options, &made));
-    CHECK(mappings() == before + 1 + way % 2);
+    CHECK(comes_to_map(before + 1 + way % 2));
     CHECK(sum_along(made, "a") == 1 && sum_along(made, "b") == 1);
     OK(way < 2 ? dm_abort(made) : dm_finalize(made, NULL));
     GIVES(DM_STATUS_ABORTED, dm_check(made, "a"));
-    CHECK(mappings() == before);
+    CHECK(comes_to_map(before));
     dm_free(made);
     OK(dm_finalize(library, NULL));
     dm_free(library);
