@@ -12,7 +12,7 @@ from support.processes import marked, starvation
 
 from .death import PATIENCE, Outcome
 from .job import MARK, Job
-from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, leads_to, named
+from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, leads_to, named
 
 HOSTS = ("alpha", "beta", "gamma", "delta")
 LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha beta gamma delta", "alpha beta gamma delta alpha beta gamma delta",
@@ -149,7 +149,8 @@ def judge(job, fault, moment, starved):
             complaints.append(f"{line}: expected {' or '.join(sorted(statuses))}")
         elif notice > most + starved:
             complaints.append(f"{line}: later than {most:.2f} s and {starved:.2f} s of waiting for processors")
-        if status != "STORE" and not any(leads_to(job, rank, victim, set()) for victim in lost):
+        told = any(leads_to(job, rank, victim, set()) for victim in lost) or fault.how == "stop" and cut_short(job, rank)
+        if status != "STORE" and not told:
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, and none of {sorted(lost)}")
     return complaints, slowest
 
