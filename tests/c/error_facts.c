@@ -79,13 +79,14 @@ static void equal_names(void)
   dm_free(meshes[1]);
 }
 
-/* One rank comes after the deadline of the others, and is told so. */
+/* One rank comes after the deadline of the others, and is told so. The rank that called first tells
+ * the others when its time is up, so each of them may have waited for less. */
 static void too_late(void)
 {
   dm_mesh *mesh = mesh_of_all("late", 300);
   if (me != 5) {
     GIVES(DM_STATUS_TIMEOUT, reduce(mesh, 2));
-    CHECK(facts().waited_seconds > 0.2);
+    CHECK(facts().waited_seconds > 0 && facts().waited_seconds < 30);
     is_about(5, "late");
   }
   OK(dm_world_barrier(world, 0));

@@ -27,6 +27,16 @@ static void holds(const dm_mesh *mesh, const int32_t *expected, size_t count)
   }
 }
 
+/* Returns when all ranks of the mesh have called it, because dm_flatten is an agreement of them. A
+ * rank that has its result of a collective may otherwise exit or abort while other ranks still wait
+ * for theirs, and these then fail. */
+static void meet(const dm_mesh *mesh)
+{
+  dm_mesh *flat = NULL;
+  REQUIRE(dm_flatten(mesh, "met", NULL, &flat));
+  dm_free(flat);
+}
+
 static dm_mesh *replicas(uint32_t flags)
 {
   dm_mesh *mesh = NULL;
@@ -78,6 +88,7 @@ int main(void)
   refused(mesh);
   int32_t sum = 0;
   OK(dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL)); /* the refused calls have changed nothing */
+  meet(mesh);
   if (me == 5) _exit(0); /* without telling the other ranks */
 
   if (me % 2 == 1) GIVES(DM_STATUS_PEER_LOST, dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL));
@@ -112,6 +123,7 @@ int main(void)
   REQUIRE(dm_flatten(left, "all", NULL, &flat));
   holds(flat, three, 6);
   dm_free(flat);
+  meet(left);
   if (me == 7) _exit(0);
 
   /* Ranks that name different lost ranks are told which rank named which. Then they agree. */
@@ -128,6 +140,7 @@ int main(void)
 
   /* The mesh is aborted first, as an error handler does. Another rank is lost too and not named,
    * and the call finds it. */
+  meet(fewer);
   if (me == 2 || me == 3) _exit(0);
   if (me != 6) {
     OK(dm_abort(fewer));
