@@ -96,6 +96,16 @@ static inline dm_mesh *slice1(const dm_mesh *mesh, const char *name)
   return view;
 }
 
+/* Returns when all ranks of the mesh, which has several dimensions, have called it, because
+ * dm_flatten of several dimensions is an agreement. A rank that has its result of a collective may
+ * otherwise exit or abort while other ranks still wait for theirs, and these then fail. */
+static inline void meet(const dm_mesh *mesh)
+{
+  dm_mesh *flat = NULL;
+  REQUIRE(dm_flatten(mesh, "met", NULL, &flat));
+  dm_free(flat);
+}
+
 static inline const char *describe(const dm_mesh *mesh)
 {
   static char text[512];

@@ -80,13 +80,13 @@ static void equal_names(void)
 }
 
 /* One rank comes after the deadline of the others, and is told so. The rank that called first tells
- * the others when its time is up, so each of them may have waited for less. */
+ * the others when its time is up, so a rank that a busy machine held up has waited for less. */
 static void too_late(void)
 {
-  dm_mesh *mesh = mesh_of_all("late", 300);
+  dm_mesh *mesh = mesh_of_all("late", 1500);
   if (me != 5) {
     GIVES(DM_STATUS_TIMEOUT, reduce(mesh, 2));
-    CHECK(facts().waited_seconds > 0 && facts().waited_seconds < 30);
+    CHECK(facts().waited_seconds > 0.1);
     is_about(5, "late");
   }
   OK(dm_world_barrier(world, 0));

@@ -27,16 +27,6 @@ static void holds(const dm_mesh *mesh, const int32_t *expected, size_t count)
   }
 }
 
-/* Returns when all ranks of the mesh have called it, because dm_flatten is an agreement of them. A
- * rank that has its result of a collective may otherwise exit or abort while other ranks still wait
- * for theirs, and these then fail. */
-static void meet(const dm_mesh *mesh)
-{
-  dm_mesh *flat = NULL;
-  REQUIRE(dm_flatten(mesh, "met", NULL, &flat));
-  dm_free(flat);
-}
-
 static dm_mesh *replicas(uint32_t flags)
 {
   dm_mesh *mesh = NULL;
