@@ -29,7 +29,7 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
         match step {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            Err(error) => return Err(error.within(&operation.describe())),
+            Err(error) => return Err(wait.time(error).within(&operation.describe())),
         }
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                         return true;
                     }
                     Err(error) => {
-                        let error = error.within(&operation.describe());
+                        let error = wait.time(error).within(&operation.describe());
                         if first.is_ok() {
                             first = Err(error);
                         }
@@ -113,7 +113,7 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                 let operation = lane.front()?;
                 operation.comm()?.check().is_err().then(|| operation.describe())
             });
-            let error = failed.iter().fold(error, |error, call| error.within(call));
+            let error = failed.iter().fold(wait.time(error), |error, call| error.within(call));
             if first.is_ok() {
                 first = Err(error);
             }

@@ -105,15 +105,12 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
-    /// has failed, when a peer that is waited for has left or died, and when the time is up. The
-    /// error says how long the calls have waited.
-    pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
-        let waited = self.look(calls);
-        waited.map_err(|error| match self.since {
+    /// Returns the error of a call with the time for which the calls have waited, if they have.
+    pub(crate) fn time(&self, error: Error) -> Error {
+        match self.since {
             Some(since) => error.after(since.elapsed()),
             None => error,
-        })
+        }
     }
 
     /// Makes the next wait short, because the thread also waits for connections.
@@ -121,7 +118,9 @@ impl Wait {
         self.is_short = true;
     }
 
-    fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
+    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
+    /// has failed, when a peer that is waited for has left or died, and when the time is up.
+    pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
             if let Some(wire) = wire {
