@@ -5,6 +5,7 @@ The limit beside the figures is the time that plain TCP between two processes (s
 in the same run) needs for the bytes that must pass between hosts. All hosts share this machine's
 processors, so it counts the bytes of all of them together."""
 
+import functools
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 
 from contestants import NAMES as TITLES, TOOL, built, permitted, prefer
 from network import INTERFACE, Network, Unavailable
-from table import best, grouped, ratio_text, rows, size_text, spread, time_text
+from table import grouped, rows, spread, table_by_size, time_text
 
 LAYOUTS = ["2x1", "2x2", "2x4", "4x1", "4x2"]
 SIZES = [4, 64 << 10, 1 << 20]
@@ -168,20 +169,9 @@ def tables(report):
     lines = ["", f"several hosts (namespaces on a bridge). Limit: the bytes that must pass between hosts at {rate:.3g} GB/s, which plain TCP between two processes moves in both "
                  f"directions together, and at least {time_text(latency)}, half of its round trip"]
     for (operation, layout), runs in grouped(found["runs"], "operation", "layout").items():
-        body = []
-        for (size,), some in sorted(grouped(runs, "bytes").items()):
-            cells, medians = [], {}
-            for library in libraries:
-                mine = [run for run in some if run["library"] == library]
-                if mine:
-                    medians[library], variant = best(mine)
-                    cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
-                else:
-                    cells.append("")
-            body.append([size_text(size), *cells, ratio_text(medians), limit(found, operation, layout, size)])
         hosts, each = layout.split("x")
         lines += ["", f"{operation}, float32, {hosts} hosts x {each} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", "limit"], body)
+        lines += table_by_size(runs, libraries, "limit", functools.partial(limit, found, operation, layout))
     if found["start"]:
         totals = {library: [run["total"] for run in found["start"] if run["library"] == library] for library in libraries}
         head = [library for library in libraries if totals[library]]

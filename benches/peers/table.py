@@ -1,5 +1,6 @@
 """Text of a report of bench.py. `python3 benches/peers/table.py REPORT.json` prints one again."""
 
+import functools
 import json
 import statistics
 import sys
@@ -96,22 +97,27 @@ def memory_line(report):
                 f"{max(bandwidths) / 1e9:.3g}) with which the processors together copy 64 MiB each"]
 
 
+def table_by_size(runs, libraries, limit_title, limit):
+    """A row for each size: every library's time, the best peer over ours, and `limit(size)`."""
+    body = []
+    for (size,), found in sorted(grouped(runs, "bytes").items()):
+        cells, medians = [], {}
+        for library in libraries:
+            mine = by_library(found).get(library)
+            if mine:
+                medians[library], variant = best(mine)
+                cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
+            else:
+                cells.append("")
+        body.append([size_text(size), *cells, ratio_text(medians), limit(size)])
+    return rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", limit_title], body)
+
+
 def collectives_table(report):
     libraries, lines = list(report["versions"]), memory_line(report)
     for (operation, dtype, ranks), runs in grouped(report["collectives"], "operation", "dtype", "ranks").items():
-        body = []
-        for (size,), found in sorted(grouped(runs, "bytes").items()):
-            cells, medians = [], {}
-            for library in libraries:
-                mine = by_library(found).get(library)
-                if mine:
-                    medians[library], variant = best(mine)
-                    cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
-                else:
-                    cells.append("")
-            body.append([size_text(size), *cells, ratio_text(medians), limit(report, operation, ranks, size)])
         lines += ["", f"{operation}, {dtype}, {ranks} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", "memory limit"], body)
+        lines += table_by_size(runs, libraries, "memory limit", functools.partial(limit, report, operation, ranks))
     return lines
 
 
