@@ -15,7 +15,7 @@ from lost_ranks.job import HOST
 from lost_ranks.verdict import named
 from netlab import Lab
 from netranks import Rank
-from support.processes import environment, starvation
+from support.processes import environment, kill_all, starvation
 
 # How many milliseconds a host may say nothing before it counts as lost.
 SILENCE = "DM_HOST_TIMEOUT_MS"
@@ -39,10 +39,7 @@ class Loopback:
         return self
 
     def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        kill_all(self.processes)
 
     def spawn(self, host, command, **options):
         self.processes.append(subprocess.Popen(command, **options))
