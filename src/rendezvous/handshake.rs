@@ -27,7 +27,7 @@ const STAY: Duration = Duration::from_millis(500);
 /// How long the store may take to say whom it refused.
 const ASK_REFUSED: Duration = Duration::from_millis(200);
 
-/// What a rank learns from rank 0 when it joins.
+/// The facts that a rank learns from rank 0 when it joins.
 pub(super) struct Session {
     /// The keys of this world begin with this prefix.
     pub(super) prefix: String,

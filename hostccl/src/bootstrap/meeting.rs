@@ -32,7 +32,7 @@ struct Seat {
     connection: Connection,
     /// The address from which the rank has connected.
     from: IpAddr,
-    /// What the rank has told about itself.
+    /// The facts that the rank has told about itself.
     member: Member,
     /// The rank whose segment this rank has opened, once it has said so.
     took: Option<u32>,
@@ -86,7 +86,7 @@ pub(super) struct Meeting {
     gone: Vec<(usize, Instant)>,
     /// The failure that ended the join.
     failure: Option<Error>,
-    /// What is to be sent.
+    /// The messages that are to be sent.
     outgoing: Vec<Outgoing>,
 }
 

@@ -127,7 +127,7 @@ struct Remote {
 
 /// The state of the thread.
 struct Server {
-    /// What the thread shares with others.
+    /// The state that the thread shares with others.
     shared: Arc<Shared>,
     /// The listening socket.
     listener: Closed<TcpListener>,
