@@ -85,7 +85,6 @@ impl Comm {
 
     /// Fails when this rank has aborted the communicator, or when `rank` of the whole communicator
     /// has left it or is lost. Another failure of the communicator does not count.
-    #[allow(dead_code, reason = "shrinking over several hosts calls it")]
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
         let Some((span, remote)) = self.elsewhere() else { return self.check_peer(rank) };
         let Some(peer) = span.peers[rank] else {
