@@ -175,3 +175,11 @@ def test_program_of_several_standards(tmp_path):
         compile(*flags, "-O1", *STRICT, "-I", ROOT / "include", "-c", ROOT / f"tests/cpp/program/{name}.cpp", "-o", objects[-1])
     compile(*objects, *LINK, "-o", tmp_path / "program")
     under_the_tool(tmp_path / "program", 2, "fine")
+
+
+def test_contents():
+    """The table of contents at the head names the sections, in their order."""
+    text = HEADER.read_text()
+    sections = [name.split(":")[0] for name in re.findall(r"^// ---- (.*) ----$", text, re.M)]
+    contents = text[text.index("Contents."):text.index("Names in dm::detail")]
+    assert re.findall(r"^ \*   (\S+(?: \S+)*)  ", contents, re.M) == sections
