@@ -49,16 +49,23 @@ def commands(network, contestant, hosts, each, arguments):
     addresses = [network.address(host) for host in range(hosts)]
     if contestant.name == "openmpi":
         inside = "10.78.0.0/24"
-        options = {"plm_rsh_agent": network.agent, "oob_tcp_if_include": inside, "btl_tcp_if_include": inside, "btl": "self,vader,tcp", "pml": "ob1",
-                   "mpi_yield_when_idle": 1}
+        options = {
+            "plm_rsh_agent": network.agent, "oob_tcp_if_include": inside, "btl_tcp_if_include": inside,
+            "btl": "self,vader,tcp", "pml": "ob1", "mpi_yield_when_idle": 1
+        }
         return [[*network.on(0), "mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                  *(word for name, value in options.items() for word in ("--mca", name, value)),
                  "-H", ",".join(f"{address}:{each}" for address in addresses), "-n", hosts * each, *program]]
     if contestant.name == "mpich":
-        return [[*network.on(0), "mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", network.agent, "-localhost", addresses[0], "-iface", INTERFACE,
-                 "-hosts", ",".join(addresses), "-ppn", each, "-n", hosts * each, *program]]
+        return [[
+            *network.on(0), "mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", network.agent, "-localhost",
+            addresses[0], "-iface", INTERFACE, "-hosts", ",".join(addresses), "-ppn", each, "-n", hosts * each, *program
+        ]]
     endpoint = f"{addresses[0]}:{next(PORTS)}"
-    return [[*network.on(host), TOOL, "run", "--nnodes", hosts, "--node-rank", host, "-n", each, "--rdzv-endpoint", endpoint, "--", *program] for host in range(hosts)]
+    return [[
+        *network.on(host), TOOL, "run", "--nnodes", hosts, "--node-rank", host, "-n", each, "--rdzv-endpoint", endpoint,
+        "--", *program
+    ] for host in range(hosts)]
 
 
 def end(process):
@@ -80,11 +87,14 @@ def output(network, contestant, hosts, each, kind, *arguments):
     with tempfile.TemporaryDirectory(prefix="dm-bench-") as scratch:
         started = []
         for host, command in enumerate(commands(network, contestant, hosts, each, arguments)):
-            variables = {**os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE,
-                         "DM_HOSTCCL_HOST": network.name(host)}
+            variables = {
+                **os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE,
+                "GLOO_SOCKET_IFNAME": INTERFACE, "DM_HOSTCCL_HOST": network.name(host)
+            }
             wrote = tempfile.TemporaryFile("w+")
-            started.append((subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote, stderr=subprocess.STDOUT, env=variables,
-                                             preexec_fn=lambda: prefer(kind)), wrote))
+            started.append(
+                (subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote,
+                                  stderr=subprocess.STDOUT, env=variables, preexec_fn=lambda: prefer(kind)), wrote))
         try:
             codes = [process.wait(DEADLINE) for process, _ in started]
         except subprocess.TimeoutExpired:
@@ -105,8 +115,11 @@ def output(network, contestant, hosts, each, kind, *arguments):
 def streams(network, kind):
     """The bytes that plain TCP moves between two hosts in a second, and half a round trip."""
     port, program = next(PORTS), str(built("streams"))
-    both = [subprocess.Popen([*network.on(host), program, word, network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: prefer(kind))
-            for host, word in enumerate(("serve", "measure"))]
+    both = [
+        subprocess.Popen([*network.on(host), program, word,
+                          network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True,
+                         preexec_fn=lambda: prefer(kind)) for host, word in enumerate(("serve", "measure"))
+    ]
     found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
     return {"bytes_per_second": sum(one["received_per_second"] for one in found), "half_round_trip": found[1]["half_round_trip"]}
 
@@ -121,8 +134,8 @@ def one_round(network, contestants, options, report, number, keep):
         for contestant in contestants:
             about = {"library": contestant.name, "layout": layout, "round": number}
             try:
-                found = output(network, contestant, hosts, each, options.scheduling, "collectives", options.budget, ",".join(options.operations), "float32",
-                               ",".join(map(str, sizes)))
+                found = output(network, contestant, hosts, each, options.scheduling, "collectives", options.budget,
+                               ",".join(options.operations), "float32", ",".join(map(str, sizes)))
             except Failed as failed:
                 print(failed, file=sys.stderr)
                 where["failed"].append({**about, "said": str(failed)})
@@ -137,7 +150,9 @@ def one_round(network, contestants, options, report, number, keep):
         except Failed as failed:
             print(failed, file=sys.stderr)
             continue
-        where["start"] += [{"library": contestant.name, "round": number, **json.loads(line)} for line in found.splitlines() if line.startswith("{")]
+        where["start"] += [{"library": contestant.name, "round": number, **json.loads(line)}
+                           for line in found.splitlines()
+                           if line.startswith("{")]
         keep()
 
 
@@ -175,7 +190,10 @@ def tables(report):
     if found["start"]:
         totals = {library: [run["total"] for run in found["start"] if run["library"] == library] for library in libraries}
         head = [library for library in libraries if totals[library]]
-        lines += ["", f"start of {STARTS[0] * STARTS[1]} ranks on {STARTS[0]} hosts, as in the table of starts (PyTorch: from the end of its imports)"]
+        lines += [
+            "",
+            f"start of {STARTS[0] * STARTS[1]} ranks on {STARTS[0]} hosts, as in the table of starts (PyTorch: from the end of its imports)"
+        ]
         lines += rows([TITLES[library] for library in head], [[spread(totals[library]) for library in head]])
     for one in found["failed"]:
         lines += ["", one["said"].splitlines()[0]]

@@ -129,15 +129,25 @@ def start_table(report):
         loaded = {run["round"]: run["total"] - run["phases"]["load"] for run in found.get("ours", [])}
         from_exec = {library: values for library, values in medians.items() if library != "torch"}
         from_loaded = {"ours": loaded, "torch": medians["torch"]} if loaded and "torch" in medians else {}
-        body.append([ranks, *(spread(medians[library].values()) if library in medians else "" for library in libraries), ratio_text(from_exec),
-                     spread(loaded.values()) if loaded else "", ratio_text(from_loaded)])
+        body.append([
+            ranks, *(spread(medians[library].values()) if library in medians else "" for library in libraries),
+            ratio_text(from_exec),
+            spread(loaded.values()) if loaded else "",
+            ratio_text(from_loaded)
+        ])
     for (ranks, library, apart), runs in sorted(grouped(report["start"], "ranks", "library", "apart").items()):
         phases = ", ".join(f"{phase} {time_text(statistics.median(run['phases'][phase] for run in runs))}" for phase in runs[0]["phases"])
         parts.append([ranks, TITLES[library] + (", in parts" if apart else ""), phases])
     if not body:
         return []
-    return ["", "start of N processes, from exec (PyTorch: from the end of its imports) to all communicators of (N/4, 2, 2) and a flattened pair",
-            *rows(["ranks", *(TITLES[library] for library in libraries), "best MPI / ours", "ours when loaded", "PyTorch / that"], body), "", *rows(["ranks", "", "phases, medians"], parts)]
+    return [
+        "",
+        "start of N processes, from exec (PyTorch: from the end of its imports) to all communicators of (N/4, 2, 2) and a flattened pair",
+        *rows([
+            "ranks", *(TITLES[library]
+                       for library in libraries), "best MPI / ours", "ours when loaded", "PyTorch / that"
+        ], body), "", *rows(["ranks", "", "phases, medians"], parts)
+    ]
 
 
 def idle_table(report):
