@@ -27,7 +27,7 @@ use crate::wire::{Lost, Notice, Peer};
 const ALONE: Duration = Duration::from_millis(50);
 /// How long a rank waits when other ranks of the lost process's host can tell why.
 const OTHERS_TELL: Duration = Duration::from_millis(250);
-/// The pause between two looks at the news meanwhile.
+/// The pause between two looks at the news in that time.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
