@@ -227,4 +227,6 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo demo-hosts test test-all test-rest test-nccl soak soak-hosts jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo demo-hosts test test-all test-rest test-nccl soak soak-hosts jax interop check \
+	header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers \
+	install uninstall abi-record gates fuzz-all deny bare-root

@@ -19,9 +19,15 @@ from common import ROOT, built, in_turn, interpreter, machine, today
 # As in benches/mesh/worlds.rs.
 SHAPES = {8: (2, 2, 2, 1), 1024: (8, 4, 8, 4), 1048576: (64, 32, 64, 8)}
 LARGEST = max(SHAPES)
-CALLS = ["dm_init", "dm_init_ranks", "dm_slice", "dm_flatten", "dm_unflatten", "dm_free", "dm_get_local_rank", "dm_get_coordinate", "dm_hash", "dm_equal"]
+CALLS = [
+    "dm_init", "dm_init_ranks", "dm_slice", "dm_flatten", "dm_unflatten", "dm_free", "dm_get_local_rank",
+    "dm_get_coordinate", "dm_hash", "dm_equal"
+]
 FROM_THREADS = [f"dm_get_local_rank/{LARGEST}", "dm_get_comm/1", "dm_get_comm/8", f"dm_slice_and_dm_free/{LARGEST}"]
-THREAD_KINDS = {"/1_threads": "1 thread: processor time", "/1_threads_clock": "clock", "/4_threads": "4 threads: processor time", "/4_threads_clock": "clock"}
+THREAD_KINDS = {
+    "/1_threads": "1 thread: processor time", "/1_threads_clock": "clock", "/4_threads": "4 threads: processor time",
+    "/4_threads_clock": "clock"
+}
 CRITERION = ROOT / "target/criterion-mesh"
 
 

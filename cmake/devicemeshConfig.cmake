@@ -3,10 +3,12 @@
 #   devicemesh::devicemesh  libdevicemesh.so        component shared
 #   devicemesh::static      libdevicemesh.a         component static
 #   devicemesh::hostccl     libhostccl.so           component hostccl: NCCL's C API over host memory, with hostccl.h
-#   devicemesh::nccl        where nccl.h is         component nccl: only when asked for; headers alone, never a library (devicemeshNccl.cmake)
+#   devicemesh::nccl        where nccl.h is         component nccl: only when asked for; headers alone,
+#                                                   never a library (devicemeshNccl.cmake)
 #
-# Without components: the first three, as far as they are here. Works in an installed prefix, also one that was moved, and in the source tree
-# (devicemesh_DIR=<repository>/cmake, after `cargo build --release`). Nothing of NCCL or CUDA is needed to link.
+# Without components: the first three, as far as they are here. It works in an installed prefix, also
+# one that was moved, and in the source tree (devicemesh_DIR=<repository>/cmake, after
+# `cargo build --release`). Nothing of NCCL or CUDA is needed to link.
 get_filename_component(_devicemesh_here "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
 if(EXISTS "${_devicemesh_here}/devicemeshPlaces.cmake")
   include("${_devicemesh_here}/devicemeshPlaces.cmake")

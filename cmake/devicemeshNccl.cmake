@@ -1,6 +1,8 @@
-# The component nccl: the target devicemesh::nccl, which says where nccl.h is and links nothing: libdevicemesh loads NCCL at run time, and programs call
-# it through dm_get_proc. Looks for NCCLConfig.cmake, then for nccl.pc, then under NCCL_ROOT (a CMake or environment variable) and where headers
-# usually are. nccl.h wants CUDA's headers: they are added where find_package(CUDAToolkit) finds them.
+# The component nccl: the target devicemesh::nccl, which says where nccl.h is and links nothing.
+# libdevicemesh loads NCCL at run time, and programs call NCCL through dm_get_proc. This file looks
+# for NCCLConfig.cmake, then for nccl.pc, then under NCCL_ROOT (a CMake or environment variable) and
+# where headers usually are. nccl.h wants CUDA's headers: they are added where
+# find_package(CUDAToolkit) finds them.
 set(devicemesh_nccl_FOUND FALSE)
 if(NOT TARGET devicemesh::nccl)
   set(_devicemesh_nccl_dirs "")

@@ -141,7 +141,8 @@ std::vector<float> initial_part(const Parts &parts, const Dimension &tp)
   const int first = tp.rank * parts.units;
   for (int pixel = 0; pixel < kPixels; ++pixel)  // columns of w1
     for (int unit = 0; unit < parts.units; ++unit)
-      part[parts.w1() + static_cast<std::size_t>(pixel) * parts.units + unit] = w1[static_cast<std::size_t>(pixel) * kHidden + first + unit];
+      part[parts.w1() + static_cast<std::size_t>(pixel) * parts.units + unit] =
+          w1[static_cast<std::size_t>(pixel) * kHidden + first + unit];
   for (int unit = 0; unit < parts.units; ++unit)  // rows of w2
     for (int digit = 0; digit < kDigits; ++digit)
       part[parts.w2() + static_cast<std::size_t>(unit) * kDigits + digit] = w2[static_cast<std::size_t>(first + unit) * kDigits + digit];
@@ -283,7 +284,8 @@ void print_groups(const dm::Mesh &mesh)
         for (std::size_t at = first; at < first + size; ++at)
           if (groups[at] == rank) {
             std::printf("  %s {", name.c_str());
-            for (std::size_t member = first; member < first + size; ++member) std::printf("%s%d", member > first ? ", " : "", groups[member]);
+            for (std::size_t member = first; member < first + size; ++member)
+              std::printf("%s%d", member > first ? ", " : "", groups[member]);
             std::printf("}");
           }
     }

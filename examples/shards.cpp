@@ -74,8 +74,9 @@ bool fsdp_tp()
   std::vector<float> shard(kChunk * kColumns, 0.0f);  // padded to the largest chunk
   std::copy_n(layer.begin() + first * kColumns, rows * kColumns, shard.begin());
 
-  print_in_order(everybody, "rank " + std::to_string(rank) + "  fsdp " + std::to_string(fsdp) + "  tp " + std::to_string(tp) + "  holds row" +
-                                (rows > 1 ? "s " : " ") + std::to_string(first) + (rows > 1 ? ".." + std::to_string(first + rows - 1) : ""));
+  print_in_order(everybody, "rank " + std::to_string(rank) + "  fsdp " + std::to_string(fsdp) + "  tp " +
+                                std::to_string(tp) + "  holds row" + (rows > 1 ? "s " : " ") + std::to_string(first) +
+                                (rows > 1 ? ".." + std::to_string(first + rows - 1) : ""));
 
   // Back: over fsdp the block (without the padding behind it), then over tp the layer.
   std::vector<float> block(kFsdp * kChunk * kColumns), whole(kRows * kColumns);

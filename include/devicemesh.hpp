@@ -10,16 +10,29 @@
  * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the second is there, and reading the value of a
  * Result that has none prints the error and aborts. Below, Returns<T> is T in the first style and Result<T> in the second.
  *
- * The comment of each function names a C function. The documentation of the C function in devicemesh.h says what it does, whether it is local or
- * collective, and which errors it has.
+ * The comment of each function names a C function. The documentation of the C function in
+ * devicemesh.h says what it does, whether it is local or collective, and which errors it has.
  *
- * Threads: as in C, everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object
- * need exclusive access to it, as in all of C++. Two threads must not call along one dimension without an order of their own: their calls could pair
- * differently on different ranks. Calls that overlap fail with Status::mismatch, but results before that may be mixed without an error. Give
- * each thread a dimension with a name of its own (flatten, reshape); docs/threads.md has the rules.
+ * Threads: as in C, everything may be called from several threads at once, on the same object too;
+ * only moving, assigning and destroying an object need exclusive access to it, as in all of C++.
+ * Two threads must not call along one dimension without an order of their own: their calls could
+ * pair differently on different ranks. Calls that overlap fail with Status::mismatch, but results
+ * before that may be mixed without an error. Give each thread a dimension with a name of its own
+ * (flatten, reshape); docs/threads.md has the rules.
  *
  * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
- * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world. */
+ * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world.
+ *
+ * Contents. A line "// ---- name ----" begins each section.
+ *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
+ *   errors                    Error, Result, and the two styles of errors (detail::Throws, Gives, Calls)
+ *   arguments                 Span, Text, Texts, DimOptions, Dim, Dims, Placement
+ *   the world                 Store, WorldOptions, WorldInfo, WorldRef, MeshRef, BasicWorld, InitOptions
+ *   collectives               DtypeOf; what the templates check of buffers, and groups (detail::Collected)
+ *   the mesh                  LocalShard, Plan, and BasicMesh with these groups of functions: making and
+ *                             owning, views, questions, communicators, collectives, the work behind them
+ *   the two styles            World, Mesh, init, plan_ranks; the same names in nothrow
+ * Names in dm::detail are no part of the interface. */
 
 #ifndef DEVICEMESH_HPP
 #define DEVICEMESH_HPP
@@ -114,8 +127,8 @@ using LogCallback = std::function<void(LogLevel level, std::string_view message)
 
 namespace detail {
 
-/* A LogCallback behind dm_set_log. It stays for the whole program, because another thread may still be in it. The list keeps it reachable for tools
- * that look for leaks. */
+/* A LogCallback behind dm_set_log. It stays for the whole program, because another thread may
+ * still be in it. The list keeps it reachable for tools that look for leaks. */
 struct LogBridge {
   LogCallback log;
   LogBridge *earlier;
@@ -148,7 +161,10 @@ struct LogBridge {
 class Error : public std::runtime_error {
 public:
   /// An error with these words; the codes are 0.
-  Error(Status status, const std::string &message) : std::runtime_error(std::string(status_name(status)) + ": " + message), status_(status) {}
+  Error(Status status, const std::string &message)
+      : std::runtime_error(std::string(status_name(status)) + ": " + message), status_(status)
+  {
+  }
 
   /// The error of this thread's last failing call of the library; Status::ok and no message before any. See dm_last_error_info.
   [[nodiscard]] static Error last()
@@ -375,7 +391,10 @@ template <class Style> struct Calls {
   }
 
   // An error that this header finds before it calls the library.
-  template <class T> static Returns<T> fail(Status status, const std::string &message) { return Style::template failure<T>(Error(status, message)); }
+  template <class T> static Returns<T> fail(Status status, const std::string &message)
+  {
+    return Style::template failure<T>(Error(status, message));
+  }
 
   // A list or a text of a length that the library says: most fit the first time.
   template <class List, class Query> static dm_status fill(List &list, std::size_t guess, Query query)
@@ -608,7 +627,8 @@ struct Dim {
   /// {"tp", 8}, or {"tp", 8, options}; the size is of any type of integers.
   template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
   Dim(const Text &dim_name, Integer dim_size, DimOptions dim_options = {})
-      : name(dim_name.string()), size(dim_size > 0 && static_cast<std::uint64_t>(dim_size) > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(dim_size)),
+      : name(dim_name.string()),
+        size(dim_size > 0 && static_cast<std::uint64_t>(dim_size) > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(dim_size)),
         options(std::move(dim_options))
   {
   }
@@ -617,7 +637,8 @@ struct Dim {
 namespace detail {
 
 // The options of one call. They borrow from dims.
-inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_dim_options *dims = nullptr, std::size_t num_dims = 0) noexcept
+inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_dim_options *dims = nullptr,
+                                    std::size_t num_dims = 0) noexcept
 {
   dm_call_options options = DM_CALL_OPTIONS_INIT;
   options.timeout_ms = timeout.count();
@@ -714,7 +735,10 @@ using Placement = dm_placement;
 [[nodiscard]] constexpr Placement partial() noexcept { return DM_PLACEMENT_PARTIAL; }
 
 /// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
-[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return DM_PLACEMENT_SHARD(tensor_dim, order); }
+[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept
+{
+  return DM_PLACEMENT_SHARD(tensor_dim, order);
+}
 
 // ---- the world ----
 
@@ -938,7 +962,8 @@ public:
     WorldInfo info;
     const dm_status status = dm_world_get_info(capi(), &raw);
     if (status == DM_STATUS_OK) {
-      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library};
+      info = {raw.rank,      raw.size,   raw.local_rank,  raw.local_size,  raw.host,
+              raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library};
     }
     return Calls::give(status, std::move(info));
   }
@@ -1006,7 +1031,10 @@ public:
   Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
 
   /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them. See dm_default_world_finalize.
-  static Returns<void> finalize_default(std::chrono::milliseconds timeout = {}) { return Calls::done(dm_default_world_finalize(timeout.count())); }
+  static Returns<void> finalize_default(std::chrono::milliseconds timeout = {})
+  {
+    return Calls::done(dm_default_world_finalize(timeout.count()));
+  }
 
   /// Makes the NCCL that is linked into this program the library of device type cuda. Local, before anything of that type.
   /// See dm_set_ccl_resolver.
@@ -1073,7 +1101,8 @@ template <class T, class Enable = void> struct DtypeOf {};
 
 /// Integers of 1, 4 and 8 bytes.
 template <class T>
-struct DtypeOf<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool> && (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8)>> {
+struct DtypeOf<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool> &&
+                                   (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8)>> {
   /// Its Dtype.
   static constexpr Dtype value = sizeof(T) == 1   ? (std::is_signed_v<T> ? Dtype::int8 : Dtype::uint8)
                                  : sizeof(T) == 4 ? (std::is_signed_v<T> ? Dtype::int32 : Dtype::uint32)
@@ -1277,8 +1306,8 @@ private:
     std::int32_t ranks = 0;
     dm_size(mesh, dim.c_str(), &ranks);
     if (operands.member != nullptr && (operands.rank < 0 || operands.rank >= ranks))
-      return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() + " has ranks 0 to " +
-             std::to_string(ranks - 1);
+      return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() +
+             " has ranks 0 to " + std::to_string(ranks - 1);
     if (operands.op < DM_SUM) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4 nor made by ncclRedOpCreatePreMulSum";
     if (operands.send_bytes > PTRDIFF_MAX || operands.recv_bytes > PTRDIFF_MAX) return "the buffers are larger than memory can be";
     if (operands.send == nullptr && operands.send_bytes > 0) return "send is NULL, but there are elements to send";
@@ -1286,7 +1315,8 @@ private:
     const std::uintptr_t send = reinterpret_cast<std::uintptr_t>(operands.send), recv = reinterpret_cast<std::uintptr_t>(operands.recv);
     const bool apart = operands.send_bytes == 0 || operands.recv_bytes == 0 || send + operands.send_bytes <= recv ||
                        recv + operands.recv_bytes <= send;
-    const bool in_place = recv - send == static_cast<std::uintptr_t>(operands.in_place) && (!operands.host_only || ranks == 1 || on_cpu(mesh));
+    const bool in_place =
+        recv - send == static_cast<std::uintptr_t>(operands.in_place) && (!operands.host_only || ranks == 1 || on_cpu(mesh));
     if (!apart && !in_place) return "send and recv overlap, but are not in place exactly: let them lie apart";
     return operands.stream != nullptr && on_cpu(mesh) ? "stream is given, but device type cpu has no streams: pass nullptr" : std::string();
   }
@@ -1306,7 +1336,8 @@ private:
     // A mesh that was freed in the callback must not be noticed when a part is under way.
     for (const Operation &operation : operations_) {
       std::int32_t rank = 0;
-      if (const dm_status status = dm_get_local_rank(operation.mesh, operation.name(), &rank); status != DM_STATUS_OK) return Error::last(status);
+      const dm_status status = dm_get_local_rank(operation.mesh, operation.name(), &rank);
+      if (status != DM_STATUS_OK) return Error::last(status);
     }
     for (const Operation &operation : operations_)
       if (const dm_status status = operation.issue(operation.mesh, operation.name()); status != DM_STATUS_OK) return Error::last(status);
@@ -1388,7 +1419,8 @@ public:
   /// Makes the mesh that a text of serialize() describes. Collective over the world, each rank with
   /// a text of the same mesh. dim_options is empty, or has one element for each dimension of the
   /// text. See dm_deserialize.
-  [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
+  [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {},
+                                                      Span<const DimOptions> dim_options = {})
   {
     if (options.world.gone()) return no_world();
     dm_init_options wishes = options.capi();
@@ -1436,7 +1468,8 @@ public:
 
   /// One dimension out of all of this view's, with a communicator. Collective over the root mesh. name nullptr joins their names with "_".
   /// timeout 0: the mesh's. See dm_flatten.
-  [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
+  [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {},
+                                           std::chrono::milliseconds timeout = {}) const
   {
     const dm_dim_options dim = options.capi();
     const dm_call_options wishes = detail::call_options(timeout, &dim, 1);
@@ -1479,7 +1512,8 @@ public:
   }
 
   /// Concatenates the meshes of a std::vector<Mesh> or another container.
-  template <class Container, std::enable_if_t<std::is_convertible_v<decltype(*std::begin(std::declval<const Container &>())), MeshRef>, int> = 0>
+  template <class Container,
+            std::enable_if_t<std::is_convertible_v<decltype(*std::begin(std::declval<const Container &>())), MeshRef>, int> = 0>
   [[nodiscard]] static Returns<BasicMesh> concatenate(const Container &meshes)
   {
     const std::vector<MeshRef> handles(std::begin(meshes), std::end(meshes));
@@ -1692,8 +1726,8 @@ public:
                                                 std::int32_t world_rank = -1) const
   {
     LocalShard block{std::vector<std::size_t>(tensor_shape.size()), std::vector<std::size_t>(tensor_shape.size())};
-    const dm_status status = dm_local_shard(capi(), placements.data(), placements.size(), tensor_shape.data(), tensor_shape.size(), world_rank,
-                                            block.shape.data(), block.offset.data());
+    const dm_status status = dm_local_shard(capi(), placements.data(), placements.size(), tensor_shape.data(),
+                                            tensor_shape.size(), world_rank, block.shape.data(), block.offset.data());
     return Calls::give(status, std::move(block));
   }
 
@@ -1750,7 +1784,8 @@ public:
   /// The bytes that each rank of this rank's group along dim gives, in rank order: 8 MiB at most of
   /// each, and 64 MiB of all. They travel through the store. Collective over the group. 0: the
   /// mesh's timeout. See dm_all_gather_bytes.
-  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data, std::chrono::milliseconds timeout = {}) const
+  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data,
+                                                                   std::chrono::milliseconds timeout = {}) const
   {
     return Calls::bytes_of_all(
         [&](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), timeout.count(), out); });
@@ -1790,14 +1825,16 @@ public:
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
 
   /// Shrinks within that time: mesh.shrink("dp", 30s).
-  template <class Rep, class Period> [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, std::chrono::duration<Rep, Period> timeout) const
+  template <class Rep, class Period>
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, std::chrono::duration<Rep, Period> timeout) const
   {
     return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   }
 
   /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on
   /// all ranks that are left. When it is empty, they agree on who is lost.
-  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks,
+                                          std::chrono::milliseconds timeout = {}) const
   {
     return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
   }
@@ -1837,7 +1874,8 @@ public:
   }
   /// All-reduces count elements at send into recv.
   template <class T>
-  Returns<void> all_reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Op op = Op::sum, void *stream = nullptr) const
+  Returns<void> all_reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Op op = Op::sum,
+                           void *stream = nullptr) const
   {
     return operate(dim, {"all_reduce", send, recv, bytes<T>(count), bytes<T>(count), 0, nullptr, 0, static_cast<dm_op>(op), stream},
                    [=](const dm_mesh *mesh, const char *name) {
@@ -1864,7 +1902,8 @@ public:
                        void *stream = nullptr) const
   {
     const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
-    return operate(dim, {"reduce", send, recv, bytes<T>(count), is_root ? bytes<T>(count) : 0, 0, "root", root, static_cast<dm_op>(op), stream},
+    const std::size_t received = is_root ? bytes<T>(count) : 0;
+    return operate(dim, {"reduce", send, recv, bytes<T>(count), received, 0, "root", root, static_cast<dm_op>(op), stream},
                    [=](const dm_mesh *mesh, const char *name) {
                      return dm_reduce(mesh, name, send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), root, stream);
                    });
@@ -1892,7 +1931,8 @@ public:
   }
   /// Broadcasts count elements at the root's send, which may be nullptr on the other ranks.
   template <class T>
-  Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root, void *stream = nullptr) const
+  Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root,
+                          void *stream = nullptr) const
   {
     const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
     return operate(dim, {"broadcast", send, recv, is_root ? bytes<T>(count) : 0, bytes<T>(count), 0, "root", root, DM_SUM, stream},
@@ -1911,7 +1951,8 @@ public:
     const R to(recv);
     std::size_t ranks = 0;
     if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return refused(Error::last(status));
-    if (to.size() % ranks != 0 || to.size() / ranks != from.size()) return sizes("all_gather", "recv", to.size(), from.size(), "send", ranks);
+    if (to.size() % ranks != 0 || to.size() / ranks != from.size())
+      return sizes("all_gather", "recv", to.size(), from.size(), "send", ranks);
     return all_gather(dim, from.data(), to.data(), from.size(), stream);
   }
   /// Gathers send_count elements of every rank.
@@ -1966,7 +2007,8 @@ public:
     if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return refused(Error::last(status));
     if (to.size() != from.size()) return sizes("all_to_all", "recv", to.size(), from.size());
     if (from.size() % ranks != 0)
-      return refused("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) + " ranks do not divide");
+      return refused("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) +
+                     " ranks do not divide");
     return all_to_all(dim, from.data(), to.data(), from.size() / ranks, stream);
   }
   /// Exchanges blocks of count_per_peer elements.
@@ -1985,8 +2027,8 @@ public:
   /// recv_counts[i] elements of recv from it. The counts have a number for each rank, and add up to
   /// the elements of their buffer. See dm_all_to_allv.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
-  Returns<void> all_to_allv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Span<const std::size_t> recv_counts,
-                            void *stream = nullptr) const
+  Returns<void> all_to_allv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv,
+                            Span<const std::size_t> recv_counts, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
     if (gone<Send>()) return temporary("all_to_allv");
@@ -1997,9 +2039,12 @@ public:
     if (const std::optional<Error> problem = counted("all_to_allv", dim, "recv", to.size(), recv_counts)) return refused(*problem);
     // Only a rank that is alone works in place.
     const std::ptrdiff_t in_place = place(dim).ranks == 1 ? 0 : PTRDIFF_MIN;
-    return operate(dim, {"all_to_allv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), in_place, nullptr, 0, DM_SUM, stream},
+    return operate(dim,
+                   {"all_to_allv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), in_place, nullptr, 0,
+                    DM_SUM, stream},
                    [from, to, out = list(send_counts), into = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
-                     return dm_all_to_allv(mesh, name, from.data(), out.data(), nullptr, to.data(), into.data(), nullptr, detail::dtype<T>(), stream);
+                     return dm_all_to_allv(mesh, name, from.data(), out.data(), nullptr, to.data(), into.data(), nullptr,
+                                           detail::dtype<T>(), stream);
                    });
   }
 
@@ -2014,9 +2059,11 @@ public:
     const S from(send);
     const R to(recv);
     using T = detail::ElementOf<Recv>;
-    if (const std::optional<Error> problem = counted("all_gatherv", dim, "recv", to.size(), recv_counts, "send", from.size())) return refused(*problem);
-    return operate(dim, {"all_gatherv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), -own_place<T>(dim, recv_counts), nullptr, 0,
-                    DM_SUM, stream},
+    if (const std::optional<Error> problem = counted("all_gatherv", dim, "recv", to.size(), recv_counts, "send", from.size()))
+      return refused(*problem);
+    return operate(dim,
+                   {"all_gatherv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()),
+                    -own_place<T>(dim, recv_counts), nullptr, 0, DM_SUM, stream},
                    [from, to, counts = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
                      return dm_all_gatherv(mesh, name, from.data(), to.data(), counts.data(), nullptr, detail::dtype<T>(), stream);
                    });
@@ -2034,12 +2081,14 @@ public:
     const S from(send);
     const R to(recv);
     using T = detail::ElementOf<Recv>;
-    if (const std::optional<Error> problem = counted("reduce_scatterv", dim, "send", from.size(), send_counts, "recv", to.size())) return refused(*problem);
-    return operate(dim, {"reduce_scatterv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), own_place<T>(dim, send_counts), nullptr,
-                    0, static_cast<dm_op>(op), stream},
+    if (const std::optional<Error> problem = counted("reduce_scatterv", dim, "send", from.size(), send_counts, "recv", to.size()))
+      return refused(*problem);
+    return operate(dim,
+                   {"reduce_scatterv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()),
+                    own_place<T>(dim, send_counts), nullptr, 0, static_cast<dm_op>(op), stream},
                    [from, to, counts = list(send_counts), op, stream](const dm_mesh *mesh, const char *name) {
-                     return dm_reduce_scatterv(mesh, name, from.data(), counts.data(), nullptr, to.data(), detail::dtype<T>(), static_cast<dm_op>(op),
-                                               stream);
+                     return dm_reduce_scatterv(mesh, name, from.data(), counts.data(), nullptr, to.data(), detail::dtype<T>(),
+                                               static_cast<dm_op>(op), stream);
                    });
   }
 
@@ -2047,13 +2096,15 @@ public:
   template <class Buffer, class S = detail::Sent<Buffer>>
   Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
   {
-    static_assert(!std::is_void_v<detail::ElementOf<Buffer>>, "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
+    static_assert(!std::is_void_v<detail::ElementOf<Buffer>>,
+                  "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
     if (gone<Buffer>()) return temporary("send");
     const S from(buffer);
     return send(dim, from.data(), from.size(), peer, stream);
   }
   /// Sends count elements.
-  template <class T> Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
+  template <class T>
+  Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
   {
     return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", peer, DM_SUM, stream},
                    [=](const dm_mesh *mesh, const char *name) {
@@ -2126,7 +2177,8 @@ private:
 
   template <class Function> static Function function(void *address)
   {
-    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
+    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>,
+                  "proc<F>: F is a pointer to a function");
     static_assert(sizeof(Function) == sizeof(void *));
     Function function = nullptr;
     std::memcpy(&function, &address, sizeof function);
@@ -2137,14 +2189,20 @@ private:
     void operator()(dm_mesh *mesh) const noexcept { dm_free(mesh); }
   };
 
-  template <class T> static Returns<T> invalid(const std::string &message) { return Calls::template fail<T>(Status::invalid_argument, message); }
+  template <class T> static Returns<T> invalid(const std::string &message)
+  {
+    return Calls::template fail<T>(Status::invalid_argument, message);
+  }
+
+  // ---- the work behind them ----
 
   // Runs an operation, or keeps it for the end of this thread's group.
   template <class Issue> Returns<void> operate(const Text &dim, const detail::Operands &operands, Issue issue) const
   {
     detail::Collected *const group = detail::Collected::innermost();
     if (group == nullptr) return Calls::done(issue(capi(), dim.c_str()));
-    if (const std::optional<Error> error = group->add(capi(), dim, operands, std::move(issue))) return Style::template failure<void>(*error);
+    const std::optional<Error> error = group->add(capi(), dim, operands, std::move(issue));
+    if (error) return Style::template failure<void>(*error);
     return Returns<void>();
   }
 
@@ -2199,7 +2257,8 @@ private:
     if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Error::last(status);
     const std::string name = std::string(call) + ": " + which;
     if (counts.size() != ranks)
-      return Error(Status::invalid_argument, name + " has " + std::to_string(counts.size()) + " counts, but the dimension has " + std::to_string(ranks) + " ranks");
+      return Error(Status::invalid_argument, name + " has " + std::to_string(counts.size()) +
+                                                 " counts, but the dimension has " + std::to_string(ranks) + " ranks");
     for (std::size_t i = 0; i < ranks; ++i) {
       if (counts[i] > left) left = 0, ranks = 0;
       else left -= counts[i];
@@ -2208,7 +2267,8 @@ private:
       return Error(Status::invalid_argument, name + " has " + std::to_string(size) + " elements, which is not the sum of its counts");
     const std::size_t own = counts[static_cast<std::size_t>(rank)];
     if (other_name != nullptr && own != other)
-      return Error(Status::invalid_argument, std::string(call) + ": " + other_name + " has " + std::to_string(other) + " elements, but the count of this rank is " + std::to_string(own));
+      return Error(Status::invalid_argument, std::string(call) + ": " + other_name + " has " + std::to_string(other) +
+                                                 " elements, but the count of this rank is " + std::to_string(own));
     return std::nullopt;
   }
 
@@ -2221,7 +2281,10 @@ private:
   }
 
   // A copy of the counts, which a group needs when it runs.
-  static std::vector<std::size_t> list(Span<const std::size_t> counts) { return std::vector<std::size_t>(counts.data(), counts.data() + counts.size()); }
+  static std::vector<std::size_t> list(Span<const std::size_t> counts)
+  {
+    return std::vector<std::size_t>(counts.data(), counts.data() + counts.size());
+  }
 
   // A new handle of what a C function makes.
   template <class Make> static Returns<BasicMesh> view(Make make)
@@ -2264,7 +2327,8 @@ private:
     return refused(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, send has " + std::to_string(other));
   }
 
-  static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other, const char *other_name, std::size_t ranks)
+  static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other, const char *other_name,
+                             std::size_t ranks)
   {
     return refused(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, not " + std::to_string(ranks) +
                    " (the ranks of the dimension) times the " + std::to_string(other) + " of " + other_name);
@@ -2281,7 +2345,8 @@ typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<c
   using Calls = detail::Calls<Style>;
   if (!traffic.empty() && traffic.size() != shape.size())
     return Calls::template fail<Plan>(Status::invalid_argument,
-                                      std::to_string(traffic.size()) + " weights of traffic for " + std::to_string(shape.size()) + " dimensions");
+                                      std::to_string(traffic.size()) + " weights of traffic for " + std::to_string(shape.size()) +
+                                          " dimensions");
   // A plan has at most as many ranks as there are locations; a larger shape is refused.
   Plan plan{std::vector<std::int32_t>(locations.size() + 1), {}};
   dm_plan_options wishes = DM_PLAN_OPTIONS_INIT;

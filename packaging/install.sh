@@ -1,6 +1,7 @@
 #!/bin/sh
-# install.sh install|uninstall: puts a finished build into a prefix, or removes exactly that. `make install` and `make uninstall` call it with the
-# variables below; CMakeLists.txt has the same list of files for CMake, and tests/test_install.py compares the two.
+# install.sh install|uninstall: puts a finished build into a prefix, or removes exactly that.
+# `make install` and `make uninstall` call it with the variables below. CMakeLists.txt has the same
+# list of files for CMake, and tests/test_install.py compares the two.
 #
 #   RELEASE                         cargo's folder with the libraries and the tool
 #   DESTDIR PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR   as make's (GNU coding standards); all but DESTDIR absolute

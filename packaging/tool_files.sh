@@ -1,6 +1,8 @@
 #!/bin/sh
-# tool_files.sh TOOL FOLDER: what the tool says about itself, for installing: its man page in FOLDER/man, its completions in FOLDER/share, where shells
-# look for them. Leaves out what this tool does not have, and everything where it cannot run (built for another machine).
+# tool_files.sh TOOL FOLDER: writes the files that the tool prints about itself, for installing: its
+# man page in FOLDER/man, and its completions in FOLDER/share, where shells look for them. It leaves
+# out what this tool does not have, and everything where the tool cannot run (because it was built
+# for another machine).
 set -eu
 tool=$1 folder=$2
 rm -rf "$folder"

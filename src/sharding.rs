@@ -11,7 +11,7 @@
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
-/// What one mesh dimension does with a tensor.
+/// The way in which a tensor lies over one mesh dimension: split or replicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {

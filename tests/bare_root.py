@@ -86,8 +86,8 @@ def in_root(options):
     prepare = f"mount --rbind /dev {work}/dev && mount --make-rslave {work}/dev && "
     try:
         for command in commands(options.tests):
-            run("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", prepare + f'exec chroot {work} sh -c "$1"', "sh", inside + command,
-                env=environment)
+            run("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c",
+                prepare + f'exec chroot {work} sh -c "$1"', "sh", inside + command, env=environment)
     finally:
         if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
@@ -101,7 +101,10 @@ def in_clone(options, why):
     shutil.rmtree(work, ignore_errors=True)
     (work / "home").mkdir(parents=True)
     run("git", "clone", "--quiet", "--no-hardlinks", ROOT, work / "libdevicemesh")
-    environment = {"PATH": f"{Path(shutil.which('cargo') or '/usr/bin/cargo').parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(work / "home"), **settings()}
+    environment = {
+        "PATH": f"{Path(shutil.which('cargo') or '/usr/bin/cargo').parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(work / "home"), **settings()
+    }
     for name, default in (("RUSTUP_HOME", "~/.rustup"),):
         place = Path(os.environ.get(name) or default).expanduser()
         if place.exists():
@@ -121,7 +124,8 @@ def main():
     parser.add_argument("--no-root", action="store_true", help="a clone with an empty environment, even where a root can be made")
     options = parser.parse_args()
     os.chdir(ROOT)
-    why = "no root was wanted" if options.no_root else "not root here" if os.geteuid() else None if shutil.which("debootstrap") else "no debootstrap here"
+    why = "no root was wanted" if options.no_root else "not root here" if os.geteuid() else None if shutil.which(
+        "debootstrap") else "no debootstrap here"
     if why:
         in_clone(options, why)
     else:

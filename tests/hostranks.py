@@ -15,7 +15,7 @@ from lost_ranks.job import HOST
 from lost_ranks.verdict import named
 from netlab import Lab
 from netranks import Rank
-from support.processes import environment, starvation
+from support.processes import environment, kill_all, starvation
 
 # How many milliseconds a host may say nothing before it counts as lost.
 SILENCE = "DM_HOST_TIMEOUT_MS"
@@ -39,10 +39,7 @@ class Loopback:
         return self
 
     def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        kill_all(self.processes)
 
     def spawn(self, host, command, **options):
         self.processes.append(subprocess.Popen(command, **options))
@@ -83,7 +80,8 @@ class HostRank(Rank):
         address, port = lab.address()
         about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port, HOST: host, **variables}
         about = {name: value for name, value in about.items() if name not in without}
-        self.process = lab.spawn(host, [str(program), str(int(1000 * timeout))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**about))
+        self.process = lab.spawn(host, [str(program), str(int(1000 * timeout))], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, env=environment(**about))
 
     def result(self):
         status, millis, moment, message = self.line().split(" ", 3)
@@ -98,8 +96,11 @@ class HostJob:
 
     def __init__(self, program, lab, places, timeout=20, variables=None, each=None, without=()):
         self.lab, self.places = lab, places.split()
-        self.ranks = [HostRank(program, lab, host, rank, len(self.places), timeout, {**(variables or {}), **(each(rank, host) if each else {})}, without)
-                      for rank, host in enumerate(self.places)]
+        self.ranks = [
+            HostRank(program, lab, host, rank, len(self.places), timeout,
+                     {**(variables or {}), **(each(rank, host) if each else {})}, without)
+            for rank, host in enumerate(self.places)
+        ]
 
     def on(self, *hosts):
         """The numbers of the ranks on these hosts."""
@@ -147,7 +148,9 @@ class Watch:
         assert status in [f"DM_STATUS_{each}" for each in statuses.split()], f"rank {rank.rank}: {status} {message}, expected {statuses}"
         late = min(rank.moment - self.began, took)
         starved = max(0.0, starvation(self.lab.pids()) - self.starved)
-        assert late <= within + starved, f"rank {rank.rank} knew after {late:.3f} s, expected {within} s and {starved:.3f} s of waiting for processors: {message}"
+        assert late <= within + starved, (
+            f"rank {rank.rank} knew after {late:.3f} s, expected {within} s and {starved:.3f} s of waiting for processors: {message}"
+        )
         blamed = named(message) - {rank.rank}
         if names is not None:
             assert blamed == set(names), f"rank {rank.rank} blames {sorted(blamed)}, not {sorted(names)}: {message}"
@@ -165,8 +168,9 @@ def kill(rank, number=signal.SIGKILL):
 def garbage(chance):
     """Bytes that a stranger may send: noise, the first bytes of other protocols, long lengths."""
     return chance.choice([
-        chance.randbytes(chance.randrange(1, 2000)), b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, b"\0" * 4096, b"hccljoin" + chance.randbytes(200),
-        b"hcclwire" + b"\xff" * 300, b"\x16\x03\x01" + chance.randbytes(300)])
+        chance.randbytes(chance.randrange(1, 2000)), b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, b"\0" * 4096,
+        b"hccljoin" + chance.randbytes(200), b"hcclwire" + b"\xff" * 300, b"\x16\x03\x01" + chance.randbytes(300)
+    ])
 
 
 def strangers(lab, host, targets, count, seed):

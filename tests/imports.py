@@ -132,7 +132,9 @@ class Module:
         found = {}
         for block in re.finditer(r"^impl(?:<[^{]*?>)?\s+(\w+)[^{]*?\{(.*?)^\}", self.text, re.S | re.M):
             if not re.search(r"\sfor\s", block.group().partition("{")[0]):
-                found.setdefault(block.group(1), set()).update(re.findall(r"^    (?:pub(?:\([^)]*\))?\s+)?(?:const\s+|unsafe\s+)*fn\s+(\w+)", block.group(2), re.M))
+                found.setdefault(block.group(1), set()).update(
+                    re.findall(r"^    (?:pub(?:\([^)]*\))?\s+)?(?:const\s+|unsafe\s+)*fn\s+(\w+)", block.group(2),
+                               re.M))
         return found
 
 
@@ -314,7 +316,10 @@ def problems(root):
                         found.append(tell("  in it", path, target, line, name))
 
     crates = [root / "src/lib.rs"]
-    crates += [path for place in ("hostccl", "hostccl/capi", "tool") for path in (root / place / "src/lib.rs", root / place / "src/main.rs")]
+    crates += [
+        path for place in ("hostccl", "hostccl/capi", "tool")
+        for path in (root / place / "src/lib.rs", root / place / "src/main.rs")
+    ]
     for crate in filter(Path.exists, crates):
         edges = Crate(crate).edges()
         look(edges)

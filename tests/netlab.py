@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from support.pinned import Unavailable
-from support.processes import wait_until
+from support.processes import kill_all, wait_until
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -217,10 +217,7 @@ class Lab:
         return self
 
     def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        kill_all(self.processes)
         for pid in (self.wire, *(host.holder for host in self.hosts.values())):
             if pid:
                 os.kill(pid, signal.SIGKILL)

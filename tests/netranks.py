@@ -24,7 +24,8 @@ class Rank:
         # Seconds that the processes of the hosts had waited for a processor when the call began.
         self.starved = 0.0
         command = [program, device, method, rank, size, int(1000 * timeout), LIBRARY / "libhostccl.so"]
-        self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**(variables or {})))
+        self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env=environment(**(variables or {})))
 
     def rest(self):
         """Gives the output of the rank that nobody has read yet."""

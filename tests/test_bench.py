@@ -17,11 +17,16 @@ OPERATIONS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 def test_ours_alone(tmp_path):
     report, drawing = tmp_path / "bench.json", tmp_path / "bench.svg"
-    done = run(sys.executable, "benches/peers/bench.py", "--case", "start,collectives", "--libraries", "ours", "--ranks", "2", "--sizes", "4,1000,64K",
-               "--rounds", "2", "--budget", "1", "--scheduling", "none", "--json", report, "--svg", drawing)
+    done = run(sys.executable, "benches/peers/bench.py", "--case", "start,collectives", "--libraries", "ours",
+               "--ranks", "2", "--sizes", "4,1000,64K", "--rounds", "2", "--budget", "1", "--scheduling", "none",
+               "--json", report, "--svg", drawing)
     found = json.loads(report.read_text())
     cases = [(run["operation"], run["dtype"], run["bytes"], run["round"]) for run in found["collectives"]]
-    expected = {(operation, dtype, size, number) for operation in OPERATIONS for dtype in ("float32", "bfloat16") for size in (1000, 65536) for number in (0, 1)}
+    expected = {(operation, dtype, size, number)
+                for operation in OPERATIONS
+                for dtype in ("float32", "bfloat16")
+                for size in (1000, 65536)
+                for number in (0, 1)}
     assert expected <= set(cases) and len(cases) == len(set(cases)), sorted(expected ^ set(cases))
     for one in found["collectives"]:
         assert 0 < one["least"] <= one["median"] and one["iterations"] >= 3, one
@@ -31,7 +36,9 @@ def test_ours_alone(tmp_path):
         assert abs(sum(one["phases"].values()) - one["total"]) < 1e-6, one
     assert set(starts[False, 0]["phases"]) == {"load", "rendezvous", "dm_init", "flatten"}, starts[False, 0]
     for operation in OPERATIONS:
-        assert re.search(rf"^{operation}, bfloat16, 2 ranks:.*\n.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M), f"no {operation} in\n{done.stdout}"
+        assert re.search(rf"^{operation}, bfloat16, 2 ranks:.*\n.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M), (
+            f"no {operation} in\n{done.stdout}"
+        )
     lines = ElementTree.parse(drawing).getroot().findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 1 and len(lines[0].get("points").split()) == 3, "one line through three sizes"
 
@@ -55,14 +62,19 @@ def test_bandwidth_of_the_memory(programs):
 def test_hosts_ours_alone(tmp_path):
     """The case hosts, on namespaces that the bench makes (root)."""
     report = tmp_path / "bench.json"
-    done = run(sys.executable, "benches/peers/bench.py", "--case", "hosts", "--libraries", "ours", "--layouts", "2x1,2x2", "--sizes", "4,64K", "--rounds", "1", "--budget", "1",
-               "--scheduling", "none", "--json", report)
+    done = run(sys.executable, "benches/peers/bench.py", "--case", "hosts", "--libraries", "ours", "--layouts",
+               "2x1,2x2", "--sizes", "4,64K", "--rounds", "1", "--budget", "1", "--scheduling", "none", "--json",
+               report)
     if "no hosts here" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     found = json.loads(report.read_text())["hosts"]
     cases = {(run["operation"], run["layout"], run["bytes"]) for run in found["runs"]}
-    assert {(operation, layout) for operation, layout, _ in cases} == {(operation, layout) for operation in OPERATIONS for layout in ("2x1", "2x2")}, cases
+    assert {(operation, layout) for operation, layout, _ in cases} == {
+        (operation, layout) for operation in OPERATIONS for layout in ("2x1", "2x2")
+    }, cases
     assert len(cases) == len(OPERATIONS) * 4 and not found["failed"], found
     assert found["streams"][0]["bytes_per_second"] > 1e7 and len(found["start"]) == 1, found
     for operation in OPERATIONS:
-        assert re.search(rf"^{operation}, float32, 2 hosts x 2 ranks:.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M), f"no {operation} in\n{done.stdout}"
+        assert re.search(
+            rf"^{operation}, float32, 2 hosts x 2 ranks:.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M
+        ), f"no {operation} in\n{done.stdout}"

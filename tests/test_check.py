@@ -42,7 +42,11 @@ class Job:
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(size)]
         self.errors = [""] * size
         self.outputs = [""] * size
-        self.readers = [threading.Thread(target=self.read, args=(rank, kind), daemon=True) for rank in range(size) for kind in ("stdout", "stderr")]
+        self.readers = [
+            threading.Thread(target=self.read, args=(rank, kind), daemon=True)
+            for rank in range(size)
+            for kind in ("stdout", "stderr")
+        ]
         for reader in self.readers:
             reader.start()
 
@@ -97,7 +101,9 @@ def job(free_port):
         port = free_port()
         place = place or (lambda rank: torch_like(rank, world or size, port))
         nothing = lambda rank: {}
-        started.append(Job(size, lambda rank: [*arguments, *(of_each or nothing)(rank)], lambda rank: {**environment, **place(rank), **(more or nothing)(rank)}))
+        started.append(
+            Job(size, lambda rank: [*arguments, *(of_each or nothing)(rank)],
+                lambda rank: {**environment, **place(rank), **(more or nothing)(rank)}))
         return started[-1]
 
     yield start
@@ -106,7 +112,8 @@ def job(free_port):
 
 
 def run(size, *arguments, code=0, **environment):
-    return processes.run(TOOL, "run", "-n", size, "--grace-period", "20", "--", TOOL, "check", *arguments, env=clean(**environment), code=code, timeout=180)
+    return processes.run(TOOL, "run", "-n", size, "--grace-period", "20", "--", TOOL, "check", *arguments,
+                         env=clean(**environment), code=code, timeout=180)
 
 
 def report(text):
@@ -119,9 +126,17 @@ def test_report_of_a_good_mesh():
     assert told["schema"] == "devicemesh.check/1" and told["verdict"] in ("good", "slow"), told
     assert (told["world_size"], told["device_type"], told["dtype"], told["wrong"]) == (8, "cpu", "float32", []), told
     assert told["hosts"] == [{"name": told["hosts"][0]["name"], "ranks": list(range(8))}] and len(told["ranks"]) == 8, told
-    assert [(d["name"], d["size"], d["groups"]) for d in told["dimensions"]] == [("dp", 2, 4), ("cp", 2, 4), ("tp", 2, 4), ("dpcp", 4, 2)], told
-    factors = {"all_reduce": lambda n: 2 * (n - 1) / n, "reduce": lambda n: 1, "broadcast": lambda n: 1, "all_gather": lambda n: (n - 1) / n,
-               "reduce_scatter": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "send_recv": lambda n: 1}
+    assert [(d["name"], d["size"], d["groups"]) for d in told["dimensions"]] == [
+        ("dp", 2, 4),
+        ("cp", 2, 4),
+        ("tp", 2, 4),
+        ("dpcp", 4, 2),
+    ], told
+    factors = {
+        "all_reduce": lambda n: 2 *
+                      (n - 1) / n, "reduce": lambda n: 1, "broadcast": lambda n: 1, "all_gather": lambda n: (n - 1) / n,
+        "reduce_scatter": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "send_recv": lambda n: 1
+    }
     for dimension in told["dimensions"]:
         assert dimension["verified_calls"] > 100, dimension
         assert [m["collective"] for m in dimension["measurements"]] == [name for name in factors for _ in range(2)], dimension
@@ -135,7 +150,11 @@ def test_report_of_a_good_mesh():
 
 def test_one_rank_alone():
     alone = run(1)
-    assert "DeviceMesh((1,), 'cpu'" in alone.stdout and "every element is right" in alone.stdout and "verdict: good" in alone.stdout, alone.stdout
+    assert (
+        "DeviceMesh((1,), 'cpu'" in alone.stdout
+        and "every element is right" in alone.stdout
+        and "verdict: good" in alone.stdout
+    ), alone.stdout
 
 
 def test_some_collectives_of_four_ranks():
@@ -233,8 +252,9 @@ def faulty(tmp_path):
     """The engine behind a library that gives wrong data on one rank."""
     real = tmp_path / "libhostccl.so.0.2"
     real.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
-    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl",
-                  "-o", tmp_path / "libfaulty.so", input=FAULTY)
+    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none",
+                  "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl", "-o", tmp_path / "libfaulty.so",
+                  input=FAULTY)
     return str(tmp_path / "libfaulty.so")
 
 
@@ -334,7 +354,11 @@ def test_a_slow_rank_is_found(job, tmp_path):
 
 def test_bandwidths_can_be_expected():
     done = run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", "--fail-slow", *QUICK, code=4)
-    assert re.search(r"^slow: dp as a whole: [\d.]+ GB/s of bus bandwidth for all_reduce of 4 KiB, expected 1000000$", done.stdout, re.M), done.stdout
+    assert re.search(
+        r"^slow: dp as a whole: [\d.]+ GB/s of bus bandwidth for all_reduce of 4 KiB, expected 1000000$",
+        done.stdout,
+        re.M,
+    ), done.stdout
     assert "verdict: slow" in done.stdout, done.stdout
     run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", *QUICK)
 
@@ -342,7 +366,8 @@ def test_bandwidths_can_be_expected():
 def on_terminal(*arguments, **environment):
     """Standard output and standard error of one rank on a terminal each."""
     ends = [pty.openpty(), pty.openpty()]
-    process = subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment), stdin=subprocess.DEVNULL, stdout=ends[0][1], stderr=ends[1][1])
+    process = subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment), stdin=subprocess.DEVNULL,
+                               stdout=ends[0][1], stderr=ends[1][1])
     for _, ours in ends:
         os.close(ours)
     told = {ends[0][0]: b"", ends[1][0]: b""}
@@ -379,14 +404,19 @@ def test_a_terminal_that_can_do_nothing():
 
 
 def test_under_mpich(job):
-    ranks = job(2, "-1,2", "dp,tp", *QUICK, place=lambda rank: {"PMI_RANK": rank, "PMI_SIZE": 2, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 2, "PMI_FD": 9})
+    ranks = job(
+        2, "-1,2", "dp,tp", *QUICK, place=lambda rank:
+        {"PMI_RANK": rank, "PMI_SIZE": 2, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 2, "PMI_FD": 9})
     assert ranks.codes() == [0, 0], ranks
     assert "started by PMI" in ranks.outputs[0] and ranks.outputs[1] == "", ranks
 
 
 def test_by_the_way_of_a_gpu(tmp_path):
-    processes.run(CXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", ROOT / "tests/gpu/standin.cpp", "-o", tmp_path / "libcuda.so.1")
-    told = report(run(2, "2", "dp", "--device", "cuda", "--json", *QUICK, DM_CCL_LIBRARY=LIBRARY / "libhostccl.so", LD_LIBRARY_PATH=tmp_path).stdout)
+    processes.run(CXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1",
+                  ROOT / "tests/gpu/standin.cpp", "-o", tmp_path / "libcuda.so.1")
+    told = report(
+        run(2, "2", "dp", "--device", "cuda", "--json", *QUICK, DM_CCL_LIBRARY=LIBRARY / "libhostccl.so",
+            LD_LIBRARY_PATH=tmp_path).stdout)
     assert told["device_type"] == "cuda" and told["wrong"] == [] and told["ranks"][0]["device"] == "no GPU: the stand-in driver", told
     assert told["dimensions"][0]["measurements"] and told["ranks"][1]["copy_gbps"] > 0, told
 

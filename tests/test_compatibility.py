@@ -23,7 +23,9 @@ HEADER = (ROOT / "include/devicemesh.h").read_text()
 RECORD = record.RECORDS / record.series()
 # dm_version as text.
 VERSION = "{:d}".format(sum(scale * int(part) for scale, part in zip((10_000, 100, 1), record.version())))
-needs_abidiff = pytest.mark.skipif(not shutil.which("abidiff"), reason="no abidiff here (Debian: apt-get install abigail-tools), so functions' types are not compared")
+needs_abidiff = pytest.mark.skipif(
+    not shutil.which("abidiff"),
+    reason="no abidiff here (Debian: apt-get install abigail-tools), so functions' types are not compared")
 METHODS = ["layout", pytest.param("abidiff", marks=needs_abidiff)]
 released = pytest.mark.skipif(not RECORD.exists(), reason=f"{SONAME} has not been released: nothing to hold it to")
 
@@ -69,7 +71,9 @@ def today(tmp_path):
 @pytest.mark.parametrize("how", METHODS)
 def test_header_keeps_what_was_released(recorded, how):
     refused = recorded.hold(HEADER, how)
-    assert refused is None, f"include/devicemesh.h breaks programs compiled against {RECORD.name}: {refused}\nbelow 1.0 that needs a new minor version"
+    assert refused is None, (
+        f"include/devicemesh.h breaks programs compiled against {RECORD.name}: {refused}\nbelow 1.0 that needs a new minor version"
+    )
 
 
 @released
@@ -79,22 +83,28 @@ def test_library_exports_what_was_released(recorded):
 
 
 # Changes of today's header, and the comparisons that refuse each.
-MUTATIONS = [
-    ("nothing", "", "", ()),
-    ("a new function", "dm_status dm_lookup(", "dm_status dm_later(int32_t more);\ndm_status dm_lookup(", ()),
-    ("a new constant", "#define DM_STATUS_OK 0", "#define DM_STATUS_LATER 1000\n#define DM_STATUS_OK 0", ()),
-    ("a struct that grows at its end", "} dm_init_options;", "  int64_t later;\n} dm_init_options;", ()),
-    ("a function that is gone", "dm_status dm_lookup(", "dm_status dm_looked_up(", ("abidiff",)),
-    ("one more parameter", "dm_status dm_group_ranks(const struct dm_mesh *mesh,", "dm_status dm_group_ranks(const struct dm_mesh *mesh, int32_t more,", ("abidiff",)),
-    ("a parameter of another size", "dm_reduce_scatter(const struct dm_mesh *mesh,", "dm_reduce_scatter(int32_t mesh,", ("abidiff",)),
-    ("a field in the middle", "  const char *comm_name;", "  int64_t early;\n  const char *comm_name;", ("layout", "abidiff")),
-    ("a reserved field that is used", "  uint32_t reserved;\n  const void *nccl_config;", "  uint32_t early;\n  const void *nccl_config;", ()),
-    ("a reserved field that is used in part", "  uint32_t reserved[5];", "  uint32_t early;\n  uint32_t reserved[4];", ()),
-    ("a reserved field that is too small", "  uint32_t reserved;\n  const void *nccl_config;", "  uint64_t early;\n  const void *nccl_config;", ("layout", "abidiff")),
-    ("a field of another type", "  int64_t timeout_ms;\n} dm_init_options;", "  uint64_t timeout_ms;\n} dm_init_options;", ("layout", "abidiff")),
-    ("a struct without a size that grows", "} dm_placement;", "  int32_t more;\n} dm_placement;", ("layout", "abidiff")),
-    ("another number", "#define DM_STATUS_TIMEOUT 7", "#define DM_STATUS_TIMEOUT 17", ("layout",)),
-]
+MUTATIONS = [("nothing", "", "", ()),
+             ("a new function", "dm_status dm_lookup(", "dm_status dm_later(int32_t more);\ndm_status dm_lookup(", ()),
+             ("a new constant", "#define DM_STATUS_OK 0", "#define DM_STATUS_LATER 1000\n#define DM_STATUS_OK 0", ()),
+             ("a struct that grows at its end", "} dm_init_options;", "  int64_t later;\n} dm_init_options;", ()),
+             ("a function that is gone", "dm_status dm_lookup(", "dm_status dm_looked_up(", ("abidiff", )),
+             ("one more parameter", "dm_status dm_group_ranks(const struct dm_mesh *mesh,",
+              "dm_status dm_group_ranks(const struct dm_mesh *mesh, int32_t more,", ("abidiff", )),
+             ("a parameter of another size", "dm_reduce_scatter(const struct dm_mesh *mesh,",
+              "dm_reduce_scatter(int32_t mesh,", ("abidiff", )),
+             ("a field in the middle", "  const char *comm_name;", "  int64_t early;\n  const char *comm_name;",
+              ("layout", "abidiff")),
+             ("a reserved field that is used", "  uint32_t reserved;\n  const void *nccl_config;",
+              "  uint32_t early;\n  const void *nccl_config;", ()),
+             ("a reserved field that is used in part", "  uint32_t reserved[5];",
+              "  uint32_t early;\n  uint32_t reserved[4];", ()),
+             ("a reserved field that is too small", "  uint32_t reserved;\n  const void *nccl_config;",
+              "  uint64_t early;\n  const void *nccl_config;", ("layout", "abidiff")),
+             ("a field of another type", "  int64_t timeout_ms;\n} dm_init_options;",
+              "  uint64_t timeout_ms;\n} dm_init_options;", ("layout", "abidiff")),
+             ("a struct without a size that grows", "} dm_placement;", "  int32_t more;\n} dm_placement;", ("layout",
+                                                                                                            "abidiff")),
+             ("another number", "#define DM_STATUS_TIMEOUT 7", "#define DM_STATUS_TIMEOUT 17", ("layout", )), ]
 
 
 @pytest.mark.parametrize("how", METHODS)
@@ -117,8 +127,8 @@ def test_structs_have_no_hidden_padding(today):
 def compile_and_run(folder, source, header, *flags, ranks=0):
     """Compiles a program of tests/compatibility against a header, runs it, and gives its output."""
     (folder / "devicemesh.h").write_text(header)
-    c_abi.run(c_abi.CC, "-std=c11", "-Wall", *flags, "-I", folder, ROOT / "tests/compatibility" / source, "-L", LIBRARY, "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}",
-              "-o", folder / "program")
+    c_abi.run(c_abi.CC, "-std=c11", "-Wall", *flags, "-I", folder, ROOT / "tests/compatibility" / source, "-L", LIBRARY,
+              "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-o", folder / "program")
     return c_abi.run(*([LIBRARY / "devicemesh", "run", "-n", ranks, "--"] if ranks else []), folder / "program")
 
 
@@ -136,7 +146,9 @@ def test_least_sizes_of_structs(tmp_path, today):
 
 def future():
     """A header whose structs have grown."""
-    grown = re.sub(r"\} (\w+);", lambda end: f"  int64_t later;\n{end.group(0)}" if end.group(1) in c_abi.sized(HEADER) else end.group(0), HEADER)
+    grown = re.sub(
+        r"\} (\w+);", lambda end: f"  int64_t later;\n{end.group(0)}"
+        if end.group(1) in c_abi.sized(HEADER) else end.group(0), HEADER)
     assert grown.count("int64_t later;") == len(c_abi.sized(HEADER)), "the header of the future is not one"
     return grown
 
@@ -157,14 +169,15 @@ def program_of_0_1(folder):
     library in folder/lib, where nothing lies yet."""
     c_abi.stub((record.RECORDS / "0.1/devicemesh.h").read_text(), folder / "0.1", "libdevicemesh.so.0.1")
     (folder / "lib").mkdir()
-    c_abi.run(c_abi.CC, "-std=c11", "-Wall", "-I", folder / "0.1", ROOT / "tests/compatibility/of_0_1.c", "-L", folder / "0.1", "-ldevicemesh",
-              f"-Wl,-rpath,{folder}/lib", "-o", folder / "program")
+    c_abi.run(c_abi.CC, "-std=c11", "-Wall", "-I", folder / "0.1", ROOT / "tests/compatibility/of_0_1.c", "-L",
+              folder / "0.1", "-ldevicemesh", f"-Wl,-rpath,{folder}/lib", "-o", folder / "program")
     return folder / "program"
 
 
 def outcome(*command, **variables):
     """A program's exit code, output and errors."""
-    done = subprocess.run([str(part) for part in command], env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run([str(part) for part in command], env={**os.environ, **variables}, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -189,7 +202,9 @@ def test_library_under_the_name_of_0_1(tmp_path):
     began, *lines = output.splitlines()
     assert code == 0 and began == f"main: version {VERSION}" and len(lines) == len(FIRST_CALLS), f"exit code {code}: {output}{errors}"
     for call, line in zip(FIRST_CALLS, lines):
-        assert line.startswith(f"{call}: DM_STATUS_UNSUPPORTED: this program asks for libdevicemesh 0.1, but {place} is libdevicemesh "), line
+        assert line.startswith(
+            f"{call}: DM_STATUS_UNSUPPORTED: this program asks for libdevicemesh 0.1, but {place} is libdevicemesh "
+        ), line
 
 
 LOADS = """
@@ -201,7 +216,9 @@ print(library.dm_version(), status, library.dm_last_error().decode())
 """
 
 
-@pytest.mark.parametrize("file, said", [("libdevicemesh.so.0.1.0", "12 this program asks for libdevicemesh 0.1.0, but "), ("libdevicemesh.so", "0 "), (SONAME, "0 ")])
+@pytest.mark.parametrize("file, said",
+                         [("libdevicemesh.so.0.1.0", "12 this program asks for libdevicemesh 0.1.0, but "),
+                          ("libdevicemesh.so", "0 "), (SONAME, "0 ")])
 def test_library_that_is_opened_by_name(tmp_path, file, said):
     """dlopen and dlsym need no version of the symbols. The file's name counts as in the test above."""
     place = tmp_path / file

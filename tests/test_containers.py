@@ -106,8 +106,11 @@ def test_the_tool_in_two_containers(programs, free_port):
     possible("pid")
     program = programs.c("examples/hello_mesh.c", name="hello-in-containers")
     options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", "2"]
-    pods = [subprocess.Popen([*WAYS["pid"], TOOL, "run", *options, f"--node-rank={index}", "--", program], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             env=environment(JOB_COMPLETION_INDEX=index)) for index in range(2)]
+    pods = [
+        subprocess.Popen([*WAYS["pid"], TOOL, "run", *options, f"--node-rank={index}", "--", program], text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(JOB_COMPLETION_INDEX=index))
+        for index in range(2)
+    ]
     try:
         said = "".join(pod.communicate(timeout=60)[0] for pod in pods)
     finally:

@@ -44,17 +44,19 @@ def test_complete():
 
 # Declarations that need no words of their own: specialisations, aliases that a standard interface
 # demands, and the class that is documented before.
-SELF_EVIDENT = ("using value_type", "using error_type", "using Calls", "template <class Style> class Basic", "template <> struct", "virtual ~",
-                "inline namespace", "static constexpr Dtype value")
+SELF_EVIDENT = ("using value_type", "using error_type", "using Calls", "template <class Style> class Basic",
+                "template <> struct", "virtual ~", "inline namespace", "static constexpr Dtype value")
 
 
 def test_documented():
     """Above each public class, function, alias and enumeration stands a /// comment."""
-    begins = re.compile(r"(template <|\[\[nodiscard\]\]|static |explicit |virtual |constexpr |inline |class |struct |enum |using |Returns<|[A-Z]\w*\()")
+    begins = re.compile(
+        r"(template <|\[\[nodiscard\]\]|static |explicit |virtual |constexpr |inline |class |struct |enum |using |Returns<|[A-Z]\w*\()"
+    )
     undocumented, found, public = [], 0, True
     # The namespace detail is not public, so it is left out; the lines keep their numbers.
-    public_text = re.sub(r"^namespace detail \{.*?^\}  // namespace detail", lambda inner: "\n" * inner.group().count("\n"), HEADER.read_text(),
-                         flags=re.S | re.M)
+    public_text = re.sub(r"^namespace detail \{.*?^\}  // namespace detail",
+                         lambda inner: "\n" * inner.group().count("\n"), HEADER.read_text(), flags=re.S | re.M)
     lines = [line.rstrip() for line in public_text.split("\n")]
     for at, line in enumerate(lines):
         if re.match(r"private:|public:|};|(class|struct|template .*\b(class|struct)) ", line):
@@ -87,34 +89,35 @@ def test_macros(flags, expected):
 
 # A body, and what the compiler says of it; the first lines compile, so that an error is about what
 # it should be.
-MISUSES = [
-    ("dm::Mesh copy = mesh;", "deleted"),
-    ("dm::nothrow::Mesh quiet; quiet.finalize();", "nodiscard|discard|ignoring"),
-    ("mesh.describe();", "nodiscard|discard|ignoring"),
-    ("struct Own {}; std::vector<Own> values; mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
-    ("const std::vector<float> in; mesh.all_reduce(nullptr, in, in);", "the receiving buffer is const"),
-    ("std::vector<float> in; std::vector<double> out; mesh.all_gather(nullptr, in, out);", "different types of elements"),
-    ("std::vector<float> values; mesh.all_reduce(nullptr, values, DM_MAX);", "no matching"),
-    ("mesh.proc<int>(\"ncclAllReduce\");", "a pointer to a function"),
-    ("static_cast<void>(dm::init(\"cpu\", {\"dp\", 2}));", "no matching|conversion"),
-    ("std::vector<Whole> values(1); mesh.broadcast(nullptr, values, 0);", "a Dtype of another size, so only a part of each element would be sent"),
-    ("Whole value; mesh.broadcast(nullptr, &value, &value, 1, 0);", "a Dtype of another size"),
-    ("std::vector<Half> values(1); mesh.send(nullptr, values, 0);", "a Dtype of another size"),
-    ("std::vector<Owner> values(1); mesh.all_reduce(nullptr, values);", "not trivially copyable"),
-    ("mesh.recv(nullptr, std::vector<float>(4), 0);", "a temporary, so the result would be lost"),
-    ("std::vector<float> in(4); mesh.all_reduce(nullptr, in, std::vector<float>(4));", "a temporary, so the result would be lost"),
-    ("mesh.all_reduce(nullptr, std::array<float, 2>{});", "a temporary, so the result would be lost"),
-    ("mesh.broadcast(nullptr, std::string(4, ' '), 0);", "a temporary, so the result would be lost"),
-    ("const std::vector<float> in(4); mesh.recv(nullptr, in, 0);", "the receiving buffer is const"),
-    ("const float in[2] = {}; mesh.all_reduce(nullptr, in);", "the receiving buffer is const"),
-    ("const float in[2] = {}; mesh.recv(nullptr, &in[0], 2, 0);", "the receiving buffer is const"),
-    ("mesh.broadcast(nullptr, \"text\", 0);", "the receiving buffer is const"),
-    ("std::vector<bool> bits(4); mesh.all_reduce(nullptr, bits);", "holds bits|no matching"),
-    ("const std::vector<bool> bits(4); mesh.send(nullptr, bits, 0);", "holds bits|no matching"),
-    ("std::vector<std::complex<float>> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
-    ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
-    ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"),
-]
+MISUSES = [("dm::Mesh copy = mesh;", "deleted"),
+           ("dm::nothrow::Mesh quiet; quiet.finalize();", "nodiscard|discard|ignoring"),
+           ("mesh.describe();", "nodiscard|discard|ignoring"),
+           ("struct Own {}; std::vector<Own> values; mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+           ("const std::vector<float> in; mesh.all_reduce(nullptr, in, in);", "the receiving buffer is const"),
+           ("std::vector<float> in; std::vector<double> out; mesh.all_gather(nullptr, in, out);",
+            "different types of elements"),
+           ("std::vector<float> values; mesh.all_reduce(nullptr, values, DM_MAX);", "no matching"),
+           ("mesh.proc<int>(\"ncclAllReduce\");", "a pointer to a function"),
+           ("static_cast<void>(dm::init(\"cpu\", {\"dp\", 2}));", "no matching|conversion"),
+           ("std::vector<Whole> values(1); mesh.broadcast(nullptr, values, 0);",
+            "a Dtype of another size, so only a part of each element would be sent"),
+           ("Whole value; mesh.broadcast(nullptr, &value, &value, 1, 0);", "a Dtype of another size"),
+           ("std::vector<Half> values(1); mesh.send(nullptr, values, 0);", "a Dtype of another size"),
+           ("std::vector<Owner> values(1); mesh.all_reduce(nullptr, values);", "not trivially copyable"),
+           ("mesh.recv(nullptr, std::vector<float>(4), 0);", "a temporary, so the result would be lost"),
+           ("std::vector<float> in(4); mesh.all_reduce(nullptr, in, std::vector<float>(4));",
+            "a temporary, so the result would be lost"),
+           ("mesh.all_reduce(nullptr, std::array<float, 2>{});", "a temporary, so the result would be lost"),
+           ("mesh.broadcast(nullptr, std::string(4, ' '), 0);", "a temporary, so the result would be lost"),
+           ("const std::vector<float> in(4); mesh.recv(nullptr, in, 0);", "the receiving buffer is const"),
+           ("const float in[2] = {}; mesh.all_reduce(nullptr, in);", "the receiving buffer is const"),
+           ("const float in[2] = {}; mesh.recv(nullptr, &in[0], 2, 0);", "the receiving buffer is const"),
+           ("mesh.broadcast(nullptr, \"text\", 0);", "the receiving buffer is const"),
+           ("std::vector<bool> bits(4); mesh.all_reduce(nullptr, bits);", "holds bits|no matching"),
+           ("const std::vector<bool> bits(4); mesh.send(nullptr, bits, 0);", "holds bits|no matching"),
+           ("std::vector<std::complex<float>> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+           ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+           ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"), ]
 # These types have a wrong DtypeOf: 32 bytes that would go as one, 2 bytes that would go as 4, and
 # one that owns memory.
 BEFORE = """#include <devicemesh.hpp>
@@ -163,7 +166,8 @@ EXAMPLES = re.findall(r"```cpp\n(.*?)```", (ROOT / "bindings/README.md").read_te
 @pytest.mark.parametrize("number, flags, says", [(0, [], "6"), (1, ["-fno-exceptions"], "1")], ids=["exceptions", "no exceptions"])
 def test_example_of_the_bindings_page(tmp_path, number, flags, says):
     assert len(EXAMPLES) == 2, f"bindings/README.md has {len(EXAMPLES)} examples in C++"
-    compile("-std=c++17", *flags, *STRICT, "-I", ROOT / "include", "-x", "c++", "-", "-x", "none", *LINK, "-o", tmp_path / "example", source=EXAMPLES[number])
+    compile("-std=c++17", *flags, *STRICT, "-I", ROOT / "include", "-x", "c++", "-", "-x", "none", *LINK, "-o",
+            tmp_path / "example", source=EXAMPLES[number])
     under_the_tool(tmp_path / "example", 4, says)
 
 
@@ -175,3 +179,11 @@ def test_program_of_several_standards(tmp_path):
         compile(*flags, "-O1", *STRICT, "-I", ROOT / "include", "-c", ROOT / f"tests/cpp/program/{name}.cpp", "-o", objects[-1])
     compile(*objects, *LINK, "-o", tmp_path / "program")
     under_the_tool(tmp_path / "program", 2, "fine")
+
+
+def test_contents():
+    """The table of contents at the head names the sections, in their order."""
+    text = HEADER.read_text()
+    sections = [name.split(":")[0] for name in re.findall(r"^// ---- (.*) ----$", text, re.M)]
+    contents = text[text.index("Contents."):text.index("Names in dm::detail")]
+    assert re.findall(r"^ \*   (\S+(?: \S+)*)  ", contents, re.M) == sections

@@ -30,7 +30,10 @@ def version(text):
 
 def too_new(promised, others):
     """The packages that need a later Rust than the one that Cargo.toml promises."""
-    return [f"{package['name']} needs Rust {package['rust_version']}" for package in others if version(package["rust_version"] or "0") > version(promised)]
+    return [
+        f"{package['name']} needs Rust {package['rust_version']}" for package in others
+        if version(package["rust_version"] or "0") > version(promised)
+    ]
 
 
 def unexplained(ours, page):

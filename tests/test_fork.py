@@ -34,7 +34,8 @@ def children():
 
 
 def start(start_ranks, command, size, port=None):
-    return start_ranks(command, size, port, stderr=None, variables={"PYTHONPATH": ROOT / "bindings/python", "DM_LIBRARY": LIBRARY / "libdevicemesh.so"})
+    return start_ranks(command, size, port, stderr=None,
+                       variables={"PYTHONPATH": ROOT / "bindings/python", "DM_LIBRARY": LIBRARY / "libdevicemesh.so"})
 
 
 def until_ready(ranks, children):

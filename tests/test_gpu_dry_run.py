@@ -34,13 +34,16 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def environment(build):
-    return processes.environment(without=["DM_", "NCCL_", "LD_LIBRARY_PATH"], DM_GPU_BUILD=build, DM_LIB_DIR=LIBRARY, DM_GPU_PYTHON="/nonexistent")
+    return processes.environment(without=["DM_", "NCCL_", "LD_LIBRARY_PATH"], DM_GPU_BUILD=build, DM_LIB_DIR=LIBRARY,
+                                 DM_GPU_PYTHON="/nonexistent")
 
 
 @pytest.fixture(scope="session")
 def packed(programs):
     """The folder of the built programs. No test writes into it."""
-    return programs.once("gpu", lambda folder: run("bash", "tests/gpu/pack.sh", "--no-nccl", "--no-python", env=environment(folder), timeout=300))
+    return programs.once(
+        "gpu", lambda folder: run("bash", "tests/gpu/pack.sh", "--no-nccl", "--no-python", env=environment(folder),
+                                  timeout=300))
 
 
 def logs(folder):
@@ -84,18 +87,22 @@ def test_all_on_host_memory(suite):
         assert {ranks for case, ranks in ran if case == name} == ({1, 2, 4} if name in single else {2, 4}), f"{name}: {ran}"
 
 
-@pytest.mark.parametrize("mode, ranks, names", [
-    ("--dry-run", "8", {"inventory", "info", "collectives", "meshes", "check", "abort", "kill", "shrink", "cost", "adopt", "lazy", "config"}),
-    ("--dry-run", "2", {"hsdp_tp"}),
-    ("--dry-run=driver", "2 4", {"collectives", "check", "abort", "cost", "config", "graph", "stream_wait"}),
-    ("--dry-run=driver", "2", {"hsdp_tp"}),
-], ids=["8-ranks", "example", "by-driver", "example-by-driver"])
+@pytest.mark.parametrize(
+    "mode, ranks, names",
+    [("--dry-run", "8", {
+        "inventory", "info", "collectives", "meshes", "check", "abort", "kill", "shrink", "cost", "adopt", "lazy",
+        "config"
+    }), ("--dry-run", "2", {"hsdp_tp"}),
+     ("--dry-run=driver", "2 4", {"collectives", "check", "abort", "cost", "config", "graph", "stream_wait"}),
+     ("--dry-run=driver", "2", {"hsdp_tp"}), ], ids=["8-ranks", "example", "by-driver", "example-by-driver"])
 def test_dry_run(suite, mode, ranks, names):
     verdicts, text, folder = suite(mode, "--ranks", ranks, *only(names))
     assert {name.split(".")[0] for _, name, _ in verdicts} == names and all(verdict == "ok" for verdict, _, _ in verdicts), text
     if ranks == "8":
         results = (folder / "results.md").read_text()
-        assert "nothing here ran on a GPU" in results and re.search(r"^\| x8 \| sockets \| machine-host \| mesh \(2, 2, 2\): dm_init \| \d", results, re.M), results
+        assert "nothing here ran on a GPU" in results and re.search(
+            r"^\| x8 \| sockets \| machine-host \| mesh \(2, 2, 2\): dm_init \| \d", results, re.M
+        ), results
 
 
 def test_no_gpu_is_no_success(suite):
@@ -131,7 +138,8 @@ def bad(packed, tmp_path):
 
 def test_bad_cases_fail(suite, bad):
     """Each is a case that failed, and nothing is left of it."""
-    verdicts, text, _ = suite("--dry-run", "--ranks", "2", "--deadline", "2", *only(["meshes", "config", "kill", "adopt"]), build=bad, code=1)
+    verdicts, text, _ = suite("--dry-run", "--ranks", "2", "--deadline", "2",
+                              *only(["meshes", "config", "kill", "adopt"]), build=bad, code=1)
     assert sorted(verdicts) == [("FAIL", "config", "2"), ("FAIL", "kill", "2"), ("FAIL", "meshes", "2"), ("ok", "adopt", "2")], text
     assert "exit code 124" in text and "why it failed" in text and "0 lines like «^survivor" in text, text
     assert not alive(bad), alive(bad)
@@ -144,7 +152,8 @@ def test_a_part_goes_on_where_it_stopped(suite, bad, packed, tmp_path):
     table.parent.mkdir()
     lines = [("adopt", "ok"), ("meshes", "began"), ("meshes", "began"), ("config", "FAIL"), ("lazy", "began"), ("overhead", "skip")]
     table.write_text("".join(f"sockets\tmachine-host\t{name}\t2\t{kind}\t0\t\n" for name, kind in lines))
-    verdicts, text, folder = suite("--dry-run", "--ranks", "2", "--seen", table.parent, *only(["adopt", "meshes", "config", "overhead"]), build=bad, code=1)
+    verdicts, text, folder = suite("--dry-run", "--ranks", "2", "--seen", table.parent,
+                                   *only(["adopt", "meshes", "config", "overhead"]), build=bad, code=1)
     assert sorted(verdicts) == [("FAIL", "meshes", "2"), ("ok", "overhead", "2")] and "cut off" in text, text
     verdicts, text, _ = suite("--dry-run", "--ranks", "2", "--seen", table.parent, "--only", "lazy", "--only", "adopt")
     assert verdicts == [("ok", "lazy", "2")], text
@@ -159,15 +168,21 @@ def test_a_part_goes_on_where_it_stopped(suite, bad, packed, tmp_path):
 def test_parts_in_an_empty_root(packed, tmp_path):
     """A short form of every part, from the packed folder, without cargo, compilers and network.
     Part b has PyTorch and JAX alone, which are not there."""
-    if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
-                      capture_output=True).returncode != 0:
+    if subprocess.run([
+            "unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "mount", "-t", "tmpfs",
+            "none", "/mnt"
+    ], capture_output=True).returncode != 0:
         pytest.skip("no namespaces of mounts and networks here (unshare)")
     parts = "a b c d bench eight-a eight-b eight-c"
-    done = run(sys.executable, "tests/gpu/bare.py", packed, tmp_path, "bash", "-c",
-               f"for part in {parts}; do ./part.sh $part --dry-run --short --out /out/$part; done; command -v cargo cc pip", code=None, timeout=200)
+    done = run(
+        sys.executable, "tests/gpu/bare.py", packed, tmp_path, "bash", "-c",
+        f"for part in {parts}; do ./part.sh $part --dry-run --short --out /out/$part; done; command -v cargo cc pip",
+        code=None, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr
     ended = re.findall(r"^part (\S+): ended after \d+ s; (\d+) ok, 0 FAIL", done.stdout, re.M)
-    assert [name for name, _ in ended] == parts.split() and all(int(count) > 0 for name, count in ended if name != "b"), done.stdout + done.stderr
+    assert [name for name, _ in ended] == parts.split() and all(
+        int(count) > 0 for name, count in ended if name != "b"
+    ), done.stdout + done.stderr
     assert "No such file" not in done.stderr, done.stderr
 
 

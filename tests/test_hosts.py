@@ -106,8 +106,11 @@ def test_address(lab, host):
 
 @on("alpha beta gamma", "host", each=["10.77.0.1", "fd77::1", "[fd77::1]", "alpha"], ipv6=True)
 def test_environment(lab, host):
-    ranks = [lab.rank(name, rank, 3, "env://", 20, variables={"MASTER_ADDR": host, "MASTER_PORT": str(PORT), "RANK": str(rank), "WORLD_SIZE": "3"})
-             for rank, name in enumerate(lab.hosts)]
+    ranks = [
+        lab.rank(name, rank, 3, "env://", 20,
+                 variables={"MASTER_ADDR": host, "MASTER_PORT": str(PORT), "RANK": str(rank), "WORLD_SIZE": "3"})
+        for rank, name in enumerate(lab.hosts)
+    ]
     all_well([rank.start("join") for rank in ranks])
 
 
@@ -142,8 +145,11 @@ def test_name_means_this_host_alone(lab):
     all_well(meet(lab, ("alpha", "alpha"), f"tcp://alpha:{PORT + 1}"))
 
 
-@on("alpha beta", "host", "others", each=[("10.77.0.1", "fd77::1 127.0.0.1 ::1"), ("[fd77::1]", "10.77.0.1 127.0.0.1 ::1"), ("alpha", "fd77::1 127.0.0.1 ::1"),
-                                           ("127.0.0.1", "10.77.0.1 fd77::1"), ("localhost", "10.77.0.1 fd77::1")], ipv6=True)
+@on(
+    "alpha beta", "host", "others", each=[("10.77.0.1", "fd77::1 127.0.0.1 ::1"),
+                                          ("[fd77::1]", "10.77.0.1 127.0.0.1 ::1"), ("alpha", "fd77::1 127.0.0.1 ::1"),
+                                          ("127.0.0.1", "10.77.0.1 fd77::1"), ("localhost", "10.77.0.1 fd77::1")],
+    ipv6=True)
 def test_listens_on_nothing_else(lab, host, others):
     first = lab.rank("alpha", 0, 2, f"tcp://{host}:{PORT}", 20).start("join")
     wait_until(lambda: lab.hosts["alpha"].connections(), "rank 0 serves", PATIENCE)
@@ -212,7 +218,9 @@ def test_short_timeout(lab):
         assert "tcp://10.77.0.1" in message, message
         seconds.append(took)
     starved = max(0.0, starvation(lab.pids()) - starved)
-    assert min(seconds) <= 1.1 * 0.3 + 0.25 + starved, f"{seconds} s, expected 0.3 s + 10 % + 250 ms, and {starved:.2f} s of waiting for processors"
+    assert min(seconds) <= 1.1 * 0.3 + 0.25 + starved, (
+        f"{seconds} s, expected 0.3 s + 10 % + 250 ms, and {starved:.2f} s of waiting for processors"
+    )
 
 
 @on("alpha beta")
@@ -250,7 +258,8 @@ def test_other_host_goes(lab, phase, what):
     ranks[1].fails("TIMEOUT STORE PEER_LOST", f"tcp://10.77.0.1:{PORT}")
 
 
-@on("alpha beta gamma", "phase", "host", "what", each=[(phase, host, what) for phase in PHASES for host in ("alpha", "beta") for what in ("cut", "down")])
+@on("alpha beta gamma", "phase", "host", "what",
+    each=[(phase, host, what) for phase in PHASES for host in ("alpha", "beta") for what in ("cut", "down")])
 def test_comes_back(lab, phase, host, what):
     ranks = in_the_middle(lab, phase, 8)
     lab.cut(host) if what == "cut" else lab.hosts[host].interface(False)
@@ -363,5 +372,8 @@ def test_pods_of_kubernetes(lab, name):
     lab.hosts["alpha"].names_are("10.77.0.1 alpha")
     lab.hosts["beta"].names_are(f"10.77.0.1 {name}")
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": name, "MASTER_PORT": str(PORT)}
-    ranks = [lab.rank(host, rank, 2, "env://", 20, variables={"JOB_COMPLETION_INDEX": str(rank), **variables}) for rank, host in enumerate(lab.hosts)]
+    ranks = [
+        lab.rank(host, rank, 2, "env://", 20, variables={"JOB_COMPLETION_INDEX": str(rank), **variables})
+        for rank, host in enumerate(lab.hosts)
+    ]
     all_well([rank.start("join") for rank in ranks])

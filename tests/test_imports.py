@@ -10,45 +10,40 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PLANTED = {
     "two files": (
-        {"src/lib.rs": "mod wait;\nmod error;", "src/wait.rs": "use crate::error::Failed;\npub struct Wait;", "src/error.rs": "use super::wait::Wait;\npub struct Failed;"},
-        "circle of 2 files: src/error.rs src/wait.rs",
-    ),
-    "over a re-export": (
         {
-            "src/lib.rs": "mod mesh;",
-            "src/mesh/mod.rs": "mod root;\nmod view;\npub use root::Root;\npub use view::View;",
-            "src/mesh/root.rs": "use super::View;\npub struct Root;",
-            "src/mesh/view.rs": "use crate::mesh::{self, Root};\npub struct View;",
-        },
-        "circle of 2 files: src/mesh/root.rs src/mesh/view.rs",
-    ),
-    "by a path in the code": (
-        {"src/lib.rs": "mod wait;\nmod error;", "src/wait.rs": "pub fn wait() { crate::error::fail() }", "src/error.rs": "pub fn fail() { crate::wait::wait() }"},
-        "circle of 2 files: src/error.rs src/wait.rs",
-    ),
-    "by a method that stands elsewhere": (
-        {
-            "src/lib.rs": "mod mesh;",
-            "src/mesh/mod.rs": "mod root;\nmod life;",
-            "src/mesh/root.rs": "pub struct Root;\nimpl Root {\n    fn drop_it(&self) { self.end() }\n}\n",
-            "src/mesh/life.rs": "use super::root::Root;\nimpl Root {\n    pub fn end(&self) {}\n}\n",
-        },
-        "circle of 2 files: src/mesh/life.rs src/mesh/root.rs",
-    ),
-    "up a layer": (
-        {"src/lib.rs": "mod mesh;\nmod comm;", "src/mesh/mod.rs": "use crate::comm::Comm;", "src/comm/mod.rs": "pub struct Comm;"},
-        "up a layer: src/mesh/mod.rs:1 imports src/comm/mod.rs (crate::comm::Comm)",
-    ),
-    "a file of no layer": ({"src/lib.rs": "mod novel;", "src/novel.rs": ""}, "no layer: src/novel.rs (name it in LAYERS of tests/imports.py)"),
-    "in Python, inside a function": (
-        {
-            "src/lib.rs": "",
-            "bindings/python/devicemesh/__init__.py": "from .mesh import Mesh",
-            "bindings/python/devicemesh/mesh.py": "def group():\n    from .group import Group\n",
-            "bindings/python/devicemesh/group.py": "from .mesh import Mesh\n",
-        },
-        "circle of 2 files: bindings/python/devicemesh/group.py bindings/python/devicemesh/mesh.py",
-    ),
+            "src/lib.rs": "mod wait;\nmod error;", "src/wait.rs": "use crate::error::Failed;\npub struct Wait;",
+            "src/error.rs": "use super::wait::Wait;\npub struct Failed;"
+        }, "circle of 2 files: src/error.rs src/wait.rs",
+    ), "over a re-export": ({
+        "src/lib.rs": "mod mesh;", "src/mesh/mod.rs": "mod root;\nmod view;\npub use root::Root;\npub use view::View;",
+        "src/mesh/root.rs": "use super::View;\npub struct Root;",
+        "src/mesh/view.rs": "use crate::mesh::{self, Root};\npub struct View;",
+    }, "circle of 2 files: src/mesh/root.rs src/mesh/view.rs",
+                            ), "by a path in the code": ({
+                                "src/lib.rs": "mod wait;\nmod error;",
+                                "src/wait.rs": "pub fn wait() { crate::error::fail() }",
+                                "src/error.rs": "pub fn fail() { crate::wait::wait() }"
+                            }, "circle of 2 files: src/error.rs src/wait.rs",
+                                                         ),
+    "by a method that stands elsewhere": ({
+        "src/lib.rs": "mod mesh;", "src/mesh/mod.rs": "mod root;\nmod life;",
+        "src/mesh/root.rs": "pub struct Root;\nimpl Root {\n    fn drop_it(&self) { self.end() }\n}\n",
+        "src/mesh/life.rs": "use super::root::Root;\nimpl Root {\n    pub fn end(&self) {}\n}\n",
+    }, "circle of 2 files: src/mesh/life.rs src/mesh/root.rs",
+                                          ),
+    "up a layer": ({
+        "src/lib.rs": "mod mesh;\nmod comm;", "src/mesh/mod.rs": "use crate::comm::Comm;",
+        "src/comm/mod.rs": "pub struct Comm;"
+    }, "up a layer: src/mesh/mod.rs:1 imports src/comm/mod.rs (crate::comm::Comm)",
+                   ), "a file of no layer": (
+                       {"src/lib.rs": "mod novel;",
+                        "src/novel.rs": ""}, "no layer: src/novel.rs (name it in LAYERS of tests/imports.py)"),
+    "in Python, inside a function": ({
+        "src/lib.rs": "", "bindings/python/devicemesh/__init__.py": "from .mesh import Mesh",
+        "bindings/python/devicemesh/mesh.py": "def group():\n    from .group import Group\n",
+        "bindings/python/devicemesh/group.py": "from .mesh import Mesh\n",
+    }, "circle of 2 files: bindings/python/devicemesh/group.py bindings/python/devicemesh/mesh.py",
+                                     ),
 }
 
 ALLOWED = {

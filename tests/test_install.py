@@ -95,13 +95,18 @@ def test_make_and_cmake_install_the_same(moved, tmp_path):
     different = [file for file in sorted({*one, *other}) if one.get(file) != other.get(file)]
     check(not different, f"make and CMake install different {different}")
     for library in ("devicemesh", "hostccl"):
-        check(one.get(f"lib/lib{library}.so") == f"lib{library}.so.{SOVERSION}", f"lib{library}.so links to {one.get(f'lib/lib{library}.so')}")
+        check(
+            one.get(f"lib/lib{library}.so") == f"lib{library}.so.{SOVERSION}",
+            f"lib{library}.so links to {one.get(f'lib/lib{library}.so')}")
         check(one.get(f"lib/lib{library}.so.{SOVERSION}") == f"lib{library}.so.{VERSION}", f"no link lib{library}.so.{SOVERSION}")
         check(f"[lib{library}.so.{SOVERSION}]" in run("readelf", "-d", moved / f"lib/lib{library}.so"), f"lib{library}.so has no SONAME")
     wanted = {"lib/libdevicemesh.a", "bin/devicemesh", "include/devicemesh.h", "include/devicemesh.hpp", "include/hostccl.h",
               "lib/pkgconfig/devicemesh.pc", "lib/cmake/devicemesh/devicemeshConfig.cmake", "share/doc/devicemesh/LICENSE-MIT"}
     check(wanted <= set(one), f"not installed: {sorted(wanted - set(one))}")
-    texts = [file for file, content in one.items() if file.endswith((".pc", ".cmake")) and str(tmp_path).encode() in content[1] + other[file][1]]
+    texts = [
+        file for file, content in one.items()
+        if file.endswith((".pc", ".cmake")) and str(tmp_path).encode() in content[1] + other[file][1]
+    ]
     check(not texts, f"paths of this machine in {texts}")
 
 
@@ -120,8 +125,13 @@ def test_other_folders(asks, tmp_path):
     same files, and these find the folders after a move."""
     by_make, by_cmake, deep = tmp_path / "deep-make", tmp_path / "deep-cmake", tmp_path / "deep"
     run("make", "install", f"PREFIX={by_make}", f"LIBDIR={by_make}/lib/some-machine", f"INCLUDEDIR={by_make}/include/mesh")
-    cmake("-S", ROOT, "-B", by_cmake, f"-DDEVICEMESH_CARGO_TARGET_DIR={TARGET}", "-DCMAKE_INSTALL_LIBDIR=lib/some-machine", "-DCMAKE_INSTALL_INCLUDEDIR=include/mesh")
-    made = {path.name: path.read_text() for path in (by_make / "lib/some-machine").rglob("*") if path.suffix in (".pc", ".cmake") and not path.is_symlink()}
+    cmake("-S", ROOT, "-B", by_cmake, f"-DDEVICEMESH_CARGO_TARGET_DIR={TARGET}",
+          "-DCMAKE_INSTALL_LIBDIR=lib/some-machine", "-DCMAKE_INSTALL_INCLUDEDIR=include/mesh")
+    made = {
+        path.name: path.read_text()
+        for path in (by_make / "lib/some-machine").rglob("*")
+        if path.suffix in (".pc", ".cmake") and not path.is_symlink()
+    }
     for path in (by_cmake / "install").glob("*.*[ce]"):
         check(path.read_text() == made[path.name], f"{path.name} by CMake\n{path.read_text()}\nand by make\n{made[path.name]}")
     by_make.rename(deep)
@@ -158,7 +168,8 @@ def test_pkg_config(moved, tmp_path, language, compiler, kind, module):
 @needs_pkg_config
 def test_pkg_config_of_the_engine(moved, tmp_path):
     lib = moved / "lib"
-    run(CC, "-std=c11", CONSUMER / "hostccl.c", *pkg_config_flags(lib, "--cflags", "--libs", "hostccl"), f"-Wl,-rpath,{lib}", "-o", tmp_path / "hostccl")
+    run(CC, "-std=c11", CONSUMER / "hostccl.c", *pkg_config_flags(lib, "--cflags", "--libs", "hostccl"),
+        f"-Wl,-rpath,{lib}", "-o", tmp_path / "hostccl")
     runs(tmp_path / "hostccl", lib, f"libhostccl.so.{SOVERSION}")
 
 
@@ -204,7 +215,8 @@ def asks(moved, tmp_path):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.19)\nproject(asks NONE)\n" + text)
-        return cmake("-S", folder, "-B", folder / "build", f"-Ddevicemesh_DIR={moved}/lib/cmake/devicemesh", *settings, code=code, **variables)
+        return cmake("-S", folder, "-B", folder / "build", f"-Ddevicemesh_DIR={moved}/lib/cmake/devicemesh", *settings,
+                     code=code, **variables)
     return project
 
 
@@ -229,7 +241,9 @@ message(STATUS "[{version}] ${{devicemesh_FOUND}}")
 def test_another_minor_version(asks):
     """CMake's error says which version is there, and where to read on."""
     output = flat(asks("find_package(devicemesh 0.1 REQUIRED)\n", code=1))
-    check('compatible with requested version "0.1"' in output and f"version: {VERSION}, which is not compatible with 0.1: see" in output, output)
+    check(
+        'compatible with requested version "0.1"' in output
+        and f"version: {VERSION}, which is not compatible with 0.1: see" in output, output)
 
 
 def test_a_component_that_is_not_there(asks):
@@ -268,7 +282,9 @@ def nccls(tmp_path):
         (folder / name / "include").mkdir(parents=True)
         (folder / name / "include/nccl.h").write_text(f"/* {name} */\n")
     (folder / "config/NCCLConfig.cmake").write_text(NCCL_CONFIG)
-    (folder / "module/nccl.pc").write_text(f"includedir={folder}/module/include\nName: nccl\nDescription: NCCL\nVersion: 2.27.7\nCflags: -I${{includedir}}\nLibs: -lnccl\n")
+    (folder / "module/nccl.pc").write_text(
+        f"includedir={folder}/module/include\nName: nccl\nDescription: NCCL\nVersion: 2.27.7\nCflags: -I${{includedir}}\nLibs: -lnccl\n"
+    )
     return folder
 
 
@@ -280,7 +296,9 @@ def nccls(tmp_path):
     pytest.param("module", ["-DNCCL_ROOT={}/root"], {"PKG_CONFIG_PATH": "{}/module"}, marks=needs_pkg_config),
 ], ids=["config", "setting", "variable", "module"])
 def test_component_nccl(asks, nccls, expected, settings, variables):
-    output = asks(ASK_FOR_NCCL, *(text.format(nccls) for text in settings), **{name: text.format(nccls) for name, text in variables.items()})
+    output = asks(ASK_FOR_NCCL, *(text.format(nccls) for text in settings),
+                  **{name: text.format(nccls)
+                     for name, text in variables.items()})
     said = re.search(r"-- \[(.+)\] \[(.+)\]", output)
     check(said and said.group(1).split(";")[0] == f"{nccls}/{expected}/include", f"expected nccl.h of {expected}:\n{output}")
     check(said.group(2).endswith("NOTFOUND"), f"devicemesh::nccl links {said.group(2)}")
@@ -345,7 +363,9 @@ cp '{LIBRARY}'/lib*.so* '{LIBRARY}'/libdevicemesh.a "$into/$machine"release
     cmake(*common, "-B", cross, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=x86_64", **environment)
     cmake("--build", cross, "--target", "shared_c", **environment)
     log = (folder / "log").read_text()
-    check("--target x86_64-unknown-linux-gnu\n" in log and re.search("^CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=/.*cc$", log, re.M), log)
+    check(
+        "--target x86_64-unknown-linux-gnu\n" in log
+        and re.search("^CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=/.*cc$", log, re.M), log)
     runs(cross / "shared_c", cross / "devicemesh/cargo/x86_64-unknown-linux-gnu/release")
 
 
@@ -380,8 +400,9 @@ def test_static_libs(tmp_path):
     """packaging/native-static-libs.txt is what rustc says of the library as it was built."""
     folder = tmp_path
     (folder / "all.rs").write_text("extern crate devicemesh;\n")
-    output = run("rustc", "--edition", "2024", "--crate-type", "staticlib", "--crate-name", "all", folder / "all.rs", "--extern",
-                 f"devicemesh={LIBRARY}/libdevicemesh.rlib", "-L", f"dependency={LIBRARY}/deps", "--print", "native-static-libs", "-o", folder / "all.a")
+    output = run("rustc", "--edition", "2024", "--crate-type", "staticlib", "--crate-name", "all", folder / "all.rs",
+                 "--extern", f"devicemesh={LIBRARY}/libdevicemesh.rlib", "-L", f"dependency={LIBRARY}/deps", "--print",
+                 "native-static-libs", "-o", folder / "all.a")
     said = re.search(r"native-static-libs: (.+)", output).group(1).split()
     first = list(dict.fromkeys(said))
     check(STATIC_LIBS == first, f"packaging/native-static-libs.txt has {STATIC_LIBS}, rustc says {said}")

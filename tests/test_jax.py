@@ -20,7 +20,10 @@ from support.processes import environment, launch, run
 TESTS = PACKAGE / "tests"
 MODULES = ["test_collectives", "test_errors", "test_order", "test_ragged", "test_finite_differences"]
 # One case of each kind. The other cases vary axes, roots and operators, and eight ranks run them.
-ONE_OF_EACH = ["all_reduce", "all_gather tiled", "reduce_scatter", "all_to_all tiled", "shift", "pipeline", "broadcast", "reduce", "gather", "scan"]
+ONE_OF_EACH = [
+    "all_reduce", "all_gather tiled", "reduce_scatter", "all_to_all tiled", "shift", "pipeline", "broadcast", "reduce",
+    "gather", "scan"
+]
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 # A busy machine compiles a hundred programs.
 LIMIT = 900
@@ -33,12 +36,16 @@ def python():
 
 def variables(**more):
     """The environment in which the packages of the source tree are found."""
-    return environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{PACKAGE}", DM_LIBRARY=LIBRARY / "libdevicemesh.so", DM_JAX_LIBRARY=HANDLERS, **BYTECODE, **more)
+    return environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{PACKAGE}", DM_LIBRARY=LIBRARY / "libdevicemesh.so",
+                       DM_JAX_LIBRARY=HANDLERS, **BYTECODE, **more)
 
 
 def compiled_in(folder):
     """Variables that make JAX keep every compiled program in `folder`."""
-    return {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"
+    }
 
 
 def on_ranks(count, *command, **more):
@@ -106,7 +113,8 @@ def test_a_thousand_host_calls_beside_jitted_programs_under_load(python):
 
 @pytest.mark.long
 def test_types():
-    run(prepared(tools=True), "-m", "mypy", "--cache-dir", FOLDER / "mypy", cwd=PACKAGE, env=environment(MYPYPATH=ROOT / "bindings/python"), timeout=LIMIT)
+    run(prepared(tools=True), "-m", "mypy", "--cache-dir", FOLDER / "mypy", cwd=PACKAGE,
+        env=environment(MYPYPATH=ROOT / "bindings/python"), timeout=LIMIT)
 
 
 @pytest.mark.long
@@ -126,6 +134,7 @@ def test_the_wheel_trains_the_example(tmp_path):
     clean = environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{tmp_path}/site", DM_LIBRARY=LIBRARY / "libdevicemesh.so", **BYTECODE)
     where = run(python, "-c", "import devicemesh_jax._native as n; print(n.library._name)", cwd=tmp_path, env=clean).stdout.strip()
     assert Path(where) == tmp_path / "site/devicemesh_jax/_native/libdevicemesh_jax.so", where
-    output = launch(4, python, ROOT / "examples/jax_dp.py", "--check", "--epochs", 20, cwd=tmp_path, env=clean, timeout=LIMIT, merged=True).stdout
+    output = launch(4, python, ROOT / "examples/jax_dp.py", "--check", "--epochs", 20, cwd=tmp_path, env=clean,
+                    timeout=LIMIT, merged=True).stdout
     assert re.search(r"check: one process gets the same losses up to \S+ relative", output), output
     assert re.search(r"test accuracy (9[0-9]|100)\.\d+ %", output), output

@@ -69,7 +69,8 @@ def test_docs_readme_leads_to_every_page():
 def test_pages_of_the_source_name_files_that_are_there():
     """A file of the source that a page for maintainers names with its folder."""
     bases = [ROOT / folder for folder in (".", "src", "src/rendezvous", "tool/src")]
-    for page in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/dependencies.md", "docs/reliability.md", "docs/binding.md"):
+    for page in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/dependencies.md",
+                 "docs/reliability.md", "docs/binding.md"):
         text = (ROOT / page).read_text()
         named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w.-]+\.(?:rs|py|c|cpp|h|hpp|go|toml|txt))\b(?!/)", text))
         missing = sorted(name for name in named if not any((base / name).exists() for base in bases))
@@ -79,7 +80,10 @@ def test_pages_of_the_source_name_files_that_are_there():
 def test_launchers_page_has_every_variable():
     """docs/launchers.md names every variable that src/rendezvous/launcher reads."""
     source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "family", "meeting", "variables"))
-    read = set(re.findall(r"\"((?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(?:MASTER|TORCHELASTIC|OMPI|PMIX?|PALS|MPI|SLURM|JOB)_\w+))\"", source))
+    read = set(
+        re.findall(
+            r"\"((?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(?:MASTER|TORCHELASTIC|OMPI|PMIX?|PALS|MPI|SLURM|JOB)_\w+))\"",
+            source))
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"
     page = (ROOT / "docs/launchers.md").read_text()
     assert not [name for name in sorted(read) if not re.search(rf"\b{name}\b", page)]

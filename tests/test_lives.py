@@ -29,7 +29,8 @@ def start(programs, start_ranks):
     program = programs.c("tests/c/programs/lives.c")
 
     def ranks(size, *arguments, **more):
-        return start_ranks([program, *arguments], size, stdin=subprocess.PIPE, stderr=subprocess.PIPE, each=lambda rank: {"LOCAL_RANK": 0}, **more)
+        return start_ranks([program, *arguments], size, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+                           each=lambda rank: {"LOCAL_RANK": 0}, **more)
     return ranks
 
 

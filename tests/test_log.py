@@ -48,17 +48,27 @@ def test_each_level(logs, start_ranks):
             if level in ("info", "debug"):
                 info = texts(output, "info")
                 assert len(info) == 4, info
-                assert re.fullmatch(r"joined a world of 4 ranks in [\d.]+ ms: launcher the environment, "
-                                    rf"local rank {rank}, device type cpu, the embedded host engine \(NCCL [\d.]+\) at /\S+/libdevicemesh\.so\S*, "
-                                    r"met in tcp://127\.0\.0\.1:\d+, libdevicemesh [\d.]+", info[0]), info[0]
-                assert re.fullmatch(r"the communicator of DeviceMesh\(\(dp=4\).* \(4 ranks: \(0, 1, 2, 3\)\) was made by id in [\d.]+ ms", info[1]), info[1]
+                assert re.fullmatch(
+                    r"joined a world of 4 ranks in [\d.]+ ms: launcher the environment, "
+                    rf"local rank {rank}, device type cpu, the embedded host engine \(NCCL [\d.]+\) at /\S+/libdevicemesh\.so\S*, "
+                    r"met in tcp://127\.0\.0\.1:\d+, libdevicemesh [\d.]+",
+                    info[0],
+                ), info[0]
+                assert re.fullmatch(
+                    r"the communicator of DeviceMesh\(\(dp=4\).* \(4 ranks: \(0, 1, 2, 3\)\) was made by id in [\d.]+ ms",
+                    info[1],
+                ), info[1]
                 assert "dimension all of " in info[2] and " shares the communicator of " in info[2], info[2]
                 assert info[3].startswith("dm_finalize ends DeviceMesh((dp=4)"), info[3]
             if level == "debug":
                 debug = "\n".join(texts(output, "debug"))
-                for part in [rf"rank {rank} of 4 and local rank {rank} come from the environment", "DM_CCL_LIBRARY is not set",
-                             r"has met rank 0 in tcp://", r"call 1 is agreed after [\d.]+ ms: dm_init\(shape=\(4\), names=\(dp\)\)",
-                             r"call 2 is done on all ranks after [\d.]+ ms: dm_flatten", r"DM_STATUS_NOT_FOUND: dimension a\\n2026 devicemesh error \\x1b\[31m"]:
+                for part in [
+                        rf"rank {rank} of 4 and local rank {rank} come from the environment",
+                        "DM_CCL_LIBRARY is not set", r"has met rank 0 in tcp://",
+                        r"call 1 is agreed after [\d.]+ ms: dm_init\(shape=\(4\), names=\(dp\)\)",
+                        r"call 2 is done on all ranks after [\d.]+ ms: dm_flatten",
+                        r"DM_STATUS_NOT_FOUND: dimension a\\n2026 devicemesh error \\x1b\[31m"
+                ]:
                     assert re.search(part, debug), (part, debug)
 
 

@@ -13,9 +13,12 @@ from lost_ranks.hosts import LAYOUTS, Fault, planned, suffer
 
 CLEAR = (0.0, 0.0)
 FIXED = [
-    Fault(tuple(LAYOUTS[0].split()), "kill", 3, "all_reduce", 1, 0.001, CLEAR), Fault(tuple(LAYOUTS[4].split()), "kill", 5, "init", 1, 0.002, CLEAR),
-    Fault(tuple(LAYOUTS[4].split()), "cut", 2, "all_gather", 1, 0.0, CLEAR), Fault(tuple(LAYOUTS[2].split()), "stop", 1, "reduce_scatter", 1, 0.0, CLEAR),
-    Fault(tuple(LAYOUTS[0].split()), "part", 0, "exchange", 1, 0.0, CLEAR), Fault(tuple(LAYOUTS[1].split()), "exit", 4, "flatten", 1, 0.0005, CLEAR),
+    Fault(tuple(LAYOUTS[0].split()), "kill", 3, "all_reduce", 1, 0.001, CLEAR),
+    Fault(tuple(LAYOUTS[4].split()), "kill", 5, "init", 1, 0.002, CLEAR),
+    Fault(tuple(LAYOUTS[4].split()), "cut", 2, "all_gather", 1, 0.0, CLEAR),
+    Fault(tuple(LAYOUTS[2].split()), "stop", 1, "reduce_scatter", 1, 0.0, CLEAR),
+    Fault(tuple(LAYOUTS[0].split()), "part", 0, "exchange", 1, 0.0, CLEAR),
+    Fault(tuple(LAYOUTS[1].split()), "exit", 4, "flatten", 1, 0.0005, CLEAR),
 ]
 
 
@@ -40,6 +43,10 @@ def pytest_generate_tests(metafunc):
 def test_random_fault(programs, tmp_path, record_property, random_fault):
     fault = planned(int(os.environ["DM_SEED"]), random_fault)
     outcome, told = check(fault, programs, tmp_path, random_fault, random_fault % 4 == 0)
-    record_property("death", json.dumps({"number": random_fault, "how": fault.how, "phase": outcome.phase or fault.phase, "notice": outcome.notice,
-                                         "again": outcome.again, "survivors": outcome.survivors, "failed": bool(outcome.complaints)}))
+    record_property(
+        "death",
+        json.dumps({
+            "number": random_fault, "how": fault.how, "phase": outcome.phase or fault.phase, "notice": outcome.notice,
+            "again": outcome.again, "survivors": outcome.survivors, "failed": bool(outcome.complaints)
+        }))
     assert not outcome.complaints, told

@@ -49,7 +49,8 @@ def fixed_deaths():
 
 def name_of(death):
     when = "before" if death.delay < 0 else "in"
-    return f"{death.how}-{when}-{death.phase}-rank{death.victim}of{death.size}" + (f"-without-rank{death.absent}" if death.absent >= 0 else "")
+    return f"{death.how}-{when}-{death.phase}-rank{death.victim}of{death.size}" + (f"-without-rank{death.absent}"
+                                                                                   if death.absent >= 0 else "")
 
 
 @pytest.mark.parametrize("death, again", [pytest.param(*case, id=name_of(case[0])) for case in fixed_deaths()])
@@ -68,8 +69,10 @@ def pytest_generate_tests(metafunc):
 def test_random_death(phases, free_port, tmp_path, record_property, random_death):
     death = planned(int(os.environ["DM_SEED"]), random_death)
     outcome = suffer(phases, death, free_port(), tmp_path)
-    told = {"number": random_death, "how": death.how, "phase": outcome.phase or death.phase, "notice": outcome.notice, "again": outcome.again,
-            "survivors": outcome.survivors, "failed": bool(outcome.complaints)}
+    told = {
+        "number": random_death, "how": death.how, "phase": outcome.phase or death.phase, "notice": outcome.notice,
+        "again": outcome.again, "survivors": outcome.survivors, "failed": bool(outcome.complaints)
+    }
     record_property("death", json.dumps(told))
     assert not outcome.complaints, f"{death}; lost in {outcome.phase}\n" + "\n".join(outcome.complaints)
 
@@ -103,7 +106,8 @@ UNDER_THE_TOOL = [
 ]
 
 
-@pytest.mark.parametrize("victim, phase, how, code, said, timeout_ms, most", UNDER_THE_TOOL, ids=[f"{how}-in-{phase}" for _, phase, how, *_ in UNDER_THE_TOOL])
+@pytest.mark.parametrize("victim, phase, how, code, said, timeout_ms, most", UNDER_THE_TOOL,
+                         ids=[f"{how}-in-{phase}" for _, phase, how, *_ in UNDER_THE_TOOL])
 def test_under_the_tool(phases, victim, phase, how, code, said, timeout_ms, most):
     """The tool says who failed first. It ends the job when the others have had their error,
     which names the lost rank; nobody outlives the tool."""
@@ -157,14 +161,16 @@ def stalling(programs):
     version = re.search(r'^version = "(\d+\.\d+)', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
     engine = programs.once(f"libhostccl.so.{version}", lambda path: os.symlink(LIBRARY / "libhostccl.so", path))
     link = [f"-L{LIBRARY}", f"-Wl,-rpath,{LIBRARY}:{engine.parent}", "-pthread", "-ldl"]
-    library = programs.c("tests/c/programs/stall.c", *strict, "-shared", "-fPIC", name="libstall.so", link=["-Wl,--no-as-needed", *link, "-lhostccl"])
+    library = programs.c("tests/c/programs/stall.c", *strict, "-shared", "-fPIC", name="libstall.so",
+                         link=["-Wl,--no-as-needed", *link, "-lhostccl"])
     return programs.c("tests/c/programs/stopped.c", *strict, link=[*link, "-ldevicemesh"]), {"DM_CCL_LIBRARY": str(library)}
 
 
 # (what happens, which rank stops): tests/c/programs/stopped.c explains them.
-STALLS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-root", 0), ("init-split", 1), ("init-second-split", 3), ("flatten", 2),
-          ("unflatten-split", 1), ("finalize", 1), ("finalize-flush", 1), ("finalize-destroy", 2), ("lazy", 1), ("lazy-id", 0), ("lazy-init", 1),
-          ("all-reduce", 3), ("abort", 1), ("world-abort", 1), ("leaks", 1), ("unmade", 1), ("gone", 0), ("gone-failing", 0)]
+STALLS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-root", 0), ("init-split", 1),
+          ("init-second-split", 3), ("flatten", 2), ("unflatten-split", 1), ("finalize", 1), ("finalize-flush", 1),
+          ("finalize-destroy", 2), ("lazy", 1), ("lazy-id", 0), ("lazy-init", 1), ("all-reduce", 3), ("abort", 1),
+          ("world-abort", 1), ("leaks", 1), ("unmade", 1), ("gone", 0), ("gone-failing", 0)]
 
 
 @pytest.mark.parametrize("what, victim", STALLS)
@@ -190,4 +196,6 @@ def test_survivors_shrink(programs, tmp_path, random_shrink):
     assert not odd, "\n".join([*odd, ended.stderr])
     assert dead, "nobody died"
     went_on = [int(line[1]) for line in words]
-    assert sorted([*dead, *went_on]) == list(range(size)), f"of {size} ranks {sorted(dead)} died and {sorted(went_on)} went on or out\n{ended.stderr}"
+    assert sorted([*dead, *went_on]) == list(range(size)), (
+        f"of {size} ranks {sorted(dead)} died and {sorted(went_on)} went on or out\n{ended.stderr}"
+    )

@@ -70,8 +70,9 @@ def mesh_hash():
 
 
 @pytest.mark.parametrize("mesh", [
-    "2,2,2 dp,cp,tp", "4,2 a,b --device-type cpu", "2,2 dp,tp --ranks 7,5,3,1", "2,2,2 dp,cp,tp --rank 6 --slice tp,dp", "4,2 pp,tp --rank 6 --range pp=2:2",
-    "1 x", "2,3 größe,tp"])
+    "2,2,2 dp,cp,tp", "4,2 a,b --device-type cpu", "2,2 dp,tp --ranks 7,5,3,1", "2,2,2 dp,cp,tp --rank 6 --slice tp,dp",
+    "4,2 pp,tp --rank 6 --range pp=2:2", "1 x", "2,3 größe,tp"
+])
 def test_hash_in_python(mesh_hash, mesh):
     told = json.loads(show(f"devicemesh show {mesh} --json"))
     dims = [(dim["name"], dim["size"]) for dim in told["dimensions"]]

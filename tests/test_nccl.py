@@ -123,7 +123,8 @@ def in_any_order(lines):
     return ended
 
 
-@pytest.mark.parametrize("lacks, how", [((), {}), (("SPLIT",), {"splits": False}), (("FINALIZE",), {"finalizes": False}), (("SCALABLE",), {})],
+@pytest.mark.parametrize("lacks, how", [((), {}), (("SPLIT", ), {"splits": False}),
+                                        (("FINALIZE", ), {"finalizes": False}), (("SCALABLE", ), {})],
                          ids=["nothing", "split", "finalize", "scalable init"])
 def test_every_call_in_order_without(run, lacks, how):
     same_path(run("path", library=run.recorder(*lacks))[1], **how)
@@ -178,7 +179,8 @@ def test_every_call_that_can_fail(run, lacks, rank):
         for call, said in outcome.items():
             bad = [status for status, _ in said if status != "DM_STATUS_OK"]
             # An operation fails on the rank that makes it; everything else is agreed on.
-            check(call == "sum" or failed == "ncclAllReduce" or len(bad) in (0, 8), f"{failed} fails with {code}: {call} gives {said}\n{output}")
+            check(call == "sum" or failed == "ncclAllReduce" or len(bad) in (0, 8),
+                  f"{failed} fails with {code}: {call} gives {said}\n{output}")
         told = " ".join(message for said in outcome.values() for _, message in said)
         check(f"gives {code} (" in told, f"{failed} fails with {code}, but nobody says so\n{output}")
     check(failures > 6, f"only {failures} failures were tried")
@@ -200,6 +202,9 @@ def test_meshes_after_a_failure_that_one_rank_knows(run):
     the one from which others are split by a new id."""
     for rank, lines in run("anew")[1].items():
         first, second, third = (lines.index(f"# {name}") for name in ("dimension", "root", "ends"))
-        made = [[line.split()[0] for line in part if line.split()[0] in ("init", "split")] for part in (lines[first:second], lines[second:third])]
+        made = [[line.split()[0]
+                 for line in part
+                 if line.split()[0] in ("init", "split")]
+                for part in (lines[first:second], lines[second:third])]
         check(made == [["split"], ["init", "split"]], f"rank {rank}: {made}\n" + "\n".join(lines))
         check(not any("STALE" in line for line in lines), f"rank {rank}: {lines}")

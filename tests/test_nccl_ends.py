@@ -29,7 +29,8 @@ def test_a_destroy_that_does_not_return(run):
     check(len(said) == 8 and {status for status, _ in said} == {"DM_STATUS_TIMEOUT"}, output)
     check("ncclCommDestroy of" in output and "was not done after 1500 ms" in output, output)
     stuck = [line.split()[-1] for line in records[6] if line.startswith("stuck")]
-    check(stuck and not any(f"abort {comm}" in records[6] for comm in stuck), f"a communicator in which a thread is blocked is left alone: {records[6]}")
+    check(stuck and not any(f"abort {comm}" in records[6] for comm in stuck),
+          f"a communicator in which a thread is blocked is left alone: {records[6]}")
 
 
 def test_a_finalize_without_a_device_aborts(run):
@@ -115,7 +116,9 @@ def test_going_on_without_a_lost_rank(run):
         parent, child = re.search(r"shrink (c\d+) .* -> (c\d+)", lines[at[0]]).groups()
         check(all(line.startswith("abort") and line != f"abort {parent}" for line in lines[:at[0]]), f"rank {rank}: {lines}")
         splits = [line for line in lines if line.startswith("split")]
-        check(len(splits) == 2 and all(line.startswith(f"split {child} ") and "blocking=1" in line for line in splits), f"rank {rank}: {lines}")
+        check(
+            len(splits) == 2 and all(line.startswith(f"split {child} ") and "blocking=1" in line for line in splits),
+            f"rank {rank}: {lines}")
         check(f"abort {parent}" in lines[at[0]:], f"rank {rank}: {lines}")
     run("lose without", library=run.recorder("SHRINK"))
 
@@ -127,11 +130,15 @@ def test_what_is_left_inherits_the_options(run):
         if rank > 5:
             continue
         names = [line for line in between(lines, "inherited", "replaced") if line.startswith(("split", "net"))]
-        check(len(names) == 3 and "name=replicas" in names[0] and names[1] == "net mynet" and "name=shards" in names[2], f"rank {rank}: {names}")
+        check(
+            len(names) == 3 and "name=replicas" in names[0] and names[1] == "net mynet" and "name=shards" in names[2],
+            f"rank {rank}: {names}")
         early = [line for line in between(lines, "replaced", "made") if line.startswith(("split", "init"))]
         check(not early, f"rank {rank}: a lazy mesh made {early}")
         later = [line for line in lines[lines.index("# made"):] if "name=" in line]
-        check(later and all("name=shards" not in line and "name=replicas" not in line for line in later) and any("name=others" in line for line in later), f"rank {rank}: {later}")
+        check(
+            later and all("name=shards" not in line and "name=replicas" not in line for line in later)
+            and any("name=others" in line for line in later), f"rank {rank}: {later}")
 
 
 @pytest.mark.parametrize("variables, expected", [
@@ -146,6 +153,11 @@ def test_only_communicators_without_operations_take_the_least(run, variables, ex
         limited = [line.split(" ", 2) for line in lines if line.startswith("limits")]
         made = {match for line in lines for match in re.findall(r"^split .* -> (c\d+)", line)}
         check(not [comm for _, comm, _ in limited if comm in made], f"rank {rank}: a child has limits: {lines}")
-        roots = [re.search(r"init (c\d+)|-> (c\d+)", line) for line in lines if line.startswith(("init", "shrink")) and "blocking=0" in line]
+        roots = [
+            re.search(r"init (c\d+)|-> (c\d+)", line)
+            for line in lines
+            if line.startswith(("init", "shrink")) and "blocking=0" in line
+        ]
         roots = [match.group(1) or match.group(2) for match in roots]
-        check(roots and all([what for _, one, what in limited if one == comm] == expected for comm in roots), f"rank {rank}: {roots} {limited}")
+        check(roots and all([what for _, one, what in limited if one == comm] == expected for comm in roots),
+              f"rank {rank}: {roots} {limited}")

@@ -29,8 +29,9 @@ NO_HANG = {
     "ncclGetVersion": "it returns a constant, before there is anything to wait for",
     "ncclGetErrorString": "it looks a code up in a table", "ncclGetLastError": "it gives a text that is there already",
     "ncclGroupStart": "it counts in a variable of the calling thread, whose group it begins",
-    "ncclReduce": "as ncclAllReduce", "ncclBroadcast": "as ncclAllReduce", "ncclAllGather": "as ncclAllReduce", "ncclReduceScatter": "as ncclAllReduce",
-    "ncclAlltoAll": "as ncclAllReduce", "ncclSend": "as ncclAllReduce", "ncclRecv": "as ncclAllReduce",
+    "ncclReduce": "as ncclAllReduce", "ncclBroadcast": "as ncclAllReduce", "ncclAllGather": "as ncclAllReduce",
+    "ncclReduceScatter": "as ncclAllReduce", "ncclAlltoAll": "as ncclAllReduce", "ncclSend": "as ncclAllReduce",
+    "ncclRecv": "as ncclAllReduce",
 }
 
 
@@ -56,7 +57,8 @@ def test_functions_that_do_not_return(run, programs, tmp_path):
         folder = tmp_path / function
         folder.mkdir()
         ranks, what = (4, "hang in shrink") if shrinks else (2, "hang")
-        return rank, Job(programs, folder, "hanging")(what, ranks=ranks, library=library, cuda=driver, HANG=f"{rank} {function} 0", HANG_FAILS=",".join(HANGS[function]))
+        return rank, Job(programs, folder, "hanging")(what, ranks=ranks, library=library, cuda=driver,
+                                                      HANG=f"{rank} {function} 0", HANG_FAILS=",".join(HANGS[function]))
 
     with ThreadPoolExecutor(len(HANGS)) as pool:
         jobs = dict(zip(HANGS, pool.map(job, HANGS)))

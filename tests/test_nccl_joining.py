@@ -68,8 +68,10 @@ def test_the_wheel_of_a_python_environment(run, tmp_path, how):
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_versions_that_differ_between_two_ranks(refused, odd):
-    refused("DM_STATUS_MISMATCH", rf"rank 1 has NCCL 2\.{'27' if odd == 0 else '22'}\.\d, rank 0 has NCCL 2\.{'22' if odd == 0 else '27'}\.\d",
-            **{f"RECORDER_VERSION_{odd}": 22203})
+    refused(
+        "DM_STATUS_MISMATCH",
+        rf"rank 1 has NCCL 2\.{'27' if odd == 0 else '22'}\.\d, rank 0 has NCCL 2\.{'22' if odd == 0 else '27'}\.\d",
+        **{f"RECORDER_VERSION_{odd}": 22203})
 
 
 def test_versions_that_differ_between_ranks(run):
@@ -94,8 +96,9 @@ def test_no_driver_that_works(refused, how, text):
     refused("DM_STATUS_DEVICE", text, **how)
 
 
-@pytest.mark.parametrize("code, text", [
-    (100, "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected.*CUDA_VISIBLE_DEVICES"), (803, "restart"), (999, "nvidia-smi"), (34, "stub"), (4321, "an error")])
+@pytest.mark.parametrize("code, text",
+                         [(100, "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected.*CUDA_VISIBLE_DEVICES"),
+                          (803, "restart"), (999, "nvidia-smi"), (34, "stub"), (4321, "an error")])
 def test_a_driver_that_does_not_start(refused, code, text):
     for _, device_error, _ in refused("DM_STATUS_DEVICE", f"cuInit of the CUDA driver gives {code}.*{text}", CUDA_INIT=code):
         check(device_error == str(code), f"device_error is {device_error}, expected {code}")
@@ -147,16 +150,20 @@ exec unshare --map-root-user --mount sh -c 'mount --bind "$BOOT.$RANK" /proc/sys
 def test_ranks_that_are_dealt_out_to_several_hosts(run, tmp_path):
     """Ranks 0, 3, 6 are on one host, 1, 4, 7 on the next, and 2, 5 on the last. Each host has four
     devices."""
-    probe = processes.run("unshare", "--map-root-user", "--mount", "mount", "--bind", "/dev/null", "/proc/sys/kernel/random/boot_id", code=None)
+    probe = processes.run("unshare", "--map-root-user", "--mount", "mount", "--bind", "/dev/null",
+                          "/proc/sys/kernel/random/boot_id", code=None)
     if probe.returncode != 0:
         raise Unavailable("this machine makes no mount namespaces")
     wrapper = ("env", "--unset=LOCAL_RANK", "--unset=LOCAL_WORLD_SIZE", "sh", "-c", HOST, "sh")
     # The ranks make no mesh, because the recorder's engine works within one host.
     output, _ = run("join", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3, BOOT=tmp_path / "boot")
     sizes = (3, 3, 2)
-    assert told(output, r"(local=.*)", 8) == [f"local={rank // 3}/{sizes[rank % 3]} host={rank % 3}/3 device={rank // 3}" for rank in range(8)]
+    assert told(output, r"(local=.*)", 8) == [
+        f"local={rank // 3}/{sizes[rank % 3]} host={rank % 3}/3 device={rank // 3}" for rank in range(8)
+    ]
     # NCCL 2.31.2 hangs there (nccl#2385). The ranks of hosts with different sizes are told before.
-    output, _ = run("join", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3, BOOT=tmp_path / "boot", RECORDER_VERSION=23102)
+    output, _ = run("join", wrapper=wrapper, cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4, HOSTS=3,
+                    BOOT=tmp_path / "boot", RECORDER_VERSION=23102)
     assert len(re.findall(r"joined DM_STATUS_LIBRARY .*nccl#2385", output)) == 8, output
 
 
@@ -166,7 +173,9 @@ def test_a_device_that_does_not_exist(refused):
 
 
 def test_two_ranks_on_one_device(refused):
-    refused("DM_STATUS_DEVICE", r"ranks \d and \d are both on device \d of 4 on this host: .*NCCL_MULTI_RANK_GPU_ENABLE=1.*NCCL_HOSTID", ranks=8, CUDA_COUNT=4)
+    refused("DM_STATUS_DEVICE",
+            r"ranks \d and \d are both on device \d of 4 on this host: .*NCCL_MULTI_RANK_GPU_ENABLE=1.*NCCL_HOSTID",
+            ranks=8, CUDA_COUNT=4)
 
 
 @pytest.mark.parametrize("switch", [{"NCCL_MULTI_RANK_GPU_ENABLE": 1}, {"NCCL_HOSTID": "mine"}], ids=["multi-rank", "host id"])

@@ -23,16 +23,25 @@ def layout():
     source = (ROOT / "hostccl/src/nccl_config.rs").read_text()
     fields = [(name, int(at), int(since.replace("_", ""))) for name, at, since in re.findall(r'\("(\w+)", (\d+), ([\d_]+)\)', source)]
     size = int(re.search(r"^const SIZE: usize = (\d+);", source, re.M).group(1))
-    head = {"size": 0, **{name: int(re.search(rf"^const AT_{name.upper()}: usize = (\d+);", source, re.M).group(1)) for name in ("magic", "version")}}
+    head = {
+        "size": 0, **{
+            name: int(re.search(rf"^const AT_{name.upper()}: usize = (\d+);", source, re.M).group(1))
+            for name in ("magic", "version")
+        }
+    }
     nvls_mode = re.search(r"^const NVLS_HOST_MODE: \(usize, i32\) = \((\d+),", source, re.M).group(1)
     newest = re.search(r"^const SIZE_WITH_NVLS_MODE: usize = (\d+);", source, re.M).group(1)
     assert len(fields) == 12, f"hostccl/src/nccl_config.rs has {len(fields)} fields: {fields}"
     lines = [f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");' for name, at in head.items()]
     for name, at, since in fields:
         lines += [f"#if NCCL_VERSION_CODE >= {since}", f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");', "#endif"]
-    lines += ["#if NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) >= {size}, "our size");', "#endif",
-              "#if NCCL_VERSION_CODE < 22800 && NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) == {size}, "our size");', "#endif",
-              "#if NCCL_VERSION_CODE >= 23200", f'_Static_assert(offsetof(ncclConfig_t, nvlsHostMode) == {nvls_mode} && sizeof(ncclConfig_t) >= {newest}, "nvlsHostMode");', "#endif"]
+    lines += [
+        "#if NCCL_VERSION_CODE >= 22700", f'_Static_assert(sizeof(ncclConfig_t) >= {size}, "our size");', "#endif",
+        "#if NCCL_VERSION_CODE < 22800 && NCCL_VERSION_CODE >= 22700",
+        f'_Static_assert(sizeof(ncclConfig_t) == {size}, "our size");', "#endif", "#if NCCL_VERSION_CODE >= 23200",
+        f'_Static_assert(offsetof(ncclConfig_t, nvlsHostMode) == {nvls_mode} && sizeof(ncclConfig_t) >= {newest}, "nvlsHostMode");',
+        "#endif"
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +68,10 @@ def test_release(pin, library, libcuda, tmp_path):
     folder = nccl_wheel(pin)
     path = library(folder, tmp_path)
     (tmp_path / "layout.h").write_text(layout())
-    includes = [f"-I{tmp_path}", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *(f"-isystem{path}" for path in (folder / "include", *cuda_headers()))]
+    includes = [
+        f"-I{tmp_path}", f"-I{ROOT}/include", f"-I{ROOT}/tests/c",
+        *(f"-isystem{path}" for path in (folder / "include", *cuda_headers()))
+    ]
     run(CC, *FLAGS, *includes, "tests/nccl/wheel.c", *LINK, "-o", tmp_path / "wheel")
     for how, libraries in (("none", ""), ("driver", libcuda)):
         variables = environment(LD_LIBRARY_PATH=libraries, CUDA_VERSION="11040", NCCL_DEBUG="", DM_CCL_LIBRARY="", VIRTUAL_ENV="")

@@ -24,8 +24,8 @@ class Node:
 
     def __init__(self, endpoint, options, script, spawn=subprocess.Popen, **variables):
         command = [str(TOOL), "run", "--rdzv-endpoint", endpoint, "--grace-period", "1", *options.split(), "--", "/bin/sh", "-c", script]
-        self.process = spawn(command, env=environment(without=["NO_COLOR", "DM_STORE_SECRET"], **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)
+        self.process = spawn(command, env=environment(without=["NO_COLOR", "DM_STORE_SECRET"], **variables),
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ends(self, code, *said):
         """Waits for the end. It must have this exit code and have written all of `said`; gives both
@@ -98,7 +98,8 @@ def test_nodes_of_different_sizes(together, endpoint):
 
 
 def test_numbered_by_arrival_where_nothing_is_said(together):
-    nodes = together(["--nnodes 4 -n 1", "--nnodes 4 -n 1 --node-rank 1", "--nnodes 4 -n 1", "--nnodes 4 -n 1"], "echo $RANK $GROUP_RANK $TORCHELASTIC_RUN_ID")
+    nodes = together(["--nnodes 4 -n 1", "--nnodes 4 -n 1 --node-rank 1", "--nnodes 4 -n 1", "--nnodes 4 -n 1"],
+                     "echo $RANK $GROUP_RANK $TORCHELASTIC_RUN_ID")
     lines = [node.ends(0)[0].split() for node in nodes]
     assert sorted(line[:2] for line in lines) == [[str(rank)] * 2 for rank in range(4)], lines
     assert lines[1][0] == "1" and len({line[2] for line in lines}) == 1, lines
@@ -118,7 +119,10 @@ def test_one_job_after_the_other_at_one_endpoint(together, endpoint):
 
 def test_the_first_failure_is_the_same_on_all_nodes(together):
     script = f'if [ $RANK = 3 ]; then echo noise; echo "ValueError: nope" >&2; exit 41; fi; {SLEEP}'
-    outputs = [node.ends(41, rf"rank 3 on {HERE} failed first: exit code 41; its last output:\n  \| ValueError: nope\n") for node in together(numbered(3, 2), script)]
+    outputs = [
+        node.ends(41, rf"rank 3 on {HERE} failed first: exit code 41; its last output:\n  \| ValueError: nope\n")
+        for node in together(numbered(3, 2), script)
+    ]
     named = {re.search(r"devicemesh run: (rank 3 \(pid \d+\) on \S+ exited with code 41)", err).group(1) for _, err in outputs}
     assert len(named) == 1, named
 
@@ -138,8 +142,9 @@ def test_ctrl_c_on_any_node_ends_all(together, number):
     all_gone(pids)
 
 
-@pytest.mark.parametrize("number, said", [
-    (0, rf"node 0 \({HERE}\) has gone, and with it the store at tcp://127.0.0.1"), (1, rf"node 1 \({HERE}\) has gone: its devicemesh run was killed")], ids=["node0", "node1"])
+@pytest.mark.parametrize("number, said", [(0, rf"node 0 \({HERE}\) has gone, and with it the store at tcp://127.0.0.1"),
+                                          (1, rf"node 1 \({HERE}\) has gone: its devicemesh run was killed")],
+                         ids=["node0", "node1"])
 def test_a_killed_tool_ends_all(together, number, said):
     nodes = together(numbered(3, 1), f"echo $$; {SLEEP}")
     pids = [node.line() for node in nodes]
@@ -164,10 +169,12 @@ def test_nodes_that_do_not_come_are_named(together):
         node.ends(1, r"nodes 1, 3 of 4 did not come to tcp://127.0.0.1:\d+ within 2 s \(--rdzv-timeout\); there are node [02] on \S+ \(pid \d+\), node [02] on ")
 
 
-@pytest.mark.parametrize("options, said", [
-    ("--nnodes 3 -n 1", r"2 of 3 nodes did not come .* there is one on "),
-    ("--nnodes 2 --node-rank 1 -n 1", r"nobody serves tcp://127.0.0.1:\d+ after 1 s; node 0 must run on the host that --rdzv-endpoint names"),
-], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "options, said",
+    [("--nnodes 3 -n 1", r"2 of 3 nodes did not come .* there is one on "),
+     ("--nnodes 2 --node-rank 1 -n 1",
+      r"nobody serves tcp://127.0.0.1:\d+ after 1 s; node 0 must run on the host that --rdzv-endpoint names"), ],
+    ids=["first", "second"])
 def test_a_node_that_is_alone_says_who_is_missing(together, options, said):
     (lonely,) = together([f"{options} --rdzv-timeout 1s"])
     lonely.ends(1, said)
@@ -176,12 +183,15 @@ def test_a_node_that_is_alone_says_who_is_missing(together, options, said):
 PID = rf"{HERE} \(pid \d+\)"
 
 
-@pytest.mark.parametrize("options, said", [
-    (["--nnodes 2 -n 1", "--nnodes 3 -n 1"], rf"{PID} has --nnodes [23], {PID} has --nnodes [23]: say the same"),
-    (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 1 -n 1", "--nnodes 3 --node-rank 1 -n 1"], rf"{PID} and {PID} both have --node-rank 1"),
-    (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 0 -n 1"], rf"{PID} and {PID} both have --node-rank 0"),
-    (["--nnodes 2 -n 1 --rdzv-id one", "--nnodes 2 -n 1 --rdzv-id two"], rf'{PID} has --rdzv-id "(one|two)", {PID} has "(one|two)"'),
-], ids=["nnodes", "node-rank 1", "node-rank 0", "rdzv-id"])
+@pytest.mark.parametrize(
+    "options, said",
+    [(["--nnodes 2 -n 1", "--nnodes 3 -n 1"], rf"{PID} has --nnodes [23], {PID} has --nnodes [23]: say the same"),
+     (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 1 -n 1", "--nnodes 3 --node-rank 1 -n 1"
+       ], rf"{PID} and {PID} both have --node-rank 1"),
+     (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 0 -n 1"], rf"{PID} and {PID} both have --node-rank 0"),
+     (["--nnodes 2 -n 1 --rdzv-id one", "--nnodes 2 -n 1 --rdzv-id two"
+       ], rf'{PID} has --rdzv-id "(one|two)", {PID} has "(one|two)"'), ],
+    ids=["nnodes", "node-rank 1", "node-rank 0", "rdzv-id"])
 def test_nodes_that_do_not_fit_are_named(together, options, said):
     outputs = [node.ends(1, said) for node in together(options)]
     assert len(causes(outputs)) == 1, outputs
@@ -230,7 +240,10 @@ def test_each_rank_has_a_log(tmp_path, options, lines):
     done = run(TOOL, "run", "-n", 2, "--log-dir", folder, *options, "--", "/bin/sh", "-c", script, code=9, timeout=PATIENCE)
     for rank in range(2):
         assert sorted((folder / f"rank-{rank}.log").read_text().split("\n")) == ["", f"err {rank}", f"out {rank}"]
-    assert f"failed first: exit code 9, log in {folder}/rank-1.log; its last output:" in done.stderr and "| err 1" in done.stderr, done.stderr
+    assert (
+        f"failed first: exit code 9, log in {folder}/rank-1.log; its last output:" in done.stderr
+        and "| err 1" in done.stderr
+    ), done.stderr
     assert (done.stdout.count("[rank"), done.stderr.count("[rank")) == (lines, lines), done
 
 
@@ -241,7 +254,8 @@ FAILING = ["-n", "1", "--", "/bin/sh", "-c", "exit 3"]
     ({}, "auto", True), ({"NO_COLOR": "1"}, "auto", False), ({"TERM": "dumb"}, "auto", False), ({"NO_COLOR": "1"}, "always", True)])
 def test_colours_on_a_terminal(variables, when, colourful):
     ours, theirs = os.openpty()
-    done = subprocess.run([TOOL, "run", "--color", when, *FAILING], stderr=theirs, env=environment(without=["NO_COLOR"], **{"TERM": "xterm", **variables}), timeout=PATIENCE)
+    done = subprocess.run([TOOL, "run", "--color", when, *FAILING], stderr=theirs,
+                          env=environment(without=["NO_COLOR"], **{"TERM": "xterm", **variables}), timeout=PATIENCE)
     os.close(theirs)
     said = os.read(ours, 4096)
     os.close(ours)

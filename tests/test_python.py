@@ -21,7 +21,10 @@ from support.paths import LIBRARY, ROOT, TARGET, TOOL
 PACKAGE = ROOT / "bindings/python"
 OURS = {"PYTHONPATH": PACKAGE, "DM_LIBRARY": LIBRARY / "libdevicemesh.so"}
 # The last mypy that checks for Python 3.9, and the last numpy for it.
-PINNED = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.0.2; python_version < '3.11'", "ml_dtypes==0.5.4", "mypy==1.18.2", "auditwheel==6.7.0"]
+PINNED = [
+    "numpy==2.4.6; python_version >= '3.11'", "numpy==2.0.2; python_version < '3.11'", "ml_dtypes==0.5.4",
+    "mypy==1.18.2", "auditwheel==6.7.0"
+]
 # The exceptions that the interrupted rank and its peer report.
 EXPECTED = {
     "all_reduce": ("KeyboardInterrupt", "PeerLostError"),
@@ -62,7 +65,8 @@ def python():
             shutil.rmtree(folder, ignore_errors=True)
             made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
             if made.returncode == 0:
-                made = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *PINNED], capture_output=True, text=True, timeout=850)
+                made = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *PINNED],
+                                      capture_output=True, text=True, timeout=850)
             if made.returncode != 0:
                 pytest.skip(f"no environment with {'; '.join(PINNED)} could be made: {(made.stdout + made.stderr).strip()[-300:]}")
             complete.write_text("\n".join(PINNED))
@@ -75,13 +79,15 @@ def count_of(pattern, output):
 
 
 def test_on_one_process(python):
-    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", "tests/test_memory.py", "tests/test_arguments.py", "tests/test_streams.py", **OURS, DM_ROOT=ROOT)
+    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py",
+                 "tests/test_memory.py", "tests/test_arguments.py", "tests/test_streams.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^Ran (\d+) tests", output) > 10, output
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)])
 def test_on_ranks(python, ranks):
-    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", "tests/test_async.py", "tests/test_objects.py", **OURS, DM_ROOT=ROOT)
+    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py",
+                 "tests/test_groups.py", "tests/test_async.py", "tests/test_objects.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^\[rank 0\] Ran (\d+) tests", output) > 10, output
 
 
@@ -89,7 +95,10 @@ def test_examples_of_the_readme(python, tmp_path):
     """The code of bindings/python/README.md, as one program on eight ranks."""
     program = tmp_path / "train.py"
     blocks = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S)
-    program.write_text("".join(blocks) + "assert [list(part) for part in parts] == [[7.0] * count for count in (1, 2, 3, 4)]\nprint('fine', flush=True)\n")
+    program.write_text(
+        "".join(blocks) +
+        "assert [list(part) for part in parts] == [[7.0] * count for count in (1, 2, 3, 4)]\nprint('fine', flush=True)\n"
+    )
     output = run(TOOL, "run", "-n", 8, "--", python, program, **OURS)
     assert len(blocks) == 2 and output.count("fine") == 8, output
 
@@ -105,8 +114,8 @@ def test_types(python):
 def test_interrupted(python, tmp_path, mode):
     """SIGINT to a rank that is blocked in a call its peer does not make."""
     file = tmp_path / "go on"
-    process = subprocess.Popen([TOOL, "run", "-n", "2", "--", python, "tests/interrupted.py", mode, file], cwd=PACKAGE, stdout=subprocess.PIPE, text=True,
-                               env=processes.environment(**OURS))
+    process = subprocess.Popen([TOOL, "run", "-n", "2", "--", python, "tests/interrupted.py", mode, file], cwd=PACKAGE,
+                               stdout=subprocess.PIPE, text=True, env=processes.environment(**OURS))
     # Ends ranks that never say anything, which closes the pipe.
     deadline = threading.Timer(120, process.terminate)
     deadline.start()
@@ -152,8 +161,8 @@ def test_nobody_serves(python):
     """The store is where rank 0 would serve it, and rank 0 has gone."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
-        output = run(python, "tests/joins.py", "gone", "no file", timeout=120, **OURS, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-                     MASTER_PORT=unused.getsockname()[1])
+        output = run(python, "tests/joins.py", "gone", "no file", timeout=120, **OURS, RANK="1", LOCAL_RANK="1",
+                     WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=unused.getsockname()[1])
     took = re.search(r"(?:MeshTimeoutError|StoreError) after (\d+\.\d) s", output)
     assert took and float(took.group(1)) < 30, output
 
@@ -174,8 +183,10 @@ def test_package_in_a_fresh_environment(tmp_path):
     example = re.search(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S).group(1)
     program = tmp_path / "train.py"
     # The fresh environment has no numpy, so the example uses array instead.
-    program.write_text(example.replace("import numpy", "import array").replace('numpy.ones(1000, "float32")', 'array.array("f", 1000 * [mesh.get_rank()])')
-                       + "assert gradients[999] == mesh.get_local_rank('tp') + 2, gradients[999]\nprint('fine' , flush=True)\n")
+    program.write_text(
+        example.replace("import numpy", "import array").replace('numpy.ones(1000, "float32")',
+                                                                'array.array("f", 1000 * [mesh.get_rank()])') +
+        "assert gradients[999] == mesh.get_local_rank('tp') + 2, gradients[999]\nprint('fine' , flush=True)\n")
     for tool in ([fresh / "bin/python", "-m", "devicemesh"], [fresh / "bin/devicemesh"]):
         output = run(*tool, "run", "-n", 8, "--", fresh / "bin/python", program, cwd=tmp_path, **CLEAN)
         assert output.count("fine") == 8, output
@@ -194,8 +205,8 @@ def test_order_of_streams(python, programs, tmp_path):
     """Collectives on cuda go through the C library and a recorder in NCCL's place, and the stand-in
     for the driver shows the order of streams."""
     recorder, driver = library(programs, "libnccl.so.2", RECORDER), library(programs, "libcuda.so.1", ["device.c", "events.c"])
-    output = run(TOOL, "run", "-n", 2, "--", python, "tests/on_device.py", tmp_path, **OURS, DM_CCL_LIBRARY=recorder, RECORDER_HOST=LIBRARY / "libhostccl.so",
-                 LD_LIBRARY_PATH=driver.parent)
+    output = run(TOOL, "run", "-n", 2, "--", python, "tests/on_device.py", tmp_path, **OURS, DM_CCL_LIBRARY=recorder,
+                 RECORDER_HOST=LIBRARY / "libhostccl.so", LD_LIBRARY_PATH=driver.parent)
     assert output.count("fine") == 2, output
 
 

@@ -112,8 +112,9 @@ def test_message_of_a_disagreement(workplace):
     """The message that README quotes, from a rank that calls with the two sizes exchanged."""
     (message,) = re.findall(r"^```\n(rank 3 called .*)\n```$", README, re.M)
     source = (workplace / "hello.c").read_text().replace("(int[]){2, 4}", "dm_rank_is_3() ? (int[]){4, 2} : (int[]){2, 4}")
-    source = source.replace('{"replicate", "shard"}', '{"dp", "tp"}').replace("int main(void) {", '#include <stdlib.h>\n#include <string.h>\n'
-                            'static int dm_rank_is_3(void) { return strcmp(getenv("RANK"), "3") == 0; }\nint main(void) {')
+    source = source.replace('{"replicate", "shard"}', '{"dp", "tp"}').replace(
+        "int main(void) {", '#include <stdlib.h>\n#include <string.h>\n'
+        'static int dm_rank_is_3(void) { return strcmp(getenv("RANK"), "3") == 0; }\nint main(void) {')
     (workplace / "differ.c").write_text(source.replace("dm_get_comm(mesh", "puts(dm_last_error()); return 0; dm_get_comm(mesh"))
     run("cc differ.c -Iinclude -Ltarget/release -ldevicemesh -Wl,-rpath,$PWD/target/release -o differ", workplace)
     said = with_tool("devicemesh run -n 8 -- ./differ", workplace).splitlines()
@@ -128,6 +129,6 @@ def test_python_lines(workplace):
     run(quoted(r"pip install \./bindings/python"), ROOT, PATH=f"{place}/bin:{os.environ['PATH']}", PIP_DISABLE_PIP_VERSION_CHECK="1")
     ours = [block for block in blocks("python") if "devicemesh_jax" not in block]
     assert len(ours) == 1, "README has other Python than one block, and one of the JAX package (which bindings/jax/tests runs)"
-    (workplace / "train.py").write_text(
-        "import array, devicemesh\ngradients = array.array('f', [1, 2])\n" + ours[0] + "print(str(mesh), 'has shard' if list(gradients) == [4, 8] else gradients)\n")
+    (workplace / "train.py").write_text("import array, devicemesh\ngradients = array.array('f', [1, 2])\n" + ours[0] +
+                                        "print(str(mesh), 'has shard' if list(gradients) == [4, 8] else gradients)\n")
     on_eight(f"devicemesh run -n 8 -- {place}/bin/python train.py", workplace)

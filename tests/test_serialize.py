@@ -104,13 +104,12 @@ SHAPE, NAMES = (2, 3, 4), ["dp", "cp", "tp"]
 DEALT = [(7 * index + 3) % 29 for index in range(24)]
 # Views of a mesh of that shape, by name.
 VIEWS = {
-    "mesh": lambda mesh: mesh,
-    "turned": lambda mesh: sliced(mesh, "tp", "dp"),
+    "mesh": lambda mesh: mesh, "turned": lambda mesh: sliced(mesh, "tp", "dp"),
     "flat": lambda mesh: view(lib.dm_flatten, sliced(mesh, "tp", "dp"), b"flat", None),
-    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_int32 * 2)(2, 4), ctypes.c_size_t(2), names_of(["far", "near"]), None),
+    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_int32 * 2)
+                                (2, 4), ctypes.c_size_t(2), names_of(["far", "near"]), None),
     "copy": lambda mesh: view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_int32(5)),
-    "one dimension": lambda mesh: sliced(mesh, "cp"),
-    "no dimension": lambda mesh: sliced(mesh),
+    "one dimension": lambda mesh: sliced(mesh, "cp"), "no dimension": lambda mesh: sliced(mesh),
 }
 
 

@@ -43,7 +43,11 @@ def ready(job):
     return job
 
 
-@pytest.mark.parametrize("layout", ["2x1", "3+1", pytest.param("2x2", marks=pytest.mark.long), "4x2", pytest.param("4x1", marks=pytest.mark.long), "in-turn"])
+@pytest.mark.parametrize("layout", [
+    "2x1", "3+1",
+    pytest.param("2x2", marks=pytest.mark.long), "4x2",
+    pytest.param("4x1", marks=pytest.mark.long), "in-turn"
+])
 def test_results(job, layout):
     """All collectives, from one element to messages that no wire keeps for a receiver; and sums
     have the same bits on all ranks and in every call."""
@@ -236,7 +240,9 @@ def test_bytes_on_the_wire(job, secret):
 @pytest.mark.parametrize("theirs", [None, "another"], ids=["without", "wrong"])
 def test_secret_of_one_side(job, theirs):
     """A host without the secret, or with another one, does not get in, and both sides say why."""
-    one = job("2x1", timeout=3, each=lambda rank, _: {"DM_STORE_SECRET": "hush"} if rank == 0 else {"DM_STORE_SECRET": theirs} if theirs else {})
+    one = job(
+        "2x1", timeout=3, each=lambda rank, _: {"DM_STORE_SECRET": "hush"}
+        if rank == 0 else {"DM_STORE_SECRET": theirs} if theirs else {})
     one.start("join")
     status, _, message = one.ranks[1].result()
     assert status != "DM_STATUS_OK" and "DM_STORE_SECRET" in message, message

@@ -13,15 +13,16 @@ from support.processes import run
 SVG = "{http://www.w3.org/2000/svg}"
 
 # (the options of `devicemesh show`, how many panels the picture has)
-CASES = [
-    ("1", 1), ("1,1 a,b", 1), ("2", 1), ("17", 1), ("256", 1), ("251", 1), ("2,4 replicate,shard", 2), ("2,128 a,b", 1), ("128,2 a,b", 1), ("3,40 a,b", 1),
-    ("40,3 a,b", 1), ("2,2,2 dp,cp,tp --rank 3 --hosts 2x4", 3), ("2,2,2 dp,cp,tp --rank 3 --hosts 1x8", 3),
-    ("2,2,2 dp,cp,tp --rank 3 --hosts 8x1", 3), ("3,4 dp,tp --hosts 3x5 --rank 6", 2), ("5,5 a,b --hosts 4x7", 2),
-    ("5,5 a,b --hosts 5x7 --cyclic", 2), ("7,9 a,b --hosts 3x21 --cyclic --plan", 2), ("4,8,8 dp,cp,tp --hosts 32x8", 1), ("2,2,2,2 pp,dp,cp,tp --hosts 4x4", 4),
-    ("2,2,2,2,2,2,2,2", 1), ("2,1,3,1,2 a,b,c,d,e", 3), ("2,20,6 a,b,c --hosts 40x6 --color-by a,b,c", 3),
-    ("2,2,2 dp,cp,tp --slice cp,dp --rank 3", 3), ("4,2 pp,tp --range pp=2:2 --rank 0", 3), ("2,2 a,b --ranks 7,5,3,1000000", 2),
-    ("2,2,2 dp,cp,tp --flatten dp,tp=x --color-by x", 1), ("4,2,2 a,b,c --reshape 2x4x2:d,e,f --hosts 4x4", 3),
-]
+CASES = [("1", 1), ("1,1 a,b", 1), ("2", 1), ("17", 1), ("256", 1), ("251", 1), ("2,4 replicate,shard", 2),
+         ("2,128 a,b", 1), ("128,2 a,b", 1), ("3,40 a,b", 1), ("40,3 a,b", 1),
+         ("2,2,2 dp,cp,tp --rank 3 --hosts 2x4", 3), ("2,2,2 dp,cp,tp --rank 3 --hosts 1x8", 3),
+         ("2,2,2 dp,cp,tp --rank 3 --hosts 8x1", 3), ("3,4 dp,tp --hosts 3x5 --rank 6", 2), ("5,5 a,b --hosts 4x7", 2),
+         ("5,5 a,b --hosts 5x7 --cyclic", 2), ("7,9 a,b --hosts 3x21 --cyclic --plan", 2),
+         ("4,8,8 dp,cp,tp --hosts 32x8", 1), ("2,2,2,2 pp,dp,cp,tp --hosts 4x4", 4), ("2,2,2,2,2,2,2,2", 1),
+         ("2,1,3,1,2 a,b,c,d,e", 3), ("2,20,6 a,b,c --hosts 40x6 --color-by a,b,c", 3),
+         ("2,2,2 dp,cp,tp --slice cp,dp --rank 3", 3), ("4,2 pp,tp --range pp=2:2 --rank 0", 3),
+         ("2,2 a,b --ranks 7,5,3,1000000", 2), ("2,2,2 dp,cp,tp --flatten dp,tp=x --color-by x", 1),
+         ("4,2,2 a,b,c --reshape 2x4x2:d,e,f --hosts 4x4", 3), ]
 
 
 def box(rect):

@@ -18,7 +18,9 @@ BLOCKS = blocks(PAGE.read_text())
 def test_quoted_outputs(block, tmp_path, free_port):
     for command, output in commands(block):
         # Ranks write in any order.
-        assert sorted(printed(command, tmp_path, free_port).split("\n")) == sorted(output.split("\n")), f"{command}: tests/tool_page.py writes the outputs anew"
+        assert sorted(printed(command, tmp_path, free_port).split("\n")) == sorted(output.split("\n")), (
+            f"{command}: tests/tool_page.py writes the outputs anew"
+        )
 
 
 @pytest.mark.parametrize("words, expected", [
@@ -57,7 +59,9 @@ def test_manual_has_a_page_for_each_command(manual):
     assert "EXIT CODES" in page and "rdzv" in page and "124" in page
 
 
-@pytest.mark.parametrize("checker", [["groff", "-man", "-ww", "-Tutf8", "-z"], ["mandoc", "-T", "lint", "-W", "warning"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("checker",
+                         [["groff", "-man", "-ww", "-Tutf8", "-z"], ["mandoc", "-T", "lint", "-W", "warning"]],
+                         ids=lambda words: words[0])
 def test_manual_is_clean(manual, checker):
     if not shutil.which(checker[0]):
         pytest.skip(f"no {checker[0]} here")

@@ -2,11 +2,12 @@
 """libdevicemesh beside Gloo, MPICH, Open MPI and PyTorch's gloo backend: the same work on the same
 machine, in turn.
 
-`make bench`. Cases: start, idle, collectives, hosts (hosts.py: collectives over several hosts, which
-are namespaces and need root), and mesh and store, which are `make bench-mesh` and `make bench-store`. A peer that is not here is left out, with a line that says so
-(`make bench-peers` fetches them); a cell without a figure is a case that the library does not
-have. DM_BENCH_LIB names another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter
-with PyTorch. docs/performance.md says how each figure is measured."""
+`make bench`. Cases: start, idle, collectives, hosts (hosts.py: collectives over several hosts,
+which are namespaces and need root), and mesh and store, which are `make bench-mesh` and `make
+bench-store`. A peer that is not here is left out, with a line that says so (`make bench-peers`
+fetches them); a cell without a figure is a case that the library does not have. DM_BENCH_LIB names
+another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter with PyTorch.
+docs/performance.md says how each figure is measured."""
 
 import argparse
 import json
@@ -56,14 +57,16 @@ def measure(case, contestant, options, ranks, round_number, report):
     """One contestant's part of a round."""
     about = {"library": contestant.name, "ranks": ranks, "round": round_number}
     if case == "collectives":
-        found = contestant.output(options.scheduling, ranks, "collectives", options.budget, ",".join(options.operations), ",".join(options.dtypes),
+        found = contestant.output(options.scheduling, ranks, "collectives", options.budget,
+                                  ",".join(options.operations), ",".join(options.dtypes),
                                   ",".join(map(str, options.sizes)))
         report[case] += [{**about, **line} for line in lines_of(found)]
     elif case == "idle":
         report[case] += [{**about, **line} for line in lines_of(contestant.output(options.scheduling, ranks, "idle", 2))]
     elif contestant.name != "gloo":
         for command in ("start", "phases") if contestant.name == "ours" else ("start",):
-            report[case] += [{**about, "apart": command == "phases", **line} for line in lines_of(contestant.output(options.scheduling, ranks, command))]
+            report[case] += [{**about, "apart": command == "phases", **line}
+                             for line in lines_of(contestant.output(options.scheduling, ranks, command))]
 
 
 def contestants_of(options):
@@ -95,20 +98,27 @@ def main():
     parser.add_argument("--libraries", type=listed(one_of(list(NAMES))), default=list(NAMES), help=f"any of {','.join(NAMES)}")
     parser.add_argument("--ranks", type=listed(int), help="2,4,8; of start 2,4,8,16,32")
     parser.add_argument("--sizes", type=listed(size_of), help=f"bytes, as 4,64K,256M; of collectives {SIZES}, of hosts 4,64K,1M")
-    parser.add_argument("--layouts", type=listed(one_of(hosts.LAYOUTS)), default=hosts.LAYOUTS, help=f"of hosts: any of {','.join(hosts.LAYOUTS)} (hosts x ranks on each)")
+    parser.add_argument("--layouts", type=listed(one_of(hosts.LAYOUTS)), default=hosts.LAYOUTS,
+                        help=f"of hosts: any of {','.join(hosts.LAYOUTS)} (hosts x ranks on each)")
     parser.add_argument("--whole", action="store_true", help="of hosts: 64M too, which takes some minutes a round")
     parser.add_argument("--operations", type=listed(one_of(OPERATIONS)), default=OPERATIONS, help=f"any of {','.join(OPERATIONS)}")
     parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=100, help="milliseconds for each size of a collective, after its warm-up")
-    parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto", help="how the processes are preferred to other work of the machine")
+    parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto",
+                        help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
     parser.add_argument("--svg", type=Path, help="draw the bus bandwidth of the first operation and type here")
-    parser.add_argument("--update-docs", action="store_true", help="put the tables into docs/bench.txt, what is asked for most and the drawing into docs/performance.md")
+    parser.add_argument(
+        "--update-docs", action="store_true",
+        help="put the tables into docs/bench.txt, what is asked for most and the drawing into docs/performance.md")
     options = parser.parse_args()
     cases, measures_hosts = [case for case in CASES[:3] if case in options.case], "hosts" in options.case
     keep = lambda: options.json and options.json.write_text(json.dumps(report, indent=1))
-    report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "memory": [], "collectives": []}
+    report = {
+        "machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [],
+        "memory": [], "collectives": []
+    }
     if cases or measures_hosts:
         options.scheduling = report["scheduling"] = scheduling(options.scheduling)
         contestants = contestants_of(options)

@@ -147,7 +147,8 @@ class Contestant:
             if kind == "realtime" and not self.gives_way and ranks > os.cpu_count():
                 kind = "autogroup" if permitted("autogroup") else "none"
             command = [str(part) for part in (*self.start(ranks), *arguments)]
-            return run(command, env={**os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1"}, timeout=timeout, preexec_fn=lambda: prefer(kind))
+            return run(command, env={**os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1"},
+                       timeout=timeout, preexec_fn=lambda: prefer(kind))
 
 
 def debian(*packages):

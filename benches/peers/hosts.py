@@ -5,6 +5,7 @@ The limit beside the figures is the time that plain TCP between two processes (s
 in the same run) needs for the bytes that must pass between hosts. All hosts share this machine's
 processors, so it counts the bytes of all of them together."""
 
+import functools
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 
 from contestants import NAMES as TITLES, TOOL, built, permitted, prefer
 from network import INTERFACE, Network, Unavailable
-from table import best, grouped, ratio_text, rows, size_text, spread, time_text
+from table import grouped, rows, spread, table_by_size, time_text
 
 LAYOUTS = ["2x1", "2x2", "2x4", "4x1", "4x2"]
 SIZES = [4, 64 << 10, 1 << 20]
@@ -48,16 +49,23 @@ def commands(network, contestant, hosts, each, arguments):
     addresses = [network.address(host) for host in range(hosts)]
     if contestant.name == "openmpi":
         inside = "10.78.0.0/24"
-        options = {"plm_rsh_agent": network.agent, "oob_tcp_if_include": inside, "btl_tcp_if_include": inside, "btl": "self,vader,tcp", "pml": "ob1",
-                   "mpi_yield_when_idle": 1}
+        options = {
+            "plm_rsh_agent": network.agent, "oob_tcp_if_include": inside, "btl_tcp_if_include": inside,
+            "btl": "self,vader,tcp", "pml": "ob1", "mpi_yield_when_idle": 1
+        }
         return [[*network.on(0), "mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                  *(word for name, value in options.items() for word in ("--mca", name, value)),
                  "-H", ",".join(f"{address}:{each}" for address in addresses), "-n", hosts * each, *program]]
     if contestant.name == "mpich":
-        return [[*network.on(0), "mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", network.agent, "-localhost", addresses[0], "-iface", INTERFACE,
-                 "-hosts", ",".join(addresses), "-ppn", each, "-n", hosts * each, *program]]
+        return [[
+            *network.on(0), "mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", network.agent, "-localhost",
+            addresses[0], "-iface", INTERFACE, "-hosts", ",".join(addresses), "-ppn", each, "-n", hosts * each, *program
+        ]]
     endpoint = f"{addresses[0]}:{next(PORTS)}"
-    return [[*network.on(host), TOOL, "run", "--nnodes", hosts, "--node-rank", host, "-n", each, "--rdzv-endpoint", endpoint, "--", *program] for host in range(hosts)]
+    return [[
+        *network.on(host), TOOL, "run", "--nnodes", hosts, "--node-rank", host, "-n", each, "--rdzv-endpoint", endpoint,
+        "--", *program
+    ] for host in range(hosts)]
 
 
 def end(process):
@@ -79,11 +87,14 @@ def output(network, contestant, hosts, each, kind, *arguments):
     with tempfile.TemporaryDirectory(prefix="dm-bench-") as scratch:
         started = []
         for host, command in enumerate(commands(network, contestant, hosts, each, arguments)):
-            variables = {**os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE,
-                         "DM_HOSTCCL_HOST": network.name(host)}
+            variables = {
+                **os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "DM_BENCH_IFACE": INTERFACE,
+                "GLOO_SOCKET_IFNAME": INTERFACE, "DM_HOSTCCL_HOST": network.name(host)
+            }
             wrote = tempfile.TemporaryFile("w+")
-            started.append((subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote, stderr=subprocess.STDOUT, env=variables,
-                                             preexec_fn=lambda: prefer(kind)), wrote))
+            started.append(
+                (subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=wrote,
+                                  stderr=subprocess.STDOUT, env=variables, preexec_fn=lambda: prefer(kind)), wrote))
         try:
             codes = [process.wait(DEADLINE) for process, _ in started]
         except subprocess.TimeoutExpired:
@@ -104,8 +115,11 @@ def output(network, contestant, hosts, each, kind, *arguments):
 def streams(network, kind):
     """The bytes that plain TCP moves between two hosts in a second, and half a round trip."""
     port, program = next(PORTS), str(built("streams"))
-    both = [subprocess.Popen([*network.on(host), program, word, network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: prefer(kind))
-            for host, word in enumerate(("serve", "measure"))]
+    both = [
+        subprocess.Popen([*network.on(host), program, word,
+                          network.address(0), str(port), "400"], stdout=subprocess.PIPE, text=True,
+                         preexec_fn=lambda: prefer(kind)) for host, word in enumerate(("serve", "measure"))
+    ]
     found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
     return {"bytes_per_second": sum(one["received_per_second"] for one in found), "half_round_trip": found[1]["half_round_trip"]}
 
@@ -120,8 +134,8 @@ def one_round(network, contestants, options, report, number, keep):
         for contestant in contestants:
             about = {"library": contestant.name, "layout": layout, "round": number}
             try:
-                found = output(network, contestant, hosts, each, options.scheduling, "collectives", options.budget, ",".join(options.operations), "float32",
-                               ",".join(map(str, sizes)))
+                found = output(network, contestant, hosts, each, options.scheduling, "collectives", options.budget,
+                               ",".join(options.operations), "float32", ",".join(map(str, sizes)))
             except Failed as failed:
                 print(failed, file=sys.stderr)
                 where["failed"].append({**about, "said": str(failed)})
@@ -136,7 +150,9 @@ def one_round(network, contestants, options, report, number, keep):
         except Failed as failed:
             print(failed, file=sys.stderr)
             continue
-        where["start"] += [{"library": contestant.name, "round": number, **json.loads(line)} for line in found.splitlines() if line.startswith("{")]
+        where["start"] += [{"library": contestant.name, "round": number, **json.loads(line)}
+                           for line in found.splitlines()
+                           if line.startswith("{")]
         keep()
 
 
@@ -168,24 +184,16 @@ def tables(report):
     lines = ["", f"several hosts (namespaces on a bridge). Limit: the bytes that must pass between hosts at {rate:.3g} GB/s, which plain TCP between two processes moves in both "
                  f"directions together, and at least {time_text(latency)}, half of its round trip"]
     for (operation, layout), runs in grouped(found["runs"], "operation", "layout").items():
-        body = []
-        for (size,), some in sorted(grouped(runs, "bytes").items()):
-            cells, medians = [], {}
-            for library in libraries:
-                mine = [run for run in some if run["library"] == library]
-                if mine:
-                    medians[library], variant = best(mine)
-                    cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
-                else:
-                    cells.append("")
-            body.append([size_text(size), *cells, ratio_text(medians), limit(found, operation, layout, size)])
         hosts, each = layout.split("x")
         lines += ["", f"{operation}, float32, {hosts} hosts x {each} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", "limit"], body)
+        lines += table_by_size(runs, libraries, "limit", functools.partial(limit, found, operation, layout))
     if found["start"]:
         totals = {library: [run["total"] for run in found["start"] if run["library"] == library] for library in libraries}
         head = [library for library in libraries if totals[library]]
-        lines += ["", f"start of {STARTS[0] * STARTS[1]} ranks on {STARTS[0]} hosts, as in the table of starts (PyTorch: from the end of its imports)"]
+        lines += [
+            "",
+            f"start of {STARTS[0] * STARTS[1]} ranks on {STARTS[0]} hosts, as in the table of starts (PyTorch: from the end of its imports)"
+        ]
         lines += rows([TITLES[library] for library in head], [[spread(totals[library]) for library in head]])
     for one in found["failed"]:
         lines += ["", one["said"].splitlines()[0]]

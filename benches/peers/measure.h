@@ -23,7 +23,8 @@
 #include <unistd.h>
 
 enum operation { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS };
-static const char *const OPERATION_NAMES[OPERATIONS] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"};
+static const char *const OPERATION_NAMES[OPERATIONS] = {"all_reduce", "all_gather", "reduce_scatter",
+                                                        "broadcast",  "all_to_all", "send_recv"};
 enum dtype { FLOAT32, BFLOAT16, DTYPES };
 static const char *const DTYPE_NAMES[DTYPES] = {"float32", "bfloat16"};
 static const size_t DTYPE_SIZES[DTYPES] = {4, 2};
@@ -70,7 +71,8 @@ static int64_t processor_ns(void)
 {
   struct rusage used;
   getrusage(RUSAGE_SELF, &used);
-  return ((int64_t)used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000 + ((int64_t)used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000;
+  return ((int64_t)used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000 +
+         ((int64_t)used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000;
 }
 
 static void stop(const char *what, const char *variant, const struct work *work, size_t index, double got, double expected)
@@ -161,7 +163,9 @@ static void check_result(struct work *work, const char *variant)
   switch (work->operation) {
   case ALL_REDUCE: expect(work, variant, 0, work->count, -1, 0); break;
   case REDUCE_SCATTER: expect(work, variant, 0, work->part, -1, mine); break;
-  case BROADCAST: expect(work, variant, 0, work->count, 0, 0); break; /* rank 0 was the first root: what it sent is what the others then send */
+  case BROADCAST:
+    expect(work, variant, 0, work->count, 0, 0);
+    break; /* rank 0 was the first root: what it sent is what the others then send */
   case ALL_GATHER:
   case ALL_TO_ALL:
     for (int rank = 0; rank < work->ranks; rank++)
@@ -231,10 +235,11 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
   const double calls = work->operation == BROADCAST || work->operation == SEND_RECV ? work->ranks : 1;
   qsort(times, (size_t)iterations, sizeof times[0], by_size);
   if (work->rank == 0)
-    printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %d, \"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, "
-           "\"processor\": %.9f}\n",
-           OPERATION_NAMES[work->operation], DTYPE_NAMES[work->dtype], work->count * DTYPE_SIZES[work->dtype], variant, iterations,
-           times[iterations / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9, times[0] / calls * 1e-9, (double)processor / iterations / calls * 1e-9);
+    printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %d, "
+           "\"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, \"processor\": %.9f}\n",
+           OPERATION_NAMES[work->operation], DTYPE_NAMES[work->dtype], work->count * DTYPE_SIZES[work->dtype], variant,
+           iterations, times[iterations / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9,
+           times[0] / calls * 1e-9, (double)processor / iterations / calls * 1e-9);
   fflush(stdout);
   if (measured->release)
     measured->release(work, variant);
@@ -373,7 +378,8 @@ static void print_marks(const struct library *library)
     return;
   printf("{\"total\": %.9f, \"phases\": {", (double)(values[marks.count] + values[0]) * 1e-9);
   for (int index = 0; index < marks.count; index++)
-    printf("%s\"%s\": %.9f", index ? ", " : "", marks.names[index], (double)(values[index + 1] + (index ? -values[index] : values[0])) * 1e-9);
+    printf("%s\"%s\": %.9f", index ? ", " : "", marks.names[index],
+           (double)(values[index + 1] + (index ? -values[index] : values[0])) * 1e-9);
   printf("}}\n");
   fflush(stdout);
 }

@@ -29,8 +29,14 @@ def curves(report, operation, dtype):
     for run in report["collectives"]:
         if run["operation"] == operation and run["dtype"] == dtype:
             runs.setdefault(run["ranks"], {}).setdefault(run["library"], {}).setdefault(run["bytes"], []).append(run)
-    return {ranks: {library: [(size, bus_bandwidth(operation, ranks, size, statistics.median(best(found)[0].values()))) for size, found in sorted(sizes.items())]
-                    for library, sizes in libraries.items()} for ranks, libraries in sorted(runs.items())}
+    return {
+        ranks: {
+            library: [(size, bus_bandwidth(operation, ranks, size, statistics.median(best(found)[0].values())))
+                      for size, found in sorted(sizes.items())]
+            for library, sizes in libraries.items()
+        }
+        for ranks, libraries in sorted(runs.items())
+    }
 
 
 def text(x, y, content, size=12, anchor="start", color="#334155", weight="normal", extra=""):
@@ -39,7 +45,10 @@ def text(x, y, content, size=12, anchor="start", color="#334155", weight="normal
 
 
 def rate_text(exponent):
-    return ["1 B/s", "10 B/s", "100 B/s", "1 kB/s", "10 kB/s", "100 kB/s", "1 MB/s", "10 MB/s", "100 MB/s", "1 GB/s", "10 GB/s", "100 GB/s", "1 TB/s"][exponent]
+    return [
+        "1 B/s", "10 B/s", "100 B/s", "1 kB/s", "10 kB/s", "100 kB/s", "1 MB/s", "10 MB/s", "100 MB/s", "1 GB/s",
+        "10 GB/s", "100 GB/s", "1 TB/s"
+    ][exponent]
 
 
 def svg(report, operation="all_reduce", dtype="float32"):
@@ -52,8 +61,11 @@ def svg(report, operation="all_reduce", dtype="float32"):
     high_y = max(low_y + 1, math.ceil(math.log10(max(y for _, y in points))))
     width = max(680, LEFT + len(panels) * PANEL + (len(panels) - 1) * GAP + 24)
     height = TOP + HEIGHT + BOTTOM
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
-           f'<rect width="{width}" height="{height}" fill="white"/>', text(LEFT, 22, f"{operation.replace('_', '-')} of {dtype}: bus bandwidth", 15, weight="bold", color="#0f172a")]
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        text(LEFT, 22, f"{operation.replace('_', '-')} of {dtype}: bus bandwidth", 15, weight="bold", color="#0f172a")
+    ]
     at = LEFT
     for library in report["versions"]:
         if any(library in libraries for libraries in panels.values()):
@@ -62,7 +74,8 @@ def svg(report, operation="all_reduce", dtype="float32"):
             at += 46 + 7.2 * len(TITLES[library])
     for number, (ranks, libraries) in enumerate(panels.items()):
         left = LEFT + number * (PANEL + GAP)
-        place = lambda x, y: (left + (math.log2(x) - low_x) / max(1e-9, high_x - low_x) * PANEL, TOP + (high_y - math.log10(y)) / (high_y - low_y) * HEIGHT)
+        place = lambda x, y: (left + (math.log2(x) - low_x) / max(1e-9, high_x - low_x) * PANEL, TOP +
+                              (high_y - math.log10(y)) / (high_y - low_y) * HEIGHT)
         out.append(text(left + PANEL / 2, TOP - 8, f"{ranks} ranks", 13, "middle", weight="bold"))
         for exponent in range(low_y, high_y + 1):
             y = TOP + (high_y - exponent) / (high_y - low_y) * HEIGHT
@@ -80,7 +93,11 @@ def svg(report, operation="all_reduce", dtype="float32"):
             wide = 3 if library == "ours" else 1.8
             out.append(f'<polyline fill="none" stroke="{COLORS[library]}" stroke-width="{wide}" stroke-linejoin="round" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in spots)}"/>')
             out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{wide + 0.4:.1f}" fill="{COLORS[library]}"/>' for x, y in spots]
-    out.append(text(LEFT, height - 14, f"size of a rank's buffer in bytes; {report['machine']}, {report['date']}, rounds in turn: {report['rounds']}", 11, color="#64748b"))
+    out.append(
+        text(
+            LEFT, height - 14,
+            f"size of a rank's buffer in bytes; {report['machine']}, {report['date']}, rounds in turn: {report['rounds']}",
+            11, color="#64748b"))
     return "\n".join([*out, "</svg>", ""])
 
 

@@ -1,5 +1,6 @@
 """Text of a report of bench.py. `python3 benches/peers/table.py REPORT.json` prints one again."""
 
+import functools
 import json
 import statistics
 import sys
@@ -96,22 +97,27 @@ def memory_line(report):
                 f"{max(bandwidths) / 1e9:.3g}) with which the processors together copy 64 MiB each"]
 
 
+def table_by_size(runs, libraries, limit_title, limit):
+    """A row for each size: every library's time, the best peer over ours, and `limit(size)`."""
+    body = []
+    for (size,), found in sorted(grouped(runs, "bytes").items()):
+        cells, medians = [], {}
+        for library in libraries:
+            mine = by_library(found).get(library)
+            if mine:
+                medians[library], variant = best(mine)
+                cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
+            else:
+                cells.append("")
+        body.append([size_text(size), *cells, ratio_text(medians), limit(size)])
+    return rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", limit_title], body)
+
+
 def collectives_table(report):
     libraries, lines = list(report["versions"]), memory_line(report)
     for (operation, dtype, ranks), runs in grouped(report["collectives"], "operation", "dtype", "ranks").items():
-        body = []
-        for (size,), found in sorted(grouped(runs, "bytes").items()):
-            cells, medians = [], {}
-            for library in libraries:
-                mine = by_library(found).get(library)
-                if mine:
-                    medians[library], variant = best(mine)
-                    cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
-                else:
-                    cells.append("")
-            body.append([size_text(size), *cells, ratio_text(medians), limit(report, operation, ranks, size)])
         lines += ["", f"{operation}, {dtype}, {ranks} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", "memory limit"], body)
+        lines += table_by_size(runs, libraries, "memory limit", functools.partial(limit, report, operation, ranks))
     return lines
 
 
@@ -123,15 +129,25 @@ def start_table(report):
         loaded = {run["round"]: run["total"] - run["phases"]["load"] for run in found.get("ours", [])}
         from_exec = {library: values for library, values in medians.items() if library != "torch"}
         from_loaded = {"ours": loaded, "torch": medians["torch"]} if loaded and "torch" in medians else {}
-        body.append([ranks, *(spread(medians[library].values()) if library in medians else "" for library in libraries), ratio_text(from_exec),
-                     spread(loaded.values()) if loaded else "", ratio_text(from_loaded)])
+        body.append([
+            ranks, *(spread(medians[library].values()) if library in medians else "" for library in libraries),
+            ratio_text(from_exec),
+            spread(loaded.values()) if loaded else "",
+            ratio_text(from_loaded)
+        ])
     for (ranks, library, apart), runs in sorted(grouped(report["start"], "ranks", "library", "apart").items()):
         phases = ", ".join(f"{phase} {time_text(statistics.median(run['phases'][phase] for run in runs))}" for phase in runs[0]["phases"])
         parts.append([ranks, TITLES[library] + (", in parts" if apart else ""), phases])
     if not body:
         return []
-    return ["", "start of N processes, from exec (PyTorch: from the end of its imports) to all communicators of (N/4, 2, 2) and a flattened pair",
-            *rows(["ranks", *(TITLES[library] for library in libraries), "best MPI / ours", "ours when loaded", "PyTorch / that"], body), "", *rows(["ranks", "", "phases, medians"], parts)]
+    return [
+        "",
+        "start of N processes, from exec (PyTorch: from the end of its imports) to all communicators of (N/4, 2, 2) and a flattened pair",
+        *rows([
+            "ranks", *(TITLES[library]
+                       for library in libraries), "best MPI / ours", "ours when loaded", "PyTorch / that"
+        ], body), "", *rows(["ranks", "", "phases, medians"], parts)
+    ]
 
 
 def idle_table(report):

@@ -45,7 +45,8 @@ class Case:
             count = part * ranks
         self.count, self.part, self.bytes = count, part, count * kind.itemsize
         self.send = torch.zeros(part if operation == "all_gather" else count, dtype=kind)
-        self.recv = self.send if operation in ("all_reduce", "broadcast") else torch.zeros(part if operation == "reduce_scatter" else count, dtype=kind)
+        self.recv = self.send if operation in ("all_reduce", "broadcast") else \
+            torch.zeros(part if operation == "reduce_scatter" else count, dtype=kind)
         self.run = getattr(self, operation)
 
     def all_reduce(self):

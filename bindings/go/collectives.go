@@ -21,7 +21,8 @@ func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffe
 	a.apartOrSame(send, recv, 0)
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), unsafe.Pointer(stream))
+		return C.go_all_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
+			C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 
@@ -39,7 +40,8 @@ func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, 
 	}
 	along, to := a.optional("dimension name", dim), a.member("root", root, place)
 	return m.operation(ctx, &a, dim, buffers, func(mesh C.uintptr_t) C.outcome {
-		return C.go_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), to, unsafe.Pointer(stream))
+		return C.go_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType),
+			C.int32_t(op), to, unsafe.Pointer(stream))
 	})
 }
 
@@ -82,7 +84,8 @@ func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv B
 	a.apartOrSame(recv, send, place.rank*max(0, recv.Count))
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_reduce_scatter(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
+		return C.go_reduce_scatter(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType),
+			C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 

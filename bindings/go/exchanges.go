@@ -58,7 +58,8 @@ func (m *Mesh) AllToAllVBuffer(ctx context.Context, dim string, send Buffer, sen
 	}
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_to_allv(mesh, along, send.at(), out.counts, out.displs, recv.at(), into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
+		return C.go_all_to_allv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
+			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
 
@@ -72,7 +73,8 @@ func (m *Mesh) AllGatherVBuffer(ctx context.Context, dim string, send, recv Buff
 	a.apart(out, into, 0, place.rank)
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_gatherv(mesh, along, send.at(), recv.at(), into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
+		return C.go_all_gatherv(mesh, along, send.at(), recv.at(),
+			into.counts, into.displs, C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
 
@@ -87,7 +89,8 @@ func (m *Mesh) ReduceScatterVBuffer(ctx context.Context, dim string, send Buffer
 	a.apart(out, into, place.rank, 0)
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_reduce_scatterv(mesh, along, send.at(), out.counts, out.displs, recv.at(), C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
+		return C.go_reduce_scatterv(mesh, along, send.at(), out.counts, out.displs, recv.at(),
+			C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 

@@ -75,9 +75,10 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 // Shrink gives the mesh without the indices along a dimension that hold a lost rank, so that a job
 // can go on after a rank has died. Whole replicas leave the mesh. Without lostRanks the survivors
 // agree on who is lost, and all of them leave out the same ranks; ErrInvalidState says that no rank
-// is lost (this mesh has ended all the same: make it anew with Init). Otherwise lostRanks are world ranks, the same on every rank (LostRanks, Error.Lost).
-// The new mesh inherits the timeout and the options of this one; CallOptions.Dims replaces the
-// options of the dimensions. Shrink ends this mesh.
+// is lost (this mesh has ended all the same: make it anew with Init). Otherwise lostRanks are world
+// ranks, the same on every rank (LostRanks, Error.Lost). The new mesh inherits the timeout and the
+// options of this one; CallOptions.Dims replaces the options of the dimensions. Shrink ends this
+// mesh.
 //
 // Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink, and
 // gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it

@@ -30,9 +30,11 @@ def fetched_headers() -> Path:
     if not (folder / "xla").exists():
         # Any interpreter can fetch it: the headers are the same for all.
         with tempfile.TemporaryDirectory() as scratch:
-            subprocess.run(
-                [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--python-version=3.11",
-                 f"--platform=manylinux_2_27_{platform.machine()}", "--dest", scratch, f"jaxlib=={JAXLIB}"], check=True)
+            subprocess.run([
+                sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                "--only-binary=:all:", "--python-version=3.11", f"--platform=manylinux_2_27_{platform.machine()}",
+                "--dest", scratch, f"jaxlib=={JAXLIB}"
+            ], check=True)
             (wheel,) = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(scratch, [name for name in archive.namelist() if name.startswith("jaxlib/include/")])
@@ -48,9 +50,13 @@ def compile_handlers(headers: Path, output: Path) -> None:
     if shutil.which(compiler.split()[0]) is None:
         raise SystemExit(f"devicemesh_jax: no C++ compiler {compiler!r} on the PATH (apt-get install g++, or name one in CXX)")
     print(f"devicemesh_jax: {compiler} compiles the XLA handlers", flush=True)
-    subprocess.run(
-        [*compiler.split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",
-         f"-I{ROOT / 'include'}", "-isystem", str(headers), str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", "-o", str(made)], check=True)
+    subprocess.run([
+        *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
+        "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-isystem",
+        str(headers),
+        str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", "-o",
+        str(made)
+    ], check=True)
     made.rename(output)
 
 

@@ -1,7 +1,8 @@
 """The build backend (PEP 517, PEP 660): cargo builds the library and the tool at the root of the repository, a zip file carries them.
 
-It needs nothing but Python and cargo, so an installation without a network works. The wheel is for every Python 3, since nothing is compiled against
-one, and its platform tag says the oldest glibc that the binaries run on.
+It needs nothing but Python and cargo, so an installation without a network works. The wheel is for
+every Python 3, since nothing is compiled against one, and its platform tag says the oldest glibc
+that the binaries run on.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def tag(binaries: list[Path]) -> str:
     if not machine.startswith("linux_") or platform.libc_ver()[0] != "glibc":
         return machine
     # The names stand in the dynamic string table; elsewhere in a file such bytes could only make the tag more careful.
-    versions = {
-        (int(major), int(minor)) for binary in binaries for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}
+    versions = {(int(major), int(minor))
+                for binary in binaries
+                for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}
     # manylinux has no profile before 2.5 (PEP 513).
     major, minor = max(versions | {(2, 5)})
     return f"manylinux_{major}_{minor}_{machine[len('linux_'):]}"

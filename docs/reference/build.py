@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The C and C++ reference: doxygen over the public headers, as HTML in target/doc/c. A warning of doxygen is an error. `make docs` calls this.
+"""The C and C++ reference: doxygen over the public headers, as HTML in target/doc/c. A warning of
+doxygen is an error. `make docs` calls this.
 
 doxygen is fetched once, pinned, as a wheel; DM_DOXYGEN names another one. Where it cannot be had this ends with 77.
 """

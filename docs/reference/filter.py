@@ -1,7 +1,8 @@
 """Doxygen's input filter: our headers with what doxygen wants to see in them. Lines keep their numbers.
 
-A heading, `/* ---- views of a mesh ---- */`, begins a group; within a class it begins a named part. The first comment is that of the file. Names of the
-C header become links wherever comments mention them. hostccl.h, whose comments are plain ones, gets doxygen's.
+A heading, `/* ---- views of a mesh ---- */`, begins a group; within a class it begins a named part.
+The first comment is that of the file. Names of the C header become links wherever comments mention
+them. hostccl.h, whose comments are plain ones, gets doxygen's.
 """
 
 import re
@@ -30,7 +31,8 @@ def linked(comment, names, structs, words):
             return f"#{name}::{member}"
         return f"#{match.group(0)}" if name in names else match.group(0)
 
-    code = re.sub(r"(?<![\w`>.\-\"])(\*?[a-z]+_\w+)(?![\w`(\-])", lambda word: f"`{word[0]}`" if word[0].lstrip("*") in words else word[0], comment)
+    code = re.sub(r"(?<![\w`>.\-\"])(\*?[a-z]+_\w+)(?![\w`(\-])",
+                  lambda word: f"`{word[0]}`" if word[0].lstrip("*") in words else word[0], comment)
     return NAME.sub(link, code)
 
 

@@ -109,7 +109,8 @@ try {
     const int from = lines[3 * rank], count = lines[3 * rank + 1];
     good = good && lines[3 * rank + 2] == 1;
     if (mesh.rank() == 0)
-      std::printf("rank %d keeps %s %d%s\n", rank, count > 1 ? "units" : "unit", from, count > 1 ? (" and " + std::to_string(from + 1)).c_str() : "");
+      std::printf("rank %d keeps %s %d%s\n", rank, count > 1 ? "units" : "unit", from,
+                  count > 1 ? (" and " + std::to_string(from + 1)).c_str() : "");
   }
   if (mesh.rank() == 0) std::printf("gradients of one process: %s\n", good ? "yes" : "no");
   mesh.finalize();

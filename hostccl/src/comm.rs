@@ -34,7 +34,7 @@ pub(crate) struct Comm {
     pub(crate) span: Option<Span>,
     /// The rails between the hosts; `None` where there is no `span`.
     pub(crate) rails: Option<Box<Rails>>,
-    /// What this rank knows of the ranks on other hosts; `None` where there is no `span`.
+    /// This rank's knowledge of the ranks on other hosts; `None` where there is no `span`.
     pub(crate) remote: Option<Remote>,
     /// How many ranks are known to share this machine: those of this communicator, or those of the
     /// larger one from which it was made. The wait loop compares this number with the processors.

@@ -18,7 +18,7 @@ use crate::wire::{Notice, Peer, Wire};
 /// How long the desk keeps notices about a communicator that this process has not registered. A
 /// peer may be ahead in the join of the communicator.
 const KEPT_FOR: Duration = Duration::from_secs(60);
-/// The most notices that are kept so.
+/// The most notices that are kept for communicators that are not registered.
 const MOST_KEPT: usize = 256;
 /// How often a thread that wants the latest news lets the wire make progress.
 const PASSES: usize = 4;
@@ -87,7 +87,8 @@ impl Desk {
         let desk = Arc::new(Desk {
             wire: wire.clone(),
             reading: Mutex::new(()),
-            // It differs from the word, so that the first look takes the news that there are.
+            // The value differs from the word, so that the first look takes all news that have
+            // come.
             seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
             state: Mutex::default(),
         });

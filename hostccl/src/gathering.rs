@@ -101,7 +101,7 @@ impl Records {
         self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::at)
     }
 
-    /// Where this host's payload goes before the gathering begins.
+    /// The place to which this host's payload is written before the gathering begins.
     pub(crate) fn own_payload(&self) -> *mut u8 {
         // SAFETY: there is room for a head.
         unsafe { self.at().add(HEAD_BYTES) }

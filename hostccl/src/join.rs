@@ -99,7 +99,7 @@ const REFUSAL_TIME: Duration = Duration::from_secs(5);
 pub(crate) struct Join {
     /// Where the segment is found.
     source: Source,
-    /// What the rank brings.
+    /// The facts that the rank brings to its join.
     context: Context,
     /// How the rank joins.
     road: Road,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::places::Place;
 use crate::poll::{Blocker, Poll};
@@ -41,6 +41,10 @@ pub(crate) enum Side {
     Recv(*mut u8),
 }
 
+// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
+// whatever thread.
+unsafe impl Send for Side {}
+
 /// A send or receive under way.
 pub(crate) struct Message {
     /// The communicator.
@@ -66,10 +70,6 @@ pub(crate) struct Message {
     /// How many bytes of the message this side has written or read.
     done: usize,
 }
-
-// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
-// whatever thread.
-unsafe impl Send for Message {}
 
 impl Message {
     /// Returns a message that has not begun. Fails when the communicator takes no more calls.
@@ -128,16 +128,9 @@ impl Message {
         self.count * self.dtype.size()
     }
 
-    fn mismatch(&self, count: u64, dtype: i32) -> crate::error::Error {
-        let sent = DataType::from_raw(dtype).map_or("unknown elements", DataType::name);
-        let message = format!(
-            "{} sends {count} x {sent} where {} receives {} x {}",
-            self.comm.label(self.peer),
-            self.comm.label(self.comm.rank),
-            self.count,
-            self.dtype.name()
-        );
-        self.comm.fail(ncclInvalidUsage, Blame::of([self.peer, self.comm.rank]), &message)
+    fn mismatch(&self, count: u64, dtype: i32) -> Error {
+        let peer = self.comm.labels.of_seat(self.peer);
+        fail_mismatch(&self.comm, peer, (count, dtype), (self.count, self.dtype))
     }
 
     /// Returns how many bytes to copy next, where `free` bytes of the ring are available from `at`
@@ -303,7 +296,7 @@ impl Operation for Message {
         if !self.opened {
             self.comm.check()?;
             let (comm, side, peer) = (&self.comm, self.side, self.peer);
-            let call = || describe(comm, side, self.count, self.dtype, peer);
+            let call = || describe(comm, side, self.count, self.dtype, comm.labels.of_seat(peer));
             if let Some(blocked) = self.pass.enter(comm, call)? {
                 return Ok(blocked);
             }
@@ -323,7 +316,7 @@ impl Operation for Message {
     }
 
     fn describe(&self) -> String {
-        describe(&self.comm, self.side, self.count, self.dtype, self.peer)
+        describe(&self.comm, self.side, self.count, self.dtype, self.comm.labels.of_seat(self.peer))
     }
 
     fn pass(&mut self) -> Option<&mut Pass> {
@@ -342,12 +335,31 @@ impl Drop for Message {
     }
 }
 
-fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize) -> String {
+/// Returns "ncclSend(3 x float32, to rank 1) on rank 0 of mesh_tp". `peer` is a rank of the whole
+/// communicator.
+pub(crate) fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize) -> String {
     let (call, way) = match side {
         Side::Send(_) => ("ncclSend", "to"),
         Side::Recv(_) => ("ncclRecv", "from"),
     };
-    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.own_label())
+    let peer = comm.labels.rank(peer, None);
+    format!("{call}({count} x {}, {way} {peer}) on {}", dtype.name(), comm.own_label())
+}
+
+/// Ends the communicator because `peer`, a rank of the whole communicator, sends another count or
+/// type than this rank expects.
+pub(crate) fn fail_mismatch(comm: &Comm, peer: usize, sent: (u64, i32), expected: (usize, DataType)) -> Error {
+    let me = comm.whole().0;
+    let message = format!(
+        "{} sends {} x {} where {} receives {} x {}",
+        comm.labels.rank(peer, None),
+        sent.0,
+        DataType::from_raw(sent.1).map_or("unknown elements", DataType::name),
+        comm.labels.rank(me, None),
+        expected.0,
+        expected.1.name()
+    );
+    comm.fail_whole(ncclInvalidUsage, Blame::of([peer, me]), &message, "")
 }
 
 /// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that

@@ -172,11 +172,6 @@ impl CommConfig {
         config
     }
 
-    /// Whether calls on the communicator wait until they are done. They do when the field is unset.
-    pub fn is_blocking(&self) -> bool {
-        self.int(AT_BLOCKING) != 0
-    }
-
     /// Returns this config with the communicator's name, if the struct has that field and the
     /// caller left it unset. The name lives for ever, because the library keeps the pointer.
     #[must_use]

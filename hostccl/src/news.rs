@@ -27,7 +27,7 @@ use crate::wire::{Lost, Notice, Peer};
 const ALONE: Duration = Duration::from_millis(50);
 /// How long a rank waits when other ranks of the lost process's host can tell why.
 const OTHERS_TELL: Duration = Duration::from_millis(250);
-/// The pause between two looks at the news meanwhile.
+/// The pause between two looks at the news in that time.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -85,7 +85,6 @@ impl Comm {
 
     /// Fails when this rank has aborted the communicator, or when `rank` of the whole communicator
     /// has left it or is lost. Another failure of the communicator does not count.
-    #[allow(dead_code, reason = "shrinking over several hosts calls it")]
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
         let Some((span, remote)) = self.elsewhere() else { return self.check_peer(rank) };
         let Some(peer) = span.peers[rank] else {

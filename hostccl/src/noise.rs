@@ -9,7 +9,7 @@
 //! The module does no input or output: the caller moves the bytes, and says where a message or a
 //! record ends. Nothing here waits.
 //!
-//! What each side can be sure of:
+//! Each side can be sure of these facts:
 //! - A first message that reads well was made by a process that knows the secret. It may be a copy
 //!   of an earlier one. So the responder must do nothing for the initiator before the first record
 //!   has opened. A record opens only in the session in which it was sealed.

@@ -13,7 +13,8 @@ const MESSAGE_BYTES: usize = 512;
 /// A notice about one communicator. All ranks are those of the whole communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// It says nothing. It makes a connection, which breaks when the sender's process ends.
+    /// The notice has no news. Sending it makes a connection, which breaks when the sender's
+    /// process ends.
     Hello,
     /// The communicator has failed.
     Failed {
@@ -102,7 +103,8 @@ impl Said {
     }
 }
 
-/// Writes a set of ranks: as a list while that is shorter than bits for all ranks up to the last.
+/// Writes a set of ranks: as a list, or as bits for all ranks up to the last where the bits are
+/// shorter.
 fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
     let words = ranks.iter().max().map_or(0, |last| last / 8 + 1);
     if 2 * ranks.len() <= words {

@@ -11,10 +11,10 @@ use crate::poll::Blocker;
 use crate::process::Process;
 use crate::types::*;
 
-/// A peer's end after which no other peer has ended for so long stands alone.
+/// When no further peer has ended for this long, no more ends are expected.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// How long a call that has found a peer's end waits for the ends of others at most.
+/// The longest time for which a call that has found a peer's end waits for the ends of others.
 const LONGEST_SETTLING: Duration = Duration::from_millis(250);
 
 /// The pause between two looks at the peers meanwhile.

@@ -1,4 +1,4 @@
-//! What a rank knows of the ranks of its communicator that are on other hosts, and its messages to
+//! A rank's knowledge of the ranks of its communicator that are on other hosts, and its messages to
 //! and from these ranks.
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ impl RemoteCall {
     }
 }
 
-/// What this rank knows of the ranks on other hosts.
+/// This rank's knowledge of the ranks on other hosts.
 #[derive(Debug)]
 pub(crate) struct Remote {
     /// The news of the process's wire.

@@ -16,7 +16,7 @@ use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, NO_TAG, Name};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::message::Side;
+use crate::message::{Side, describe, fail_mismatch};
 use crate::operation::Operation;
 use crate::poll::{Blocker, Poll};
 use crate::remote::RemoteCall;
@@ -102,10 +102,6 @@ pub(crate) struct RemoteMessage {
     /// Whether the communicator lists this message as under way.
     listed: bool,
 }
-
-// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
-// whatever thread.
-unsafe impl Send for RemoteMessage {}
 
 impl RemoteMessage {
     /// Returns a message that has not begun. Fails when the communicator takes no more calls.
@@ -215,7 +211,8 @@ impl RemoteMessage {
             return Err(self.malformed(length, HEAD_BYTES));
         };
         if (head.count, head.dtype) != (self.count as u64, self.dtype as i32) {
-            return Err(self.mismatch(head.count, head.dtype));
+            let (sent, expected) = ((head.count, head.dtype), (self.count, self.dtype));
+            return Err(fail_mismatch(&self.comm, self.peer, sent, expected));
         }
         let bytes = self.bytes();
         let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
@@ -274,19 +271,6 @@ impl RemoteMessage {
         }
     }
 
-    fn mismatch(&self, count: u64, dtype: i32) -> Error {
-        let sent = DataType::from_raw(dtype).map_or("unknown elements", DataType::name);
-        let me = self.comm.whole().0;
-        let message = format!(
-            "{} sends {count} x {sent} where {} receives {} x {}",
-            self.comm.labels.rank(self.peer, None),
-            self.comm.labels.rank(me, None),
-            self.count,
-            self.dtype.name()
-        );
-        self.comm.fail_whole(ncclInvalidUsage, Blame::of([self.peer, me]), &message, "")
-    }
-
     /// Ends the communicator because the peer's process does not keep to this protocol.
     fn malformed(&self, length: usize, expected: usize) -> Error {
         let message = format!(
@@ -322,9 +306,7 @@ impl Operation for RemoteMessage {
     }
 
     fn describe(&self) -> String {
-        let (call, way) = if self.sends() { ("ncclSend", "to") } else { ("ncclRecv", "from") };
-        let peer = self.comm.labels.rank(self.peer, None);
-        format!("{call}({} x {}, {way} {peer}) on {}", self.count, self.dtype.name(), self.comm.own_label())
+        describe(&self.comm, self.side, self.count, self.dtype, self.peer)
     }
 }
 

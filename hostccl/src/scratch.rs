@@ -73,7 +73,7 @@ impl Scratch {
         }
     }
 
-    /// Takes a piece back for later calls, if there is room for it.
+    /// Keeps a piece for later calls, if there is room for it.
     pub(crate) fn give(&self, memory: Memory) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let kept: usize = free.iter().map(Memory::bytes).sum();

@@ -202,8 +202,8 @@ impl Wait {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
         match timeout {
-            // What has come over the wire may be what a call waits for. The call is polled once
-            // more then, but not again and again.
+            // A message that has come over the wire may be the one for which a call waits. The call
+            // is polled once more then, but not again and again.
             Some(timeout) if since.elapsed() >= timeout && changed() && !std::mem::replace(&mut self.is_late, true) => {
                 Ok(())
             }

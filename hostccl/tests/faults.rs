@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use child_ranks::{Rank, listen, say, start_all};
-use common::{config, from_hex, init, last_error, unique_id};
+use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_all, watch};
+use common::{config, from_hex, hex_of, init, last_error, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -42,13 +42,6 @@ fn are_apart() -> bool {
     env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0")
 }
 
-fn lost_rank(comm: ncclComm_t) -> c_int {
-    let mut lost = -2;
-    // SAFETY: there is a place for the answer.
-    assert_eq!(unsafe { hostcclCommLostRank(comm, &raw mut lost) }, ncclSuccess);
-    lost
-}
-
 /// Joins a communicator whose other rank never comes, and sets its time while it is made.
 fn join_alone() {
     let mut config = config(0);
@@ -66,19 +59,15 @@ fn join_alone() {
 #[test]
 #[ignore = "started by the other tests as a rank"]
 fn child() {
-    let Ok(play) = env::var("HOSTCCL_FAULT") else { return };
+    let Some(Part { scene: play, rank, size, id }) = Part::of_this_process() else { return };
     if play == "maker" {
-        let id: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
-        say(&id);
+        say(&hex_of(&unique_id()));
         return drop(listen());
     }
     if play == "timeout 600000" {
         return join_alone();
     }
-    let number = |name: &str| env::var(name).unwrap().parse::<c_int>().unwrap();
-    let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
-    let id = from_hex(&env::var("HOSTCCL_FAULT_ID").unwrap());
-    let (result, comm) = init(size, id, rank);
+    let (result, comm) = init(size as c_int, id, rank as c_int);
     if result != ncclSuccess {
         return say(&format!("init {result} {}", last_error()));
     }
@@ -92,7 +81,7 @@ fn child() {
             while result == ncclSuccess && started.elapsed() < PATIENCE {
                 result = all_reduce(comm, &mut data);
             }
-            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            say_result(comm, result);
             let again = all_reduce(comm, &mut data[..1]);
             say(&format!("{again} {}", last_error()));
         }
@@ -104,49 +93,23 @@ fn child() {
                 let (buffer, peer) = (data.as_mut_ptr().cast(), if rank == 0 { 1 } else { 0 });
                 ncclRecv(buffer, data.len(), DataType::Float32 as c_int, peer, comm, null_mut())
             };
-            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            say_result(comm, result);
         }
         // Rank 0 leaves in the way that the test writes, and the others reduce once.
-        "leave" => {
-            if rank == 0 {
-                let leave = match listen().as_str() {
-                    "abort" => ncclCommAbort,
-                    "destroy" => ncclCommDestroy,
-                    word => panic!("{word}"),
-                };
-                // SAFETY: the communicator is live.
-                assert_eq!(unsafe { leave(comm) }, ncclSuccess);
-                say("left");
-                listen();
-            } else {
-                let result = all_reduce(comm, &mut [0.0; 4]);
-                say(&format!("{result} {} {}", lost_rank(comm), last_error()));
-            }
-        }
+        "leave" if rank == 0 => leave_as_told(comm),
+        "leave" => say_result(comm, all_reduce(comm, &mut [0.0; 4])),
         // All ranks but rank 1 reduce.
-        "late" if rank != 1 => {
-            let result = all_reduce(comm, &mut [0.0; 4]);
-            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
-        }
+        "late" if rank != 1 => say_result(comm, all_reduce(comm, &mut [0.0; 4])),
         // All ranks but rank 1 split.
         "split" if rank != 1 => {
             let mut new = null_mut();
             // SAFETY: there is a place for the communicator.
-            let result = unsafe { ncclCommSplit(comm, 0, rank, &raw mut new, null_mut()) };
+            let result = unsafe { ncclCommSplit(comm, 0, rank as c_int, &raw mut new, null_mut()) };
             assert!(new.is_null());
-            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            say_result(comm, result);
         }
         // Every rank only asks for the state of its communicator.
-        "watch" => {
-            let started = Instant::now();
-            let mut state = ncclSuccess;
-            while state == ncclSuccess && started.elapsed() < PATIENCE {
-                // SAFETY: there is a place for the answer.
-                assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            say(&format!("{state} {} {}", lost_rank(comm), last_error()));
-        }
+        "watch" => say_result(comm, watch(comm)),
         _ => {}
     }
     listen();

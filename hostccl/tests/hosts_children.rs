@@ -1,57 +1,21 @@
 //! Split and shrink of communicators whose ranks are on several hosts, with real processes. Each
 //! process is a host, or one of two processes of a host: `DM_HOSTCCL_HOST` names the hosts.
 //!
-//! A rank is this test program, started again with its ignored test `child`.
+//! The ranks are child processes, which play a scene (child_ranks).
 
+mod child_ranks;
 mod common;
 
-use std::env;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
-use std::time::Duration;
 
-use common::{Comm, from_hex, hex_of, last_error, ok, unique_id};
+use child_ranks::{Part, Rank, listen, say, start_on};
+use common::{Comm, last_error, ok};
 use hostccl::types::*;
 use hostccl::*;
 
-/// The processes of a test, which are killed and waited for when the test ends in any way.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Starts a rank on each of these hosts. They do `what`, and write one line each.
-fn start(what: &str, hosts: &[&str]) -> Children {
-    let hex = hex_of(&unique_id());
-    let start = |(rank, host): (usize, &&str)| {
-        Command::new(env::current_exe().unwrap())
-            .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("HOSTCCL_TEST_ID", &hex)
-            .env("HOSTCCL_TEST_DO", what)
-            .env("HOSTCCL_TEST_SIZE", hosts.len().to_string())
-            .env("HOSTCCL_TEST_RANK", rank.to_string())
-            .env("HOSTCCL_TIMEOUT_MS", "60000")
-            .env("DM_HOSTCCL_HOST", host)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    Children(hosts.iter().enumerate().map(start).collect())
-}
-
-/// Returns the line that a rank writes.
-fn line(child: &mut Child) -> String {
-    let output = BufReader::new(child.stdout.as_mut().unwrap());
-    let found = output.lines().map_while(Result::ok).find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
-    found.expect("the process writes a line")
+/// Starts a rank on each of these hosts.
+fn start(scene: &str, hosts: &[&str]) -> Vec<Rank> {
+    start_on(scene, hosts, &[("HOSTCCL_TIMEOUT_MS", "60000")])
 }
 
 /// Adds up the ranks of the communicator's parent, and returns "rank of size: sum".
@@ -85,11 +49,9 @@ fn shrink(comm: &Comm, excluded: &[i32], flags: i32) -> Result<Comm, String> {
 #[test]
 #[ignore = "started by the other tests as ranks"]
 fn child() {
-    let Ok(hex) = env::var("HOSTCCL_TEST_ID") else { return };
-    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
-    let (size, rank) = (number("HOSTCCL_TEST_SIZE"), number("HOSTCCL_TEST_RANK"));
-    let comm = Comm::init(from_hex(&hex), size, rank);
-    let mut said = match env::var("HOSTCCL_TEST_DO").unwrap().as_str() {
+    let Some(Part { scene, rank, size, id }) = Part::of_this_process() else { return };
+    let comm = Comm::init(id, size, rank);
+    let said = match scene.as_str() {
         // Even and odd ranks, each in reverse order; and then the halves of the whole.
         "split" => {
             let parity = comm.split((rank % 2) as i32, -(rank as i32)).unwrap();
@@ -119,20 +81,16 @@ fn child() {
         }
         other => panic!("{other}"),
     };
-    said.insert_str(0, "> ");
-    println!("{said}");
-    std::io::stdout().flush().unwrap();
+    say(&said);
     // The communicators live until the test is done.
-    let _ = std::io::stdin().read(&mut [0]);
-    drop(comm);
-    std::thread::sleep(Duration::from_millis(1));
+    listen();
 }
 
 #[test]
 fn splits_over_hosts_and_within_one() {
     for hosts in [["a", "a", "b", "b"], ["a", "b", "a", "b"], ["a", "b", "c", "d"], ["a", "b", "b", "b"]] {
         let mut ranks = start("split", &hosts);
-        let lines: Vec<String> = ranks.0.iter_mut().map(line).collect();
+        let lines: Vec<String> = ranks.iter_mut().map(Rank::hear).collect();
         assert_eq!(
             lines,
             [
@@ -150,7 +108,7 @@ fn splits_over_hosts_and_within_one() {
 fn survivors_of_a_dead_rank_go_on() {
     for hosts in [["a", "a", "b", "b"], ["a", "b", "c", "d"], ["a", "b", "a", "c"]] {
         let mut ranks = start("shrink", &hosts);
-        let lines: Vec<String> = ranks.0[..3].iter_mut().map(line).collect();
+        let lines: Vec<String> = ranks[..3].iter_mut().map(Rank::hear).collect();
         assert_eq!(lines, ["0 of 3: 3", "1 of 3: 3", "2 of 3: 3"], "{hosts:?}");
     }
 }

@@ -7,26 +7,18 @@
 mod child_ranks;
 mod common;
 
-use std::env;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use child_ranks::{Rank, listen, say, start_on_hosts};
-use common::{from_hex, init, last_error};
+use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_on_hosts, watch};
+use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
 
 /// How long an error may take to reach a rank of another host. It takes a tenth of that where
 /// nothing else runs.
 const SOON: Duration = Duration::from_secs(10);
-
-fn lost_rank(comm: ncclComm_t) -> c_int {
-    let mut lost = -2;
-    // SAFETY: there is a place for the answer.
-    assert_eq!(unsafe { hostcclCommLostRank(comm, &raw mut lost) }, ncclSuccess);
-    lost
-}
 
 /// Sends `sent[i]` to rank i, and receives `got[i]` from rank i, in one group.
 fn exchange(comm: ncclComm_t, sent: &[Vec<u8>], got: &mut [Vec<u8>]) -> ncclResult_t {
@@ -73,17 +65,14 @@ fn receive(comm: ncclComm_t, peer: c_int) {
     // SAFETY: the buffer holds ten bytes.
     let result =
         unsafe { ncclRecv(data.as_mut_ptr().cast(), data.len(), DataType::Uint8 as c_int, peer, comm, null_mut()) };
-    say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+    say_result(comm, result);
 }
 
 /// Plays one rank of a scene. It is no test by itself.
 #[test]
 #[ignore = "started by the other tests as a rank"]
 fn child() {
-    let Ok(play) = env::var("HOSTCCL_FAULT") else { return };
-    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
-    let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
-    let id = from_hex(&env::var("HOSTCCL_FAULT_ID").unwrap());
+    let Some(Part { scene: play, rank, size, id }) = Part::of_this_process() else { return };
     let (result, comm) = init(size as c_int, id, rank as c_int);
     if result != ncclSuccess {
         return say(&format!("init {result} {}", last_error()));
@@ -103,42 +92,24 @@ fn child() {
             });
             match result {
                 None => say("right"),
-                Some(result) => say(&format!("{result} {} {}", lost_rank(comm), last_error())),
+                Some(result) => say_result(comm, result),
             }
         }
         // Every rank reduces until a call fails.
         "reduce" => {
             let counts = [1, 5000, 300_000].into_iter().cycle();
             let result = counts.map(|count| reduce(comm, size, count)).find(|result| *result != ncclSuccess);
-            say(&format!("{} {} {}", result.unwrap(), lost_rank(comm), last_error()));
+            say_result(comm, result.unwrap());
         }
         // All ranks but rank 5 reduce.
         "late" if rank != 5 => {
             let result = reduce(comm, size, 5000);
-            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            say_result(comm, result);
         }
         // Every rank only asks for the state of its communicator.
-        "watch" => {
-            let mut state = ncclSuccess;
-            let started = Instant::now();
-            while state == ncclSuccess && started.elapsed() < common::DEADLINE {
-                // SAFETY: there is a place for the answer.
-                assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            say(&format!("{state} {} {}", lost_rank(comm), last_error()));
-        }
+        "watch" => say_result(comm, watch(comm)),
         // Rank 0 leaves in the way that the test writes, and the others wait for a message of it.
-        "leave" if rank == 0 => {
-            let leave = match listen().as_str() {
-                "abort" => ncclCommAbort,
-                "destroy" => ncclCommDestroy,
-                word => panic!("{word}"),
-            };
-            // SAFETY: the communicator is live.
-            assert_eq!(unsafe { leave(comm) }, ncclSuccess);
-            say("left");
-        }
+        "leave" if rank == 0 => leave_as_told(comm),
         "leave" => receive(comm, 0),
         // Each rank waits for the one before it, and rank 0 for nobody.
         "timeout 1000" if rank > 0 => {

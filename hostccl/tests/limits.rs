@@ -5,10 +5,12 @@
 mod common;
 
 use std::ffi::c_int;
+use std::fs::{self, DirEntry};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
-use common::{config, last_error, ranks, unique_id};
+use common::{DEADLINE, config, last_error, ranks, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -53,6 +55,20 @@ fn address_space() -> u64 {
     statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
 }
 
+/// Returns a unique id, once the thread that serves it waits for ranks. If the thread began after
+/// the limit on memory is set, it would find no room for its signal stack, and end the process.
+fn served_id() -> ncclUniqueId {
+    let (id, began) = (unique_id(), Instant::now());
+    let is_waiting = |task: std::io::Result<DirEntry>| {
+        fs::read_to_string(task.unwrap().path().join("stat")).is_ok_and(|stat| stat.contains("(dm-join) S"))
+    };
+    while !fs::read_dir("/proc/self/task").unwrap().any(is_waiting) {
+        assert!(began.elapsed() < DEADLINE, "no thread dm-join waits");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    id
+}
+
 /// Writes the outcome of a call for the process that runs the test.
 fn say(code: ncclResult_t) {
     println!("said: {code} {}", if code == ncclSuccess { String::new() } else { last_error() });
@@ -77,14 +93,14 @@ fn child() {
             });
         }
         Ok("init without memory") => {
-            let id = unique_id();
+            let id = served_id();
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
             let mut comm = null_mut();
             // SAFETY: there is a place for the communicator.
             say(unsafe { ncclCommInitRank(&raw mut comm, 2, id, 0) });
         }
         Ok("thread without memory") => {
-            let id = unique_id();
+            let id = served_id();
             let mut config = config(0);
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
             let mut comm = null_mut();

@@ -1,50 +1,28 @@
 //! The checks of `reference.rs` with ranks as processes, and as processes of several threads each.
 //!
-//! A rank is this test program, started again with its ignored test `child`. Environment variables
-//! give the rank and the id.
+//! A process is one of child_ranks. `HOSTCCL_TEST_THREADS` says how many ranks it has.
 
+mod child_ranks;
 mod common;
 
 use std::env;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use child_ranks::{Part, Rank};
 use common::call::Case;
-use common::{DEADLINE, from_hex, hex_of, ranks_of, unique_id};
+use common::{DEADLINE, ranks_of, unique_id};
 use hostccl::types::*;
-
-/// The processes of a test. They are killed and waited for when the test ends in any way.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
 
 /// Starts `processes` of `threads` ranks each, and waits until all have done their checks.
 fn check(processes: usize, threads: usize) {
-    let hex = hex_of(&unique_id());
-    let start = |process: usize| {
-        Command::new(env::current_exe().unwrap())
-            .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("HOSTCCL_TEST_ID", &hex)
-            .env("HOSTCCL_TEST_SIZE", (processes * threads).to_string())
-            .env("HOSTCCL_TEST_FIRST", (process * threads).to_string())
-            .env("HOSTCCL_TEST_THREADS", threads.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap()
-    };
-    let mut children = Children((0..processes).map(start).collect());
+    let (id, size, threads_text) = (unique_id(), processes * threads, threads.to_string());
+    let variables = [("HOSTCCL_TEST_THREADS", threads_text.as_str())];
+    let start = |process: usize| Rank::start_with("checks", process * threads, size, &id, &variables);
+    let mut children: Vec<Rank> = (0..processes).map(start).collect();
     let started = Instant::now();
-    for (process, child) in children.0.iter_mut().enumerate() {
+    for (process, rank) in children.iter_mut().enumerate() {
         let status = loop {
-            if let Some(status) = child.try_wait().unwrap() {
+            if let Some(status) = rank.child.try_wait().unwrap() {
                 break status;
             }
             assert!(started.elapsed() < DEADLINE, "process {process} of {processes} is not done after {DEADLINE:?}");
@@ -73,14 +51,12 @@ fn cases(size: usize) -> Vec<Case> {
 #[test]
 #[ignore = "started by the other tests as ranks"]
 fn child() {
-    let Ok(hex) = env::var("HOSTCCL_TEST_ID") else { return };
-    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
-    let (size, first) = (number("HOSTCCL_TEST_SIZE"), number("HOSTCCL_TEST_FIRST"));
-    let threads = number("HOSTCCL_TEST_THREADS");
+    let Some(Part { rank: first, size, id, .. }) = Part::of_this_process() else { return };
+    let threads: usize = env::var("HOSTCCL_TEST_THREADS").unwrap().parse().unwrap();
     // With this variable, each process is a host.
     let seats = if env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0") { threads } else { size };
     let cases: Vec<Case> = cases(size).into_iter().map(|case| case.on_hosts_of(seats)).collect();
-    ranks_of(from_hex(&hex), size, first..first + threads, |comm, rank| {
+    ranks_of(id, size, first..first + threads, |comm, rank| {
         assert_eq!((comm.size(), comm.rank()), (size, rank));
         cases.iter().for_each(|case| case.run(comm, rank));
     });

@@ -161,7 +161,7 @@ impl Library {
 }
 
 impl Asker {
-    /// What the driver says about an address; `None` where it says nothing.
+    /// Returns the facts that the driver tells about an address; `None` where it tells none.
     fn ask(&self, address: usize) -> Option<Answer> {
         let (mut memory_type, mut is_managed, mut device): (c_uint, c_uint, c_int) = (0, 0, 0);
         let (mut start, mut len) = (0u64, 0usize);

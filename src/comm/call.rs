@@ -1,4 +1,4 @@
-//! What a collective call is in src/comm, and how it runs from its turn to its end.
+//! The collective calls of src/comm, and how each runs from its turn to its end.
 //!
 //! A collective call makes or ends communicators. Every rank of its scope must make it: every rank
 //! of the world for dm_init, every rank of the root mesh for most other calls. These ranks make

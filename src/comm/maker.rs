@@ -38,8 +38,8 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 /// How much longer than the deadline this rank waits for the host engine, which has the same
 /// deadline and then says which ranks did not come.
 const LAST_WORD: Duration = Duration::from_millis(100);
-/// The same time over several hosts. The engine then asks other ranks first, which takes up to
-/// 1.2 s.
+/// How much longer than the deadline this rank waits over several hosts. The engine then asks other
+/// ranks first, which takes up to 1.2 s.
 const LAST_WORD_OF_HOSTS: Duration = Duration::from_millis(1300);
 
 /// Makes communicators of one library inside one call.

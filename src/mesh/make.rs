@@ -9,7 +9,7 @@ use super::root::{Listed, NamedDim, RankMap, Root};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, row_major};
 
-/// What a root mesh is made from.
+/// The arguments from which a root mesh is made.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct MeshSpec<'a> {
@@ -60,7 +60,7 @@ impl<'a> MeshSpec<'a> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Mesh {
-    /// What all views of the root share.
+    /// The part that all views of the root share.
     pub(super) root: Arc<Root>,
     /// The dimensions of this view over the root's positions.
     pub(super) dims: Arc<[NamedDim]>,

@@ -1,4 +1,4 @@
-//! What all views of a root share: its dimensions, and which world rank lies at each of its
+//! The part that all views of a root share: its dimensions, and the world rank at each of its
 //! positions.
 
 use std::hash::{Hash, Hasher};
@@ -22,7 +22,7 @@ pub(super) struct NamedDim {
     pub(super) named: bool,
 }
 
-/// What all views of one root share.
+/// The part that all views of one root share.
 #[derive(Debug)]
 pub(crate) struct Root {
     /// The device type, for example "cuda".

@@ -15,7 +15,8 @@
 //! ranks got through, or the verdict is the first failure.
 //!
 //! A rank may come to a call that the others have given up, or refuse its own call. late.rs and
-//! [`Scope::tell_refusal`] put the ranks level again, so that the next call of all ranks meets.
+//! [`Scope::tell_refusal`] bring the ranks back to one number, so that the next calls of all ranks
+//! meet.
 //!
 //! After ranks were lost, the others agree on who is lost (survivors.rs).
 //!

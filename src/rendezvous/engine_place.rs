@@ -10,18 +10,18 @@ use super::store::{Secret, Server, Store};
 use crate::error::{Error, Result};
 use crate::logging::Me;
 
-/// Where the host engine of this process is, as far as other ranks are concerned. It is found
-/// before the ranks agree on the join.
+/// The place of this process's host engine, as other ranks see it. The place is found before the
+/// ranks agree on the join.
 pub(super) struct EnginePlace {
     /// A text that is equal on two ranks only if they may share memory.
     host: String,
-    /// The address of this host at which ranks on other hosts may reach this process. It is that
-    /// of the connection to the store. `None` where the store has no address.
+    /// The address of this host at which ranks on other hosts may reach this process. It is the
+    /// local address of the connection to the store; `None` where the store has no address.
     address: Option<IpAddr>,
 }
 
-/// The word that a rank offers whose address is a loopback address. When all ranks offer the word,
-/// all of them are in one network namespace.
+/// A rank whose address is a loopback address offers this word. When all ranks offer the word, all
+/// of them are in one network namespace.
 const LOOPBACK: &str = "loopback";
 
 impl EnginePlace {
@@ -55,7 +55,7 @@ impl EnginePlace {
         &self.host
     }
 
-    /// Tells the host engine the address of this process, and the secret of the job. This is done
+    /// Tells the host engine the address of this process, and the secret of the job. It is called
     /// where the ranks are on several hosts. `is_one_network` says that all ranks reach each other
     /// by loopback addresses.
     pub(super) fn introduce(&self, is_one_network: bool) -> Result<()> {

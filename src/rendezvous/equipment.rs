@@ -1,5 +1,6 @@
-//! Compares what the ranks of a world bring for its communicators. All ranks need the same version
-//! of the communicator library, and each rank needs a device of its own.
+//! Compares the libraries and devices that the ranks of a world bring for its communicators. All
+//! ranks need the same version of the communicator library, and each rank needs a device of its
+//! own.
 
 use super::agreement::{Round, WorldKeys};
 use super::store::Store;

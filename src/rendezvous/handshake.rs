@@ -27,7 +27,7 @@ const STAY: Duration = Duration::from_millis(500);
 /// How long the store may take to say whom it refused.
 const ASK_REFUSED: Duration = Duration::from_millis(200);
 
-/// What a rank learns from rank 0 when it joins.
+/// The facts that a rank learns from rank 0 when it joins.
 pub(super) struct Session {
     /// The keys of this world begin with this prefix.
     pub(super) prefix: String,
@@ -95,7 +95,7 @@ impl NonceServer {
         while !done.load(Ordering::SeqCst) {
             let now = self.store.try_get(&format!("{}/tokens", self.prefix), wait).ok().flatten();
             let now = now.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(count);
-            // The number is what others have written, so one look follows only so many.
+            // Other processes have written the number, so one look follows at most TOKENS of them.
             let now = now.clamp(count, count.saturating_add(TOKENS));
             open.extend(count + 1..=now);
             count = now;

@@ -28,8 +28,8 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Returns the identity of this process's host. What `/proc` does not show is left out of
-    /// `boot`. Fails when the question itself fails, for example because this process can open no
+    /// Returns the identity of this process's host. `boot` lacks the parts that `/proc` does not
+    /// show. Fails when the question itself fails, for example because this process can open no
     /// more files.
     pub fn here() -> io::Result<HostIdentity> {
         let namespace = known(fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()))?;
@@ -37,8 +37,8 @@ impl HostIdentity {
         Ok(HostIdentity { name: host_name(), boot: format!("{} {namespace}", boot.trim()) })
     }
 
-    /// Returns what names the running kernel: its boot id, or the host's name where this machine
-    /// does not show the boot id. It is equal for all containers of one machine.
+    /// Returns the identity of the running kernel: its boot id, or the host's name where this
+    /// machine does not show the boot id. It is equal for all containers of one machine.
     pub fn kernel(&self) -> &str {
         self.boot.split(' ').next().filter(|boot| !boot.is_empty()).unwrap_or(&self.name)
     }
@@ -75,7 +75,7 @@ pub(super) struct MemoryHost {
     pub(super) id: String,
 }
 
-/// Returns what was found, or an empty text where this machine does not show it.
+/// Returns the text that was found, or an empty text where this machine does not show it.
 fn known(found: io::Result<String>) -> io::Result<String> {
     found.or_else(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::PermissionDenied => Ok(String::new()),

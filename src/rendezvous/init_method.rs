@@ -1,8 +1,8 @@
-//! Where the ranks meet, as the caller names it.
+//! The place where the ranks meet, as the caller states it.
 
 use crate::error::{Error, Result};
 
-/// Where the ranks meet.
+/// The place where the ranks meet.
 pub(super) enum Method {
     /// At the address in the environment of the launcher.
     Env,

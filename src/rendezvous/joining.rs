@@ -237,7 +237,8 @@ impl World {
         }
         if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
             let name = session.store.name();
-            // The ranks of a world of another size are another job's, which this rank leaves alone.
+            // The ranks of a world of another size belong to another job, which this rank leaves
+            // alone.
             if let Some(there) = session.size_there.filter(|there| *there != size) {
                 let message = format!(
                     "rank {rank} of {size} joined {name}, where rank {rank} of another job with {there} ranks is: give each job an address of its own"
@@ -294,8 +295,8 @@ impl World {
     }
 }
 
-/// Returns what names the running kernel of this process. Containers of one machine share a kernel,
-/// and so its devices.
+/// Returns the identity of the kernel on which this process runs. Containers of one machine share a
+/// kernel, and so its devices.
 fn kernel() -> Result<String> {
     let here = HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error))?;
     Ok(here.kernel().to_owned())

@@ -1,5 +1,5 @@
 //! Finds where each rank is among the ranks of its host. Each rank says on which host it is, rank 0
-//! puts this together, and each rank reads its own place.
+//! computes the places of all ranks, and each rank reads its own place.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,8 +12,8 @@ use crate::wait::Wait;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalPlace {
-    /// The rank in the host. It is the number that the launcher or the options say. The ranks for
-    /// which nobody says one get the free numbers, the lowest world rank first.
+    /// The rank in the host. It is the number that the launcher or the options say. The ranks
+    /// without such a number get the free numbers, the lowest world rank first.
     pub local_rank: usize,
     /// The number of ranks on the host.
     pub local_size: usize,

@@ -1,4 +1,5 @@
-//! Collects where the ranks of a world are. Each rank says where it is, and reads what all say.
+//! Collects where the ranks of a world are. Each rank says where it is, and reads the locations of
+//! all.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,12 +9,12 @@ use super::world::World;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// The longest location that a rank may give, in bytes. Those of 16,000 ranks are within what an
-/// all-gather takes.
+/// The longest location that a rank may give, in bytes. An all-gather has room for those of 16,000
+/// ranks.
 const LONGEST: usize = 4096;
 
 impl World {
-    /// Returns the location of every rank: what it gave, or its host. **Collective over the
+    /// Returns the location of every rank: the one that it gave, or its host. **Collective over the
     /// world**.
     pub fn locations(&self, mine: Option<&str>, wait: &Wait) -> Result<Vec<String>> {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {

@@ -1,5 +1,5 @@
-//! Knows which ranks of the world are lost. The store tells it where the store can know; otherwise
-//! the ranks of the same host find it out.
+//! The ranks of the world that are lost, as far as this rank knows. The store tells who is lost
+//! where the store can know it. Otherwise the ranks of each host watch each other's processes.
 //!
 //! The key `<prefix>/lost` counts the lost ranks, and `<prefix>/lost/<k>` holds the k-th one. A
 //! server of this library writes them when the connections of a rank end. On any other store each
@@ -23,10 +23,10 @@ use crate::wait::{Deadline, Wait};
 /// How long it may take to write or read a note of a lost rank.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// A loss after which no other one was told for so long stands alone.
+/// When no further loss follows for this long, no more losses are expected.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// How long a call that has found a loss waits for others at most.
+/// The longest time for which a call that has found a loss waits for further losses.
 const LONGEST_SETTLING: Duration = Duration::from_millis(250);
 
 /// The ranks of one world that are lost, as far as this rank knows.
@@ -41,8 +41,8 @@ pub(super) struct Losses {
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
     local_ranks: Option<LocalRanks>,
-    /// The deadlocks between calls of this world of which this rank's caller was told, the last
-    /// ones only. Every scope of the world has these losses, so it is kept here.
+    /// The last deadlocks between calls of this world of which this rank's caller was told. The
+    /// list is kept here, because every scope of the world has this value.
     told_deadlocks: Mutex<VecDeque<String>>,
 }
 
@@ -58,7 +58,7 @@ struct Known {
     /// How many of the notes in the store were read. This number may differ from the number of
     /// ranks, because this rank learns of some losses without a note.
     read: usize,
-    /// How this rank has noticed that a rank is lost, where it was not by a note in the store.
+    /// How this rank has noticed the losses of which no note in the store told it.
     noticed: HashMap<i32, &'static str>,
     /// The ranks of whose loss the log has told.
     logged: HashSet<i32>,
@@ -215,8 +215,8 @@ impl Losses {
         Ok(())
     }
 
-    /// Looks at the processes of this host, where the store does not know who is lost. What is
-    /// found is announced to all ranks.
+    /// Looks at the processes of this host, where the store does not know who is lost. Announces
+    /// the losses that it finds to all ranks.
     pub(super) fn look(&self, of_caller: &Wait) {
         let Some(local_ranks) = &self.local_ranks else { return };
         for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {

@@ -131,8 +131,8 @@ impl World {
     }
 
     /// Returns the ranks that are known to be lost by now. Asks the store, for half a second at
-    /// most. A store that does not answer leaves it at what this rank knows. When rank 0 serves the
-    /// store, and the store is out of reach, rank 0 is lost.
+    /// most. When the store does not answer, returns the ranks of whose loss this rank knows
+    /// already. When rank 0 serves the store, and the store is out of reach, rank 0 is lost.
     pub fn lost_ranks(&self) -> Result<Vec<i32>> {
         self.lost_ranks_by(&Wait::after(self.timeout))
     }
@@ -154,7 +154,7 @@ impl World {
         self.barrier_by(&Wait::after(timeout.unwrap_or(self.timeout)))
     }
 
-    /// Does what [`World::barrier`] does, when a part of the wait may be over already.
+    /// Does what [`World::barrier`] does, and waits no longer than `wait` lasts.
     pub fn barrier_by(&self, wait: &Wait) -> Result<()> {
         self.scope()?.agree("dm_world_barrier()", wait)?.finish(wait)
     }

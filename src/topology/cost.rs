@@ -1,4 +1,4 @@
-//! What a rank array costs.
+//! The cost of a rank array.
 
 use super::locations::Topology;
 
@@ -17,7 +17,7 @@ pub struct LevelCost {
     pub even: bool,
 }
 
-/// What one dimension costs.
+/// The cost of one dimension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DimCost {

@@ -52,7 +52,7 @@ struct Swaps<'a> {
     size: usize,
     /// The ranks of the mesh, row-major, followed by the others of the world.
     all: Vec<i32>,
-    /// By how much the swaps have lowered the cost.
+    /// The cost that the swaps have saved, in hop-bytes.
     saved: u128,
     /// How many steps were taken.
     steps: usize,

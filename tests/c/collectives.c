@@ -76,7 +76,8 @@ static void along(const dm_mesh *mesh, const char *dim)
   OK(dm_all_reduce(mesh, dim, average, out, 2, DM_FLOAT64, DM_AVG, NULL));
   CHECK(out[0] == (double)ranks_sum / n && out[1] == 1);
   uint16_t half = 0x3c00, bf = 0x3f80, half_sum = 0, bf_sum = 0; /* 1.0 each */
-  const uint16_t halves[] = {0, 0x3c00, 0x4000, 0x4200, 0x4400, 0, 0, 0, 0x4800}, bfs[] = {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0, 0, 0, 0x4100};
+  const uint16_t halves[] = {0, 0x3c00, 0x4000, 0x4200, 0x4400, 0, 0, 0, 0x4800},
+                 bfs[] = {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0, 0, 0, 0x4100};
   OK(dm_all_reduce(mesh, dim, &half, &half_sum, 1, DM_FLOAT16, DM_SUM, NULL));
   OK(dm_all_reduce(mesh, dim, &bf, &bf_sum, 1, DM_BFLOAT16, DM_SUM, NULL));
   CHECK(n > 8 || (half_sum == halves[n] && bf_sum == bfs[n]));

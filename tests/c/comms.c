@@ -131,7 +131,8 @@ static void lazy_again(dm_init_options options)
   REQUIRE(dm_init("cpu", line, 1, NULL, &options, &lazy));
   if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm));
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 1) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm)); /* rank 1 is told of the call that it missed */
+  /* Rank 1 is told of the call that it missed. */
+  if (rank == 1) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm));
   OK(dm_world_barrier(sync_world, 0));
   OK(dm_get_comm(lazy, NULL, &comm));
   CHECK(sum_along(lazy, NULL) == 2);
@@ -172,7 +173,8 @@ static void beside_a_blocked_call(const dm_init_options *options)
     end_blocked(&one, began);
     CHECK(end_blocked(&other, began) < 2);
     const dm_status statuses[] = {one.status, other.status};
-    CHECK((statuses[0] == DM_STATUS_OK && statuses[1] == DM_STATUS_ABORTED) || (statuses[1] == DM_STATUS_OK && statuses[0] == DM_STATUS_ABORTED));
+    CHECK((statuses[0] == DM_STATUS_OK && statuses[1] == DM_STATUS_ABORTED) ||
+          (statuses[1] == DM_STATUS_OK && statuses[0] == DM_STATUS_ABORTED));
   }
   GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   OK(dm_abort(mesh));

@@ -230,7 +230,8 @@ static void as_threads(void)
   }
   for (int32_t rank = 0; rank < kRanks; ++rank) pthread_join(threads[rank], NULL);
   /* The ranks are not in step, so a few keys more or less stand there at each moment. */
-  if (most_after_many > most_after_few + 20) fprintf(stderr, "%zu keys at most in 2,000 calls, %zu in 24\n", most_after_many, most_after_few);
+  if (most_after_many > most_after_few + 20)
+    fprintf(stderr, "%zu keys at most in 2,000 calls, %zu in 24\n", most_after_many, most_after_few);
   CHECK(most_after_few > 0 && most_after_many <= most_after_few + 20);
 }
 

@@ -34,7 +34,8 @@ static void sums_at(int line, const dm_mesh *mesh, const char *name)
   OK(dm_all_reduce(mesh, name, sum, sum, 2, DM_INT32, DM_SUM, NULL));
   if (sum[0] != expected[0] || sum[1] != expected[1]) {
     ++failures;
-    fprintf(stderr, "line %d, rank %d: the sums along %s are %d and %d, expected %d and %d\n", line, rank, name, sum[0], sum[1], expected[0], expected[1]);
+    fprintf(stderr, "line %d, rank %d: the sums along %s are %d and %d, expected %d and %d\n", line, rank, name, sum[0],
+            sum[1], expected[0], expected[1]);
   }
   dm_free((dm_mesh *)view);
 }
@@ -44,7 +45,8 @@ static void disagree(const dm_mesh *mesh)
 {
   float buffer[2] = {0};
   if (rank % (ranks / 2) == 0)
-    FAILS(DM_STATUS_MISMATCH, "the ranks make different calls", dm_all_reduce(mesh, "dp", buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
+    FAILS(DM_STATUS_MISMATCH, "the ranks make different calls",
+          dm_all_reduce(mesh, "dp", buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
 }
 
 static int in_failed_group(void) { return rank % (ranks / 2) == 0; }
@@ -207,7 +209,9 @@ static void of_every_kind(void)
     OK(dm_slice_range(wide, "dp", 0, 2, 1, NULL, &range[attempt]));
     OK(dm_reshape(wide, sizes, 2, names, NULL, &other[attempt]));
     if (attempt == 1) break;
-    if (rank < 2) FAILS(DM_STATUS_MISMATCH, "different calls", dm_all_reduce(range[0], NULL, buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
+    if (rank < 2)
+      FAILS(DM_STATUS_MISMATCH, "different calls",
+            dm_all_reduce(range[0], NULL, buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
     if (rank >= ranks - 2 && ranks > 2)
       FAILS(DM_STATUS_MISMATCH, "different calls", dm_all_reduce(other[0], "b", buffer, buffer, at == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
   }
@@ -279,7 +283,8 @@ static void leaves_nothing(int rounds)
   const int after = mappings(), open_after = descriptors();
   if (after > before + kept + 2 || open_after > open_before + 4) {
     ++failures;
-    fprintf(stderr, "rank %d: %d mappings and %d descriptors after 12 rounds, %d and %d after %d\n", rank, before, open_before, after, open_after, rounds);
+    fprintf(stderr, "rank %d: %d mappings and %d descriptors after 12 rounds, %d and %d after %d\n", rank, before,
+            open_before, after, open_after, rounds);
   }
 }
 

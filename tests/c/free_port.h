@@ -17,7 +17,9 @@ static inline int free_port(void)
   memset(&address, 0, sizeof address);
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || getsockname(fd, (struct sockaddr *)&address, &length) != 0) exit(1);
+  if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+      getsockname(fd, (struct sockaddr *)&address, &length) != 0)
+    exit(1);
   close(fd);
   return ntohs(address.sin_port);
 }

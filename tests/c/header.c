@@ -18,8 +18,10 @@ int main(void)
   CHECK(strcmp(dm_status_name(DM_STATUS_TIMEOUT), "DM_STATUS_TIMEOUT") == 0);
   CHECK(dm_status_name(17) != NULL && dm_status_name(-1) != NULL);
 
-  const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16, DM_FLOAT8E4M3, DM_FLOAT8E5M2};
-  const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
+  const int32_t types[] = {DM_INT8,    DM_UINT8,   DM_INT32,   DM_UINT32,   DM_INT64,      DM_UINT64,
+                           DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16, DM_FLOAT8E4M3, DM_FLOAT8E5M2};
+  const int32_t nccl_types[] = {ncclInt8,    ncclUint8,   ncclInt32,   ncclUint32,   ncclInt64,      ncclUint64,
+                                ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
   for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
   CHECK(DM_LOG_OFF == 0 && DM_LOG_ERROR == 1 && DM_LOG_WARN == 2 && DM_LOG_INFO == 3 && DM_LOG_DEBUG == 4);
@@ -53,7 +55,10 @@ int main(void)
   AT(dm_init_options, num_ranks, 32); AT(dm_init_options, dim_options, 40); AT(dm_init_options, num_dim_options, 48);
   AT(dm_init_options, timeout_ms, 56);
   CHECK(sizeof(dm_call_options) == 40);
-  AT(dm_call_options, flags, 8); AT(dm_call_options, reserved, 12); AT(dm_call_options, timeout_ms, 16); AT(dm_call_options, dim_options, 24);
+  AT(dm_call_options, flags, 8);
+  AT(dm_call_options, reserved, 12);
+  AT(dm_call_options, timeout_ms, 16);
+  AT(dm_call_options, dim_options, 24);
   AT(dm_call_options, num_dim_options, 32);
   CHECK(sizeof(dm_plan_options) == 48);
   AT(dm_plan_options, flags, 8); AT(dm_plan_options, world_size, 12); AT(dm_plan_options, locations, 16); AT(dm_plan_options, shape, 24);
@@ -71,8 +76,9 @@ int main(void)
         world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL && world.device == 0 &&
         world.reserved == 0 && world.joining_out == NULL);
   dm_world_info about = DM_WORLD_INFO_INIT;
-  CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 && about.local_size == 0 &&
-        about.host == 0 && about.num_hosts == 0 && about.device == 0 && about.ccl_version == 0 && about.device_type == NULL && about.library == NULL);
+  CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 &&
+        about.local_size == 0 && about.host == 0 && about.num_hosts == 0 && about.device == 0 &&
+        about.ccl_version == 0 && about.device_type == NULL && about.library == NULL);
   dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
   CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;

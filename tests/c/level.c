@@ -66,7 +66,9 @@ static void refused(void)
   in_step();
   began = seconds_now();
   if (rank < 3) {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "tp is already a dimension of" : "rank 1 refused its own dm_flatten as call 1: tp is already a dimension of",
+    FAILS(DM_STATUS_INVALID_ARGUMENT,
+          rank == 1 ? "tp is already a dimension of"
+                    : "rank 1 refused its own dm_flatten as call 1: tp is already a dimension of",
           dm_flatten(mesh, rank == 1 ? "tp" : "f", NULL, &view));
     OK(dm_flatten(mesh, "f", NULL, &view));
     dm_free(view);

@@ -116,7 +116,8 @@ int main(void)
 
   check_library_threads(1);
   const char *on_both[] = {"dm-make-comm", "dm-make", "dm-resolve"}, *on_first[] = {"dm-nonce", "dm-store", "dm-farewell"};
-  for (size_t at = 0; at < sizeof on_both / sizeof *on_both; ++at) CHECK(has_had_thread(on_both[at]) || fprintf(stderr, "no %s\n", on_both[at]) < 0);
+  for (size_t at = 0; at < sizeof on_both / sizeof *on_both; ++at)
+    CHECK(has_had_thread(on_both[at]) || fprintf(stderr, "no %s\n", on_both[at]) < 0);
   for (size_t at = 0; rank == 0 && at < sizeof on_first / sizeof *on_first; ++at)
     CHECK(has_had_thread(on_first[at]) || fprintf(stderr, "no %s\n", on_first[at]) < 0);
   CHECK(handled > 0);

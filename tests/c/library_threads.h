@@ -99,7 +99,9 @@ static inline void check_library_threads(int wait_for_all)
   CHECK(count <= kMostThreads);
   for (int at = 0; at < count && at < kMostThreads; ++at) {
     const looked_at *thread = &threads_seen[at];
-    while (wait_for_all && thread->start != NULL && !__atomic_load_n(&thread->ended, __ATOMIC_SEQ_CST) && seconds_now() < patience) usleep(1000);
+    while (wait_for_all && thread->start != NULL && !__atomic_load_n(&thread->ended, __ATOMIC_SEQ_CST) &&
+           seconds_now() < patience)
+      usleep(1000);
     if (!__atomic_load_n(&thread->ended, __ATOMIC_SEQ_CST)) {
       if (wait_for_all && thread->start != NULL) {
         ++failures;
@@ -107,10 +109,13 @@ static inline void check_library_threads(int wait_for_all)
       }
       continue;
     }
-    if (strncmp(thread->name, "dm-", 3) != 0 || strlen(thread->name) > 15 || (thread->first & wanted) != wanted || (thread->last & wanted) != wanted) {
+    if (strncmp(thread->name, "dm-", 3) != 0 || strlen(thread->name) > 15 || (thread->first & wanted) != wanted ||
+        (thread->last & wanted) != wanted) {
       ++failures;
-      fprintf(stderr, "a thread of the library is named \"%s\" and blocks the signals %#llx, at its start %#llx; expected \"dm-...\" and %#llx\n",
-              thread->name, thread->last, thread->first, wanted);
+      fprintf(
+          stderr,
+          "a thread of the library is named \"%s\" and blocks the signals %#llx, at its start %#llx; expected \"dm-...\" and %#llx\n",
+          thread->name, thread->last, thread->first, wanted);
     }
   }
 }

@@ -41,7 +41,8 @@ static void orders(void)
   const int32_t shape[] = {2, 4};
   const char *names[] = {"fsdp", "tp"};
   dm_mesh *mesh = offline(8, 6, shape, names, 2, NULL); /* 6 is at (1, 2) */
-  const dm_placement fsdp_first[] = {DM_PLACEMENT_SHARD(0, 0), DM_PLACEMENT_SHARD(0, 0)}, tp_first[] = {DM_PLACEMENT_SHARD(0, 1), DM_PLACEMENT_SHARD(0, 0)};
+  const dm_placement fsdp_first[] = {DM_PLACEMENT_SHARD(0, 0), DM_PLACEMENT_SHARD(0, 0)},
+                     tp_first[] = {DM_PLACEMENT_SHARD(0, 1), DM_PLACEMENT_SHARD(0, 0)};
   const dm_placement tp_only[] = {{DM_REPLICATE, -9, -9, {0}}, DM_PLACEMENT_SHARD(0, 0)}; /* DM_REPLICATE ignores the other fields */
   ROWS(mesh, fsdp_first, 16, -1, 12, 2);
   ROWS(mesh, tp_first, 16, -1, 10, 2);

@@ -19,11 +19,15 @@ int main(void)
 
   /* Shape. */
   double began = seconds_now();
-  FAILS(DM_STATUS_MISMATCH, "rank 3 called dm_init(shape=(1, 4), names=(dp, tp)) as call 1, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
-        dm_init("cpu", rank == 3 ? wide : square, 2, names, &options, &mesh));
+  FAILS(
+      DM_STATUS_MISMATCH,
+      "rank 3 called dm_init(shape=(1, 4), names=(dp, tp)) as call 1, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
+      dm_init("cpu", rank == 3 ? wide : square, 2, names, &options, &mesh));
   /* Names. */
-  FAILS(DM_STATUS_MISMATCH, "rank 1 called dm_init(shape=(2, 2), names=(dp, pp)) as call 2, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
-        dm_init("cpu", square, 2, rank == 1 ? other_names : names, &options, &mesh));
+  FAILS(
+      DM_STATUS_MISMATCH,
+      "rank 1 called dm_init(shape=(2, 2), names=(dp, pp)) as call 2, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
+      dm_init("cpu", square, 2, rank == 1 ? other_names : names, &options, &mesh));
   /* Ranks. */
   const int32_t order[] = {3, 2, 1, 0};
   options.ranks = rank == 2 ? order : NULL;
@@ -58,13 +62,15 @@ int main(void)
   options.timeout_ms = 700;
   dm_mesh *never = NULL;
   if (rank == 1) {
-    OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* waits for rank 3, which comes when its own call has timed out */
+    /* This waits for rank 3, which comes when its own call has timed out. */
+    OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     began = seconds_now();
     FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
     CHECK(seconds_now() - began < 0.5);
   } else {
     began = seconds_now();
-    FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
+    FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))",
+          dm_init("cpu", square, 2, names, &options, &never));
     const double waited = seconds_now() - began;
     /* The rank that called first has the first deadline, which ends the call of all ranks. So a
      * rank that a busy machine has delayed waits for less time. */

@@ -92,7 +92,8 @@ static void refusals(const dm_mesh *mesh, const char *dim, int32_t me, int32_t n
   int32_t buffer[64] = {0};
   size_t twos[kRanks], huge[kRanks], same[kRanks] = {0};
   for (int32_t rank = 0; rank < kRanks; ++rank) twos[rank] = 2, huge[rank] = SIZE_MAX / 2;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "send_counts is NULL", dm_all_to_allv(mesh, dim, buffer, NULL, NULL, buffer + 32, twos, NULL, DM_INT32, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "send_counts is NULL",
+        dm_all_to_allv(mesh, dim, buffer, NULL, NULL, buffer + 32, twos, NULL, DM_INT32, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "recv_counts is NULL", dm_all_gatherv(mesh, dim, buffer, buffer + 32, NULL, NULL, DM_INT32, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "send is NULL", dm_all_to_allv(mesh, dim, NULL, twos, NULL, buffer, twos, NULL, DM_INT32, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "more than memory can hold", dm_all_gatherv(mesh, dim, buffer, buffer, huge, NULL, DM_INT32, NULL));
@@ -151,7 +152,8 @@ static void mismatches(dm_world *world, const dm_mesh *mesh, int32_t me, int32_t
   }
   /* Another call, and another kind of exchange. */
   FAILS(DM_STATUS_MISMATCH, "different calls",
-        me == 0 ? dm_all_gatherv(mesh, NULL, send, recv, twos, NULL, DM_INT32, NULL) : dm_all_reduce(mesh, NULL, send, recv, 2, DM_INT32, DM_SUM, NULL));
+        me == 0 ? dm_all_gatherv(mesh, NULL, send, recv, twos, NULL, DM_INT32, NULL)
+                : dm_all_reduce(mesh, NULL, send, recv, 2, DM_INT32, DM_SUM, NULL));
 }
 
 int main(void)

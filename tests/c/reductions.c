@@ -26,7 +26,8 @@ static void gives(const void *value, const void *expected, size_t bytes, dm_dtyp
     for (size_t at = 0; at < kCount; ++at) wrong += memcmp(recv + at * bytes, expected, bytes) != 0;
     if (wrong > 0 && !(which == 1 && rank != 0)) {
       ++failures;
-      fprintf(stderr, "line %d: call %d of dtype %d op %d on rank %d of %d: %d wrong elements\n", line, which, (int)dtype, (int)op, (int)rank, (int)size, wrong);
+      fprintf(stderr, "line %d: call %d of dtype %d op %d on rank %d of %d: %d wrong elements\n", line, which,
+              (int)dtype, (int)op, (int)rank, (int)size, wrong);
     }
   }
 }

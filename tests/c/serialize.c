@@ -83,7 +83,9 @@ static void round_trips(void)
   REQUIRE(dm_flatten(turned, "all", NULL, &flat));
   comes_back(flat, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"all\"],\"layout\":[[[2,1],[2,2]]],\"base\":0,\"ranks\":[[0,4]]}");
   REQUIRE(dm_submesh(mesh, tp, 1, 1, &row));
-  comes_back(row, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":2,\"ranks\":[[0,4]]}");
+  comes_back(
+      row,
+      "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":2,\"ranks\":[[0,4]]}");
   dm_free(row);
   dm_mesh *range = NULL;
   REQUIRE(dm_slice_range(mesh, "dp", 1, 1, 1, NULL, &range));
@@ -217,7 +219,8 @@ static void refusals(const dm_init_options *in_world)
       {HEAD "\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]\xff]}", "text is not UTF-8"},
   };
   dm_mesh *mesh = kUntouched;
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) FAILS(DM_STATUS_INVALID_ARGUMENT, bad[i].message, dm_deserialize(bad[i].text, NULL, &mesh));
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i)
+    FAILS(DM_STATUS_INVALID_ARGUMENT, bad[i].message, dm_deserialize(bad[i].text, NULL, &mesh));
 
   const char *good = HEAD ROWS "\"ranks\":[[0,4]]}";
   dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -245,8 +248,11 @@ static void refusals(const dm_init_options *in_world)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2147450880 ranks, but the world has 4", /* the ranks are not listed first */
         dm_deserialize("{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[32768,65535],\"names\":[\"a\",\"b\"],"
                        "\"layout\":[[[32768,1]],[[65535,32768]]],\"base\":0,\"ranks\":[[0,2147450880]]}", in_world, &mesh));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "device_type is cuda, but options.world was joined for device type cpu",
-        dm_deserialize("{\"devicemesh\":1,\"device_type\":\"cuda\",\"shape\":[2],\"names\":[\"dp\"],\"layout\":[[[2,1]]],\"base\":0,\"ranks\":[[0,2]]}", in_world, &mesh));
+  FAILS(
+      DM_STATUS_INVALID_ARGUMENT, "device_type is cuda, but options.world was joined for device type cpu",
+      dm_deserialize(
+          "{\"devicemesh\":1,\"device_type\":\"cuda\",\"shape\":[2],\"names\":[\"dp\"],\"layout\":[[[2,1]]],\"base\":0,\"ranks\":[[0,2]]}",
+          in_world, &mesh));
   CHECK(mesh == kUntouched);
 }
 

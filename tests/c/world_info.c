@@ -139,7 +139,8 @@ static void refused(void)
   dm_world_info info = DM_WORLD_INFO_INIT;
   join.world_size = 1;
   join.device = 3;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "options.device is 3, but options.flags does not have DM_WORLD_DEVICE", dm_world_init("cpu", &join, &world));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "options.device is 3, but options.flags does not have DM_WORLD_DEVICE",
+        dm_world_init("cpu", &join, &world));
   join.flags = DM_WORLD_DEVICE;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "the options name device 3, but device type cpu has none", dm_world_init("cpu", &join, &world));
   join.device = -1;

@@ -5,8 +5,8 @@ Two pictures of it, both from the header alone, as include/devicemesh.h is gener
 source and exported names are compared with it elsewhere:
 
 - layout: a C program made from the header prints structs, fields, offsets, sizes and constants.
-- stub: a shared library in C with every function of the header and nothing in it, whose debug information abidw and abidiff read. The library's own speaks
-  of Rust's types.
+- stub: a shared library in C with every function of the header and nothing in it, whose debug
+  information abidw and abidiff read. The library's own speaks of Rust's types.
 """
 
 import os
@@ -61,7 +61,8 @@ def constants(header):
 
 
 def run(*command, cwd=None):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=600)
     if done.returncode != 0:
         raise RuntimeError(f"$ {' '.join(str(part) for part in command)}\n{done.stdout}\nexit code {done.returncode}")
     return done.stdout

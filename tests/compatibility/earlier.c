@@ -35,7 +35,8 @@ int main(void)
   /* The library is too old to know this field. That is an error when the field is set, and nothing
    * when it is not. */
   join.later = 1;
-  if (dm_world_init("cpu", &join, &world) != DM_STATUS_INVALID_ARGUMENT || !strstr(dm_last_error(), "it is older than the header you compiled with")) {
+  if (dm_world_init("cpu", &join, &world) != DM_STATUS_INVALID_ARGUMENT ||
+      !strstr(dm_last_error(), "it is older than the header you compiled with")) {
     fprintf(stderr, "a field of the future: %s\n", dm_last_error());
     return 1;
   }

@@ -15,7 +15,8 @@ static void check(const char *name, size_t least, size_t less, dm_status status)
   snprintf(said, sizeof said, "struct_size is %zu, but the struct has at least %zu bytes", least - less, least);
   const int refused = status == DM_STATUS_INVALID_ARGUMENT && strstr(dm_last_error(), said) != NULL;
   if (refused == (less == 1) && (refused || !strstr(dm_last_error(), "struct_size"))) return;
-  fprintf(stderr, "%s (FIRST_SIZE in src/ffi/arguments.rs) with struct_size %zu of at least %zu: status %d, \"%s\"\n", name, least - less, least, (int)status, dm_last_error());
+  fprintf(stderr, "%s (FIRST_SIZE in src/ffi/arguments.rs) with struct_size %zu of at least %zu: status %d, \"%s\"\n",
+          name, least - less, least, (int)status, dm_last_error());
   ++failures;
 }
 
@@ -47,7 +48,8 @@ int main(void)
     join = (dm_world_options)DM_WORLD_OPTIONS_INIT;
     join.store = &callbacks;
     other = NULL;
-    check("dm_store_callbacks", LEAST_dm_store_callbacks, less, dm_world_init("cpu", &join, &other)); /* refused either way: no callback is set */
+    /* The call is refused either way, because no callback is set. */
+    check("dm_store_callbacks", LEAST_dm_store_callbacks, less, dm_world_init("cpu", &join, &other));
     dm_world_free(other);
 
     dm_init_options options = DM_INIT_OPTIONS_INIT;

@@ -22,7 +22,8 @@ int main()
       mesh.group_end();
       CHECK(false);
     } catch (const dm::Error &error) {
-      CHECK(error.status() == dm::Status::invalid_state && error.ccl_result() == ncclInvalidUsage && error.device_error() == 0 && error.os_error() == 0);
+      CHECK(error.status() == dm::Status::invalid_state && error.ccl_result() == ncclInvalidUsage &&
+            error.device_error() == 0 && error.os_error() == 0);
       const dm::Error copy = error;
       CHECK(copy.ccl_result() == ncclInvalidUsage && copy.message() == std::string(dm_last_error()));
       CHECK(dm::Error::last().what() == std::string(error.what()));

@@ -95,7 +95,8 @@ int main()
     CHECK(into == expected && reduced == std::vector<std::int32_t>(my_place, me + 1));
     std::vector<std::int32_t> twelve(12);
     const std::vector<std::size_t> two_counts(2, 1), ones(4, 1), threes(4, 3);
-    THROWS(dm::Status::invalid_argument, "send has 2 counts, but the dimension has 4 ranks", tp.all_to_allv("tp", out, two_counts, into, ragged));
+    THROWS(dm::Status::invalid_argument, "send has 2 counts, but the dimension has 4 ranks",
+           tp.all_to_allv("tp", out, two_counts, into, ragged));
     THROWS(dm::Status::invalid_argument, "not the sum of its counts", tp.all_gatherv("tp", own, six, ones));
     THROWS(dm::Status::invalid_argument, "but the count of this rank is 3", tp.all_gatherv("tp", mine, twelve, threes));
 
@@ -127,7 +128,8 @@ int main()
     tp.group_end();
     CHECK(got[0] == next);
     const dm::nothrow::Mesh quiet(tp.clone().release());
-    const dm::Result<void> done = quiet.group([&] { return quiet.send("tp", mine, next).and_then([&] { return quiet.recv("tp", got, before); }); });
+    const dm::Result<void> done = quiet.group(
+        [&] { return quiet.send("tp", mine, next).and_then([&] { return quiet.recv("tp", got, before); }); });
     CHECK(done.has_value() && got[0] == before);
 
     // Leaving a group's scope early ends the group, so later operations are not part of it.

@@ -73,7 +73,8 @@ static void spellings(const dm::World &world)
   const dm::Mesh reversed = dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options);
   CHECK(reversed.ranks() == options.ranks && reversed != plain);
   options.ranks.pop_back();
-  THROWS(dm::Status::invalid_argument, "options.num_ranks is 7, but the shape (2, 4) has 8 ranks", dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options));
+  THROWS(dm::Status::invalid_argument, "options.num_ranks is 7, but the shape (2, 4) has 8 ranks",
+         dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options));
   THROWS(dm::Status::invalid_argument, "3 names for 2 sizes", dm::init("cpu", {{2, 4}, {"a", "b", "c"}}));
   THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.reshape({{2, 4}, {"a"}}));
   THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.unflatten("tp", {{2, 2}, {"a"}}));

@@ -6,7 +6,10 @@ import re
 
 from harness import Failure, run
 
-TARGETS = {"frame": ["fuzz", "FUZZ=frame"], "records": ["fuzz", "FUZZ=records"], "mesh_text": ["fuzz", "FUZZ=mesh_text"], "abi": ["fuzz-abi"]}
+TARGETS = {
+    "frame": ["fuzz", "FUZZ=frame"], "records": ["fuzz", "FUZZ=records"], "mesh_text": ["fuzz", "FUZZ=mesh_text"],
+    "abi": ["fuzz-abi"]
+}
 
 
 def gate():

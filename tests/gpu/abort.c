@@ -71,7 +71,8 @@ int main(void)
       pause_ms(10);
       said = dm_check(mesh, NULL);
     }
-    printf("rank %d: dm_check said %s after %.2f s: %s\n", rank, dm_status_name(said), seconds_now() - began, said == DM_STATUS_OK ? "" : dm_last_error());
+    printf("rank %d: dm_check said %s after %.2f s: %s\n", rank, dm_status_name(said), seconds_now() - began,
+           said == DM_STATUS_OK ? "" : dm_last_error());
   }
   const double began = seconds_now();
   OK(dm_abort(mesh));

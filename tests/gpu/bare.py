@@ -18,8 +18,11 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-PROGRAMS = ["bash", "sh", "awk", "sed", "grep", "tar", "xz", "timeout", "env", "date", "sleep", "cat", "ls", "cp", "mv", "rm", "mkdir", "mktemp", "touch", "head",
-            "tail", "tr", "cut", "sort", "uname", "nproc", "dirname", "basename", "readlink", "taskset", "ldconfig", "df", "true", "kill", "id", "wc", "chmod"]
+PROGRAMS = [
+    "bash", "sh", "awk", "sed", "grep", "tar", "xz", "timeout", "env", "date", "sleep", "cat", "ls", "cp", "mv", "rm",
+    "mkdir", "mktemp", "touch", "head", "tail", "tr", "cut", "sort", "uname", "nproc", "dirname", "basename",
+    "readlink", "taskset", "ldconfig", "df", "true", "kill", "id", "wc", "chmod"
+]
 
 
 def libraries(program):
@@ -43,7 +46,12 @@ def fill(root, packed, out):
             for path in (found, *libraries(found)):
                 put(root, path, f"/usr/bin/{name}" if path == found else None)
     # What the packed programs need of the machine: libm and libgcc_s beside the C library.
-    for path in {library for name in ("devicemesh", "meshes") for library in libraries(packed / name) if not library.startswith(str(packed))}:
+    for path in {
+            library
+            for name in ("devicemesh", "meshes")
+            for library in libraries(packed / name)
+            if not library.startswith(str(packed))
+    }:
         put(root, path)
     # What NCCL names beside them: other files of the C library, and the C++ library.
     folder = Path(next(path for path in libraries(packed / "meshes") if path.endswith("/libc.so.6"))).parent
@@ -52,7 +60,8 @@ def fill(root, packed, out):
             put(root, str(folder / name))
     # Python with its standard library and nothing else.
     python, standard = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
-    for path in (python, *libraries(python), *(each for module in Path(standard, "lib-dynload").glob("*.so") for each in libraries(module))):
+    for path in (python, *libraries(python), *(each for module in Path(standard, "lib-dynload").glob("*.so")
+                                               for each in libraries(module))):
         put(root, path)
     (root / "usr/bin/python3").symlink_to(python) if not (root / "usr/bin/python3").exists() else None
     mount(root, standard, standard, "--rbind")

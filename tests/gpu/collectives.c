@@ -9,7 +9,8 @@
 enum { kTypes = 10, kOps = 5, kCounts = 3, kGap = 5 };
 
 static const size_t kTypeSize[kTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-static const char *const kTypeName[kTypes] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
+static const char *const kTypeName[kTypes] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
+                                              "uint64", "float16", "float32", "float64", "bfloat16"};
 static const char *const kOpName[kOps] = {"sum", "prod", "max", "min", "avg"};
 /* One element, a small odd number, and a number that several blocks and chunks share. Bytes that
  * must stay as they are follow each segment. */
@@ -81,7 +82,8 @@ static void all_reduces(const dm_mesh *mesh, const char *dim, dm_dtype type, int
   size_t row = 0;
   for (int segment = 0; segment < kCounts; ++segment) row += kCount[segment] + kGap;
   const size_t total = row * kOps, bytes = total * element;
-  unsigned char *send = (unsigned char *)host_alloc(bytes), *got = (unsigned char *)host_alloc(bytes), *wanted = (unsigned char *)host_alloc(bytes);
+  unsigned char *send = (unsigned char *)host_alloc(bytes), *got = (unsigned char *)host_alloc(bytes),
+                *wanted = (unsigned char *)host_alloc(bytes);
   for (int in_place = 0; in_place < 2; ++in_place) {
     memset(send, 0xa5, bytes);
     memset(wanted, 0xa5, bytes);
@@ -99,7 +101,8 @@ static void all_reduces(const dm_mesh *mesh, const char *dim, dm_dtype type, int
     first = 0;
     for (dm_op op = 0; op < kOps; ++op)
       for (int segment = 0; segment < kCounts; first += kCount[segment++] + kGap)
-        OK(dm_all_reduce(mesh, dim, (in_place ? to : from) + first * element, to + first * element, kCount[segment], type, op, device_stream()));
+        OK(dm_all_reduce(mesh, dim, (in_place ? to : from) + first * element, to + first * element, kCount[segment],
+                         type, op, device_stream()));
     device_get(got, to, bytes);
     for (size_t at = 0; at < total; ++at)
       if (memcmp(got + at * element, wanted + at * element, element) != 0) {

@@ -10,7 +10,8 @@ int main(void)
   options.world = join_world(&rank, &ranks);
   const int32_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {ranks / inner, inner};
   const char *names[] = {"dp", "tp"};
-  ncclConfig_t few = NCCL_CONFIG_INITIALIZER, shares = NCCL_CONFIG_INITIALIZER, older = NCCL_CONFIG_INITIALIZER, garbage = NCCL_CONFIG_INITIALIZER;
+  ncclConfig_t few = NCCL_CONFIG_INITIALIZER, shares = NCCL_CONFIG_INITIALIZER, older = NCCL_CONFIG_INITIALIZER,
+               garbage = NCCL_CONFIG_INITIALIZER;
   few.minCTAs = few.maxCTAs = 1;
   few.commName = "two_wide";
   /* Its own splits may take over its channels and buffers. */

@@ -62,7 +62,9 @@ def cut(image, architecture):
         while entry < stop:
             kind, _, own, payload, _, _, _, _, arch = ENTRY.unpack_from(image, entry)
             if kind not in (PTX, MACHINE_CODE) or own < ENTRY.size or entry + own + payload > stop or not 30 <= arch < 1000:
-                raise SystemExit(f"cut_nccl: no entry of device code at {entry:#x}: kind {kind}, header {own}, {payload} bytes, architecture {arch}")
+                raise SystemExit(
+                    f"cut_nccl: no entry of device code at {entry:#x}: kind {kind}, header {own}, {payload} bytes, architecture {arch}"
+                )
             if kind == MACHINE_CODE and arch == architecture:
                 kept[f"sm_{arch}"] += payload
             else:

@@ -227,7 +227,8 @@ static inline void check_group(const dm_mesh *mesh, const char *dim)
   device_get(got, recv, size * sizeof(int32_t));
   if (memcmp(got, wanted, size * sizeof(int32_t)) != 0) {
     ++failures;
-    fprintf(stderr, "%s along %s: the communicator's ranks are not those of dm_group_ranks\n", describe(mesh), dim == NULL ? "its dimension" : dim);
+    fprintf(stderr, "%s along %s: the communicator's ranks are not those of dm_group_ranks\n", describe(mesh),
+            dim == NULL ? "its dimension" : dim);
   }
   device_free(send);
   device_free(recv);

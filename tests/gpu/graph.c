@@ -128,7 +128,8 @@ int main(int argc, char **argv)
     if (getenv("DM_GPU_STANDIN") != NULL) experiment_end();
   } else if (strcmp(mode, "unseen") == 0) {
     const dm_status made = make_another(NULL);
-    seen(rank, "dm_init while this thread captures a non-blocking stream", "%s: %s", dm_status_name(made), made == DM_STATUS_OK ? "" : dm_last_error());
+    seen(rank, "dm_init while this thread captures a non-blocking stream", "%s: %s", dm_status_name(made),
+         made == DM_STATUS_OK ? "" : dm_last_error());
     seen(rank, "the end of that capture", "CUresult %d", graph.end(stream, &captured));
     experiment_end();
   }

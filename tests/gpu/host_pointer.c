@@ -58,7 +58,8 @@ int main(void)
 
   if (is_checked && !is_off) {
     const dm_status said = sum(host, result);
-    printf("rank %d: host memory as send: %s: %s\n", rank, dm_status_name(said), said == DM_STATUS_OK ? "taken (pageable memory access?)" : dm_last_error());
+    printf("rank %d: host memory as send: %s: %s\n", rank, dm_status_name(said),
+           said == DM_STATUS_OK ? "taken (pageable memory access?)" : dm_last_error());
     if (said != DM_STATUS_OK) {
       GIVES(DM_STATUS_INVALID_ARGUMENT, said);
       FAILS(DM_STATUS_INVALID_ARGUMENT, "host memory", sum(data, host));

@@ -15,7 +15,9 @@ MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 CUDA = os.environ.get("DM_DEVICE") == "cuda" and not os.environ.get("DM_GPU_STANDIN")
 if MODE == "buffers":
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+    os.environ["XLA_FLAGS"] = os.environ.get(
+        "XLA_FLAGS",
+        "") + " --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
 if not CUDA:
     os.environ["JAX_PLATFORMS"] = "cpu"
 try:

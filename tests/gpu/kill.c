@@ -41,7 +41,8 @@ int main(void)
     if (began > 0 && seconds_now() - began > patience) break;
   }
   const double noticed = seconds_now() - began;
-  printf("rank %d: %s by %s after %.2f s: %s\n", rank, dm_status_name(said), said == DM_STATUS_OK ? "nobody" : by, noticed, said == DM_STATUS_OK ? "" : dm_last_error());
+  printf("rank %d: %s by %s after %.2f s: %s\n", rank, dm_status_name(said), said == DM_STATUS_OK ? "nobody" : by,
+         noticed, said == DM_STATUS_OK ? "" : dm_last_error());
   if (rank == 0 && said != DM_STATUS_OK) figure("kill -9 of a rank: until a survivor's call or dm_check fails", 1e3 * noticed, "ms");
   if (!on_gpu()) CHECK(said == DM_STATUS_PEER_LOST && strstr(dm_last_error(), dead) != NULL);
 

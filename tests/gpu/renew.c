@@ -76,11 +76,13 @@ int main(void)
     const int is_revoked = step("ncclCommRevoke of a stuck all-reduce", comm, began, rawCommRevoke(comm, 0));
     began = seconds_now();
     while (is_revoked && !device_is_done() && seconds_now() - began < 20) pause_ms(1);
-    seen(rank, "the stream of the revoked all-reduce", "%s after %.3f s", is_revoked && device_is_done() ? "is free" : "is stuck", seconds_now() - began);
+    seen(rank, "the stream of the revoked all-reduce", "%s after %.3f s",
+         is_revoked && device_is_done() ? "is free" : "is stuck", seconds_now() - began);
     int excluded[1] = {last};
     began = seconds_now();
-    if (is_revoked && step("ncclCommShrink after the revoke", comm, began, rawCommShrink(comm, excluded, 1, &fewer, &config, 0)) && fewer != NULL &&
-        step("the shrunk communicator", fewer, began, ncclInProgress))
+    if (is_revoked &&
+        step("ncclCommShrink after the revoke", comm, began, rawCommShrink(comm, excluded, 1, &fewer, &config, 0)) &&
+        fewer != NULL && step("the shrunk communicator", fewer, began, ncclInProgress))
       sum_of(&nccl, "all-reduce after the shrink", fewer, ranks - 1);
   }
   OK(dm_world_barrier(options.world, 60000));
@@ -108,9 +110,12 @@ int main(void)
   dm_buffers_free(all);
   if (can_grow) {
     began = seconds_now();
-    const ncclResult_t result = rawCommGrow(rank == last ? NULL : fewer, ranks, rank == 0 || rank == last ? &grow : NULL, rank == last ? last : -1, &more, &config);
+    const ncclResult_t result =
+        rawCommGrow(rank == last ? NULL : fewer, ranks, rank == 0 || rank == last ? &grow : NULL,
+                    rank == last ? last : -1, &more, &config);
     const int grown = step("ncclCommGrow by one rank", rank == last ? more : fewer, began, result);
-    if (grown && more != NULL && step("the grown communicator", more, began, ncclInProgress)) sum_of(&nccl, "all-reduce after the growth", more, ranks);
+    if (grown && more != NULL && step("the grown communicator", more, began, ncclInProgress))
+      sum_of(&nccl, "all-reduce after the growth", more, ranks);
   } else {
     seen(rank, "ncclCommGrow by one rank", "was not reached");
   }

@@ -59,7 +59,10 @@ int cuGetErrorString(int, const char **text) { return *text = "the stand-in driv
 int cuGetErrorName(int, const char **text) { return *text = "STAND_IN", kOk; }
 int cuDeviceGetCount(int *count) { return *count = 1, kOk; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal == 0 ? kOk : kInvalidValue; }
-int cuDeviceGetName(char *name, int size, int) { return std::snprintf(name, static_cast<std::size_t>(size), "no GPU: the stand-in driver"), kOk; }
+int cuDeviceGetName(char *name, int size, int)
+{
+  return std::snprintf(name, static_cast<std::size_t>(size), "no GPU: the stand-in driver"), kOk;
+}
 int cuDevicePrimaryCtxRetain(void **out, int) { return *out = &context, kOk; }
 int cuCtxSetCurrent(void *context) { return current = context, kOk; }
 int cuCtxGetCurrent(void **out) { return *out = current, kOk; }
@@ -82,8 +85,14 @@ int cuMemsetD8Async(std::uint64_t address, unsigned char value, std::size_t coun
 {
   return std::memset(reinterpret_cast<void *>(address), value, count), kOk;
 }
-int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void *from, std::size_t bytes, void *) { return copy(reinterpret_cast<void *>(to), from, bytes); }
-int cuMemcpyDtoHAsync_v2(void *to, std::uint64_t from, std::size_t bytes, void *) { return copy(to, reinterpret_cast<void *>(from), bytes); }
+int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void *from, std::size_t bytes, void *)
+{
+  return copy(reinterpret_cast<void *>(to), from, bytes);
+}
+int cuMemcpyDtoHAsync_v2(void *to, std::uint64_t from, std::size_t bytes, void *)
+{
+  return copy(to, reinterpret_cast<void *>(from), bytes);
+}
 int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes, void *)
 {
   return copy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""torch.distributed.init_device_mesh beside dm_init on the same ranks, in turn; then a mesh over PyTorch's own communicators. One rank of a job
-that run.sh starts; needs PyTorch, with CUDA unless DM_DEVICE=cpu (gloo beside the host engine; nothing to adopt there)."""
+"""torch.distributed.init_device_mesh beside dm_init on the same ranks, in turn; then a mesh over
+PyTorch's own communicators. One rank of a job that run.sh starts; needs PyTorch, with CUDA unless
+DM_DEVICE=cpu (gloo beside the host engine; nothing to adopt there)."""
 
 import ctypes
 import os

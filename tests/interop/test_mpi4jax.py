@@ -39,9 +39,10 @@ def test_the_tests_of_mpi4jax(tmp_path):
     temporary.mkdir()
     python = prepared()
     path = [ADAPTER, ROOT / "bindings/python", ROOT / "bindings/jax", Path(pytest.__file__).parents[1]]
-    output = launch(
-        4, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "meet_first", *(f"--deselect=collective_ops/test_common.py::{name}" for name in OF_REAL_MPI), tests,
-        options=["--prefix"], cwd=tmp_path, env=environment(TMPDIR=temporary, PYTHONPATH=":".join(map(str, path)), **BYTECODE), timeout=LIMIT - 60, merged=True).stdout
+    output = launch(4, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "meet_first",
+                    *(f"--deselect=collective_ops/test_common.py::{name}" for name in OF_REAL_MPI), tests,
+                    options=["--prefix"], cwd=tmp_path, env=environment(TMPDIR=temporary, PYTHONPATH=":".join(
+                        map(str, path)), **BYTECODE), timeout=LIMIT - 60, merged=True).stdout
     # Tests between two ranks are skipped by the others.
     results = re.findall(r"^\[rank (\d)\] (\d+) passed(?:, (\d+) skipped)?, 2 deselected", output, re.M)
     assert len(results) == 4, output

@@ -24,7 +24,10 @@ def test_torchrun_on_two_hosts(tmp_path, monkeypatch, backend):
         for node, host in enumerate(lab.hosts):
             where = ["--rdzv-backend", "c10d", "--rdzv-id", "interop", "--rdzv-endpoint", "alpha:29400"]
             where = where if backend == "c10d" else ["--node-rank", node, "--master-addr", "alpha", "--master-port", 29400]
-            command = [torch.python, "-m", "torch.distributed.run", "--monitor-interval", "0.5", "--nnodes", 2, "--nproc-per-node", 2, *where, HERE / "side_by_side.py"]
+            command = [
+                torch.python, "-m", "torch.distributed.run", "--monitor-interval", "0.5", "--nnodes", 2,
+                "--nproc-per-node", 2, *where, HERE / "side_by_side.py"
+            ]
             variables = {**torch.variables, "GLOO_SOCKET_IFNAME": DEVICE, "DM_HOSTCCL_HOST": host}
             with open(tmp_path / f"{host}.log", "w") as log:
                 agents.append(lab.spawn(host, words(command), env=environment(**variables), stdout=log, stderr=log))

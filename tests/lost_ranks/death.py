@@ -136,7 +136,8 @@ def watch(job, death, moment, outcome):
 
     if not job.pump(all_ended, until):
         for rank in [rank for rank in survivors if rank.open]:
-            outcome.complaints.append(f"rank {rank.number} still runs {limit + 1:.1f} s after the death: {rank.phase()}, error {rank.error}")
+            outcome.complaints.append(
+                f"rank {rank.number} still runs {limit + 1:.1f} s after the death: {rank.phase()}, error {rank.error}")
             if sum("stacks" in text for text in outcome.complaints) < 2:
                 outcome.complaints.append(job.stacks(rank.number))
     for rank in survivors:

@@ -15,8 +15,9 @@ from .job import MARK, Job
 from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, leads_to, named
 
 HOSTS = ("alpha", "beta", "gamma", "delta")
-LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha beta gamma delta", "alpha beta gamma delta alpha beta gamma delta",
-           "alpha alpha beta beta gamma gamma delta delta", "alpha alpha alpha beta beta gamma delta")
+LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha beta gamma delta",
+           "alpha beta gamma delta alpha beta gamma delta", "alpha alpha beta beta gamma gamma delta delta",
+           "alpha alpha alpha beta beta gamma delta")
 # How long a host may be silent, and the timeout of calls in which only the deadline tells.
 SILENCE_S, SHORT_MS, LONG_MS = 2.0, 4_000, 60_000
 PORT = 29500
@@ -83,7 +84,8 @@ def planned(seed, number):
 
 def started(program, fault, lab, rounds=0):
     inside = f"{fault.victim}:{fault.phase}:exit:{int(1e6 * fault.delay)}" if fault.how == "exit" and rounds == 0 else None
-    return Job(program, len(fault.places), PORT, fault.timeout_ms() if rounds == 0 else LONG_MS, rounds=rounds, die=inside, lab=lab, places=fault.places,
+    return Job(program, len(fault.places), PORT,
+               fault.timeout_ms() if rounds == 0 else LONG_MS, rounds=rounds, die=inside, lab=lab, places=fault.places,
                variables={SILENCE: int(1000 * SILENCE_S)})
 
 
@@ -162,7 +164,9 @@ def ends_well(job, what, patience, outcome):
         if rank.open:
             outcome.complaints += [f"{what}: rank {rank.number} hangs: {rank.phase()}", job.stacks(rank.number)]
         elif not rank.done or rank.process.wait(timeout=10) != 0 or rank.other:
-            outcome.complaints.append(f"{what}: rank {rank.number} ended with {rank.process.wait(timeout=10)}: {rank.error or rank.phase()} {rank.other}")
+            outcome.complaints.append(
+                f"{what}: rank {rank.number} ended with {rank.process.wait(timeout=10)}: {rank.error or rank.phase()} {rank.other}"
+            )
 
 
 def suffer(program, fault, folder, seed, again):

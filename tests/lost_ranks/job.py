@@ -66,7 +66,10 @@ class Job:
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
         self.lab, self.places = lab, places
         self.program, self.size, self.port = program, size, port
-        self.variables = {MARK: self.mark, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DM_ROUNDS": rounds, "DM_TIMEOUT_MS": timeout_ms}
+        self.variables = {
+            MARK: self.mark, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DM_ROUNDS": rounds,
+            "DM_TIMEOUT_MS": timeout_ms
+        }
         if die:
             self.variables["DM_DIE"] = die
         if lab:
@@ -108,7 +111,9 @@ class Job:
         """The stacks of a rank's threads, which show where it hangs."""
         pid = self.ranks[number].process.pid
         try:
-            shown = subprocess.run(["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "thread apply all bt 12"], capture_output=True, text=True, timeout=60).stdout
+            shown = subprocess.run(
+                ["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "thread apply all bt 12"], capture_output=True,
+                text=True, timeout=60).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"no stacks of rank {number}: {error}"
         lines = [line[:160] for line in shown.splitlines() if line.startswith(("#", "Thread")) and "/library/" not in line]

@@ -34,8 +34,9 @@ def planned(seed, number):
     longest = chance.choice((0.0005, 0.005, 0.05))
     delay = -1.0 if phase == "free" or chance.random() < 0.2 else chance.uniform(0.0, longest)
     outside = how != "exit" and phase != "free" and chance.random() < 0.6
-    return Death(size, victim, how, phase, max(delay, 0.0) if outside else delay, outside, chance.choice((1, 1, 2)) if phase != "join" else 1,
-                 file=chance.random() < 0.15)
+    return Death(size, victim, how, phase,
+                 max(delay, 0.0) if outside else delay, outside,
+                 chance.choice((1, 1, 2)) if phase != "join" else 1, file=chance.random() < 0.15)
 
 
 class Table:

@@ -33,7 +33,8 @@ int main(void)
   dm_mesh *mesh = NULL;
   ncclComm_t comm = NULL;
   float mine = 1, sum = 0;
-  ncclResult_t (*version)(int *) = NULL, (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
+  ncclResult_t (*version)(int *) = NULL, (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
+                                                       ncclComm_t, cudaStream_t) = NULL;
   if (is_linked) {
     FAILS(DM_STATUS_LIBRARY, "dm_set_ccl_resolver) has no symbol ncclCommAbort: it says NCCL", dm_set_ccl_resolver(resolve, &asked));
     with_abort = 1;

@@ -35,7 +35,8 @@ static void ragged(void)
   for (int i = 0; i < rank; ++i) CHECK(recv[i] == (float)(28000 + 8 * ((int)displs[rank] + i)));
   note("end");
   FAILS(DM_STATUS_INVALID_ARGUMENT, "overlap", dm_all_to_allv(mesh, NULL, send, out, NULL, send, out, NULL, DM_FLOAT32, NULL));
-  FAILS(DM_STATUS_UNSUPPORTED, "dtype is 42, whose size is not known here", dm_all_gatherv(mesh, NULL, send, recv, counts, displs, 42, NULL));
+  FAILS(DM_STATUS_UNSUPPORTED, "dtype is 42, whose size is not known here",
+        dm_all_gatherv(mesh, NULL, send, recv, counts, displs, 42, NULL));
   OK(dm_finalize(mesh, NULL));
 }
 

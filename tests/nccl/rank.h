@@ -116,8 +116,10 @@ static inline void learn_world(void)
   REQUIRE(dm_world_size(world, &size));
   options.timeout_ms = 30000;
   OK(dm_world_get_info(world, &info));
-  CHECK(info.rank == rank && info.size == size && strcmp(info.device_type, "cuda") == 0 && info.library[0] != '\0' && info.ccl_version >= 21400);
-  printf("info rank=%d local=%d/%d host=%d/%d device=%d\n", info.rank, info.local_rank, info.local_size, info.host, info.num_hosts, info.device);
+  CHECK(info.rank == rank && info.size == size && strcmp(info.device_type, "cuda") == 0 && info.library[0] != '\0' &&
+        info.ccl_version >= 21400);
+  printf("info rank=%d local=%d/%d host=%d/%d device=%d\n", info.rank, info.local_rank, info.local_size, info.host,
+         info.num_hosts, info.device);
 }
 
 

@@ -167,7 +167,8 @@ static void pointers(const char *mode)
 {
   enum { kBytes = 1 << 16, kCalls = 1000 };
   dm_mesh *mesh = made_square();
-  float *mine = calloc(2, kBytes), *theirs = calloc(1, kBytes), *host = calloc(1, kBytes), *pinned = calloc(1, kBytes), *managed = calloc(1, kBytes);
+  float *mine = calloc(2, kBytes), *theirs = calloc(1, kBytes), *host = calloc(1, kBytes), *pinned = calloc(1, kBytes),
+        *managed = calloc(1, kBytes);
   float *recv = mine + kBytes / sizeof *mine;
   const int device = rank, another = (rank + 1) % size;
   *(void **)&own = of_driver("cuda_own");
@@ -293,7 +294,8 @@ static void *make_on_another_device(void *nothing)
 {
   dm_mesh *mesh = NULL;
   choose_device((rank + 1) % size);
-  FAILS(DM_STATUS_DEVICE, "is current on this thread, but the world was joined on device", dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
+  FAILS(DM_STATUS_DEVICE, "is current on this thread, but the world was joined on device",
+        dm_init("cuda", kSquare, 2, kSquareNames, &options, &mesh));
   CHECK(strstr(dm_last_error(), "DM_WORLD_DEVICE") != NULL);
   return nothing;
 }

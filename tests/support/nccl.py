@@ -30,8 +30,8 @@ def library(programs, soname, sources, *flags):
 
     def make(folder):
         folder.mkdir()
-        processes.run(CC, *FLAGS, f"-I{ROOT}/include", *(HERE / source for source in sources), *flags, "-shared", "-fPIC", f"-Wl,-soname,{soname}",
-                      "-ldl", "-pthread", "-o", folder / soname)
+        processes.run(CC, *FLAGS, f"-I{ROOT}/include", *(HERE / source for source in sources), *flags, "-shared",
+                      "-fPIC", f"-Wl,-soname,{soname}", "-ldl", "-pthread", "-o", folder / soname)
     return programs.once(name, make) / soname
 
 
@@ -41,7 +41,8 @@ class Job:
     def __init__(self, programs, folder, program, *sources):
         """`sources` are further C files of the program."""
         self.programs, self.folder = programs, folder
-        self.program = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", *sources, name=f"nccl-{program}", link=[*LINK, "-ldl"])
+        self.program = programs.c(f"tests/nccl/{program}.c", "-Wall", "-Wextra", "-Werror", *sources,
+                                  name=f"nccl-{program}", link=[*LINK, "-ldl"])
 
     def library(self, soname, sources, *flags):
         return library(self.programs, soname, sources, *flags)
@@ -63,11 +64,13 @@ class Job:
         if library is not False:
             variables["RECORDER"] = library or self.recorder()
         env = processes.environment(without=["NCCL_", "CUDA_", "DM_CCL"], **variables)
-        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--grace-period", 10, "--", *wrapper, self.program, what, env=env, code=code, timeout=timeout, merged=True).stdout
+        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--grace-period", 10, "--", *wrapper, self.program,
+                               what, env=env, code=code, timeout=timeout, merged=True).stdout
         records = {int(path.name): path.read_text().splitlines() for path in logs.iterdir()}
         for rank, lines in records.items():
             wrong = [line for line in lines if re.search("STALE|BUSY|NULL in|bad config|NONBLOCKING|is id", line)]
-            check(not wrong or what in ("adopt", "group of another"), f"{what} {variables}: rank {rank} broke NCCL's rules: {wrong}\n" + "\n".join(lines))
+            check(not wrong or what in ("adopt", "group of another"),
+                  f"{what} {variables}: rank {rank} broke NCCL's rules: {wrong}\n" + "\n".join(lines))
         return output, records
 
 

@@ -70,6 +70,14 @@ def end_group(process):
     return out, err
 
 
+def kill_all(processes):
+    """Kills the processes that still run, and waits for all of them."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
 def launch(ranks, *command, options=(), **how):
     """`run` of a command on that many ranks under `devicemesh run`."""
     return run(TOOL, "run", "-n", ranks, *options, "--", *command, **how)

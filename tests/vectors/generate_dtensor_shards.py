@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
-"""Writes torch_dtensor_shards.jsonl: which block of a tensor each rank of a DTensor holds, as PyTorch says. Run with a Python that has PyTorch:
+"""Writes torch_dtensor_shards.jsonl: which block of a tensor each rank of a DTensor holds, as
+PyTorch says. Run with a Python that has PyTorch:
 
     python tests/vectors/generate_dtensor_shards.py > tests/vectors/torch_dtensor_shards.jsonl
 
 One line is one case: world, shape and names of the root mesh, ranks (its rank array, or null), view (names of dimensions; "a+b" is the
 flattened one), tensor (shape), placements (null, or [tensor_dim, order]) and answers, each [rank, local shape, offsets].
 
-Where an answer comes from: the data. A tensor that holds its own indices is distributed with DTensor (fake process group, no communication)
-and the rank's local tensor is looked at: its shape, and its first element, after checking that it is that contiguous block. Splits in another
-order than the mesh's go through DTensorSpec.shard_order. An empty block has no first element: its offsets are those of PyTorch's
-compute_local_shape_and_global_offset, which must agree about every other block too. It splits from left to right, so for another order it is asked
-about the mesh with its dimensions in that order.
+Where an answer comes from: the data. A tensor that holds its own indices is distributed with
+DTensor (fake process group, no communication) and the rank's local tensor is looked at: its shape,
+and its first element, after checking that it is that contiguous block. Splits in another order than
+the mesh's go through DTensorSpec.shard_order. An empty block has no first element: its offsets are
+those of PyTorch's compute_local_shape_and_global_offset, which must agree about every other block
+too. It splits from left to right, so for another order it is asked about the mesh with its
+dimensions in that order.
 
-PyTorch can also write a split order into placements, as _StridedShard. For some uneven sizes that is a different split: the answer then has a
-fourth element, [local shape, offsets] as that function gives them for such placements.
+PyTorch can also write a split order into placements, as _StridedShard. For some uneven sizes that
+is a different split: the answer then has a fourth element, [local shape, offsets] as that function
+gives them for such placements.
 """
 
 import json
@@ -70,7 +74,8 @@ def answer(case, rank):
         # Tensor dimensions do not meddle with each other, so one order of all mesh dimensions does for all of them.
         by_order = sorted(range(mesh.ndim), key=lambda index: (case["placements"][index] or [0, 0])[1])
         pick = lambda values: [values[index] for index in by_order]
-        said = _compute_local_shape_and_global_offset(torch.Size(case["tensor"]), pick(mesh.shape), pick(mesh.get_coordinate()), pick(plain))
+        said = _compute_local_shape_and_global_offset(torch.Size(case["tensor"]), pick(mesh.shape),
+                                                      pick(mesh.get_coordinate()), pick(plain))
         said = [list(part) for part in said]
         assert list(local.shape) == said[0], (case, rank, said, local.shape)
         if local.numel() > 0:
@@ -87,16 +92,27 @@ def answer(case, rank):
 def cases(random):
     fixed = [
         # FSDP x TP: the default order, and the one in which tensor parallelism splits first.
-        ([2, 4], [16, 6], [[0, 0], [0, 0]]), ([2, 4], [16, 6], [[0, 1], [0, 0]]),
+        ([2, 4], [16, 6], [[0, 0], [0, 0]]),
+        ([2, 4], [16, 6], [[0, 1], [0, 0]]),
         # Fewer rows than ranks, none at all, one.
-        ([8], [5], [[0, 0]]), ([4], [0, 3], [[0, 0]]), ([4], [1], [[0, 0]]), ([2, 4], [5], [[0, 0], [0, 0]]), ([2, 4], [5], [[0, 1], [0, 0]]),
+        ([8], [5], [[0, 0]]),
+        ([4], [0, 3], [[0, 0]]),
+        ([4], [1], [[0, 0]]),
+        ([2, 4], [5], [[0, 0], [0, 0]]),
+        ([2, 4], [5], [[0, 1], [0, 0]]),
         # PyTorch's _StridedShard is another split here.
         ([3, 2], [13], [[0, 1], [0, 0]]),
-        ([2, 3], [7, 9], [[1, 0], [0, 0]]), ([2, 2, 2], [9, 4], [[0, 2], [0, 0], [0, 1]]), ([2, 2], [], [None, None]), ([1, 3], [4], [[0, 0], None]),
+        ([2, 3], [7, 9], [[1, 0], [0, 0]]),
+        ([2, 2, 2], [9, 4], [[0, 2], [0, 0], [0, 1]]),
+        ([2, 2], [], [None, None]),
+        ([1, 3], [4], [[0, 0], None]),
     ]
     for shape, tensor, placements in fixed:
         names = [f"d{index}" for index in range(len(shape))]
-        yield {"world": math.prod(shape), "shape": shape, "names": names, "ranks": None, "view": names, "tensor": tensor, "placements": placements}
+        yield {
+            "world": math.prod(shape), "shape": shape, "names": names, "ranks": None, "view": names, "tensor": tensor,
+            "placements": placements
+        }
     for number in range(240):
         shape = [random.choice([1, 2, 2, 3, 4, 5]) for _ in range(random.choice([1, 2, 2, 3, 3]))]
         size = math.prod(shape)

@@ -1,6 +1,6 @@
-//! Shared by the tests that speak to the store's server byte by byte. Not every test uses all of
-//! it.
-#![allow(dead_code)]
+//! Helpers of the tests that speak to the store's server byte by byte.
+
+#![allow(dead_code, reason = "no test program uses all of the helpers")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

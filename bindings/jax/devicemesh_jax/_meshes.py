@@ -100,7 +100,8 @@ def along(mesh: MeshOrName, dim: Union[None, int, str]) -> Tuple[str, str, int]:
     if dim is None:
         found.get_local_rank()  # says what is wrong when there is not one dimension
         dim = 0
-    label = dim if isinstance(dim, str) else label_of(found, integer("dim (a name or an index of one dimension; flatten makes one of several)", dim))
+    label = dim if isinstance(dim, str) else \
+        label_of(found, integer("dim (a name or an index of one dimension; flatten makes one of several)", dim))
     return name, label, found.size(label)
 
 

@@ -41,8 +41,8 @@ def transpose(cotangent: Any, operand: Any, like: Any, **params: Any) -> Any:
     if not ad.is_undefined_primal(operand):
         return [None, None]
     # A rank that does not use what it received sends zeros back, because the other rank waits.
-    back = sendrecv_p.bind(
-        ad.instantiate_zeros(cotangent), jnp.zeros(operand.aval.shape, operand.aval.dtype), **{**params, "dest": params["source"], "source": params["dest"]})
+    back = sendrecv_p.bind(ad.instantiate_zeros(cotangent), jnp.zeros(operand.aval.shape, operand.aval.dtype),
+                           **{**params, "dest": params["source"], "source": params["dest"]})
     return [back, None]
 
 
@@ -51,7 +51,9 @@ def batched(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Tupl
     on the order of the elements."""
     size = next(operand.shape[axis] for operand, axis in zip(operands, axes) if axis is not None)
     first = [
-        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0) for operand, axis in zip(operands, axes)]
+        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes)
+    ]
     return sendrecv_p.bind(*first, **params), 0
 
 

@@ -68,4 +68,6 @@ def integer(what: str, value: Any) -> int:
         except (TypeError, jax.errors.ConcretizationTypeError):
             pass
     kind = "value inside jax.jit" if isinstance(value, jax.core.Tracer) else type(value).__name__
-    raise TypeError(f"{what} is a {kind}{'' if isinstance(value, jax.core.Tracer) else f', {value!r}'}; an integer was expected, the same on every rank")
+    raise TypeError(
+        f"{what} is a {kind}{'' if isinstance(value, jax.core.Tracer) else f', {value!r}'}; an integer was expected, the same on every rank"
+    )

@@ -104,15 +104,14 @@ def attributes(params: Params) -> Params:
     return {name: numpy.array(value, "int64") if isinstance(value, tuple) else value for name, value in read.items()}
 
 
-def make(
-        name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False,
-        all_params: bool = False) -> Primitive:
+def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch,
+         zeros: bool = False, in_place: bool = False, all_params: bool = False) -> Primitive:
     """A primitive for the handler devicemesh_<name>.
 
-    shape: the result's, from the operand's and the size (all_params: and all parameters). batch: from a batched operand and its batch axis, the
-    operand of one call for all of them and the batch axis of its result. zeros: the handler does
-    not write its result on every rank. in_place: the result takes the operand's memory (XLA copies
-    an operand that is still needed).
+    shape: the result's, from the operand's and the size (all_params: and all parameters). batch:
+    from a batched operand and its batch axis, the operand of one call for all of them and the batch
+    axis of its result. zeros: the handler does not write its result on every rank. in_place: the
+    result takes the operand's memory (XLA copies an operand that is still needed).
     """
     primitive = Primitive(f"devicemesh_{name}")
 

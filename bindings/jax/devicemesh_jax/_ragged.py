@@ -33,8 +33,8 @@ def transpose_reduce_scatterv(cotangent: Any, params: Params) -> Any:
 
 all_gatherv_p = make(
     "all_gatherv", lambda shape, size, counts, **_: (sum(counts), *shape[1:]), transpose_all_gatherv, first_axis_kept, all_params=True)
-reduce_scatterv_p = make(
-    "reduce_scatterv", lambda shape, size, counts, rank, **_: (counts[rank], *shape[1:]), transpose_reduce_scatterv, first_axis_kept, all_params=True)
+reduce_scatterv_p = make("reduce_scatterv", lambda shape, size, counts, rank, **_: (counts[rank], *shape[1:]),
+                         transpose_reduce_scatterv, first_axis_kept, all_params=True)
 
 all_to_allv_p = Primitive("devicemesh_all_to_allv")
 

@@ -87,7 +87,9 @@ def split(name: str, array: Any, axis: int, size: int, tiled: bool) -> Any:
             raise ValueError(f"axis {axis} ({name}) of shape {array.shape} is not a multiple of the dimension's {size} ranks")
         array = array.reshape(*array.shape[:axis], size, length // size, *array.shape[axis + 1 :])
     elif length != size:
-        raise ValueError(f"axis {axis} ({name}) of shape {array.shape} is not as long as the dimension, {size} ranks; tiled=True splits a longer one")
+        raise ValueError(
+            f"axis {axis} ({name}) of shape {array.shape} is not as long as the dimension, {size} ranks; tiled=True splits a longer one"
+        )
     return jnp.moveaxis(array, axis, 0)
 
 
@@ -262,7 +264,8 @@ def message(what: str, x: Any, like: Any, mesh: MeshOrName, dim: Dim, dest: Opti
 
     def one(leaf: Any, shaped: Any) -> Any:
         sent = jnp.asarray(leaf)
-        template = jnp.zeros(shaped.shape, shaped.dtype) if isinstance(shaped, jax.ShapeDtypeStruct) and not is_key(shaped.dtype) else jnp.asarray(shaped)
+        template = jnp.zeros(shaped.shape, shaped.dtype) \
+            if isinstance(shaped, jax.ShapeDtypeStruct) and not is_key(shaped.dtype) else jnp.asarray(shaped)
         check_moved(what, sent.dtype)
         check_moved(what, template.dtype)
         numbers = [jax.random.key_data(array) if is_key(array.dtype) else array for array in (sent, template)]

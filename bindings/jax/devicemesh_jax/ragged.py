@@ -97,8 +97,8 @@ def all_to_allv(x: Any, mesh: MeshOrName, dim: Dim = None, *, send_counts: Seque
     return jax.tree.map(one, x)
 
 
-def ragged_all_to_all(
-        operand: Any, output: Any, input_offsets: Any, send_sizes: Any, output_offsets: Any, recv_sizes: Any, mesh: MeshOrName, dim: Dim = None) -> Any:
+def ragged_all_to_all(operand: Any, output: Any, input_offsets: Any, send_sizes: Any, output_offsets: Any,
+                      recv_sizes: Any, mesh: MeshOrName, dim: Dim = None) -> Any:
     """jax.lax.ragged_all_to_all along a dimension of a mesh: sends send_sizes[i] rows of operand,
     from row input_offsets[i] on, to rank i, which writes them into its output from row
     output_offsets[i] on. Gives output with recv_sizes[i] rows of each rank i written over.
@@ -115,7 +115,9 @@ def ragged_all_to_all(
     numbers = [jnp.asarray(each) for each in (input_offsets, send_sizes, output_offsets, recv_sizes)]
     for what, each in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), numbers):
         if each.shape != (size,) or not jnp.issubdtype(each.dtype, jnp.integer):
-            raise ValueError(f"{what} is {each.dtype}{each.shape}; integers in the shape ({size},) were expected, one for each rank of the dimension")
+            raise ValueError(
+                f"{what} is {each.dtype}{each.shape}; integers in the shape ({size},) were expected, one for each rank of the dimension"
+            )
     starts, sent, theirs, received = (each if each.dtype.name in ("int32", "int64") else each.astype(int) for each in numbers)
     # Each rank says where its rows begin at the receiver, which needs to know.
     places = all_to_all(theirs, mesh, label)

@@ -129,7 +129,9 @@ struct Origin {
 template <>
 struct xla::ffi::CtxDecoding<Origin> {
   using Type = Origin;
-  static std::optional<Type> Decode(const XLA_FFI_Api *api, XLA_FFI_ExecutionContext *context, DiagnosticEngine &) { return Origin{api, context}; }
+  static std::optional<Type> Decode(const XLA_FFI_Api *api, XLA_FFI_ExecutionContext *context, DiagnosticEngine &) {
+    return Origin{api, context};
+  }
 };
 
 namespace {
@@ -137,7 +139,9 @@ namespace {
 // One call with its checks: the mesh is registered now, the dimension is as long as when the call
 // was traced, and the library can move or (a call with an operator) reduce the elements.
 struct Call {
-  Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
+  Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) {
+    error = prepare(origin, operand);
+  }
 
   // Runs the collective, unless a check has failed. A rank whose operand has no elements takes
   // part too, because other ranks may have elements, and the library compares the counts. If this
@@ -176,12 +180,14 @@ struct Call {
   ffi::Error read(const Operand &array, std::vector<int64_t> &numbers) const {
     const size_t count = array.element_count(), bytes = array.size_bytes();
     const bool wide = array.element_type() == ffi::DataType::S64;
-    if (!wide && array.element_type() != ffi::DataType::S32) return ffi::Error::InvalidArgument("offsets and sizes are 32-bit or 64-bit integers");
+    if (!wide && array.element_type() != ffi::DataType::S32)
+      return ffi::Error::InvalidArgument("offsets and sizes are 32-bit or 64-bit integers");
     std::vector<int64_t> copy(count);
     if (stream == nullptr) {
       std::memcpy(copy.data(), array.untyped_data(), bytes);
     } else if (const int code = from_device(copy.data(), array.untyped_data(), bytes)) {
-      return ffi::Error(ffi::ErrorCode::kInternal, "the CUDA driver gives " + std::to_string(code) + " where offsets and sizes are copied to the host");
+      return ffi::Error(ffi::ErrorCode::kInternal, "the CUDA driver gives " + std::to_string(code) +
+                                                       " where offsets and sizes are copied to the host");
     }
     for (size_t i = 0; i < count; i++) {
       int32_t narrow;
@@ -211,14 +217,17 @@ struct Call {
     const std::string platform = text("platform");
     if (error.failure()) return error;
     if (open_groups.load() != 0) {
-      return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                        "a jitted collective on mesh \"" + mesh_name + "\" was called inside a group (with mesh.group()): what is called there starts "
-                            "when the group ends, which is after XLA reads the result; call the jitted function before the group or after it");
+      return ffi::Error(
+          ffi::ErrorCode::kFailedPrecondition,
+          "a jitted collective on mesh \"" + mesh_name +
+              "\" was called inside a group (with mesh.group()): what is called there starts "
+              "when the group ends, which is after XLA reads the result; call the jitted function before the group or after it");
     }
     const ffi::DataType type = operand.element_type();
     std::optional<Wire> wire = attributes.contains("op") ? reduced(type, op()) : moved(type);
     if (!wire) {
-      return ffi::Error::InvalidArgument("elements of XLA's type " + std::to_string(static_cast<int>(type)) + " cannot take part in this call");
+      return ffi::Error::InvalidArgument("elements of XLA's type " + std::to_string(static_cast<int>(type)) +
+                                         " cannot take part in this call");
     }
     dtype = wire->dtype;
     parts = wire->parts;
@@ -229,7 +238,8 @@ struct Call {
     if (dm_status status = library.dm_size(mesh, dim, &now)) return error_of(status);
     if (now != size) {
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                        "dimension " + dim_name + " of mesh \"" + mesh_name + "\" has " + std::to_string(now) + " ranks now and had " + std::to_string(size) +
+                        "dimension " + dim_name + " of mesh \"" + mesh_name + "\" has " + std::to_string(now) +
+                            " ranks now and had " + std::to_string(size) +
                             " when this was traced; trace it again, or register the new mesh under another name");
     }
     if (ffi::Error wrong = check_device(mesh, mesh_name, platform); wrong.failure()) return wrong;
@@ -255,11 +265,13 @@ struct Call {
     arguments.ctx = origin.context;
     if (XLA_FFI_Error *problem = origin.api->XLA_FFI_DeviceOrdinal_Get(&arguments)) return reported(origin, problem);
     if (ours == arguments.device_ordinal) return ffi::Error::Success();
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      "this computation runs on GPU " + std::to_string(arguments.device_ordinal) + " of those that the process sees, but mesh \"" + mesh_name +
-                          "\" has its communicators on GPU " + std::to_string(ours) +
-                          ": let each process see one GPU (CUDA_VISIBLE_DEVICES), or name it (jax.distributed.initialize(local_device_ids=...), "
-                          "dm_world_options.device)");
+    return ffi::Error(
+        ffi::ErrorCode::kFailedPrecondition,
+        "this computation runs on GPU " + std::to_string(arguments.device_ordinal) +
+            " of those that the process sees, but mesh \"" + mesh_name + "\" has its communicators on GPU " +
+            std::to_string(ours) +
+            ": let each process see one GPU (CUDA_VISIBLE_DEVICES), or name it (jax.distributed.initialize(local_device_ids=...), "
+            "dm_world_options.device)");
   }
 
   static ffi::Error reported(Origin origin, XLA_FFI_Error *problem) {

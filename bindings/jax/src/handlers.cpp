@@ -24,7 +24,8 @@ namespace {
 ffi::Error all_reduce(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_all_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.op(), call.stream);
+    return library.dm_all_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype,
+                                 call.op(), call.stream);
   });
 }
 
@@ -32,14 +33,16 @@ ffi::Error all_reduce(Origin origin, ffi::Dictionary attributes, Operand send, T
 ffi::Error reduce(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.op(), call.root(), call.stream);
+    return library.dm_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype,
+                             call.op(), call.root(), call.stream);
   });
 }
 
 ffi::Error broadcast(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_broadcast(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.root(), call.stream);
+    return library.dm_broadcast(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype,
+                                call.root(), call.stream);
   });
 }
 
@@ -53,14 +56,16 @@ ffi::Error all_gather(Origin origin, ffi::Dictionary attributes, Operand send, T
 ffi::Error reduce_scatter(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_reduce_scatter(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count / call.size, call.dtype, call.op(), call.stream);
+    return library.dm_reduce_scatter(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(),
+                                     call.count / call.size, call.dtype, call.op(), call.stream);
   });
 }
 
 ffi::Error all_to_all(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_all_to_all(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count / call.size, call.dtype, call.stream);
+    return library.dm_all_to_all(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count / call.size,
+                                 call.dtype, call.stream);
   });
 }
 
@@ -79,7 +84,9 @@ dm_status grouped(const Call &call, Body body) {
 dm_status exchange(const Call &call, const Operand &send, int64_t to, Result &recv, Wire received, int64_t from) {
   return grouped(call, [&] {
     dm_status status = DM_STATUS_OK;
-    if (to >= 0) status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype, static_cast<int32_t>(to), call.stream);
+    if (to >= 0)
+      status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype,
+                               static_cast<int32_t>(to), call.stream);
     if (status == DM_STATUS_OK && from >= 0) {
       status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), recv->element_count() * received.parts, received.dtype, static_cast<int32_t>(from),
                                call.stream);
@@ -142,7 +149,9 @@ ffi::Error scatter(Origin origin, ffi::Dictionary attributes, Operand send, Toke
         const char *block = static_cast<const char *>(send.untyped_data()) + to * recv->size_bytes();
         status = library.dm_send(call.mesh, call.dim, block, count, call.dtype, to, call.stream);
       }
-      if (status == DM_STATUS_OK) status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), count, call.dtype, call.root(), call.stream);
+      if (status == DM_STATUS_OK)
+        status =
+            library.dm_recv(call.mesh, call.dim, recv->untyped_data(), count, call.dtype, call.root(), call.stream);
       return status;
     });
   });

@@ -30,7 +30,8 @@ ffi::Error all_gatherv(Origin origin, ffi::Dictionary attributes, Operand send, 
   Call call(origin, attributes, send);
   return call.run([&] {
     const std::vector<size_t> counts = counted(call, row_of(send, call));
-    return library.dm_all_gatherv(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), counts.data(), nullptr, call.dtype, call.stream);
+    return library.dm_all_gatherv(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), counts.data(),
+                                  nullptr, call.dtype, call.stream);
   });
 }
 
@@ -38,7 +39,8 @@ ffi::Error reduce_scatterv(Origin origin, ffi::Dictionary attributes, Operand se
   Call call(origin, attributes, send);
   return call.run([&] {
     const std::vector<size_t> counts = counted(call, row_of(send, call));
-    return library.dm_reduce_scatterv(call.mesh, call.dim, send.untyped_data(), counts.data(), nullptr, recv->untyped_data(), call.dtype, call.op(), call.stream);
+    return library.dm_reduce_scatterv(call.mesh, call.dim, send.untyped_data(), counts.data(), nullptr,
+                                      recv->untyped_data(), call.dtype, call.op(), call.stream);
   });
 }
 
@@ -58,8 +60,9 @@ struct RowBlocks {
     }
     for (size_t rank = 0; rank < first.size(); rank++) {
       if (length[rank] < 0 || (length[rank] > 0 && (first[rank] < 0 || first[rank] > rows - length[rank]))) {
-        return ffi::Error::InvalidArgument("the block of rank " + std::to_string(rank) + " has " + std::to_string(length[rank]) + " rows from row " +
-                                           std::to_string(first[rank]) + " on, but " + what + " has " + std::to_string(rows) + " rows");
+        return ffi::Error::InvalidArgument(
+            "the block of rank " + std::to_string(rank) + " has " + std::to_string(length[rank]) + " rows from row " +
+            std::to_string(first[rank]) + " on, but " + what + " has " + std::to_string(rows) + " rows");
       }
       starts.push_back(length[rank] > 0 ? static_cast<size_t>(first[rank]) * row : 0);
       counts.push_back(static_cast<size_t>(length[rank]) * row);
@@ -69,14 +72,18 @@ struct RowBlocks {
 };
 
 // recv begins as the output that the program has given, and keeps the rows that nobody sends.
-ffi::Error all_to_allv(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Operand send_offsets, Operand send_sizes, Operand recv_offsets,
-                       Operand recv_sizes, Token, Result recv, TokenOut) {
+ffi::Error all_to_allv(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Operand send_offsets,
+                       Operand send_sizes, Operand recv_offsets, Operand recv_sizes, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   if (call.error.failure()) return call.error;
   const size_t row = row_of(send, call);
   RowBlocks sends, receives;
-  if (ffi::Error wrong = sends.read(call, "the operand", send_offsets, send_sizes, send.dimensions()[0], row); wrong.failure()) return wrong;
-  if (ffi::Error wrong = receives.read(call, "the output", recv_offsets, recv_sizes, recv->dimensions()[0], row); wrong.failure()) return wrong;
+  if (ffi::Error wrong = sends.read(call, "the operand", send_offsets, send_sizes, send.dimensions()[0], row);
+      wrong.failure())
+    return wrong;
+  if (ffi::Error wrong = receives.read(call, "the output", recv_offsets, recv_sizes, recv->dimensions()[0], row);
+      wrong.failure())
+    return wrong;
   return call.run([&] {
     return library.dm_all_to_allv(call.mesh, call.dim, send.untyped_data(), sends.counts.data(), sends.starts.data(), recv->untyped_data(),
                                   receives.counts.data(), receives.starts.data(), call.dtype, call.stream);

@@ -32,12 +32,18 @@ def compare(what, ours, by_xla):
 
 
 for dim in ("dp", "tp"):
-    total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, dim), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec, check_vma=False))
+    total = jax.jit(
+        jax.shard_map(lambda x: jax.lax.psum(x, dim), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec,
+                      check_vma=False))
     compare(f"sum along {dim}", dmj.all_reduce(mine, mesh, dim), total(everything))
-    rows = jax.jit(jax.shard_map(lambda x: jax.lax.all_gather(x, dim, tiled=True), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec, check_vma=False))
+    rows = jax.jit(
+        jax.shard_map(lambda x: jax.lax.all_gather(x, dim, tiled=True), mesh=theirs, in_specs=blocks.spec,
+                      out_specs=blocks.spec, check_vma=False))
     compare(f"rows along {dim}", dmj.all_gather(mine, mesh, dim, tiled=True), rows(everything))
     # Ours inside a program over all processes: each of them calls it for its own device.
-    inside = jax.jit(jax.shard_map(lambda x: dmj.all_reduce(x, mesh, dim), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec, check_vma=False))
+    inside = jax.jit(
+        jax.shard_map(lambda x: dmj.all_reduce(x, mesh, dim), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec,
+                      check_vma=False))
     compare(f"ours inside shard_map along {dim}", dmj.all_reduce(mine, mesh, dim), inside(everything))
 try:
     jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))(everything)

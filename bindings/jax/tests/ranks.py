@@ -1,7 +1,8 @@
 """What the tests on several ranks share: one mesh over all of them, and jax.lax over all ranks' data on each one as the judge.
 
-jax.lax's collectives under jax.vmap with an axis name compute in one process what ours compute in many, with the same derivatives. So every rank makes
-everybody's operands (they depend on the rank alone), and compares its own result with its row of theirs.
+jax.lax's collectives under jax.vmap with an axis name compute in one process what ours compute in
+many, with the same derivatives. So every rank makes everybody's operands (they depend on the rank
+alone), and compares its own result with its row of theirs.
 """
 
 import os
@@ -31,7 +32,8 @@ def own_mesh(dim="dp"):
 
 
 def compiled(program, *operands):
-    """A jitted function, compiled by rank 0 first. The other ranks find the result in JAX's cache on disk, which saves most of their time."""
+    """A jitted function, compiled by rank 0 first. The other ranks find the result in JAX's cache
+    on disk, which saves most of their time."""
     lowered = program.lower(*operands)
     meet = lambda: FLAT.get_group().all_reduce(numpy.zeros(1))  # noqa: E731
     if RANK != 0:

@@ -110,7 +110,9 @@ class Against(unittest.TestCase):
         close(self, ours(x), expected["value"][place], f"{name} along {dim}, outside jit")
         numpy.testing.assert_array_equal(x, before, f"{name}: the operand is as before")
         calls = [
-            jax.jit(function).lower(x).as_text().count("stablehlo.custom_call @devicemesh_") for function, x in ((ours, x), (jax.vmap(ours), jnp.stack([x, x])))]
+            jax.jit(function).lower(x).as_text().count("stablehlo.custom_call @devicemesh_")
+            for function, x in ((ours, x), (jax.vmap(ours), jnp.stack([x, x])))
+        ]
         self.assertEqual(calls[0], calls[1], f"{name}: one call for the whole batch")
         self.assertTrue(calls[0] == 1 or name.startswith("scan"), calls)
 
@@ -169,15 +171,22 @@ class Values(unittest.TestCase):
                 parts = {op: dmj.reduce_scatter(jnp.stack([x] * WORLD), FLAT, op=op) for op in operators}
                 scans = {op: dmj.scan(x, FLAT, op=op) for op in operators if op != "avg"}
                 moved = [
-                    dmj.all_gather(x, FLAT), dmj.all_to_all(jnp.stack([x] * WORLD), FLAT), dmj.broadcast(x, FLAT, root=WORLD - 1)[None], dmj.shift(x, FLAT)[None],
-                    dmj.gather(x, FLAT), dmj.scatter(jnp.stack([x] * WORLD), FLAT, root=WORLD - 1)[None],
-                    dmj.sendrecv(x, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)[None]]
+                    dmj.all_gather(x, FLAT),
+                    dmj.all_to_all(jnp.stack([x] * WORLD), FLAT),
+                    dmj.broadcast(x, FLAT, root=WORLD - 1)[None],
+                    dmj.shift(x, FLAT)[None],
+                    dmj.gather(x, FLAT),
+                    dmj.scatter(jnp.stack([x] * WORLD), FLAT, root=WORLD - 1)[None],
+                    dmj.sendrecv(x, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)[None]
+                ]
                 return reduced, roots, parts, scans, moved
 
             reduced, roots, parts, scans, moved = everything(x)
             for op, function in operators.items():
                 expected = function(rows, axis=0, **kept)
-                for what, got, right in (("all_reduce", reduced, expected), ("reduce", roots, expected * (RANK == 1 % WORLD)), ("reduce_scatter", parts, expected)):
+                for what, got, right in (("all_reduce", reduced, expected),
+                                         ("reduce", roots, expected * (RANK == 1 % WORLD)), ("reduce_scatter", parts,
+                                                                                             expected)):
                     self.assertEqual(got[op].dtype, x.dtype, f"{what} {op} of {dtype}")
                     close(self, got[op], right, f"{what} {op} of {dtype}")
                 if op != "avg":
@@ -199,9 +208,10 @@ class Values(unittest.TestCase):
     def test_random_keys(self):
         keys = jax.random.split(jax.random.key(7), WORLD)
         mine = keys[RANK]
-        moved = jax.jit(lambda key: (
-            dmj.all_gather(key, FLAT), dmj.broadcast(key, FLAT, root=WORLD - 1), dmj.shift(key, FLAT), dmj.scatter(keys, FLAT),
-            dmj.all_to_all(jnp.stack([key] * WORLD), FLAT), dmj.sendrecv(key, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)))(mine)
+        moved = jax.jit(lambda key: (dmj.all_gather(key, FLAT), dmj.broadcast(key, FLAT, root=WORLD - 1),
+                                     dmj.shift(key, FLAT), dmj.scatter(keys, FLAT),
+                                     dmj.all_to_all(jnp.stack([key] * WORLD), FLAT),
+                                     dmj.sendrecv(key, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)))(mine)
         for got, right in zip(moved, (keys, keys[WORLD - 1], keys[RANK - 1], mine, keys, keys[RANK - 1])):
             self.assertEqual(got.dtype, right.dtype)
             self.assertEqual(jax.random.key_data(got).tolist(), jax.random.key_data(right).tolist())
@@ -234,9 +244,13 @@ class Values(unittest.TestCase):
         if RANK == 1:
             close(self, jax.grad(lambda x: jnp.sum(dmj.recv(x, FLAT, source=0) * x))(x), jnp.arange(3.0), "the shape of a message")
         # At the ends of a line nobody is sent to, and nothing is received; the derivative goes back along the line.
-        line = jax.jit(jax.value_and_grad(lambda x: jnp.sum((RANK + 1) * dmj.sendrecv(x**2, FLAT, dest=RANK + 1 if RANK + 1 < WORLD else None, source=RANK - 1 if RANK else None))))
+        line = jax.jit(
+            jax.value_and_grad(lambda x: jnp.sum((RANK + 1) * dmj.sendrecv(
+                x**2, FLAT, dest=RANK + 1 if RANK + 1 < WORLD else None, source=RANK - 1 if RANK else None))))
         value, gradient = line(x)
-        close(self, value, numpy.asarray((RANK + 1) * float(numpy.sum((numpy.arange(3.0) + 10 * (RANK - 1)) ** 2)) * (RANK > 0)), "along a line")
+        close(self, value,
+              numpy.asarray((RANK + 1) * float(numpy.sum((numpy.arange(3.0) + 10 * (RANK - 1))**2)) * (RANK > 0)),
+              "along a line")
         close(self, gradient, 2 * x * (RANK + 2) * (RANK + 1 < WORLD), "back along a line")
 
     def test_both_conventions_of_derivatives(self):
@@ -271,7 +285,8 @@ class Values(unittest.TestCase):
     def test_dimension_of_one_rank(self):
         mesh = devicemesh.init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("many", "one"))
         x = operand(RANK, (1, 3))
-        for what, same in (("all_reduce", x), ("broadcast", x), ("reduce", x), ("shift", x), ("all_to_all", x), ("all_gather", x[None]), ("reduce_scatter", x[0])):
+        for what, same in (("all_reduce", x), ("broadcast", x), ("reduce", x), ("shift", x), ("all_to_all", x),
+                           ("all_gather", x[None]), ("reduce_scatter", x[0])):
             close(self, jax.jit(lambda x: getattr(dmj, what)(x, mesh, "one"))(x), same, what)
 
     def test_memory_of_an_operand_that_was_given_away(self):
@@ -285,7 +300,8 @@ class Values(unittest.TestCase):
     def test_names_and_indices_of_dimensions_and_meshes(self):
         x = jnp.float64(1)
         MESH.register("by name")
-        for mesh, dim, size in ((MESH, "inner", SHAPE[1]), (MESH, 0, SHAPE[0]), (MESH, -1, SHAPE[1]), ("by name", "outer", SHAPE[0]), (MESH["inner"], None, SHAPE[1])):
+        for mesh, dim, size in ((MESH, "inner", SHAPE[1]), (MESH, 0, SHAPE[0]), (MESH, -1, SHAPE[1]),
+                                ("by name", "outer", SHAPE[0]), (MESH["inner"], None, SHAPE[1])):
             self.assertEqual(float(dmj.all_reduce(x, mesh, dim)), size, (mesh, dim))
 
     def test_a_name_means_the_mesh_that_has_it_now(self):
@@ -315,8 +331,12 @@ class Values(unittest.TestCase):
         summed = jnp.arange(3.0) * WORLD + sum(range(WORLD))
         with jax.disable_jit():
             close(self, jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x), summed, "disable_jit")
-            close(self, jax.grad(lambda x: jnp.sum(jax.vmap(lambda y: dmj.all_reduce(dmj.scan(y, FLAT), FLAT))(x)))(x), jnp.full(3, WORLD * (WORLD - RANK)), "derivatives")
-            carried, moved = lax.scan(lambda carry, y: (dmj.all_reduce(carry + y, FLAT, op="avg"), dmj.sendrecv(y, FLAT, dest=RANK, source=RANK)), 0.0, jnp.arange(3.0))
+            close(self,
+                  jax.grad(lambda x: jnp.sum(jax.vmap(lambda y: dmj.all_reduce(dmj.scan(y, FLAT), FLAT))(x)))(x),
+                  jnp.full(3, WORLD * (WORLD - RANK)), "derivatives")
+            carried, moved = lax.scan(
+                lambda carry, y: (dmj.all_reduce(carry + y, FLAT, op="avg"), dmj.sendrecv(y, FLAT, dest=RANK, source=RANK)),
+                0.0, jnp.arange(3.0))
             self.assertEqual((float(carried), moved.tolist()), (3, [0, 1, 2]))
 
     def test_all_ranks_compile_the_same_program(self):

@@ -32,11 +32,13 @@ class Errors(unittest.TestCase):
         self.raises(devicemesh.InvalidArgumentError, "dim", dmj.all_reduce, jnp.ones(3), MESH)
         self.raises(IndexError, "dim is 2, but there are 2 dimensions: outer, inner", dmj.all_reduce, jnp.ones(3), MESH, 2)
         for dim in (("outer", "inner"), 0.0, True):
-            self.raises(TypeError, "dim .a name or an index of one dimension; flatten makes one of several. is a ", dmj.all_reduce, jnp.ones(3), MESH, dim)
+            self.raises(TypeError, "dim .a name or an index of one dimension; flatten makes one of several. is a ",
+                        dmj.all_reduce, jnp.ones(3), MESH, dim)
 
     def test_name_that_is_not_registered(self):
         self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', dmj.all_reduce, jnp.ones(3), "nobody", "inner")
-        self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', jax.jit(lambda x: dmj.all_reduce(x, "nobody", "inner")), jnp.ones(3))
+        self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"',
+                    jax.jit(lambda x: dmj.all_reduce(x, "nobody", "inner")), jnp.ones(3))
 
     def test_name_that_is_gone_when_the_program_runs(self):
         for length in (3, 1_000_000):
@@ -45,7 +47,9 @@ class Errors(unittest.TestCase):
             total(jnp.ones(length)).block_until_ready()
             devicemesh.unregister("leaving")
             for _ in range(2):
-                self.raises(jax.errors.JaxRuntimeError, 'NOT_FOUND: .*DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total, jnp.ones(length))
+                self.raises(jax.errors.JaxRuntimeError,
+                            'NOT_FOUND: .*DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total,
+                            jnp.ones(length))
             dmj.recover()
             MESH.register("leaving")
             self.assertEqual(float(total(jnp.ones(length))[-1]), 2 * SHAPE[1])
@@ -55,7 +59,10 @@ class Errors(unittest.TestCase):
         total = jax.jit(lambda x: dmj.all_reduce(x, "reshaped", "inner"))
         total(jnp.ones(3)).block_until_ready()
         devicemesh.init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("outer", "inner")).register("reshaped")
-        self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
+        self.raises(
+            jax.errors.JaxRuntimeError,
+            f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total,
+            jnp.ones(3))
 
     def test_a_function_goes_on_with_a_mesh_made_after_a_failure(self):
         mesh = own_mesh("again")
@@ -97,7 +104,8 @@ class Errors(unittest.TestCase):
         self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
 
     def test_meshes_that_cannot_communicate_here(self):
-        for device, text in (("cuda", "FAILED_PRECONDITION: mesh .* is on cuda, but this computation runs on cpu"), ("cpu", "UNIMPLEMENTED: DM_STATUS_UNSUPPORTED")):
+        for device, text in (("cuda", "FAILED_PRECONDITION: mesh .* is on cuda, but this computation runs on cpu"),
+                             ("cpu", "UNIMPLEMENTED: DM_STATUS_UNSUPPORTED")):
             world = devicemesh.World(device, world_size=WORLD, rank=RANK, offline=True)
             mesh = devicemesh.init_device_mesh(device, (WORLD,), mesh_dim_names=("dp",), world=world)
             mesh.register(f"offline {device}")
@@ -113,7 +121,8 @@ class Errors(unittest.TestCase):
             "no elements to the next": lambda mesh, x: dmj.shift(x[:0] if odd else x, mesh),
             "no elements gathered": lambda mesh, x: dmj.gather(x[:0] if odd else x, mesh),
             "fewer elements scattered": lambda mesh, x: dmj.scatter(jnp.stack([x[:2] if odd else x] * WORLD), mesh),
-            "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x, lambda x: dmj.all_reduce(x, mesh), x),
+            "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x,
+                                                           lambda x: dmj.all_reduce(x, mesh), x),
         }
         for what, program in programs.items():
             mesh = own_mesh()
@@ -141,7 +150,9 @@ class Errors(unittest.TestCase):
     def test_inside_a_group(self):
         for length in (4, 1_000_000):
             x, program = jnp.ones(length), jax.jit(lambda x: dmj.all_reduce(x, FLAT))
-            with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "was called inside a group .* call the jitted function before the group or after it"):
+            with self.assertRaisesRegex(
+                    jax.errors.JaxRuntimeError,
+                    "was called inside a group .* call the jitted function before the group or after it"):
                 with FLAT.group():
                     failing = program(x)
                 failing.block_until_ready()
@@ -156,9 +167,13 @@ class Errors(unittest.TestCase):
             group.all_reduce(numpy.ones(3))
             return x
 
-        program = jax.jit(lambda x: dmj.all_reduce(x, FLAT) + jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), dmj.all_reduce(x, FLAT)))
+        program = jax.jit(lambda x: dmj.all_reduce(x, FLAT) + jax.pure_callback(
+            callback, jax.ShapeDtypeStruct(x.shape, x.dtype), dmj.all_reduce(x, FLAT)))
         for length in (4, 1_000_000):
-            self.raises(jax.errors.JaxRuntimeError, "a callback of a jitted program .* while jitted collectives run: their order can be another one", program, jnp.ones(length))
+            self.raises(
+                jax.errors.JaxRuntimeError,
+                "a callback of a jitted program .* while jitted collectives run: their order can be another one",
+                program, jnp.ones(length))
             dmj.recover()
         # Without collectives it has nothing to wait for.
         alone = jax.jit(lambda x: jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
@@ -183,7 +198,8 @@ class Errors(unittest.TestCase):
     def test_another_gpu_than_the_mesh(self):
         # Devices as JAX shows them; no program runs on them.
         gpus = [SimpleNamespace(platform="gpu", local_hardware_id=ordinal, process_index=jax.process_index()) for ordinal in range(4)]
-        over = lambda *chosen: SimpleNamespace(module_context=SimpleNamespace(axis_context=SimpleNamespace(device_assignment=chosen)))  # noqa: E731
+        over = lambda *chosen: SimpleNamespace(module_context=SimpleNamespace(
+            axis_context=SimpleNamespace(device_assignment=chosen)))  # noqa: E731
         elsewhere = SimpleNamespace(platform="gpu", local_hardware_id=2, process_index=jax.process_index() + 1)
         for ours in (0, 2, None):
             with mock.patch.object(devices, "device_of", lambda mesh: ours):
@@ -214,11 +230,17 @@ class Errors(unittest.TestCase):
                     self.raises(TypeError, said, function, jnp.ones(WORLD, bool), FLAT, op=op)
             for dtype in ("complex64", "complex128"):
                 for op in ("max", "min"):
-                    self.raises(TypeError, f"of {dtype} elements with op '{op}': complex numbers have no order", function, jnp.ones(WORLD, dtype), FLAT, op=op)
-            self.raises(TypeError, "of float8_e4m3b11fnuz elements: it reduces int8, .*; convert with astype", function, jnp.ones(WORLD).astype("float8_e4m3b11fnuz"), FLAT)
-            self.raises(TypeError, r"of random keys \(key<fry>\): keys can be moved .* but not reduced; reduce jax.random.key_data", function, jax.random.key(0), FLAT)
+                    self.raises(TypeError, f"of {dtype} elements with op '{op}': complex numbers have no order",
+                                function, jnp.ones(WORLD, dtype), FLAT, op=op)
+            self.raises(TypeError, "of float8_e4m3b11fnuz elements: it reduces int8, .*; convert with astype", function,
+                        jnp.ones(WORLD).astype("float8_e4m3b11fnuz"), FLAT)
+            self.raises(
+                TypeError,
+                r"of random keys \(key<fry>\): keys can be moved .* but not reduced; reduce jax.random.key_data",
+                function, jax.random.key(0), FLAT)
         for function in (dmj.all_reduce, dmj.all_gather, dmj.shift):
-            self.raises(TypeError, f"{function.__name__} of int4 elements: .*; convert with astype", function, jnp.ones(WORLD).astype("int4"), FLAT)
+            self.raises(TypeError, f"{function.__name__} of int4 elements: .*; convert with astype", function,
+                        jnp.ones(WORLD).astype("int4"), FLAT)
         self.raises(ValueError, "op is 'avg', which scan does not have", dmj.scan, jnp.ones(3), FLAT, op="avg")
 
     def test_messages(self):
@@ -226,16 +248,19 @@ class Errors(unittest.TestCase):
         self.raises(ValueError, f"dest is {WORLD}; dimension all has ranks 0 to {WORLD - 1}", dmj.send, x, FLAT, dest=WORLD)
         self.raises(ValueError, "source is -1; dimension all has ranks", dmj.recv, x, FLAT, source=-1)
         self.raises(TypeError, "source is a NoneType, None; an integer was expected", dmj.recv, x, FLAT, source=None)
-        self.raises(NotImplementedError, "send cannot be differentiated, .* use sendrecv or shift on both ranks", jax.grad(lambda x: (dmj.send(x, FLAT, dest=0), jnp.sum(x))[1]), x)
+        self.raises(NotImplementedError, "send cannot be differentiated, .* use sendrecv or shift on both ranks",
+                    jax.grad(lambda x: (dmj.send(x, FLAT, dest=0), jnp.sum(x))[1]), x)
         self.raises(ValueError, "transpose is 'none'; it is one of all_reduce, identity", dmj.all_reduce, x, FLAT, transpose="none")
 
     def test_numbers_that_are_not_integers(self):
         x = jnp.ones((2, 3))
-        for value, kind in ((0.5, "a float, 0.5"), (True, "a bool, True"), ("1", "a str, '1'"), (None, "a NoneType, None"), ((0, 1), r"a tuple, \(0, 1\)")):
+        for value, kind in ((0.5, "a float, 0.5"), (True, "a bool, True"), ("1", "a str, '1'"),
+                            (None, "a NoneType, None"), ((0, 1), r"a tuple, \(0, 1\)")):
             self.raises(TypeError, f"root is {kind}; an integer was expected", dmj.broadcast, x, FLAT, root=value)
             self.raises(TypeError, f"offset is {kind}; an integer was expected", dmj.shift, x, FLAT, offset=value)
             self.raises(TypeError, f"axis is {kind}; an integer was expected", dmj.all_gather, x, FLAT, axis=value)
-        self.raises(TypeError, "root is a value inside jax.jit; an integer was expected", jax.jit(lambda root: dmj.broadcast(x, FLAT, root=root)), 0)
+        self.raises(TypeError, "root is a value inside jax.jit; an integer was expected",
+                    jax.jit(lambda root: dmj.broadcast(x, FLAT, root=root)), 0)
         self.assertEqual(dmj.shift(x, FLAT, offset=numpy.int64(1)).tolist(), x.tolist())
 
     def test_arrays_of_jax_in_host_calls(self):
@@ -247,7 +272,8 @@ class Errors(unittest.TestCase):
             total = numpy.zeros(3, x.dtype)
             group.all_reduce(x + 1, total)
             self.assertEqual(total.tolist(), [2 * WORLD] * 3)
-        self.raises(TypeError, "buffer is a value inside jax.jit .*; the collectives of devicemesh_jax take it", jax.jit(lambda x: group.all_reduce(x, here)), here)
+        self.raises(TypeError, "buffer is a value inside jax.jit .*; the collectives of devicemesh_jax take it",
+                    jax.jit(lambda x: group.all_reduce(x, here)), here)
         gone = jnp.ones(3)
         gone.delete()
         self.raises(devicemesh.InvalidArgumentError, "buffer is an array of JAX that was deleted or donated", group.all_reduce, gone, here)
@@ -258,7 +284,9 @@ class Errors(unittest.TestCase):
         x = jnp.full(4, 2.0)
         with jax.debug_nans(True):
             if RANK == 0:
-                with self.assertRaisesRegex(FloatingPointError, "all_reduce is not made a second time, because the other ranks do not make it again"):
+                with self.assertRaisesRegex(
+                        FloatingPointError,
+                        "all_reduce is not made a second time, because the other ranks do not make it again"):
                     program(x, -1.0)
             else:
                 close(self, program(x, 1.0), jnp.log(WORLD * x), "the other ranks")
@@ -277,11 +305,16 @@ class Errors(unittest.TestCase):
 
     def test_derivatives_that_do_not_exist(self):
         for op in ("max", "min", "prod"):
-            for function in (lambda x: dmj.all_reduce(x, FLAT, op=op), lambda x: dmj.reduce(x, FLAT, op=op), lambda x: dmj.reduce_scatter(x, FLAT, op=op)):
-                self.raises(NotImplementedError, f"with op '{op}' cannot be differentiated, only 'sum' and 'avg' can", jax.grad(lambda x: jnp.sum(function(x))), jnp.ones(WORLD))
+            for function in (lambda x: dmj.all_reduce(x, FLAT, op=op), lambda x: dmj.reduce(x, FLAT, op=op),
+                             lambda x: dmj.reduce_scatter(x, FLAT, op=op)):
+                self.raises(NotImplementedError, f"with op '{op}' cannot be differentiated, only 'sum' and 'avg' can",
+                            jax.grad(lambda x: jnp.sum(function(x))), jnp.ones(WORLD))
 
     def test_meshes_of_processes_with_several_devices(self):
-        self.raises(ValueError, "process 0 of jax.distributed has more than one device, and a rank of .* has one; start one process per device", dmj.mesh_to_jax, MESH)
+        self.raises(
+            ValueError,
+            "process 0 of jax.distributed has more than one device, and a rank of .* has one; start one process per device",
+            dmj.mesh_to_jax, MESH)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A derivative is that of the sum of all ranks' losses: what jax.grad gives on each rank is what the sum changes by when that rank's parameters move."""
+"""A derivative is that of the sum of all ranks' losses: what jax.grad gives on each rank is what
+the sum changes by when that rank's parameters move."""
 
 import unittest
 
@@ -38,7 +39,8 @@ class FiniteDifferences(unittest.TestCase):
                         changed[name] = changed[name].at[index].add(step)
                     moved.append(float(total(changed)))
                 if RANK == rank:
-                    self.assertAlmostEqual(float(gradients[name][index]), (moved[0] - moved[1]) / (2 * STEP), delta=1e-6, msg=f"rank {rank}, {name}{index}")
+                    self.assertAlmostEqual(float(gradients[name][index]), (moved[0] - moved[1]) / (2 * STEP),
+                                           delta=1e-6, msg=f"rank {rank}, {name}{index}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The ranks issue their collectives in the order of the program, whatever XLA runs at the same time.
 
-XLA's CPU runtime starts what is ready, on several threads; eight independent calls on large arrays start in orders that differ between ranks unless a token
-goes from each to the next. Without one (has_side_effect alone) 15 of 20 such runs on 4 ranks of a machine with 2 cores had sums of different arrays.
+XLA's CPU runtime starts what is ready, on several threads; eight independent calls on large arrays
+start in orders that differ between ranks unless a token goes from each to the next. Without one
+(has_side_effect alone) 15 of 20 such runs on 4 ranks of a machine with 2 cores had sums of
+different arrays.
 """
 
 import os
@@ -29,7 +31,10 @@ def large(index, x):
 
 
 def wrong(results, factor):
-    return [index for index, result in enumerate(results) if float(jnp.min(result)) != (index + 1) * factor or float(jnp.max(result)) != (index + 1) * factor]
+    return [
+        index for index, result in enumerate(results)
+        if float(jnp.min(result)) != (index + 1) * factor or float(jnp.max(result)) != (index + 1) * factor
+    ]
 
 
 class Order(unittest.TestCase):
@@ -40,7 +45,10 @@ class Order(unittest.TestCase):
 
     def test_independent_calls_on_dimensions_that_share_ranks(self):
         dims = ("inner", "outer")
-        step = jax.jit(lambda xs: [dmj.all_reduce(large(index, x), MESH, dims[index % 2]) / MESH.size(dims[index % 2]) for index, x in enumerate(xs)])
+        step = jax.jit(lambda xs: [
+            dmj.all_reduce(large(index, x), MESH, dims[index % 2]) / MESH.size(dims[index % 2])
+            for index, x in enumerate(xs)
+        ])
         for run in range(RUNS // 2):
             self.assertEqual(wrong(step(OPERANDS), 1), [], f"run {run}: sums of different arrays")
 
@@ -69,7 +77,8 @@ class Order(unittest.TestCase):
         for run in range(RUNS // 2):
             jitted = step(ones)
             FLAT.get_group().all_reduce(host, summed)
-            self.assertEqual((set(numpy.unique(jitted)), set(numpy.unique(summed))), ({WORLD}, {100 * WORLD}), f"run {run}: a host call met a jitted one")
+            self.assertEqual((set(numpy.unique(jitted)), set(numpy.unique(summed))), ({WORLD}, {100 * WORLD}),
+                             f"run {run}: a host call met a jitted one")
 
     def test_host_calls_beside_a_running_program(self):
         # At any moment of the program, which ranks reach at different times; tests/test_jax.py has a thousand rounds under load.
@@ -86,8 +95,9 @@ class Order(unittest.TestCase):
             self.assertEqual(sums, [{(turn + 1) * WORLD}, {-turn * WORLD}, {(turn + 2) * WORLD}], f"round {turn}: sums of different arrays")
 
     def rounds(self, round_of):
-        """Makes ROUNDS rounds. round_of(turn, length, pause) gives the pairs of an array and the value of its elements. Equal sizes and one communicator leave nothing
-        but the order to tell the collectives of a round apart; pause() lets the ranks reach them at different times."""
+        """Makes ROUNDS rounds. round_of(turn, length, pause) gives the pairs of an array and the
+        value of its elements. Equal sizes and one communicator leave nothing but the order to tell
+        the collectives of a round apart; pause() lets the ranks reach them at different times."""
         jitter = numpy.random.default_rng(RANK)
         for turn in range(ROUNDS):
             pairs = round_of(turn, (8, 100_000)[turn % 2], lambda: time.sleep(jitter.uniform(0, 0.003) * (turn % 3)))

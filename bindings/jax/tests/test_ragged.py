@@ -35,7 +35,8 @@ class Ragged(unittest.TestCase):
             wholes = [operand(rank, (sum(counts), 2), 1) for rank in ranks]
             begin = sum(counts[:me])
             mine = slice(begin, begin + counts[me])
-            for op, function in (("sum", sum), ("max", lambda each: jnp.max(jnp.stack(each), 0)), ("avg", lambda each: sum(each) / len(each))):
+            for op, function in (("sum", sum), ("max", lambda each: jnp.max(jnp.stack(each), 0)),
+                                 ("avg", lambda each: sum(each) / len(each))):
                 close(self, jax.jit(scatter, static_argnums=1)(wholes[me], op), function(wholes)[mine], f"scatter {op} along {dim}")
         # The derivative of the sum of all ranks' losses.
         weights = [operand(rank, (sum(counts), 2), 2) for rank in ranks]
@@ -102,15 +103,21 @@ class Ragged(unittest.TestCase):
             with self.assertRaisesRegex(kind, text):
                 jax.block_until_ready(function(*arguments, **options))
 
-        refused(ValueError, f"counts is .*; one number of rows, not negative, was expected for each of the dimension's {WORLD} ranks", dmj.all_gatherv, x, FLAT, counts=[1])
-        refused(ValueError, f"x has {WORLD} rows, but counts has .* for this rank, {RANK} along all", dmj.all_gatherv, x, FLAT, counts=[WORLD + 1] * WORLD)
+        refused(
+            ValueError,
+            f"counts is .*; one number of rows, not negative, was expected for each of the dimension's {WORLD} ranks",
+            dmj.all_gatherv, x, FLAT, counts=[1])
+        refused(ValueError, f"x has {WORLD} rows, but counts has .* for this rank, {RANK} along all", dmj.all_gatherv,
+                x, FLAT, counts=[WORLD + 1] * WORLD)
         refused(ValueError, "rows, but counts has", dmj.reduce_scatterv, x, FLAT, counts=[2] * WORLD)
         refused(ValueError, "rows, but send_counts has", dmj.all_to_allv, x, FLAT, send_counts=[2] * WORLD, recv_counts=ones)
         refused(TypeError, r"counts\[0\] is a float", dmj.all_gatherv, x, FLAT, counts=[1.0] * WORLD)
         refused(ValueError, "a scalar, which has no first axis", dmj.all_gatherv, jnp.float32(1), FLAT, counts=ones)
-        refused(ValueError, "input_offsets is .*; integers in the shape", dmj.ragged_all_to_all, x, x, jnp.zeros(WORLD), zeros, zeros, zeros, FLAT)
+        refused(ValueError, "input_offsets is .*; integers in the shape", dmj.ragged_all_to_all, x, x, jnp.zeros(WORLD),
+                zeros, zeros, zeros, FLAT)
         refused(ValueError, "operand has rows of", dmj.ragged_all_to_all, x, x.astype("int32"), zeros, zeros, zeros, zeros, FLAT)
-        refused(NotImplementedError, "cannot be differentiated", jax.grad(lambda x: jnp.sum(dmj.reduce_scatterv(x, FLAT, op="max", counts=ones))), x)
+        refused(NotImplementedError, "cannot be differentiated",
+                jax.grad(lambda x: jnp.sum(dmj.reduce_scatterv(x, FLAT, op="max", counts=ones))), x)
         # A block that is not in its array is found when the program runs, on every rank alike.
         refused(jax.errors.JaxRuntimeError, f"the block of rank 0 has 1 rows from row {WORLD} on, but the operand has {WORLD} rows",
                 dmj.ragged_all_to_all, x, x, zeros + WORLD, zeros + 1, zeros, zeros + 1, FLAT)

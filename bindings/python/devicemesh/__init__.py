@@ -35,9 +35,10 @@ from .world import World, abort_default_worlds, finalize_default_worlds
 
 __version__ = _version()
 __all__ = [
-    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
-    "Work", "World",
-    "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc", "init_device_mesh", "last_error",
-    "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name", "unregister", "use_logging",
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp",
+    "Replicate", "Shard", "Store", "TorchStore", "Work", "World",
+    "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc",
+    "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name",
+    "unregister", "use_logging",
 ]
 __all__ += errors.__all__

@@ -32,8 +32,8 @@ def call_options(timeout: Timeout, wishes: DimOptionsLike = None, ndim: int = 0,
         return None
     each = dim_options(wishes, ndim, names)
     # ctypes keeps the array alive that is assigned to the pointer.
-    return declarations.CallOptions(
-        struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=milliseconds(timeout), dim_options=each, num_dim_options=len(each or ()))
+    return declarations.CallOptions(struct_size=ctypes.sizeof(declarations.CallOptions),
+                                    timeout_ms=milliseconds(timeout), dim_options=each, num_dim_options=len(each or ()))
 
 
 def one_dim(options: Optional[DimOptions]) -> DimOptionsLike:
@@ -61,7 +61,9 @@ def only_two(call: str, positional: Sequence[Any]) -> None:
     """Refuses a third positional argument, as PyTorch does."""
     if positional:
         named = f"mesh_dim_names={positional[0]!r}" if isinstance(positional[0], (str, list, tuple)) else "world=, ranks= ..."
-        raise TypeError(f"{call} takes two positional arguments, the device type and the mesh, as in PyTorch: pass the others by name ({named})")
+        raise TypeError(
+            f"{call} takes two positional arguments, the device type and the mesh, as in PyTorch: pass the others by name ({named})"
+        )
 
 
 def split(mesh_sizes: Sequence[int], names: Sequence[str], timeout: Timeout, wishes: DimOptionsLike) -> Tuple[Any, Any, Any]:
@@ -69,17 +71,17 @@ def split(mesh_sizes: Sequence[int], names: Sequence[str], timeout: Timeout, wis
     return lengths, labels(names, len(lengths)), call_options(timeout, wishes, len(lengths), names)
 
 
-def init_options(
-    world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]], timeout: Timeout, wishes: DimOptionsLike
-) -> Tuple[Any, Any]:
+def init_options(world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]],
+                 timeout: Timeout, wishes: DimOptionsLike) -> Tuple[Any, Any]:
     """Makes dm_init_options. Returns it with the objects to which its pointers point."""
     if world is not None and not isinstance(world, World):
         raise TypeError(f"world is a {type(world).__name__}, not a devicemesh.World")
     places = None if numbers is None else ranks("ranks", numbers)
     each = dim_options(wishes, ndim, names)
-    return declarations.InitOptions(
-        struct_size=ctypes.sizeof(declarations.InitOptions), world=None if world is None else world._handle, ranks=places, num_ranks=len(places or ()),
-        dim_options=each, num_dim_options=len(each or ()), timeout_ms=milliseconds(timeout)), (places, each)
+    return declarations.InitOptions(struct_size=ctypes.sizeof(declarations.InitOptions),
+                                    world=None if world is None else world._handle, ranks=places,
+                                    num_ranks=len(places or ()), dim_options=each, num_dim_options=len(each or ()),
+                                    timeout_ms=milliseconds(timeout)), (places, each)
 
 
 def nested(mesh: Any) -> Tuple[Tuple[int, ...], List[int]]:

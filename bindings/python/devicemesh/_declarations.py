@@ -27,10 +27,10 @@ RANK_NONE = -1
 
 
 class ErrorInfo(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("status", c_int32), ("ccl_result", c_int32), ("device_error", c_int32), ("os_error", c_int32),
-        ("message", c_char_p), ("ranks", POINTER(c_int32)), ("num_ranks", c_size_t), ("lost_ranks", POINTER(c_int32)), ("num_lost", c_size_t),
-        ("dim", c_char_p), ("waited_seconds", c_double), ("call", c_int64)]
+    _fields_ = [("struct_size", c_size_t), ("status", c_int32), ("ccl_result", c_int32), ("device_error", c_int32),
+                ("os_error", c_int32), ("message", c_char_p), ("ranks", POINTER(c_int32)), ("num_ranks", c_size_t),
+                ("lost_ranks", POINTER(c_int32)), ("num_lost", c_size_t), ("dim", c_char_p),
+                ("waited_seconds", c_double), ("call", c_int64)]
 
 
 StoreSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t)
@@ -47,16 +47,16 @@ class StoreCallbacks(Structure):
 
 
 class WorldOptions(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32), ("local_rank", c_int32),
-        ("device", c_int32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
-        ("joining_out", POINTER(c_void_p))]
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32),
+                ("local_rank", c_int32), ("device", c_int32), ("reserved", c_uint32), ("timeout_ms", c_int64),
+                ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
+                ("joining_out", POINTER(c_void_p))]
 
 
 class WorldInfo(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32), ("local_size", c_int32), ("host", c_int32),
-        ("num_hosts", c_int32), ("device", c_int32), ("ccl_version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
+    _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32),
+                ("local_size", c_int32), ("host", c_int32), ("num_hosts", c_int32), ("device", c_int32),
+                ("ccl_version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
 
 
 class DimOptions(Structure):
@@ -71,9 +71,8 @@ class InitOptions(Structure):
 
 
 class CallOptions(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("dim_options", POINTER(DimOptions)),
-        ("num_dim_options", c_size_t)]
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("timeout_ms", c_int64),
+                ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t)]
 
 
 class Placement(Structure):
@@ -81,9 +80,9 @@ class Placement(Structure):
 
 
 class PlanOptions(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("locations", POINTER(c_char_p)), ("shape", POINTER(c_int32)),
-        ("ndim", c_size_t), ("traffic", POINTER(c_uint32))]
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32),
+                ("locations", POINTER(c_char_p)), ("shape", POINTER(c_int32)), ("ndim", c_size_t),
+                ("traffic", POINTER(c_uint32))]
 
 
 Log = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)

@@ -185,7 +185,9 @@ def sizes(what: str, values: Iterable[Any]) -> Any:
     given = list(listing(what, values))
     for value in given:
         if integer(what, value) < 0:
-            raise InvalidArgumentError(f"{what} is {tuple(given)!r}, and {value} is no size: write every size as a number, because none stands for the rest")
+            raise InvalidArgumentError(
+                f"{what} is {tuple(given)!r}, and {value} is no size: write every size as a number, because none stands for the rest"
+            )
     numbers = [size(what, value) for value in given]
     return (ctypes.c_size_t * len(numbers))(*numbers)
 
@@ -211,7 +213,8 @@ def milliseconds(timeout: Timeout) -> int:
         timeout = timeout.item()  # type: ignore[union-attr]  # numpy's; an int when it counts nanoseconds
         if not isinstance(timeout, timedelta):
             raise TypeError(f"timeout is a numpy.timedelta64 of {timeout} units; pass seconds or a datetime.timedelta")
-    if is_bool(timeout) or isinstance(timeout, (str, bytes, bytearray)) or not (isinstance(timeout, timedelta) or hasattr(type(timeout), "__float__")):
+    if (is_bool(timeout) or isinstance(timeout, (str, bytes, bytearray))
+            or not (isinstance(timeout, timedelta) or hasattr(type(timeout), "__float__"))):
         raise TypeError(f"timeout is {timeout!r} (a {type(timeout).__name__}); give seconds, a timedelta, or None for the default")
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if seconds >= 2**53:

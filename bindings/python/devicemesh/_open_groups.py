@@ -66,4 +66,6 @@ def outside_groups(call: str) -> None:
     queued = sum(len(group._queue) for group in groups)
     if queued:
         operations = "1 operation is" if queued == 1 else f"{queued} operations are"
-        raise InvalidStateError(f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first")
+        raise InvalidStateError(
+            f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first"
+        )

@@ -88,7 +88,9 @@ class MeshQueries:
         try:
             import numpy
         except ImportError as error:
-            raise ImportError("DeviceMesh.mesh is a numpy array, and numpy is not installed; DeviceMesh.ranks and .shape say the same") from error
+            raise ImportError(
+                "DeviceMesh.mesh is a numpy array, and numpy is not installed; DeviceMesh.ranks and .shape say the same"
+            ) from error
         return numpy.array(self.ranks, dtype=numpy.int32).reshape(self._shape)
 
     def size(self, mesh_dim: Dim = None) -> int:

@@ -122,7 +122,8 @@ class CuPy:
     def record(self, stream: int) -> Any:
         with self._cuda.Device(self._device):
             current = self._current()
-            at = current if stream_handle(current) == stream else self._cuda.ExternalStream(stream, self._device) if stream else self._cuda.Stream.null
+            at = current if stream_handle(current) == stream else \
+                self._cuda.ExternalStream(stream, self._device) if stream else self._cuda.Stream.null
             return at.record()
 
     def follow(self, event: Any) -> None:

@@ -92,13 +92,13 @@ class MeshViews(MeshQueries):
                 raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
             if indices.step < 0 or (len(indices) and indices[0] < 0):
                 raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
-            start, length, step = (int32("indices", number) for number in (indices.start if len(indices) else 0, len(indices), indices.step))
+            start, length, step = (int32("indices", number)
+                                   for number in (indices.start if len(indices) else 0, len(indices), indices.step))
             name, call = self._dim(dim), call_options(timeout, one_dim(options), 1)
         return self._view(library.dm_slice_range, self._handle, name, start, length, step, call)
 
-    def shrink(
-        self: Mesh, mesh_dim: Dim = None, lost_ranks: Optional[Sequence[int]] = None, *, dim_options: DimOptionsLike = None, timeout: Timeout = None
-    ) -> Mesh:
+    def shrink(self: Mesh, mesh_dim: Dim = None, lost_ranks: Optional[Sequence[int]] = None, *,
+               dim_options: DimOptionsLike = None, timeout: Timeout = None) -> Mesh:
         """The mesh without the indices along a dimension that hold a lost rank, so that a job can
         go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
 
@@ -110,7 +110,9 @@ class MeshViews(MeshQueries):
         lost, handle = None if lost_ranks is None else ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
         options = call_options(timeout, dim_options, len(self._names), self._names)
         # The mesh ends at once, so only the world can end the call.
-        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost or ()), options, byref(handle)))
+        check(
+            interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost,
+                           len(lost or ()), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
 

@@ -35,8 +35,8 @@ class DLTensor(Structure):
 
 
 class DLManagedTensorVersioned(Structure):
-    _fields_ = [
-        ("major", c_uint32), ("minor", c_uint32), ("manager_ctx", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", DLTensor)]
+    _fields_ = [("major", c_uint32), ("minor", c_uint32), ("manager_ctx", c_void_p), ("deleter", c_void_p),
+                ("flags", c_uint64), ("tensor", DLTensor)]
 
 
 PYBUF_STRIDED_WITH_FORMAT = 0x10 | 0x08 | 0x04
@@ -49,9 +49,9 @@ DLPACK_TYPES = {
     (0, 8): DType.INT8, (1, 8): DType.UINT8, (0, 32): DType.INT32, (1, 32): DType.UINT32, (0, 64): DType.INT64, (1, 64): DType.UINT64,
     (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16,
     (10, 8): DType.FLOAT8E4M3, (12, 8): DType.FLOAT8E5M2}
-KINDS = {
-    ("i", 1): DType.INT8, ("u", 1): DType.UINT8, ("i", 4): DType.INT32, ("u", 4): DType.UINT32, ("i", 8): DType.INT64, ("u", 8): DType.UINT64,
-    ("f", 2): DType.FLOAT16, ("f", 4): DType.FLOAT32, ("f", 8): DType.FLOAT64}
+KINDS = {("i", 1): DType.INT8, ("u", 1): DType.UINT8, ("i", 4): DType.INT32, ("u", 4): DType.UINT32,
+         ("i", 8): DType.INT64, ("u", 8): DType.UINT64, ("f", 2): DType.FLOAT16, ("f", 4): DType.FLOAT32,
+         ("f", 8): DType.FLOAT64}
 # The types that numpy does not have itself: those of ml_dtypes, by name and size.
 NAMED = {("bfloat16", 2): DType.BFLOAT16, ("float8_e4m3fn", 1): DType.FLOAT8E4M3, ("float8_e5m2", 1): DType.FLOAT8E5M2}
 # The kinds of the struct module's letters. The width comes from the buffer.
@@ -276,7 +276,9 @@ def _of_jax(array: Any, what: str) -> bool:
     if jax is None or not isinstance(array, getattr(jax, "Array", ())):
         return False
     if isinstance(array, jax.core.Tracer):
-        raise TypeError(f"{what} is a value inside jax.jit (or grad, vmap ...), which has no memory yet; the collectives of devicemesh_jax take it")
+        raise TypeError(
+            f"{what} is a value inside jax.jit (or grad, vmap ...), which has no memory yet; the collectives of devicemesh_jax take it"
+        )
     if array.is_deleted():
         raise InvalidArgumentError(f"{what} is an array of JAX that was deleted or donated")
     return True

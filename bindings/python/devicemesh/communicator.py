@@ -79,7 +79,8 @@ class Collectives(Operands, ObjectCollectives):
         return self._run(async_op, library.dm_all_reduce, send.address, receive.address, send.count, send.dtype, op, on)
 
     @operation
-    def reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, root: int = 0, stream: Any = None, async_op: bool = False) -> Work:
+    def reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, root: int = 0, stream: Any = None,
+               async_op: bool = False) -> Work:
         """Reduces over all ranks. Rank root of the group gets the result, in ``out`` or in place.
         The ``out`` of the other ranks is not used."""
         op, root = reduction(op), self._member("root", root)
@@ -111,7 +112,8 @@ class Collectives(Operands, ObjectCollectives):
         return self._run(async_op, library.dm_broadcast, send.address, receive.address, receive.count, receive.dtype, root, on)
 
     @operation
-    def all_gather(self, buffer: Any, out: Any, *, counts: Optional[Sequence[int]] = None, stream: Any = None, async_op: bool = False) -> Work:
+    def all_gather(self, buffer: Any, out: Any, *, counts: Optional[Sequence[int]] = None, stream: Any = None,
+                   async_op: bool = False) -> Work:
         """Gathers every rank's buffer in ``out``, in rank order. When ``buffer`` is None, this
         rank's data is already in its block of ``out``.
 
@@ -125,8 +127,9 @@ class Collectives(Operands, ObjectCollectives):
             on = self._stream(stream, *arrays(out), buffer)
             blocks = self._blocks(out, counts, True, on, "out")
             own = None if buffer is None else self._own_block(blocks, "out", buffer, False, on, "buffer")
-            return self._run(
-                async_op, library.dm_all_gatherv, blocks.begin(self._rank) if own is None else own.address, blocks.address, blocks.counts, blocks.displacements, blocks.dtype, on)
+            return self._run(async_op, library.dm_all_gatherv,
+                             blocks.begin(self._rank) if own is None else own.address, blocks.address, blocks.counts,
+                             blocks.displacements, blocks.dtype, on)
         if buffer is None:
             on = self._stream(stream, out)
             receive = self._one(out, True, on, "out")
@@ -138,9 +141,8 @@ class Collectives(Operands, ObjectCollectives):
         return self._run(async_op, library.dm_all_gather, send.address, receive.address, send.count, send.dtype, on)
 
     @operation
-    def reduce_scatter(
-        self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, counts: Optional[Sequence[int]] = None, stream: Any = None, async_op: bool = False
-    ) -> Work:
+    def reduce_scatter(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *,
+                       counts: Optional[Sequence[int]] = None, stream: Any = None, async_op: bool = False) -> Work:
         """Reduces over all ranks and leaves block i on rank i: in ``out``, or in block i of
         ``buffer`` when ``out`` is None.
 
@@ -154,8 +156,8 @@ class Collectives(Operands, ObjectCollectives):
             on = self._stream(stream, out, *arrays(buffer))
             blocks = self._blocks(buffer, counts, out is None, on, "buffer")
             own = None if out is None else self._own_block(blocks, "buffer", out, True, on, "out")
-            return self._run(
-                async_op, library.dm_reduce_scatterv, blocks.address, blocks.counts, blocks.displacements, blocks.begin(self._rank) if own is None else own.address, blocks.dtype, op, on)
+            return self._run(async_op, library.dm_reduce_scatterv, blocks.address, blocks.counts, blocks.displacements,
+                             blocks.begin(self._rank) if own is None else own.address, blocks.dtype, op, on)
         if out is None:
             on = self._stream(stream, buffer)
             send = self._one(buffer, True, on)
@@ -167,10 +169,8 @@ class Collectives(Operands, ObjectCollectives):
         return self._run(async_op, library.dm_reduce_scatter, send.address, receive.address, receive.count, send.dtype, op, on)
 
     @operation
-    def all_to_all(
-        self, buffer: Any, out: Any, *, send_counts: Optional[Sequence[int]] = None, recv_counts: Optional[Sequence[int]] = None, stream: Any = None,
-        async_op: bool = False,
-    ) -> Work:
+    def all_to_all(self, buffer: Any, out: Any, *, send_counts: Optional[Sequence[int]] = None,
+                   recv_counts: Optional[Sequence[int]] = None, stream: Any = None, async_op: bool = False) -> Work:
         """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. On
         cpu they may be the same, on cuda they must lie apart.
 
@@ -187,7 +187,8 @@ class Collectives(Operands, ObjectCollectives):
             received = self._blocks(out, recv_counts, True, on, "out")
             if sent.dtype != received.dtype:
                 self._refuse(f"buffer has {DType(sent.dtype).name.lower()} elements, out has {DType(received.dtype).name.lower()}")
-            return self._run(async_op, library.dm_all_to_allv, sent.address, sent.counts, None, received.address, received.counts, None, sent.dtype, on)
+            return self._run(async_op, library.dm_all_to_allv, sent.address, sent.counts, None, received.address,
+                             received.counts, None, sent.dtype, on)
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         count = self._share(send, "buffer")
@@ -257,7 +258,9 @@ def adopted_handle(group: Any, device_type: str) -> int:
 
         backend = group._get_backend(torch.device(device_type))
         if not hasattr(backend, "_comm_ptr"):
-            raise UnsupportedError(f"PyTorch's {type(backend).__name__} has no NCCL communicator to adopt; device type {device_type} needs its nccl backend")
+            raise UnsupportedError(
+                f"PyTorch's {type(backend).__name__} has no NCCL communicator to adopt; device type {device_type} needs its nccl backend"
+            )
         address = int(backend._comm_ptr())
         if address == 0:
             raise InvalidArgumentError(

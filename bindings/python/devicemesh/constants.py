@@ -93,7 +93,8 @@ def _name_of(op: Any) -> Optional[str]:
         # mpi4py's operators are compared one by one, because older releases give them no name. A
         # program that passes one has imported mpi4py already.
         operators = sys.modules.get("mpi4py.MPI")
-        return next((name for name in ("SUM", "PROD", "MAX", "MIN") if operators is not None and op == getattr(operators, name, None)), None)
+        return next((name for name in ("SUM", "PROD", "MAX", "MIN")
+                     if operators is not None and op == getattr(operators, name, None)), None)
     # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its
     # attribute op.
     for member in (op, getattr(op, "op", None)):

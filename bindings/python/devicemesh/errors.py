@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Dict, Optional, Tuple, Type
 
 __all__ = [
-    "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "ExhaustedError", "InternalError", "InvalidArgumentError",
-    "InvalidHandleError", "InvalidStateError", "LibraryError", "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError",
-    "StoreError", "UnsupportedError",
+    "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "ExhaustedError",
+    "InternalError", "InvalidArgumentError", "InvalidHandleError", "InvalidStateError", "LibraryError",
+    "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError", "StoreError",
+    "UnsupportedError",
 ]
 
 

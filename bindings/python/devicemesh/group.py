@@ -26,9 +26,11 @@ Method = TypeVar("Method", bound=Callable[..., Work])
 # The names of arguments of torch.distributed and mpi4py, and what to write here.
 RANKS_HERE = "the rank along the dimension; theirs may be a world rank, of which mesh.translate_world_rank makes one"
 ELSEWHERE = {
-    "src": f"root= (of recv: peer=), {RANKS_HERE}", "dst": f"root= (of send: peer=), {RANKS_HERE}", "group_src": "root= (of recv: peer=)",
-    "group_dst": "root= (of send: peer=)", "dest": "peer=", "source": "peer=", "group": 'mesh.get_group("tp") and its method', "tensor": "buffer=",
-    "input": "buffer=", "input_tensor": "buffer=", "sendbuf": "buffer=", "output": "out=", "output_tensor": "out=", "recvbuf": "out="}
+    "src": f"root= (of recv: peer=), {RANKS_HERE}", "dst": f"root= (of send: peer=), {RANKS_HERE}",
+    "group_src": "root= (of recv: peer=)", "group_dst": "root= (of send: peer=)", "dest": "peer=", "source": "peer=",
+    "group": 'mesh.get_group("tp") and its method', "tensor": "buffer=", "input": "buffer=", "input_tensor": "buffer=",
+    "sendbuf": "buffer=", "output": "out=", "output_tensor": "out=", "recvbuf": "out="
+}
 
 
 class Taken(threading.local):
@@ -143,7 +145,8 @@ class Group:
                 check(status)
             if failure is None and outer is None and not later:
                 joins = follow(memories(queue), self._async)
-                passes = [partial(operation.of._pass, operation.kept[0].stream) for operation in queue] if self._mesh.device_type != "cpu" else []
+                passes = [partial(operation.of._pass, operation.kept[0].stream)
+                          for operation in queue] if self._mesh.device_type != "cpu" else []
                 for work in (self.work, *inner):
                     work._on_streams(joins, passes)
             if failure is None and outer is not None:

@@ -283,7 +283,9 @@ class DeviceMesh(MeshViews):
         # it without communication, as PyTorch finds its groups by name. Otherwise unpickling calls
         # deserialize() in the default world, which is collective.
         if not self._free.alive:
-            raise InvalidHandleError("this mesh was closed (close()), so it cannot be pickled: pickle it before, or pickle a mesh that it was made from")
+            raise InvalidHandleError(
+                "this mesh was closed (close()), so it cannot be pickled: pickle it before, or pickle a mesh that it was made from"
+            )
         return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":

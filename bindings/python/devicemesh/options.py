@@ -51,7 +51,9 @@ def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str
             elif names is not None and key in names:
                 chosen[list(names).index(str(key))] = value
             else:
-                raise InvalidArgumentError(f"dim_options has the key {key!r}, but the dimensions are {', '.join(names or map(str, range(ndim)))}")
+                raise InvalidArgumentError(
+                    f"dim_options has the key {key!r}, but the dimensions are {', '.join(names or map(str, range(ndim)))}"
+                )
     else:
         if isinstance(options, DimOptions):
             raise TypeError("dim_options is one DimOptions; pass a list with one for each dimension, or a dict of them by name or index")

@@ -42,8 +42,8 @@ def plan_ranks(locations: Sequence[str], shape: Sequence[int], traffic: Optional
         if len(traffic) != len(lengths):
             raise InvalidArgumentError(f"traffic has {len(traffic)} weights for {len(lengths)} dimensions")
         weights = (ctypes.c_uint32 * len(traffic))(*(within("traffic", weight, 0, 2**32 - 1) for weight in traffic))
-    options = declarations.PlanOptions(
-        struct_size=ctypes.sizeof(declarations.PlanOptions), world_size=len(paths), locations=paths, shape=lengths, ndim=len(lengths), traffic=weights)
+    options = declarations.PlanOptions(struct_size=ctypes.sizeof(declarations.PlanOptions), world_size=len(paths),
+                                       locations=paths, shape=lengths, ndim=len(lengths), traffic=weights)
     count = 1
     for length in lengths:
         count *= length

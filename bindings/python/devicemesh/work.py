@@ -66,9 +66,13 @@ class Work:
         """
         if not self._over.is_set():
             if self._unissued:
-                raise InvalidStateError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
+                raise InvalidStateError(
+                    f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block"
+                )
             if not self._over.wait(None if timeout is None else milliseconds(timeout) / 1000):
-                raise MeshTimeoutError(f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout")
+                raise MeshTimeoutError(
+                    f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout"
+                )
         if self._error is not None:
             raise self._error
         for join in self._joins:
@@ -150,7 +154,9 @@ class WorkQueue:
         """Returns when the operations that were issued so far are over."""
         last = self.last
         if not last._over.wait(None if deadline is None else deadline.seconds()):
-            raise MeshTimeoutError(f"{call}: {last._what} was issued before and is not over by the deadline; it continues, and ends by the mesh's timeout")
+            raise MeshTimeoutError(
+                f"{call}: {last._what} was issued before and is not over by the deadline; it continues, and ends by the mesh's timeout"
+            )
 
 
 lock = threading.Lock()

@@ -68,10 +68,13 @@ class World(ObjectCollectives):
             raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
         callbacks = Callbacks(store) if store is not None else None
         options = declarations.WorldOptions(
-            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=(declarations.WORLD_OFFLINE if flag("offline", offline) else 0) | (0 if device is None else declarations.WORLD_DEVICE),
+            struct_size=ctypes.sizeof(declarations.WorldOptions),
+            flags=((declarations.WORLD_OFFLINE if flag("offline", offline) else 0)
+                   | (0 if device is None else declarations.WORLD_DEVICE)),
             world_size=ranks, rank=0 if rank is None else int32("rank", rank),
-            local_rank=int32("local_rank", local_rank), device=0 if device is None else int32("device", device), timeout_ms=milliseconds(timeout),
-            init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
+            local_rank=int32("local_rank", local_rank), device=0 if device is None else int32("device", device),
+            timeout_ms=milliseconds(timeout), init_method=optional_text("init_method", init_method),
+            ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
         kind = optional_text("device_type", device_type)

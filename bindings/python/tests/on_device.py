@@ -75,15 +75,19 @@ class Interface:
 
     def __init__(self, values, stream):
         self.values = values
-        self.__cuda_array_interface__ = {"shape": values.shape, "typestr": values.dtype.str, "data": (values.ctypes.data, False), "version": 3, "stream": stream}
+        self.__cuda_array_interface__ = {
+            "shape": values.shape, "typestr": values.dtype.str, "data": (values.ctypes.data, False), "version": 3,
+            "stream": stream
+        }
 
 
 default = Stream(0)
 state = types.SimpleNamespace(current=default)
 torch = types.ModuleType("torch")
 torch.Tensor, torch.autograd = Tensor, types.SimpleNamespace(graph=None)
-torch.cuda = types.SimpleNamespace(
-    current_device=lambda: RANK, current_stream=lambda device: state.current, default_stream=lambda device: default, ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
+torch.cuda = types.SimpleNamespace(current_device=lambda: RANK, current_stream=lambda device: state.current,
+                                   default_stream=lambda device: default,
+                                   ExternalStream=lambda handle, device: Stream(handle), is_initialized=lambda: True)
 sys.modules["torch"] = torch
 
 from devicemesh import MeshTimeoutError, buffers, init_device_mesh  # noqa: E402
@@ -126,7 +130,8 @@ assert tensor.streams == [side.cuda_stream]
 mesh.wait()
 state.current = default
 # On another stream than the current one: the operation comes between what is before and after it.
-with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclAllReduce", "stream 1 records event 1", "stream 0 waits event 1"):
+with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclAllReduce",
+            "stream 1 records event 1", "stream 0 waits event 1"):
     group.all_reduce(Tensor(values()), stream=side)
 with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclAllReduce", "stream 1 records event 1"):
     work = group.all_reduce(Tensor(values()), stream=side, async_op=True)
@@ -142,7 +147,8 @@ with expect("stream 0 waits event 0"):
     except MeshTimeoutError:
         pass
 del os.environ["CUDA_BUSY"]
-with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclSend", "stream 1 runs ncclRecv", "stream 1 records event 1", "stream 0 waits event 1"):
+with expect("stream 0 records event 0", "stream 1 waits event 0", "stream 1 runs ncclSend", "stream 1 runs ncclRecv",
+            "stream 1 records event 1", "stream 0 waits event 1"):
     received = Tensor(numpy.zeros(4))
     with mesh.group():
         state.current = side
@@ -155,7 +161,8 @@ array = Interface(values(), side.cuda_stream)
 with expect("stream 1 runs ncclAllReduce", "stream 1 records event 0"):
     group.all_reduce(array)
 assert array.values.tolist() == [right] * 4
-with expect("stream 1 records event 0", "stream 0 waits event 0", "stream 0 runs ncclAllReduce", "stream 0 records event 1", "stream 1 waits event 1", "stream 0 records event 2"):
+with expect("stream 1 records event 0", "stream 0 waits event 0", "stream 0 runs ncclAllReduce",
+            "stream 0 records event 1", "stream 1 waits event 1", "stream 0 records event 2"):
     group.all_reduce(Interface(values(), side.cuda_stream), stream=0)
 mesh.wait(side, timeout=5)
 group.wait()

@@ -140,8 +140,10 @@ handed = mesh["x"].flatten("handed", options=DimOptions(own_comm=True))
 for at in range(rounds):
     turns = Turns()
     calls = [
-        lambda: blocking(mesh, "x", 1, at, at % 2 == 1), lambda: blocking(flat, "all", 2, at, at % 4 >= 2), lambda: asynchronous(own, "own", 3, at),
-        lambda: turns.run(handed, "handed", 4, at, 0), lambda: turns.run(handed, "handed", 4, at, 1)]
+        lambda: blocking(mesh, "x", 1, at, at % 2 == 1), lambda: blocking(flat, "all", 2, at, at % 4 >= 2),
+        lambda: asynchronous(own, "own", 3, at), lambda: turns.run(handed, "handed", 4, at, 0),
+        lambda: turns.run(handed, "handed", 4, at, 1)
+    ]
     together(*calls[(at + rank) % 5 :], *calls[: (at + rank) % 5])
     if at % 10 == 0:
         one_name()

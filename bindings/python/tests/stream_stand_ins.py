@@ -140,7 +140,8 @@ class FakeDriver(Driver):
     def __init__(self):
         self.has_events, self.events, self.is_busy, self.pushed = True, {}, False, []
         self.capturing = set()
-        self._cuda = types.SimpleNamespace(cuEventQuery=lambda event: 600 if self.is_busy else 0, cuEventDestroy_v2=lambda event: self.events.pop(event.value))
+        self._cuda = types.SimpleNamespace(cuEventQuery=lambda event: 600 if self.is_busy else 0,
+                                           cuEventDestroy_v2=lambda event: self.events.pop(event.value))
 
     def _do(self, name, *arguments):
         getattr(self, name)(*arguments)
@@ -177,12 +178,13 @@ class Case(unittest.TestCase):
         torch.Tensor, torch.version = Tensor, types.SimpleNamespace(hip=None)
         torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace())
         torch.cuda = types.SimpleNamespace(
-            current_device=lambda: self.device, device=self.on_device, current_stream=lambda device: self.current, default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
+            current_device=lambda: self.device, device=self.on_device, current_stream=lambda device: self.current,
+            default_stream=lambda device: self.default, ExternalStream=lambda handle, device: of(handle))
         cupy = types.ModuleType("cupy")
         cupy.ndarray = Ndarray
         cupy.cuda = types.SimpleNamespace(
-            get_current_stream=lambda device: self.cupys, ExternalStream=lambda handle, device: of(handle), Stream=types.SimpleNamespace(null=self.default),
-            Device=lambda device: contextlib.nullcontext())
+            get_current_stream=lambda device: self.cupys, ExternalStream=lambda handle, device: of(handle),
+            Stream=types.SimpleNamespace(null=self.default), Device=lambda device: contextlib.nullcontext())
         self.driver = FakeDriver()
         self.ran = []
         for patch in (

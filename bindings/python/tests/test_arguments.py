@@ -51,7 +51,8 @@ class Operators(unittest.TestCase):
 
     def test_torchs_by_name(self):
         for kind in (RedOpType, getattr(getattr(torch, "distributed", None), "ReduceOp", RedOpType)):
-            for name, meant in (("SUM", ReduceOp.SUM), ("AVG", ReduceOp.AVG), ("PRODUCT", ReduceOp.PROD), ("MIN", ReduceOp.MIN), ("MAX", ReduceOp.MAX)):
+            for name, meant in (("SUM", ReduceOp.SUM), ("AVG", ReduceOp.AVG), ("PRODUCT", ReduceOp.PROD),
+                                ("MIN", ReduceOp.MIN), ("MAX", ReduceOp.MAX)):
                 self.assertEqual(reduction(getattr(kind, name)), meant, name)
                 holder = TorchsReduceOp if kind is RedOpType else kind
                 self.assertEqual(reduction(holder(getattr(kind, name))), meant, name)
@@ -119,7 +120,8 @@ class Numbers(unittest.TestCase):
                     continue  # a list for each rank
                 # On every rank, as PyTorch's callers pass a rank or an operator there.
                 self.refuses(TypeError, "an operator is passed as op=, a rank as root=", lambda: call(value, wrong))
-                self.refuses(TypeError, "an operator is passed as op=, a rank as root=", lambda: getattr(offline(rank=1).get_group("tp"), call.__name__)(value, wrong))
+                self.refuses(TypeError, "an operator is passed as op=, a rank as root=",
+                             lambda: getattr(offline(rank=1).get_group("tp"), call.__name__)(value, wrong))
         self.refuses(TypeError, "a group is a bool", lambda: DeviceMesh.from_group(True, "cpu", [0]))
         self.refuses(ValueError, "group is 0", lambda: DeviceMesh.from_group(0, "cpu", [0]))
 
@@ -133,8 +135,10 @@ class Numbers(unittest.TestCase):
             self.refuses(TypeError, "not True or False", lambda: offline(dim_options=[DimOptions(own_comm=wrong), DimOptions()]))
 
     def test_timeouts(self):
-        self.assertEqual([_library.milliseconds(given) for given in (None, 0.5, 3, numpy.float32(2), datetime.timedelta(minutes=1), numpy.timedelta64(1500, "ms"))],
-                         [0, 500, 3000, 2000, 60000, 1500])
+        self.assertEqual([
+            _library.milliseconds(given)
+            for given in (None, 0.5, 3, numpy.float32(2), datetime.timedelta(minutes=1), numpy.timedelta64(1500, "ms"))
+        ], [0, 500, 3000, 2000, 60000, 1500])
         for wrong in (0, -1, float("nan"), float("inf"), datetime.timedelta(0)):
             self.refuses(ValueError, "timeout is", lambda: _library.milliseconds(wrong))
         for endless in (float("inf"), 1e30):
@@ -218,15 +222,18 @@ class Arrays(unittest.TestCase):
         self.refuses("whose mask would be lost: pass array.filled(value)", masked)
         self.refuses("whose mask would be lost", type("Mine", (numpy.ma.MaskedArray,), {})([1.0]))
         self.assertEqual(buffers.memory(masked.data).count, 2)
-        on_device = types.SimpleNamespace(__cuda_array_interface__={"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3, "mask": masked})
+        on_device = types.SimpleNamespace(__cuda_array_interface__={
+            "shape": (4, ), "typestr": "<f4", "data": (4096, False), "version": 3, "mask": masked
+        })
         self.refuses("its mask would be lost", on_device)
 
     def test_kinds_of_numpys(self):
         self.assertEqual(buffers.memory(numpy.zeros((2, 3)).view(numpy.matrix) if hasattr(numpy, "matrix") else numpy.zeros(6)).count, 6)
         self.assertEqual(buffers.memory(numpy.array(3.0)).count, 1)
         self.assertTrue(buffers.memory(numpy.float64(3)).readonly, "a scalar does not change")
-        for odd in (numpy.zeros(3, "f4,f4"), numpy.zeros(3, "V8"), numpy.zeros(3, "O"), numpy.zeros(3, "?"), numpy.zeros(3, "c8"), numpy.zeros(3, "U2"),
-                    numpy.zeros(3, "m8[s]"), memoryview(bytearray(4)).cast("c"), (ctypes.c_bool * 3)()):
+        for odd in (numpy.zeros(3, "f4,f4"), numpy.zeros(3, "V8"), numpy.zeros(3, "O"), numpy.zeros(3, "?"),
+                    numpy.zeros(3, "c8"), numpy.zeros(3, "U2"), numpy.zeros(3, "m8[s]"),
+                    memoryview(bytearray(4)).cast("c"), (ctypes.c_bool * 3)()):
             self.refuses("supported are int8", odd, TypeError)
         for odd in (numpy.zeros(3, ">i4"), numpy.zeros(0, ">f8"), (ctypes.c_float.__ctype_be__ * 3)()):
             self.refuses("big-endian", odd, TypeError)
@@ -282,12 +289,16 @@ class Arrays(unittest.TestCase):
             self.skipTest("no torch here")
         ones = torch.ones(4)
         self.assertEqual(buffers.memory(ones).address, ones.data_ptr())
-        for tensor, says in (
-            (torch._neg_view(ones), "negative bit"), (torch.ones(2, dtype=torch.complex64).conj(), "conjugate bit"), (torch.nn.Parameter(ones), "detach()"),
-            (torch.ones(2, 2).to_sparse(), "strided"), (torch.ones(2, device="meta"), "meta"), (torch.ones(1).expand(4), "strides (0,)"),
-            (torch.ones(4, 4).T, "not contiguous"), (torch._efficientzerotensor(3), "without memory"), (torch.ones(2, dtype=torch.bool), "torch.bool"),
-            (torch.ones(2).to(torch.float8_e4m3fn), "float8"), (torch.ones(2, dtype=torch.complex64), "complex64"), (torch.ones(2, dtype=torch.int16), "int16"),
-        ):
+        for tensor, says in ((torch._neg_view(ones), "negative bit"), (torch.ones(
+                2, dtype=torch.complex64).conj(), "conjugate bit"), (torch.nn.Parameter(ones), "detach()"), (torch.ones(
+                    2, 2).to_sparse(), "strided"), (torch.ones(
+                        2, device="meta"), "meta"), (torch.ones(1).expand(4), "strides (0,)"), (torch.ones(
+                            4, 4).T, "not contiguous"), (torch._efficientzerotensor(3), "without memory"), (torch.ones(
+                                2, dtype=torch.bool), "torch.bool"), (torch.ones(2).to(
+                                    torch.float8_e4m3fn), "float8"), (torch.ones(
+                                        2, dtype=torch.complex64), "complex64"), (torch.ones(
+                                            2, dtype=torch.int16), "int16"),
+                             ):
             self.refuses(says, tensor)
         freed = torch.ones(4)
         freed.untyped_storage().resize_(0)

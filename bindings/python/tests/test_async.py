@@ -69,9 +69,12 @@ class Asynchronous(Case):
         gathered, scattered, swapped = numpy.zeros(SIZE), numpy.zeros(1), numpy.zeros(SIZE)
         reduced, sent = numpy.ones(1), numpy.array([float(me)])
         handles = [
-            self.group.all_gather(sent, gathered, async_op=True), self.group.reduce_scatter(ones, scattered, async_op=True),
-            self.group.all_to_all(numpy.full(SIZE, float(me)), swapped, async_op=True), self.group.reduce(reduced, root=SIZE - 1, async_op=True),
-            self.group.broadcast(sent, root=0, async_op=True)]
+            self.group.all_gather(sent, gathered, async_op=True),
+            self.group.reduce_scatter(ones, scattered, async_op=True),
+            self.group.all_to_all(numpy.full(SIZE, float(me)), swapped, async_op=True),
+            self.group.reduce(reduced, root=SIZE - 1, async_op=True),
+            self.group.broadcast(sent, root=0, async_op=True)
+        ]
         for handle in handles:
             handle.wait()
         self.assertEqual((gathered.tolist(), scattered[0], swapped.tolist()), (list(range(SIZE)), SIZE, list(range(SIZE))))
@@ -114,7 +117,9 @@ class Asynchronous(Case):
         value = numpy.ones(1)
         with self.assertRaisesRegex(InvalidArgumentError, "mesh.group.async_op=True"), self.mesh.group():
             self.group.all_reduce(value, async_op=True)
-        with self.assertRaisesRegex(InvalidArgumentError, "give async_op to the outer one"), self.mesh.group(), self.mesh.group(async_op=True):
+        with self.assertRaisesRegex(
+                InvalidArgumentError,
+                "give async_op to the outer one"), self.mesh.group(), self.mesh.group(async_op=True):
             pass
         with self.assertRaisesRegex(TypeError, "not True or False"):
             self.group.all_reduce(value, async_op="yes")

@@ -74,13 +74,16 @@ class Groups(unittest.TestCase):
         self.exchange()
 
     def test_a_refused_operation(self):
-        for refused, kind in (
-            (lambda: self.group.recv(self.theirs, SIZE), InvalidArgumentError), (lambda: self.group.recv(b"read-only", self.left), InvalidArgumentError),
-            (lambda: self.group.recv("text", self.left), TypeError), (lambda: self.group.all_reduce(self.theirs, op="median"), InvalidArgumentError),
-            (lambda: self.group.all_reduce(self.theirs, root=1), TypeError), (lambda: self.group.all_gather(self.mine, self.theirs[1:]), InvalidArgumentError),
-            (lambda: self.group.all_reduce(self.theirs[:-1], self.theirs[1:]), InvalidArgumentError),
-            (lambda: self.group.all_to_all(self.theirs[: 2 * SIZE], self.theirs[1 : 2 * SIZE + 1]), InvalidArgumentError),
-        ):
+        for refused, kind in ((lambda: self.group.recv(self.theirs, SIZE), InvalidArgumentError),
+                              (lambda: self.group.recv(b"read-only", self.left),
+                               InvalidArgumentError), (lambda: self.group.recv("text", self.left), TypeError),
+                              (lambda: self.group.all_reduce(self.theirs, op="median"),
+                               InvalidArgumentError), (lambda: self.group.all_reduce(self.theirs, root=1), TypeError),
+                              (lambda: self.group.all_gather(self.mine, self.theirs[1:]), InvalidArgumentError),
+                              (lambda: self.group.all_reduce(self.theirs[:-1], self.theirs[1:]), InvalidArgumentError),
+                              (lambda: self.group.all_to_all(self.theirs[:2 * SIZE], self.theirs[1:2 * SIZE + 1]),
+                               InvalidArgumentError),
+                              ):
             with self.assertRaises(kind):
                 with self.mesh.group():
                     self.group.send(self.mine, self.right)

@@ -14,13 +14,17 @@ ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parents[3]))
 HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S)
 POINTER = ctypes.POINTER
 VALUES = {
-    "dm_status": ctypes.c_int32, "dm_dtype": ctypes.c_int32, "dm_op": ctypes.c_int32, "dm_log_level": ctypes.c_int32, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
-    "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "size_t": ctypes.c_size_t, "bool": ctypes.c_bool, "ncclComm_t": ctypes.c_void_p,
-    "double": ctypes.c_double, "void": None}
+    "dm_status": ctypes.c_int32, "dm_dtype": ctypes.c_int32, "dm_op": ctypes.c_int32, "dm_log_level": ctypes.c_int32,
+    "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
+    "size_t": ctypes.c_size_t, "bool": ctypes.c_bool, "ncclComm_t": ctypes.c_void_p, "double": ctypes.c_double,
+    "void": None
+}
 STRUCTS = {
-    "dm_error_info": declarations.ErrorInfo, "dm_store_callbacks": declarations.StoreCallbacks, "dm_world_options": declarations.WorldOptions,
-    "dm_dim_options": declarations.DimOptions, "dm_init_options": declarations.InitOptions, "dm_call_options": declarations.CallOptions,
-    "dm_world_info": declarations.WorldInfo, "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions}
+    "dm_error_info": declarations.ErrorInfo, "dm_store_callbacks": declarations.StoreCallbacks,
+    "dm_world_options": declarations.WorldOptions, "dm_dim_options": declarations.DimOptions, "dm_init_options":
+        declarations.InitOptions, "dm_call_options": declarations.CallOptions, "dm_world_info": declarations.WorldInfo,
+    "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions
+}
 
 
 def ctype(text):

@@ -11,9 +11,9 @@ import unittest
 import numpy
 
 import devicemesh
-from devicemesh import (
-    DeviceMesh, DeviceMeshError, DimOptions, InvalidArgumentError, InvalidHandleError, LibraryError, MeshTimeoutError, NotFoundError, NotMemberError,
-    Partial, Replicate, Shard, UnsupportedError, World, init_device_mesh)
+from devicemesh import (DeviceMesh, DeviceMeshError, DimOptions, InvalidArgumentError, InvalidHandleError, LibraryError,
+                        MeshTimeoutError, NotFoundError, NotMemberError, Partial, Replicate, Shard, UnsupportedError,
+                        World, init_device_mesh)
 from devicemesh import logs
 
 
@@ -70,7 +70,8 @@ class Views(unittest.TestCase):
         self.assertNotEqual(self.mesh, other)
         self.assertNotEqual(self.mesh, "a mesh")
         self.assertEqual(len({self.mesh, same, other}), 2)
-        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh), pickle.loads(pickle.dumps(self.mesh)), pickle.loads(pickle.dumps(self.mesh["tp"]))):
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh), pickle.loads(pickle.dumps(
+                self.mesh)), pickle.loads(pickle.dumps(self.mesh["tp"]))):
             self.assertIn(made, (self.mesh, self.mesh["tp"]))
             self.assertEqual(made.get_rank(), 6)
         world = World("cpu", world_size=8, rank=3, offline=True)
@@ -107,8 +108,9 @@ class Views(unittest.TestCase):
         self.assertEqual(mesh.local_shard((16, 8), (Shard(0, order=1), Shard(0))), ((2, 8), (10, 0)))
         self.assertEqual(mesh.local_shard((16, 8), (Replicate(), Shard(-1)), rank=1), ((16, 2), (0, 2)))
         self.assertEqual(mesh.local_shard((16, 8), (Partial(), Shard(-1)), rank=1), ((16, 2), (0, 2)))
-        for shape, placements, rank in (((16,), (Shard(0),), None), ((16,), (Shard(1), Replicate()), None), ((16,), (Shard(-2), Replicate()), None),
-                                        ((-1,), (Shard(0), Replicate()), None), ((16,), (Shard(0), Replicate()), -1)):
+        for shape, placements, rank in (((16, ), (Shard(0), ), None), ((16, ), (Shard(1), Replicate()),
+                                                                       None), ((16, ), (Shard(-2), Replicate()), None),
+                                        ((-1, ), (Shard(0), Replicate()), None), ((16, ), (Shard(0), Replicate()), -1)):
             with self.assertRaises(InvalidArgumentError):
                 mesh.local_shard(shape, placements, rank)
         with self.assertRaises(NotMemberError):
@@ -119,7 +121,8 @@ class Views(unittest.TestCase):
         self.assertEqual((plan.report["cost"], plan.report["identity_cost"], plan.report["even"]), (64, 256, True))
         self.assertEqual(offline(2, (2, 4), ("dp", "tp"), ranks=plan.ranks).get_group("tp").ranks, (0, 2, 4, 6))
         self.assertEqual(len(devicemesh.plan_ranks([f"r{n}/h{n}" for n in range(2048)], (2,) * 11).report["dimensions"]), 11)
-        for arguments in ((locations, (3, 4)), (["a//b"], (1,)), ([], (1,)), (locations, (2, 4), (1,)), (locations, (2, 4), (-1, 1)), (locations, (2**40,))):
+        for arguments in ((locations, (3, 4)), (["a//b"], (1, )), ([], (1, )), (locations, (2, 4), (1, )),
+                          (locations, (2, 4), (-1, 1)), (locations, (2**40, ))):
             with self.assertRaises(InvalidArgumentError):
                 devicemesh.plan_ranks(*arguments)
 
@@ -146,7 +149,8 @@ class Refusals(unittest.TestCase):
         self.refuses(TypeError, "world_rank is", lambda: self.mesh.coordinate_of("3"))
 
     def test_unknown_dimensions(self):
-        for ask in (lambda: self.mesh["pp"], lambda: self.mesh.get_group("pp"), lambda: self.mesh.size("pp"), lambda: self.mesh["tp", "pp"]):
+        for ask in (lambda: self.mesh["pp"], lambda: self.mesh.get_group("pp"), lambda: self.mesh.size("pp"),
+                    lambda: self.mesh["tp", "pp"]):
             error = self.refuses(KeyError, "pp", ask)
             self.assertIsInstance(error, NotFoundError)
             self.assertIn("dp, tp", str(error))
@@ -175,7 +179,9 @@ class Refusals(unittest.TestCase):
         self.refuses(ValueError, "give both", lambda: World("cpu", rank=1))
         self.refuses(ValueError, "ascend", lambda: self.mesh.slice_range("tp", range(3, 0, -1)))
         self.refuses(ValueError, "4", lambda: self.mesh.slice_range("tp", range(2, 5)))
-        self.refuses(ValueError, "different root", lambda: DeviceMesh.concatenate([self.mesh["dp"], offline(0, (2, 4), ("dp", "tp"))["tp"]]))
+        self.refuses(
+            ValueError, "different root",
+            lambda: DeviceMesh.concatenate([self.mesh["dp"], offline(0, (2, 4), ("dp", "tp"))["tp"]]))
         self.refuses(ValueError, "at least one mesh", lambda: DeviceMesh.concatenate([]))
 
     def test_closed_and_offline_ones(self):
@@ -284,7 +290,8 @@ class Package(unittest.TestCase):
         self.assertIn("no libdevicemesh: tried /nowhere/lib.so", done.stderr)
 
     def test_the_tool(self):
-        done = subprocess.run([sys.executable, "-m", "devicemesh", "run", "-n", "2", "--", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-m", "devicemesh", "run", "-n", "2", "--", "sh", "-c", "exit 3"],
+                              capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 3, done.stderr)
 
     def test_a_fork_makes_its_own(self):

@@ -24,7 +24,8 @@ class Objects(unittest.TestCase):
     def test_objects_of_all_ranks(self):
         for group in (self.dp, self.tp):
             mine = {"rank": RANK, "name": "x" * (1000 * RANK), "set": {1, 2}}
-            self.assertEqual(group.all_gather_object(mine), [{"rank": rank, "name": "x" * (1000 * rank), "set": {1, 2}} for rank in group.ranks])
+            self.assertEqual(group.all_gather_object(mine),
+                             [{"rank": rank, "name": "x" * (1000 * rank), "set": {1, 2}} for rank in group.ranks])
             self.assertEqual(group.all_gather_object(None), [None] * group.size)
 
     def test_the_object_of_one_rank(self):

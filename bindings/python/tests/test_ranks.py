@@ -136,12 +136,13 @@ class Ranks(unittest.TestCase):
 
     def test_wrong_sizes(self):
         group, n = self.tp, self.tp.size
-        for wrong in (
-            lambda: group.all_reduce(bytearray(4), bytearray(5)), lambda: group.all_gather(bytearray(4), bytearray(4 * n + 1)),
-            lambda: group.reduce_scatter(bytearray(4 * n + 1), bytearray(4)), lambda: group.all_reduce(bytearray(4), array.array("i", [1] * 4)),
-            lambda: group.broadcast(bytearray(1), root=2**31), lambda: group.send(bytearray(1), n), lambda: group.broadcast(bytearray(1), root=-1),
-            lambda: group.all_reduce(numpy.zeros((4, 4)).T),
-        ):
+        for wrong in (lambda: group.all_reduce(bytearray(4), bytearray(5)),
+                      lambda: group.all_gather(bytearray(4), bytearray(4 * n + 1)),
+                      lambda: group.reduce_scatter(bytearray(4 * n + 1), bytearray(4)),
+                      lambda: group.all_reduce(bytearray(4), array.array("i", [1] * 4)),
+                      lambda: group.broadcast(bytearray(1), root=2**31), lambda: group.send(bytearray(1), n),
+                      lambda: group.broadcast(bytearray(1), root=-1), lambda: group.all_reduce(numpy.zeros((4, 4)).T),
+                      ):
             with self.assertRaises(ValueError):
                 wrong()
         if n > 1:

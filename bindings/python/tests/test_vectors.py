@@ -85,7 +85,8 @@ class Replay:
                 self.fail("equal meshes have different hashes")
             self.agree() if ours == expected[0] else self.fail(f"equal {ours}")
         elif kind == "all_submeshes":
-            self.compare(lambda: [list(each.ranks) for each in mesh._get_all_submeshes(operation["name"])], [flat(each) for each in expected or []], operation)
+            self.compare(lambda: [list(each.ranks) for each in mesh._get_all_submeshes(operation["name"])],
+                         [flat(each) for each in expected or []], operation)
         elif kind == "get_group":
             self.compare(lambda: list(mesh.get_group(operation["dim"]).ranks), expected, operation)
         elif kind == "get_local_rank":

@@ -1,5 +1,5 @@
-//! The state of one join at the maker of the unique id. It does no input or output: it takes what
-//! has come, and says what to send.
+//! The state of one join at the maker of the unique id. It does no input or output: it takes the
+//! messages that have come, and returns those to send.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Seat {
     connection: Connection,
     /// The address from which the rank has connected.
     from: IpAddr,
-    /// What the rank has told about itself.
+    /// The facts that the rank has told about itself.
     member: Member,
     /// The rank whose segment this rank has opened, once it has said so.
     took: Option<u32>,
@@ -76,7 +76,7 @@ pub(super) struct Meeting {
     seats: Vec<Option<Seat>>,
     /// How many ranks have done their part in the stage.
     done: usize,
-    /// How many of those ranks the maker has told the ranks of.
+    /// The value of `done` when the maker told the ranks last.
     told: usize,
     /// When the ranks were told last.
     told_at: Instant,
@@ -86,7 +86,7 @@ pub(super) struct Meeting {
     gone: Vec<(usize, Instant)>,
     /// The failure that ended the join.
     failure: Option<Error>,
-    /// What is to be sent.
+    /// The messages that are to be sent.
     outgoing: Vec<Outgoing>,
 }
 
@@ -213,7 +213,7 @@ impl Meeting {
         if self.seats.is_empty() {
             return None;
         }
-        // The lobby is looked at as often as this.
+        // The join looks at the lobby as often as it tells the ranks.
         let due = self.told_at + PACE;
         if now < due {
             return Some(due);

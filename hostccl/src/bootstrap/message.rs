@@ -16,7 +16,7 @@ const TEXT_BYTES: usize = 2048;
 pub(super) const MESSAGE_BYTES: usize = 1 << 20;
 const _: () = assert!(MAX_RANKS as usize * (ADDRESS_BYTES + 256) < MESSAGE_BYTES);
 
-/// What a rank tells the others about itself.
+/// The facts that a rank tells the others about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     /// The rank in the communicator.

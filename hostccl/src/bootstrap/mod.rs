@@ -35,7 +35,7 @@ pub(crate) use self::greeting::wire_token;
 use self::greeting::{ANSWER_BYTES, HELLO_BYTES};
 pub(crate) use self::message::{Member, Message, Stage};
 
-/// Returns what binds an encrypted session to the greeting before it.
+/// Returns the bytes that bind an encrypted session to the greeting before it.
 fn prologue(hello: &[u8; HELLO_BYTES], answer: &[u8; ANSWER_BYTES]) -> Vec<u8> {
     [b"hostccl join 1:", &hello[..], answer].concat()
 }

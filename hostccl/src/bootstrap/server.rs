@@ -127,7 +127,7 @@ struct Remote {
 
 /// The state of the thread.
 struct Server {
-    /// What the thread shares with others.
+    /// The state that the thread shares with others.
     shared: Arc<Shared>,
     /// The listening socket.
     listener: Closed<TcpListener>,
@@ -197,7 +197,7 @@ impl Server {
         due.min(self.paused_until.filter(|until| *until > now).unwrap_or(due))
     }
 
-    /// Sends what a join has to say.
+    /// Sends the messages of a join.
     fn send_of(&mut self, number: u64) {
         let Some((_, meeting)) = self.meetings.get_mut(&number) else { return };
         for Outgoing { to, frame, last } in meeting.outgoing() {

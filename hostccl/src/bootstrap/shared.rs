@@ -1,4 +1,5 @@
-//! What the thread that serves joins shares with the threads that make and close unique ids.
+//! The state that the thread which serves joins shares with the threads that make and close unique
+//! ids.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,14 +13,14 @@ use crate::wire::Token;
 /// The thread of this process, while there is one.
 pub(super) static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
 
-/// What the thread shares with the threads that make and close ids.
+/// The state that the thread shares with the threads that make and close ids.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// The process to which the thread belongs. A forked child of the process has no such thread.
     pub(super) pid: u32,
     /// Where the thread listens.
     pub(super) address: SocketAddr,
-    /// What the thread has not done yet.
+    /// The commands that the thread has not carried out yet.
     pub(super) commands: Mutex<Vec<Command>>,
     /// The thread polls this descriptor, which is readable when there is a command.
     pub(super) wake: Closed<OwnedFd>,

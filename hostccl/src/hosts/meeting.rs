@@ -34,7 +34,7 @@ pub(super) enum Met {
     OtherNames(u64),
 }
 
-/// What seat 0 tells the other seats of its host.
+/// The outcome of a meeting, which seat 0 tells the other seats of its host.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Verdict {

@@ -48,5 +48,4 @@ mod tests;
 mod work;
 
 pub(crate) use self::operation::Spanning;
-#[allow(unused_imports, reason = "split takes it")]
 pub(crate) use self::small_gather::SmallGather;

@@ -14,7 +14,7 @@ use crate::segment::Segment;
 use crate::span::Span;
 use crate::types::ncclInvalidUsage;
 
-/// What a rank brings to its join.
+/// The facts that a rank brings to its join.
 #[derive(Debug)]
 pub(super) struct Context {
     /// The number of ranks of the new communicator.

@@ -29,7 +29,7 @@ use crate::token::random_token;
 use crate::turn::Pass;
 use crate::types::*;
 
-/// What each rank of the parent gives to the others.
+/// The data that each rank of the parent gives to the others.
 #[derive(Debug, Clone, Copy)]
 struct Given {
     /// The rank's arguments.

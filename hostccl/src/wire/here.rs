@@ -11,7 +11,7 @@ use super::ucx;
 use crate::error::{Error, Result};
 use crate::fork;
 
-/// What this process has set, and its wire.
+/// The settings of this process, and its wire.
 #[derive(Default)]
 struct Here {
     /// The secret that the embedding library has set.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
 use crate::event::{self, Event, Watch};
 
-/// What all wires of one test share.
+/// The state that all wires of one test share.
 #[derive(Debug, Default)]
 pub(crate) struct Net {
     /// The wires, by the number in the first eight bytes of their contacts.
@@ -45,7 +45,7 @@ struct State {
 /// The wire of one thread.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// What the wires share.
+    /// The state that the wires share.
     net: Arc<Net>,
     /// This wire's number.
     me: usize,

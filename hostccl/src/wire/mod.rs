@@ -49,7 +49,7 @@ pub(crate) struct Peer(pub(crate) u32);
 /// which they met.
 pub(crate) type Token = [u8; 16];
 
-/// What tells the messages between two processes apart.
+/// The tag that tells messages between two processes from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct Tag {
@@ -93,7 +93,7 @@ pub(crate) struct Notice {
     pub(crate) from: Peer,
     /// The communicator that it is about.
     pub(crate) comm: u64,
-    /// What it says.
+    /// The text of the notice.
     pub(crate) text: Vec<u8>,
 }
 

@@ -90,7 +90,7 @@ impl Drop for Transfer {
 pub(crate) struct Failed {
     /// The rank of the communicator with which the message was exchanged.
     pub(crate) rank: usize,
-    /// What the wire says.
+    /// The reason that the wire gives.
     pub(crate) why: Broken,
 }
 

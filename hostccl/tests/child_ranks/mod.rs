@@ -1,16 +1,39 @@
 //! Ranks that are child processes: the test program, started again with its ignored test `child`.
-//! `HOSTCCL_FAULT` names the scene that they play. A test and its ranks talk in lines.
+//! Environment variables give each its part. A test and its ranks talk in lines.
 
-// Each test program uses a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use hostccl::types::ncclUniqueId;
+use hostccl::types::*;
+use hostccl::*;
 
-use crate::common::{hex_of, unique_id};
+use crate::common::{DEADLINE, from_hex, hex_of, last_error, unique_id};
+
+/// The part that this process plays as a rank.
+pub struct Part {
+    /// The name of the scene, which says what the ranks do.
+    pub scene: String,
+    /// The rank of this process, or the lowest of its ranks.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
+    /// The unique id by which the ranks join.
+    pub id: ncclUniqueId,
+}
+
+impl Part {
+    /// Returns the part of this process, or `None` where no test has started it as a rank.
+    pub fn of_this_process() -> Option<Part> {
+        let scene = env::var("HOSTCCL_TEST_SCENE").ok()?;
+        let number = |name: &str| env::var(name).unwrap().parse().unwrap();
+        let (rank, size) = (number("HOSTCCL_TEST_RANK"), number("HOSTCCL_TEST_SIZE"));
+        Some(Part { scene, rank, size, id: from_hex(&env::var("HOSTCCL_TEST_ID").unwrap()) })
+    }
+}
 
 /// A rank that runs as a child process.
 pub struct Rank {
@@ -23,23 +46,21 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Starts a rank of the scene `play`.
-    pub fn start(play: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
-        Rank::start_with(play, rank, size, id, &[])
+    /// Starts a rank of a scene.
+    pub fn start(scene: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
+        Rank::start_with(scene, rank, size, id, &[])
     }
 
-    /// Starts a rank of the scene `play` with more variables in its environment.
-    pub fn start_with(play: &str, rank: usize, size: usize, id: &ncclUniqueId, variables: &[(&str, &str)]) -> Rank {
+    /// Starts a rank of a scene with more variables in its environment.
+    pub fn start_with(scene: &str, rank: usize, size: usize, id: &ncclUniqueId, variables: &[(&str, &str)]) -> Rank {
+        let late = if scene == "late" { "300" } else { "0" };
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("HOSTCCL_FAULT", play)
-            .env("HOSTCCL_FAULT_RANK", rank.to_string())
-            .env("HOSTCCL_FAULT_SIZE", size.to_string())
-            .env("HOSTCCL_FAULT_ID", hex_of(id))
-            .env(
-                "HOSTCCL_TIMEOUT_MS",
-                play.strip_prefix("timeout ").unwrap_or(if play == "late" { "300" } else { "0" }),
-            )
+            .env("HOSTCCL_TEST_SCENE", scene)
+            .env("HOSTCCL_TEST_RANK", rank.to_string())
+            .env("HOSTCCL_TEST_SIZE", size.to_string())
+            .env("HOSTCCL_TEST_ID", hex_of(id))
+            .env("HOSTCCL_TIMEOUT_MS", scene.strip_prefix("timeout ").unwrap_or(late))
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -74,21 +95,25 @@ impl Drop for Rank {
 }
 
 /// Starts all ranks of a scene.
-pub fn start_all(play: &str, size: usize) -> Vec<Rank> {
+pub fn start_all(scene: &str, size: usize) -> Vec<Rank> {
     let id = unique_id();
-    (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
+    (0..size).map(|rank| Rank::start(scene, rank, size, &id)).collect()
+}
+
+/// Starts all ranks of a scene. `hosts` has the name of each rank's host.
+pub fn start_on(scene: &str, hosts: &[impl AsRef<str>], variables: &[(&str, &str)]) -> Vec<Rank> {
+    let id = unique_id();
+    let start = |(rank, host): (usize, &_)| {
+        let variables = [variables, &[("DM_HOSTCCL_HOST", AsRef::<str>::as_ref(host))]].concat();
+        Rank::start_with(scene, rank, hosts.len(), &id, &variables)
+    };
+    hosts.iter().enumerate().map(start).collect()
 }
 
 /// Starts all ranks of a scene on several hosts, `on_each` ranks on each.
-#[allow(dead_code, reason = "some test programs have one host only")]
-pub fn start_on_hosts(play: &str, hosts: usize, on_each: usize, variables: &[(&str, &str)]) -> Vec<Rank> {
-    let id = unique_id();
-    let start = |rank: usize| {
-        let host = format!("host{}", rank / on_each);
-        let variables = [variables, &[("DM_HOSTCCL_HOST", &host)]].concat();
-        Rank::start_with(play, rank, hosts * on_each, &id, &variables)
-    };
-    (0..hosts * on_each).map(start).collect()
+pub fn start_on_hosts(scene: &str, hosts: usize, on_each: usize, variables: &[(&str, &str)]) -> Vec<Rank> {
+    let hosts: Vec<String> = (0..hosts * on_each).map(|rank| format!("host{}", rank / on_each)).collect();
+    start_on(scene, &hosts, variables)
 }
 
 /// Writes a line for the test, in a rank.
@@ -101,4 +126,36 @@ pub fn listen() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim_end().to_owned()
+}
+
+/// Leaves the communicator in the way that the test writes: "abort" or "destroy".
+pub fn leave_as_told(comm: ncclComm_t) {
+    let leave = match listen().as_str() {
+        "abort" => ncclCommAbort,
+        "destroy" => ncclCommDestroy,
+        word => panic!("{word}"),
+    };
+    // SAFETY: the communicator is live.
+    assert_eq!(unsafe { leave(comm) }, ncclSuccess);
+    say("left");
+}
+
+/// Asks for the state of the communicator until it is no success, and returns the state.
+pub fn watch(comm: ncclComm_t) -> ncclResult_t {
+    let mut state = ncclSuccess;
+    let started = Instant::now();
+    while state == ncclSuccess && started.elapsed() < DEADLINE {
+        // SAFETY: there is a place for the answer.
+        assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    state
+}
+
+/// Tells the test how a call ended: the result, the lost rank and the message.
+pub fn say_result(comm: ncclComm_t, result: ncclResult_t) {
+    let mut lost = -2;
+    // SAFETY: there is a place for the answer.
+    assert_eq!(unsafe { hostcclCommLostRank(comm, &raw mut lost) }, ncclSuccess);
+    say(&format!("{result} {lost} {}", last_error()));
 }

@@ -1,7 +1,7 @@
 //! Helpers of the engine's tests: ranks as threads with a deadline, and calls that check their own
 //! buffers.
 
-#![allow(dead_code)] // No test program uses all of the helpers.
+#![allow(dead_code, reason = "no test program uses all of the helpers")]
 
 pub mod call;
 pub mod reference;

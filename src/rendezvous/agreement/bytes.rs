@@ -1,9 +1,9 @@
 //! Carries bytes between the ranks of an agreed call: all-gather and broadcast.
 //!
 //! The first rank of an all-gather collects what the others publish, and publishes all of it
-//! together. So `n` ranks need about `2n` store operations, where each rank asking each other rank
-//! would need `n * n`. Bytes travel in pieces, each of which is one value of the store. The first
-//! piece begins with the length of all bytes.
+//! together. So `n` ranks need about `2n` store operations. If each rank asked each other rank,
+//! they would need `n * n`. Bytes travel in pieces, each of which is one value of the store. The
+//! first piece begins with the length of all bytes.
 
 use super::round::Round;
 use crate::error::{Error, Result};
@@ -55,7 +55,7 @@ impl Round {
     }
 
     /// Returns the bytes that the rank at position `root` gives. Every rank of the call calls this
-    /// once. `data` counts on that rank only.
+    /// once. `data` is used on that rank only.
     pub fn broadcast(&self, data: &[u8], root: usize, wait: &Wait) -> Result<Vec<u8>> {
         if self.membership.me != root {
             return self.fetch_bytes("bytes", root, MOST_OF_ONE, wait);

@@ -2,11 +2,11 @@
 //!
 //! Each key is removed by the rank that wrote it. A counter or a verdict, which several ranks may
 //! write, is removed by the rank that wrote it first. A rank begins a call only after it has left
-//! the call before. So once all ranks of a scope have agreed on a call, nobody reads what was left
-//! in that scope before, and every rank removes the keys that it had left when it began the call.
-//! When a scope is dropped (a mesh was finalized or freed), the keys that the scope still holds are
-//! removed after the next agreed call of a scope that has all of its ranks, for example dm_init of
-//! the next mesh.
+//! its previous call. So once all ranks of a scope have agreed on a call, nobody reads the keys of
+//! earlier calls of that scope any more. Every rank then removes those of its keys that were in the
+//! store when it began the call. When a scope is dropped (a mesh was finalized or freed), the keys
+//! that the scope still holds are removed after the next agreed call of a scope that has all of its
+//! ranks, for example dm_init of the next mesh.
 //!
 //! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the
 //! failed call reads the same verdict as the others.
@@ -23,8 +23,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
     members: Members,
     /// The keys to be removed. Every thread that makes calls in the scope adds keys.
     keys: Mutex<Vec<String>>,
-    /// This scope has already taken the keys that it may remove from the dropped scopes with a
-    /// lower number.
+    /// The number of the first dropped scope that this scope has not examined yet. From all scopes
+    /// dropped before, it has taken the keys that it may remove.
     examined: Mutex<u64>,
     /// The keys of the whole world, to which the scope gives its own keys when it is dropped.
     leftovers: Arc<WorldKeys>,

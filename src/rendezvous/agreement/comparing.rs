@@ -8,8 +8,8 @@ use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
 
-/// The number that a dissenter adds to the counter beside 1. The low half counts all ranks that
-/// have called, and the high half counts the dissenters.
+/// A dissenter adds 1 and this number to the counter. The low half counts all ranks that have
+/// called, and the high half counts the dissenters.
 pub(super) const DISSENT: i64 = 1 << 32;
 
 /// How long the first dissenter waits for others, so that the message can name several.
@@ -105,9 +105,9 @@ impl Round {
         self.key(phase, &format!("differs/{number}"))
     }
 
-    /// Returns the mismatch when a rank differs. A rank whose deadline has passed asks for it
-    /// first, because a mismatch says more than a list of missing ranks. The first dissenter was
-    /// about to write this mismatch, or has died.
+    /// Returns the mismatch when a rank differs. A rank whose deadline has passed calls this first,
+    /// because a mismatch says more than a list of missing ranks. The first dissenter was about to
+    /// write this mismatch, or has died.
     pub(super) fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
         let store = &self.membership.store;
         let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;

@@ -10,7 +10,7 @@ use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long the store may take to say who is missing, however long ago the deadline has passed.
+/// How long the store may take to say who is missing, even if the deadline passed long ago.
 const LEAST_ASK: Duration = Duration::from_millis(200);
 
 /// Returns how long after its deadline a rank may take to find out which ranks it missed.
@@ -31,9 +31,10 @@ pub(super) enum Part<'a> {
 pub(super) enum Settled {
     /// All ranks have agreed.
     Agreed,
-    /// The number of the call is of no concern to this rank, which goes on to the next number. It
-    /// belongs to a call of another function, which a rank has refused. Or it belongs to a deadlock
-    /// of which this rank's caller was told when it waited in another call of the ring.
+    /// This rank takes no part in the call of that number, and goes on to the next number. Either a
+    /// rank has refused the call, and it is a call of another function than this rank's. Or the
+    /// call is in a deadlock of which this rank's caller was told when it waited in another call of
+    /// the ring.
     PassedOver,
 }
 

@@ -54,9 +54,9 @@ impl Round {
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
-    /// verdict. Where a lost rank may be the reason, the loss becomes the verdict instead. This
-    /// takes a moment at most when the deadline has passed. Returns whether the others can read
-    /// it; `false` when the store did not take it.
+    /// verdict. Where a lost rank may be the reason, the loss becomes the verdict instead. When the
+    /// deadline has passed, this function takes a moment at most. Returns whether the others can
+    /// read the failure: `false` when the store did not take the failure.
     pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
         if self.membership.members.len() < 2 {
             return true;
@@ -68,7 +68,8 @@ impl Round {
         self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false)
     }
 
-    /// Does what [`fail`](Round::fail) does for a rank that was aborted, which the others miss.
+    /// Does what [`fail`](Round::fail) does for a rank that was aborted. The verdict says that this
+    /// rank is lost.
     pub fn fail_by_abort(&self, error: &Error, wait: &Wait) -> bool {
         let lost = Error::new(Status::PeerLost, format!("it was lost: {}", error.message()));
         self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
@@ -82,7 +83,7 @@ impl Round {
     }
 
     /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss
-    /// is that failure from then on.
+    /// becomes that failure.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
         if self.membership.members.len() < 2 {
             return Ok(None);

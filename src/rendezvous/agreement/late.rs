@@ -1,15 +1,16 @@
-//! Ranks that come to a call when the others have given it up, and how they find the others again.
+//! Ranks that come to a call which the others have given up, and how these ranks catch up with the
+//! others.
 //!
 //! A rank whose deadline passes gives the call up. The verdict names the missing ranks, and the
 //! ranks that had come go on to the next number. A missing rank that comes later finds the verdict.
 //! Its caller is told that it came too late, so the call has failed on all ranks. Meanwhile the
 //! others may have given up further calls for which this rank did not come. So the next call of
-//! this rank passes over every number that the others gave up for want of this rank, and takes part
-//! in the first number that they did not. There the texts of the calls are compared as in every
-//! call.
+//! this rank passes over every number that the others gave up because this rank did not come, and
+//! takes part in the first number that they did not give up. There the texts of the calls are
+//! compared as in every call.
 //!
-//! Ranks that waited for each other in calls of several scopes are alike: each of them is told of
-//! the deadlock in the call in which it waited, and comes later to the other calls of the ring,
+//! The ranks of a deadlock wait for each other in calls of several scopes. Each of them is told of
+//! the deadlock in the call in which it waited. Later it comes to the other calls of the ring,
 //! which have ended without it. Such a rank passes over these calls.
 //!
 //! A rank passes over a number only when its caller was told of a failure before. So the caller of

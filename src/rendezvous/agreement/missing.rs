@@ -1,5 +1,6 @@
 //! Finds out which ranks are missing in a call. The memory for the search grows with the number of
-//! ranks that are looked at, and not with the size of the world, which only the caller has said.
+//! ranks that are looked at. It does not grow with the size of the world, because the caller may
+//! state any size.
 
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use crate::wait::{Deadline, Wait};
 /// has passed. The ranks at higher positions give these ranks some time to write the verdict.
 pub(super) const FIRST_AT_DEADLINE: usize = 4;
 
-/// How many ranks the first question asks for. They are few, so that a slow store can answer soon.
+/// About how many ranks the first request asks. They are few, so that a slow store can answer soon.
 const AT_FIRST: usize = 256;
 
-/// How many ranks each later question asks for.
+/// About how many ranks each later request asks.
 const AT_ONCE: usize = 4096;
 
 /// The most ranks that the whole search looks at.

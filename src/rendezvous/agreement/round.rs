@@ -1,4 +1,4 @@
-//! One call of a scope: its place in the store, and who is lost for it.
+//! One call of a scope: its place in the store, and which of its ranks are lost.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32};
 use std::sync::{Arc, OnceLock};
@@ -80,8 +80,8 @@ pub struct Round {
 pub(super) struct SearchState {
     /// How often this rank has looked so far.
     pub(super) number: AtomicU32,
-    /// The order in which the ranks of the call left their notes. The rank with number 1 searches.
-    /// The value is 0 while this rank has none.
+    /// This rank's number in the order in which the ranks of the call left their notes; 0 while it
+    /// has left none. The rank with number 1 searches.
     pub(super) turn: AtomicI64,
     /// How many ranks had left a note at the last search.
     pub(super) seen: AtomicI64,
@@ -114,8 +114,8 @@ impl Round {
         self.decide_at(self.key(phase, "verdict"), verdict, wait)
     }
 
-    /// Does what [`Round::decide`] does, for the verdict under that key, which may be that of a
-    /// call of another scope.
+    /// Does what [`Round::decide`] does, for the verdict under that key. The verdict may belong to
+    /// a call of another scope.
     pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
         let stands = self.membership.store.set_once(&key, &mine, wait)?;

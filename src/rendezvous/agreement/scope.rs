@@ -219,7 +219,8 @@ impl Scope {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
-    /// Begins the next call, in which this rank takes part. Ends its row of refusals.
+    /// Begins the next call, in which this rank takes part. The rank's row of refusals ends with
+    /// it.
     pub(super) fn join_next(&self, call: &str) -> Round {
         self.refusals.store(0, Ordering::SeqCst);
         self.next_round(call)

@@ -1,5 +1,5 @@
-//! Finds out which things the ranks of a call can share: the first rank offers, the others object
-//! to what they do not have.
+//! Finds out which things the ranks of a call can share: the first rank offers things, and each
+//! other rank objects to those that it does not have.
 
 use super::round::Round;
 use super::verdict::DETAIL;
@@ -16,8 +16,8 @@ pub(super) fn offered(word: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 impl Round {
-    /// Objects to what the first rank offers and this rank does not have. The other ranks hear it,
-    /// because the objection is stored before this rank is counted.
+    /// Objects to the things that the first rank offers and this rank does not have. The other
+    /// ranks learn of an objection, because it is stored before this rank is counted.
     pub(super) fn object(&self, phase: &str, theirs: &str, wait: &Wait) -> Result<()> {
         let Some(mine) = &self.offers else { return Ok(()) };
         for (place, name) in offered(theirs) {
@@ -28,8 +28,8 @@ impl Round {
         Ok(())
     }
 
-    /// Returns the places of what the first rank offers and no rank objects to. The last rank to be
-    /// counted asks, when all objections are stored.
+    /// Returns the places of the things that the first rank offers and to which no rank objects.
+    /// The last rank to be counted calls this function, when all objections are stored.
     pub(super) fn what_is_shared(&self, phase: &str, wait: &Wait) -> Result<String> {
         if self.offers.is_none() || !phase.is_empty() {
             return Ok(String::new());
@@ -46,7 +46,7 @@ impl Round {
         Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
     }
 
-    /// Returns the key of an objection to what the first rank offers at that place.
+    /// Returns the key of an objection to the thing that the first rank offers at that place.
     fn objection(&self, phase: &str, place: usize) -> String {
         self.key(phase, &format!("object/{place}"))
     }

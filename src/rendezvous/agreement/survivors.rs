@@ -79,7 +79,8 @@ impl Round {
             let _ = losses.refresh(wait);
             self.check_not_lost()?;
             if self.are_all_here(phase, wait)? {
-                // Ranks that are lost together, as those of one host, are left out together.
+                // Ranks that are lost together, for example all ranks of a host, are left out
+                // together.
                 losses.settle(wait);
                 self.check_not_lost()?;
                 return self.decide(phase, &self.proposal(), wait);
@@ -100,7 +101,7 @@ impl Round {
     /// list. When several ranks know of a loss, one rank adds the loss.
     fn tell_losses(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<()> {
         let losses = &self.membership.losses;
-        // Without an answer of the store this rank tells what the list may have already.
+        // If the store does not answer, this rank may add losses that the list has already.
         let _ = losses.refresh(wait);
         for rank in known.iter().filter(|rank| self.is_other(**rank)) {
             if losses.first(|listed| listed == *rank).is_some() {

@@ -37,7 +37,8 @@ pub(super) enum Reason {
     },
 }
 
-/// A status. When the status is not OK, there is a message, with the codes of the layers below.
+/// The verdict of a call: a status and, when the status is not OK, a message with the codes of the
+/// layers below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// The status that all ranks of the call return.
@@ -203,7 +204,7 @@ impl Verdict {
         })
     }
 
-    /// Decodes a verdict; `None` when the text is none.
+    /// Decodes a verdict; `None` when the text is no verdict.
     pub(super) fn read(text: &str) -> Option<Verdict> {
         let (codes, rest) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;

@@ -41,7 +41,8 @@ impl Round {
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));
                 }
-                // Ranks that are lost together, as those of one host, are reported together.
+                // Ranks that are lost together, for example all ranks of a host, are reported
+                // together.
                 self.membership.losses.settle(wait);
                 let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);

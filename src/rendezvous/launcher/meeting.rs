@@ -35,7 +35,7 @@ pub(super) fn address(env: &Variables, family: &Family, one_host: bool) -> Resul
     Ok(job(env, family).map(|job| ((host, (PORTS.0 + job % PORTS.1) as u16), job)))
 }
 
-/// Returns a digest of what names the job: the launcher's variables, or else the process that
+/// Returns a digest of the job's identity: the launcher's variables, or else the process that
 /// started the ranks of this host.
 fn job(env: &Variables, family: &Family) -> Option<u64> {
     let mut digest = Fnv1a::default().text(family.launcher);

@@ -7,7 +7,7 @@
 //! Slurm batch script is no step, so it is a process alone: its tasks belong to srun.
 //!
 //! TORCHELASTIC_RESTART_COUNT does not tell the attempts of a job apart: when one of several agents
-//! starts its ranks again, that agent alone counts.
+//! starts its ranks again, only that agent counts the restart.
 //!
 //! The ranks meet at MASTER_ADDR and MASTER_PORT if these are set. Otherwise they meet at the first
 //! host of a Slurm step, or at this host when all ranks are on it. The port is from 61440 to 65535
@@ -82,8 +82,8 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
 }
 
 /// Makes the place of explicit options, which say which rank this is. The environment may still say
-/// where the ranks meet, by MASTER_ADDR and MASTER_PORT, or by what its launcher gives to this very
-/// rank of this very size.
+/// where the ranks meet: by MASTER_ADDR and MASTER_PORT, or by its launcher's variables where they
+/// name the same rank and size.
 pub fn given(
     get: &dyn Fn(&str) -> Option<String>,
     rank: usize,
@@ -110,7 +110,8 @@ impl Place {
         Place { rank, size, local_rank, local_size: None, address, job, agent, launcher, advice }
     }
 
-    /// Adds to an error of listening what can be done about a port that nobody chose.
+    /// Adds advice to the error that the port cannot be used, where the port was made from the
+    /// job's id.
     pub fn taken(&self, error: Error) -> Error {
         if self.job == 0 {
             return error;

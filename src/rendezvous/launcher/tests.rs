@@ -38,11 +38,11 @@ const TORCHRUN: &str = "GROUP_RANK=0 GROUP_WORLD_SIZE=1 LOCAL_RANK=1 LOCAL_WORLD
     ROLE_WORLD_SIZE=2 WORLD_SIZE=2 TORCHELASTIC_MAX_RESTARTS=2 TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_RUN_ID=none \
     TORCHELASTIC_USE_AGENT_STORE=True";
 
-/// What Kubernetes adds to the manifest's variables in pod 3 of a job. It is taken from the
-/// documentation of Kubernetes 1.34, and was not recorded in a cluster.
+/// The variables that Kubernetes adds to those of the manifest in pod 3 of a job. They are taken
+/// from the documentation of Kubernetes 1.34, and were not recorded in a cluster.
 const KUBERNETES_POD: &str = "HOSTNAME=train-3 JOB_COMPLETION_INDEX=3 KUBERNETES_PORT=tcp://10.96.0.1:443 KUBERNETES_SERVICE_HOST=10.96.0.1 \
     KUBERNETES_SERVICE_PORT=443 KUBERNETES_SERVICE_PORT_HTTPS=443";
-/// What `devicemesh run` sets in the same pod, with two ranks in each of four pods.
+/// The variables that `devicemesh run` sets in that pod, with two ranks in each of four pods.
 const RUN_IN_POD: &str = "GROUP_RANK=3 GROUP_WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=train-0.train MASTER_PORT=29400 RANK=7 \
     WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True";
 

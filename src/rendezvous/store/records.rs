@@ -9,7 +9,7 @@ use hostccl::noise::{Broken, HANDSHAKE_BYTES, Session, TAG_BYTES};
 
 use super::secret::Secret;
 
-/// What the sessions are for. Both sides must agree on it.
+/// The purpose of the sessions. Both sides must agree on it.
 const PROLOGUE: &[u8] = b"store 1";
 
 /// How many bytes of text a record has at most when this library sends it. Shorter records are

@@ -93,7 +93,9 @@ static dm_status exchange(const dm_mesh *mesh, const char *dim, size_t count, in
   size_t place = 0;
   for (int32_t of = 0; of < n; ++of)
     for (size_t at = 0; at < counts[of]; ++at, ++place)
-      if (got[place] != element(of, at)) return mistake("all-gather with counts of %zu along %s: element %zu of rank %d is %d", count, dim, at, of, got[place]);
+      if (got[place] != element(of, at))
+        return mistake("all-gather with counts of %zu along %s: element %zu of rank %d is %d", count, dim, at, of,
+                       got[place]);
   /* Every rank receives from the left before it sends to the right. */
   TRY(dm_group_start(mesh));
   dm_status status = dm_recv(mesh, dim, got, count, DM_INT32, (local + n - 1) % n, NULL);
@@ -113,7 +115,8 @@ static dm_status along(const dm_mesh *mesh, const char *dim, size_t count)
   int32_t local = 0, n = 0;
   TRY(dm_get_local_rank(mesh, dim, &local));
   TRY(dm_size(mesh, dim, &n));
-  int32_t *give = (int32_t *)malloc(sizeof(int32_t) * (count * (size_t)n + 1)), *got = (int32_t *)malloc(sizeof(int32_t) * (count * (size_t)n + 1));
+  int32_t *give = (int32_t *)malloc(sizeof(int32_t) * (count * (size_t)n + 1)),
+          *got = (int32_t *)malloc(sizeof(int32_t) * (count * (size_t)n + 1));
   if (give == NULL || got == NULL) exit(1);
   const dm_status status = exchange(mesh, dim, count, local, n, give, got);
   free(give);
@@ -139,7 +142,8 @@ static dm_status reduce(size_t count, int forever)
     status = dm_all_reduce(line, "all", give, got, count, DM_INT32, DM_SUM, NULL);
     for (size_t at = 0; status == DM_STATUS_OK && at < count; ++at)
       if (got[at] != sum_of(ranks, at + (size_t)round))
-        status = mistake("all-reduce %ld of %zu: element %zu is %d, expected %d", round, count, at, got[at], sum_of(ranks, at + (size_t)round));
+        status = mistake("all-reduce %ld of %zu: element %zu is %d, expected %d", round, count, at, got[at],
+                         sum_of(ranks, at + (size_t)round));
     if (forever && round == 2 && status == DM_STATUS_OK) {
       printf("running\n");
       fflush(stdout);
@@ -243,7 +247,8 @@ int main(int argc, char **argv)
       line = grid = NULL;
       world = NULL;
     } else return 2;
-    if (strcmp(word, "digest") == 0 && status == DM_STATUS_OK) printf("%s 0 %.6f %016llx\n", dm_status_name(status), seconds_now(), (unsigned long long)hash), fflush(stdout);
+    if (strcmp(word, "digest") == 0 && status == DM_STATUS_OK)
+      printf("%s 0 %.6f %016llx\n", dm_status_name(status), seconds_now(), (unsigned long long)hash), fflush(stdout);
     else end(status, began);
   }
   dm_free(line);

@@ -94,7 +94,8 @@ static dm_status range(const dm_mesh *mesh, unsigned long turn)
   int32_t length = 0;
   dm_status status = dm_size(mesh, "dp", &length);
   const int32_t start = length > 1 ? (int32_t)(turn % (unsigned long)(length - 1)) : 0;
-  if (status == DM_STATUS_OK) status = dm_slice_range(mesh, "dp", start, length - start - (length - start > 2 && turn % 2 == 0), 1, NULL, &some);
+  if (status == DM_STATUS_OK)
+    status = dm_slice_range(mesh, "dp", start, length - start - (length - start > 2 && turn % 2 == 0), 1, NULL, &some);
   if (status == DM_STATUS_OK) {
     int over = 0;
     status = look(some, &over);

@@ -54,7 +54,8 @@ static int met(const char *function)
   }
 
 FORWARD(hostcclGetUniqueIdFor, (ncclUniqueId * id, int hosts), (id, hosts))
-FORWARD(ncclCommInitRankConfig, (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config), (comm, size, id, rank, config))
+FORWARD(ncclCommInitRankConfig, (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config),
+        (comm, size, id, rank, config))
 FORWARD(ncclCommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *child, ncclConfig_t *config), (comm, color, key, child, config))
 FORWARD(ncclCommFinalize, (ncclComm_t comm), (comm))
 FORWARD(ncclCommDestroy, (ncclComm_t comm), (comm))

@@ -15,5 +15,6 @@ float sum_of(const dm::Mesh &mesh)
 
 dm::Mesh own_communicator(const dm::World &world)
 {
-  return dm::init("cpu", {{"dp", 1}, {"tp", 2, {.own_comm = true, .comm_name = "tp"}}}, {.world = world, .timeout = std::chrono::seconds(60)});
+  return dm::init("cpu", {{"dp", 1}, {"tp", 2, {.own_comm = true, .comm_name = "tp"}}},
+                  {.world = world, .timeout = std::chrono::seconds(60)});
 }

@@ -141,7 +141,8 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   (*out)->real = comm;
   if (size > 1) root = *out;
   note_net_name(config);
-  note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
+  note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids,
+       name_of(config), device());
   note_limits((*out)->number, config);
   return blocking ? ncclSuccess : ncclInProgress;
 }
@@ -206,7 +207,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     note("split c%d color=%d key=%d failed=%d", parent->number, color, key, code);
     return code;
   }
-  note("split c%d color=%d key=%d blocking=%d name=%s -> c%d", parent->number, color, key, blocking, name_of(config), comm == NULL ? 0 : comm->number);
+  note("split c%d color=%d key=%d blocking=%d name=%s -> c%d", parent->number, color, key, blocking, name_of(config),
+       comm == NULL ? 0 : comm->number);
   note_limits(comm == NULL ? 0 : comm->number, config);
   return hand_out(parent, comm, out);
 }

@@ -76,15 +76,21 @@ static ncclResult_t begun(struct ncclComm *comm, const char *call)
     return code; \
   }
 
-OPERATION(ncclAllReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
+OPERATION(ncclAllReduce,
+          (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+           cudaStream_t stream),
           (send, recv, count, type, op, comm->real, stream))
-OPERATION(ncclReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream),
+OPERATION(ncclReduce,
+          (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+           cudaStream_t stream),
           (send, recv, count, type, op, root, comm->real, stream))
 OPERATION(ncclBroadcast, (const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream),
           (send, recv, count, type, root, comm->real, stream))
 OPERATION(ncclAllGather, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream),
           (send, recv, count, type, comm->real, stream))
-OPERATION(ncclReduceScatter, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
+OPERATION(ncclReduceScatter,
+          (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+           cudaStream_t stream),
           (send, recv, count, type, op, comm->real, stream))
 OPERATION(ncclSend, (const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream),
           (send, count, type, peer, comm->real, stream))

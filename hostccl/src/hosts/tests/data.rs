@@ -60,7 +60,7 @@ pub(super) fn value(from: usize, to: usize, index: usize, most: usize) -> f64 {
     (1 + (index * 7 + from * 3 + to + index / 251) % most) as f64
 }
 
-/// What a rank sends and expects in one case, and the result that it must get.
+/// The data that a rank sends and expects in one case, and the result that it must get.
 pub(super) struct Case {
     /// The send buffer.
     pub(super) send: Vec<u8>,

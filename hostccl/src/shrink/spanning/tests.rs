@@ -1,6 +1,7 @@
 use super::*;
 use crate::hosts_of_threads;
 use crate::progress;
+use crate::types::{ncclRemoteError, ncclTimeout};
 use crate::wire::memory::Memory;
 
 /// Shrinks the communicators of the ranks that are not excluded, each in a thread.

@@ -70,7 +70,7 @@ pub(super) struct Connection {
     pub(super) waits_for_room: bool,
 }
 
-/// What a call has done.
+/// The progress that a call has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
     /// Whether bytes have moved.

@@ -9,7 +9,7 @@ pub(super) const HEADER: usize = 48;
 /// The most bytes of a long message that go in one frame. Frames of other messages go in between.
 pub(super) const PIECE: usize = 512 << 10;
 
-/// What a frame says.
+/// The meaning of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -42,7 +42,7 @@ pub(super) enum Kind {
 /// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// What the frame says.
+    /// The meaning of the frame.
     pub(super) kind: Kind,
     /// How many bytes follow the header.
     pub(super) bytes: usize,

@@ -52,7 +52,7 @@ struct Attempt {
     why: String,
 }
 
-/// What the thread owns.
+/// The state that the thread owns.
 struct Keeper {
     /// The wire.
     inner: Arc<Inner>,

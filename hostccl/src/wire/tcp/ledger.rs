@@ -41,7 +41,7 @@ impl Hasher for Quick {
 /// A table that uses [`Quick`].
 pub(super) type Table<K, V> = HashMap<K, V, BuildHasherDefault<Quick>>;
 
-/// What a request waits for.
+/// A request under way: the peer, and the message that it sends or receives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Open {
     /// The peer's number.

@@ -1,4 +1,4 @@
-//! What the environment sets for the wire over TCP.
+//! The settings of the wire over TCP in the environment.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};

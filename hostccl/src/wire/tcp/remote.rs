@@ -1,4 +1,4 @@
-//! What a wire knows about one other process: the messages to and from it that are under way.
+//! A wire's state of one other process: the messages to and from it that are under way.
 //!
 //! Sender and receiver number the messages of each tag from 0, so a frame names its message by tag
 //! and number, and frames of different messages may come in any order. A cancelled receive keeps

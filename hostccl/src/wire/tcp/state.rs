@@ -21,12 +21,12 @@ const FEW: usize = 3;
 /// How long a thread sleeps in epoll before it looks at the words that seldom change.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// What the owners of a wire share with its thread.
+/// The state that the owners of a wire share with its thread.
 #[derive(Debug)]
 pub(super) struct Inner {
     /// How other processes reach this wire.
     pub(super) contact: Contact,
-    /// What the environment sets.
+    /// The settings of the environment.
     pub(super) options: Options,
     /// The messages and the connections.
     pub(super) state: Mutex<State>,
@@ -63,7 +63,7 @@ pub(super) struct Link {
     pub(super) is_connecting: bool,
 }
 
-/// What the lock of a wire guards.
+/// The state that the lock of a wire guards.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// The other processes, by their numbers.

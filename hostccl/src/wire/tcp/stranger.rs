@@ -53,7 +53,7 @@ pub(super) struct Stranger {
     came: Vec<u8>,
 }
 
-/// What a step has led to.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(super) enum Step {
     /// The connection waits for the other side.

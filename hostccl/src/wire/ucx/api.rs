@@ -187,7 +187,7 @@ pub(super) struct OpParams {
 /// `ucp_am_recv_param_t`.
 #[repr(C)]
 pub(super) struct MessageParams {
-    /// What the message is: [`IS_RNDV`], and whether there is an endpoint for an answer.
+    /// The kind of the message: [`IS_RNDV`], and whether there is an endpoint for an answer.
     pub(super) attributes: u64,
     /// The endpoint for an answer.
     pub(super) reply: *mut c_void,

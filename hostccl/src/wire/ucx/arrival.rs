@@ -1,4 +1,5 @@
-//! What arrives: UCX calls these functions while a thread of this process makes progress.
+//! The messages that arrive: UCX calls these functions while a thread of this process makes
+//! progress.
 
 use std::ffi::c_void;
 use std::time::Instant;
@@ -165,7 +166,7 @@ const IN_PROGRESS: Status = 1;
 /// while UCX runs the handler.
 ///
 /// # Safety
-/// As for [`on_message`].
+/// The caller keeps the promises of [`on_message`].
 pub(super) unsafe extern "C" fn on_greeting(
     argument: *mut c_void,
     header: *const c_void,

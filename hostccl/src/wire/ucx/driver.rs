@@ -25,7 +25,7 @@ pub(super) const LEAVE: Duration = Duration::from_millis(1);
 /// How often the wire's thread sends signs of life and calls the tick, at least.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// What the threads know of each other.
+/// The state by which the threads agree which of them drives the wire.
 #[derive(Debug)]
 pub(super) struct Driver {
     /// Ends a sleep in `poll` of the driver.

@@ -1,4 +1,4 @@
-//! What goes over an endpoint: headers of messages, greetings, and the wire's address.
+//! The data that go over an endpoint: headers of messages, greetings, and the wire's address.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -8,7 +8,7 @@ use crate::wire::{Tag, Token};
 /// The length of a header in bytes.
 pub(super) const HEADER: usize = 64;
 
-/// What a message says.
+/// The meaning of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -42,7 +42,7 @@ impl Kind {
 pub(super) struct Header {
     /// Proves that the sender knows the token, and says which peer the sender is.
     pub(super) cookie: u64,
-    /// What the message says.
+    /// The meaning of the message.
     pub(super) kind: Kind,
     /// How many bytes of short messages the sender's side has taken since its last header.
     pub(super) credit: u32,
@@ -124,7 +124,7 @@ pub(super) const GREETING: usize = 100;
 /// The first four bytes of a greeting, and the version of the protocol.
 const GREETING_MARK: [u8; 4] = *b"dmu\x01";
 
-/// What two wires say before they exchange messages.
+/// The greeting that each of two wires sends before they exchange messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
     /// The random number of the sender's wire.

@@ -60,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The wire. Its last owner ends the wire's thread.
 #[derive(Debug)]
 struct Ucx {
-    /// What the wire's thread uses as well.
+    /// The state that the wire's thread uses as well.
     shared: Arc<Shared>,
     /// The wire's thread.
     thread: Option<JoinHandle<()>>,

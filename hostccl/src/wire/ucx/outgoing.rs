@@ -1,4 +1,4 @@
-//! What goes out: sends, notices, and the end of requests that are cancelled.
+//! The messages that go out: sends, notices, and the end of requests that are cancelled.
 
 use super::api::{self, Status};
 use super::frame::{self, Header, Kind};

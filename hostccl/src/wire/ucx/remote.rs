@@ -10,7 +10,7 @@ use crate::wire::{Contact, Lost, Tag, Token};
 /// How many bytes of short messages may be at a receiver that has not asked for them. Further ones
 /// are announced like long ones.
 pub(super) const WINDOW: usize = 1 << 20;
-/// What a short message costs of the window beyond its bytes.
+/// The part of the window that a short message takes beyond its own length, in bytes.
 pub(super) const COST: usize = 128;
 /// How many ended communicators a peer's list has. The oldest ones are forgotten.
 const RETIRED: usize = 256;
@@ -42,7 +42,7 @@ pub(super) enum Arrived {
 pub(super) struct Remote {
     /// How the process is reached.
     pub(super) contact: Contact,
-    /// What messages call the process.
+    /// The name of the process in error messages.
     pub(super) place: String,
     /// How many times `meet` was called, less the number of calls of `close`.
     pub(super) uses: u32,
@@ -62,9 +62,9 @@ pub(super) struct Remote {
     pub(super) proved_by: Token,
     /// The token by which the peer has proven itself.
     pub(super) token: Option<Token>,
-    /// What the peer's messages carry, once the peer has proven that it knows the token.
+    /// The number that the peer's messages carry, once the peer has proven that it knows the token.
     pub(super) cookie_in: u64,
-    /// What this wire's messages carry.
+    /// The number that this wire's messages carry.
     pub(super) cookie_out: u64,
     /// When this wire last heard of the peer.
     pub(super) heard: Instant,

@@ -29,9 +29,9 @@ pub(super) struct Shared {
     pub(super) contact: Contact,
     /// Keeps the threads that use `core` apart.
     pub(super) lock: Mutex<()>,
-    /// What the wire knows, and UCX's worker. It is reached by its address, because UCX's callbacks
-    /// use it while a function of this file is inside UCX. A forked child never drops it, because
-    /// that would break the parent's connections.
+    /// The state of the wire, and UCX's worker. The core is reached by its address, because UCX's
+    /// callbacks use it while a function of this file is inside UCX. A forked child never drops the
+    /// core, because that would break the parent's connections.
     pub(super) core: Own<Box<UnsafeCell<Core>>>,
     /// The word of `Wire::moved`.
     pub(super) moved: Box<Event>,
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) worker_fd: RawFd,
     /// The silence after which a peer is lost.
     pub(super) limit: Duration,
-    /// What the threads know of each other.
+    /// The state by which the threads agree which of them drives the wire.
     pub(super) driver: Driver,
     /// The wire's thread calls it about ten times a second.
     pub(super) tick: fn(),
@@ -162,7 +162,7 @@ impl Shared {
     /// Makes progress until `done` says so, or the time is up. Returns whether `done` said so.
     ///
     /// # Safety
-    /// As for [`Ucx::advance`].
+    /// The caller keeps the promises of [`Ucx::advance`].
     pub(super) unsafe fn advance_until(&self, core: *mut Core, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
         let began = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! What the wire knows: its peers, and the requests with each.
+//! The state of the wire: its peers, and the requests with each.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ pub(super) struct Receive {
     pub(super) failing: Option<Lost>,
 }
 
-/// What the wire knows. Whoever holds the wire's lock uses it.
+/// The state of the wire. Only the holder of the wire's lock uses it.
 #[derive(Debug)]
 pub(super) struct Core {
     /// The peers, by the numbers that `meet` gave.

@@ -56,7 +56,7 @@ impl Shared {
         .unwrap_or(true)
     }
 
-    /// What the wire's thread does.
+    /// Runs the wire's thread until the wire is closed.
     pub(super) fn run(&self) {
         let state = &self.driver;
         let (mut beat, period) = (Instant::now(), (self.limit / 10).min(TICK));

@@ -17,7 +17,7 @@ pub(super) const MESSAGES: u32 = 1;
 /// The handler of greetings.
 pub(super) const GREETINGS: u32 = 2;
 
-/// What UCX has reported and nobody has looked at yet.
+/// The events that UCX has reported and nobody has looked at yet.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     /// The operations that are over: number of the [`Flight`], and whether it succeeded.
@@ -26,7 +26,7 @@ pub(super) struct Mailbox {
     pub(super) broken: Vec<(usize, Status)>,
 }
 
-/// What an operation under way in UCX is for, and the memory that it uses.
+/// The purpose of an operation under way in UCX, and the memory that it uses.
 #[derive(Debug)]
 pub(super) enum Flight {
     /// A block of this process's memory goes out. It is freed when the operation is over.

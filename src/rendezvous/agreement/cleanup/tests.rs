@@ -67,13 +67,13 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
     })
 }
 
-/// Returns the message without what a rank that came too late is told beside it.
+/// Returns the part of the message that all ranks get. A rank that came too late is told more.
 fn said_to_all(error: &Error) -> String {
     let message = error.message();
     message.split_once("who were told: ").map_or(message, |(_, told)| told).to_owned()
 }
 
-/// Makes a whole call with something published in it.
+/// Makes a whole call, in which each rank publishes a value.
 fn call(scope: &Scope, me: usize) {
     let round = scope.agree("call()", &soon()).unwrap();
     round.publish(&format!("of/{me}"), b"value", &soon()).unwrap();
@@ -97,7 +97,7 @@ fn what_a_dropped_scope_left_goes_with_the_next_call_of_all_its_ranks() {
     let most = AtomicUsize::new(0);
     run(&store, 4, true, |rank| {
         for round in 0..100 {
-            // Sets that overlap, used once or twice, and dropped.
+            // The sets overlap. Each is used once or twice, and is dropped then.
             for (name, ranks) in [("odd", &[1, 3][..]), ("all but one", &[2, 0, 1])] {
                 if let Some(set) = rank.set(&format!("{name}{round}"), ranks) {
                     (0..=round % 2).for_each(|_| call(&set, rank.me));
@@ -131,7 +131,7 @@ fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
     let messages = run(&store, 3, false, |rank| {
         let short = Wait::after(Duration::from_millis(50));
         if rank.me == 2 {
-            // It comes when the others are two calls ahead.
+            // This rank comes when the others are two calls ahead.
             store.get("test/world/1/verdict", &soon()).unwrap();
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -195,7 +195,7 @@ fn late_ranks_and_removals_in_any_order_change_no_verdict() {
                     round.finish(&soon())
                 });
                 let number = rank.world.calls_begun() - 1;
-                // A mismatch is told by the number, not the same call's name.
+                // The number tells the calls apart, because all of them have one name.
                 heard.insert(number, outcome.map_err(|error| (error.status(), said_to_all(&error))));
             }
             (0..2).for_each(|_| call(&rank.world, rank.me));

@@ -5,13 +5,14 @@ use crate::error::{Result, Status};
 use crate::rendezvous::agreement::Scope;
 use crate::rendezvous::store::{MemoryStore, Store};
 
-/// The bytes that a rank gives: of every length around that of one value in the store.
+/// Returns the bytes that a rank gives. Their lengths are around the length of one value in the
+/// store.
 fn given(me: usize) -> Vec<u8> {
     let lengths = [0, 1, (1 << 20) - 9, (1 << 20) - 8, (1 << 20) - 7, (3 << 20) + 5];
     (0..lengths[me]).map(|at| (at * 31 + me) as u8).collect()
 }
 
-/// One call whose ranks gather the bytes of all.
+/// Makes one call, in which the ranks gather the bytes of all.
 fn gather(scope: &Scope, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
     let round = scope.agree("gather()", &soon())?;
     let all = round.all_gather(mine, &soon()).inspect_err(|error| _ = round.fail(error, &soon()))?;

@@ -99,7 +99,8 @@ fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
             });
             end(store, serving(store, 0, 2).agree("call", &wait).unwrap(), &wait);
         });
-        // Not the seconds that it would stay.
+        // The rank does not stay for the seconds for which it would stay without the abort or the
+        // deadline.
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     }
 }

@@ -114,7 +114,7 @@ fn ranks_that_die_at_any_moment_are_left_out() {
             sleep(Duration::from_micros(chance(me, 2) % 3000));
             if dies(me) {
                 if chance(me, 3) % 2 == 0 {
-                    // It dies while it waits in the agreement.
+                    // This rank dies while it waits in the agreement.
                     let _ =
                         scope.agree_on_lost("dm_shrink()", &[], &crate::wait::Wait::after(Duration::from_millis(2)));
                 }

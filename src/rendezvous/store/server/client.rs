@@ -288,7 +288,7 @@ impl Connection {
                 return Ok(Admission::Refused("because it has no DM_STORE_SECRET and the store has one"));
             }
             (Authentication::Greeted, Request::Handshake(first), Some(secret)) => {
-                // What came together with the handshake was not encrypted.
+                // Bytes that came together with the handshake were not encrypted.
                 if self.has_more() {
                     return Err("bytes after a handshake that is not answered".to_owned());
                 }

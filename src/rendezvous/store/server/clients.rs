@@ -45,7 +45,7 @@ pub(super) struct Serving {
     pub(super) clients: HashMap<Client, Box<Connection>>,
     /// The number of the next client.
     pub(super) next: Client,
-    /// What the server knows of the connections to decide who may be connected.
+    /// The counts of connections by which the server decides who may be connected.
     pub(super) connections: Connections,
     /// When the server listens again, after there was no room for a connection.
     pub(super) paused: Option<Instant>,

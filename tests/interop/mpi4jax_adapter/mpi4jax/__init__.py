@@ -19,7 +19,9 @@ import devicemesh_jax as dmj
 from ._src import xla_bridge
 
 __all__ = [
-    "allgather", "allreduce", "alltoall", "barrier", "bcast", "gather", "has_cuda_support", "has_sycl_support", "recv", "reduce", "scan", "scatter", "send", "sendrecv"]
+    "allgather", "allreduce", "alltoall", "barrier", "bcast", "gather", "has_cuda_support", "has_sycl_support", "recv",
+    "reduce", "scan", "scatter", "send", "sendrecv"
+]
 
 
 def logged(name):

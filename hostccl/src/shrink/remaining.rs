@@ -1,0 +1,183 @@
+//! The remaining ranks of a shrink, on one host or on several: who they are, the offer of a new
+//! segment to them, and this rank's join of it.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::blame::Blame;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::fork::Private;
+use crate::host::checksum;
+use crate::join::{Join, Source};
+use crate::operation::Operation;
+use crate::poll::Blocker;
+use crate::segment::{self, Lobby, Offer};
+use crate::timeout::{self, DEFAULT_TIMEOUT};
+use crate::token::random_token;
+use crate::types::*;
+
+/// The remaining ranks of a communicator that shrinks.
+pub(super) struct Remaining {
+    /// The communicator that shrinks.
+    pub(super) parent: Arc<Comm>,
+    /// The name of the new communicator.
+    name: String,
+    /// The flag that `ncclCommAbort` raises on the new communicator's handle.
+    pub(super) aborted: Arc<AtomicBool>,
+    /// The checksum of the set of excluded ranks, never 0. Only ranks that exclude the same set
+    /// meet.
+    pub(super) digest: u64,
+    /// The remaining ranks of the parent, in ascending order.
+    pub(super) members: Vec<usize>,
+    /// The new segment's descriptor, which the rank that made it holds open until all have joined.
+    pub(super) segment: Option<Private<OwnedFd>>,
+    /// The joining of the new communicator, once this rank knows where its segment is.
+    pub(super) join: Option<Join>,
+}
+
+impl Remaining {
+    /// Checks the excluded ranks, and ends the calls that are under way on the parent if `abort`
+    /// says so.
+    pub(super) fn new(
+        parent: Arc<Comm>,
+        excluded: &[i32],
+        abort: bool,
+        name: String,
+        aborted: Arc<AtomicBool>,
+    ) -> Result<Remaining> {
+        let (me, nranks) = parent.whole();
+        let mut out = vec![false; nranks];
+        for &rank in excluded {
+            let place = usize::try_from(rank)
+                .ok()
+                .and_then(|rank| out.get_mut(rank))
+                .ok_or_else(|| Error::argument(format!("excluded rank {rank} is not in 0..{nranks}")))?;
+            *place = true;
+        }
+        if out[me] {
+            return Err(Error::argument(format!("rank {me} calls, but is among the excluded ranks")));
+        }
+        match abort {
+            true => parent.revoke(),
+            false => parent.check_open()?,
+        }
+        let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
+        let (digest, members) = (checksum(&bytes).max(1), (0..nranks).filter(|rank| !out[*rank]).collect());
+        Ok(Remaining { parent, name, aborted, digest, members, segment: None, join: None })
+    }
+
+    /// Returns the number of a rank of the parent in the new communicator.
+    pub(super) fn new_rank(&self, rank: usize) -> Option<usize> {
+        self.members.binary_search(&rank).ok()
+    }
+
+    /// Returns the offer of the rank with that seat in the parent.
+    pub(super) fn offer(&self, seat: usize) -> &Offer {
+        &self.parent.segment.seat(seat).offer
+    }
+
+    /// Makes a segment, and writes into this rank's seat where it is. `number` is that of the new
+    /// communicator, if it may have ranks on other hosts.
+    pub(super) fn make_segment(&mut self, number: Option<u64>) -> Result<(RawFd, [u8; 16])> {
+        let token = random_token()?;
+        let fd = segment::create(token)?;
+        if let Some(number) = number {
+            Lobby::of(&fd)?.set_number(number);
+        }
+        let raw = fd.as_raw_fd();
+        self.segment = Some(Private::of(fd));
+        self.offer(self.parent.rank).write(self.digest, raw, token);
+        Ok((raw, token))
+    }
+
+    /// Returns the segment that the rank with that seat offers to these remaining ranks, or `None`
+    /// while this rank has seen no new one.
+    ///
+    /// That rank makes its next segment when all members have taken this one. Between the two it
+    /// may make segments for other sets of ranks.
+    pub(super) fn find_segment(&self, seat: usize) -> Option<(RawFd, [u8; 16])> {
+        let taken = self.parent.segment_taken(seat);
+        let (number, fd, token) = self.offer(seat).read(taken.load(Ordering::Relaxed), self.digest)?;
+        taken.store(number, Ordering::Relaxed);
+        Some((fd, token))
+    }
+
+    /// Returns this rank's join of the new communicator.
+    pub(super) fn join(&self, source: Source) -> Join {
+        let (size, rank) = (self.members.len() as u32, self.new_rank(self.parent.whole().0).unwrap_or(0) as u32);
+        let join = Join::new(source, size, rank, self.name.clone(), self.aborted.clone());
+        join.out_of(&self.parent, &self.members)
+    }
+
+    /// Returns the new communicator once this rank has joined it.
+    pub(super) fn joined(&self) -> Option<Arc<Comm>> {
+        self.join.as_ref().and_then(Join::joined)
+    }
+
+    /// Fails when a member that has not joined the new communicator has left the parent or died.
+    /// The new communicator cannot know that yet.
+    pub(super) fn check_missing_members(&self) -> Result<()> {
+        let Some(child) = self.joined() else { return Ok(()) };
+        for missing in child.missing(Blocker::Arrivals) {
+            let Some(&member) = self.members.get(missing) else { continue };
+            if let Err(error) = self.parent.check_rank(member) {
+                // The member may have joined between the two looks, and left the parent then.
+                if child.missing(Blocker::Arrivals).contains(&missing) {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the error that a member has left the parent or died, if there is one.
+    pub(super) fn lost_member(&self) -> Option<Error> {
+        self.members.iter().find_map(|member| self.parent.check_rank(*member).err())
+    }
+
+    /// Returns an error of the new communicator with the parent's ranks.
+    pub(super) fn in_parent(&self, error: Error) -> Error {
+        let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
+        error.by(blame)
+    }
+
+    /// Returns the ranks that an error of the parent blames, with their numbers in the new
+    /// communicator.
+    pub(super) fn blame_in_child(&self, error: &Error) -> Blame {
+        error.blame().renumbered(|rank| self.new_rank(rank))
+    }
+
+    /// Returns how long this rank waits for another one.
+    pub(super) fn limit(&self) -> Duration {
+        self.parent.timeout().or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT)
+    }
+
+    /// Returns the error that these ranks of the parent did not come in time.
+    pub(super) fn did_not_come(&self, missing: Vec<usize>) -> Error {
+        let limit = self.limit().as_millis();
+        let message = format!("{} did not come within {limit} ms", self.parent.labels.ranks(&missing));
+        Error::new(ncclTimeout, message).by(Blame::of(missing))
+    }
+
+    /// Returns the new communicator, even if not all ranks have joined it, or else the parent.
+    pub(super) fn comm(&self) -> Option<&Arc<Comm>> {
+        self.join.as_ref().and_then(Operation::comm).or(Some(&self.parent))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("ncclCommShrink to {} ranks on {}", self.members.len(), self.parent.own_label())
+    }
+}
+
+impl Drop for Remaining {
+    fn drop(&mut self) {
+        // This rank holds the segment open no longer, so a rank that comes later must not look for
+        // it.
+        if self.segment.is_some() {
+            self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
+        }
+    }
+}
