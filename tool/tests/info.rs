@@ -122,12 +122,11 @@ fn a_wire_that_would_be_refused_is_not_there() {
 }
 
 /// The names of the project's variables that a source file reads. Such a name is a string of its
-/// own; those of the header's constants are not variables.
+/// own; those of the header's constants and of statuses are not variables.
 fn variables_in(source: &str, header: &str) -> Vec<String> {
     let names = source.split('"').filter(|text| text.starts_with("DM_"));
     let is_name = |text: &&str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
-    let is_constant =
-        |text: &str| header.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == text);
+    let is_constant = |text: &str| text.starts_with("DM_STATUS_") || header.contains(&format!("#define {text} "));
     names.filter(is_name).filter(|text| !is_constant(text)).map(str::to_owned).collect()
 }
 
