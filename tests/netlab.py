@@ -40,8 +40,9 @@ def check(result, what):
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
-def mount(source, target, flags):
-    check(LIBC.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None), f"mount {target}")
+def mount(source, target, flags, kind=None):
+    kind = os.fsencode(kind) if kind else None
+    check(LIBC.mount(os.fsencode(source), os.fsencode(target), kind, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
 def unshare():
@@ -73,7 +74,8 @@ def ipv4_request(name, address):
 class Host:
     """One host: a process that holds its namespaces and makes sockets in them for the test."""
 
-    def __init__(self, name, number, folder):
+    def __init__(self, name, number, folder, own_sysfs):
+        self.own_sysfs = own_sysfs
         self.name, self.ipv4, self.ipv6, self.link_local = name, f"10.77.0.{number}", f"fd77::{number}", f"fe80::{number}"
         self.names = Path(folder) / f"hosts.{name}"
         self.names.write_text("127.0.0.1 localhost\n")
@@ -100,6 +102,8 @@ class Host:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after unshare, which takes it back
             socket.sethostname(self.name)
             mount("none", "/", MS_REC | MS_PRIVATE)
+            if self.own_sysfs:
+                mount("sysfs", "/sys", 0, kind="sysfs")
             mount(self.names, "/etc/hosts", MS_BIND)
             if Path("/etc/nsswitch.conf").exists():
                 mount(self.files, "/etc/nsswitch.conf", MS_BIND)
@@ -187,18 +191,19 @@ class Host:
 
 
 class Lab:
-    """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`."""
+    """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`. With `own_sysfs`
+    the interfaces in a host's /sys are the host's own, which UCX needs."""
 
-    def __init__(self, names, folder):
+    def __init__(self, names, folder, own_sysfs=False):
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.processes, self.hosts = [], {}
         self.wire = None
-        self.names, self.folder = names, folder
+        self.names, self.folder, self.own_sysfs = names, folder, own_sysfs
 
     def __enter__(self):
         try:
             for number, name in enumerate(self.names, 1):
-                self.hosts[name] = Host(name, number, self.folder)
+                self.hosts[name] = Host(name, number, self.folder, self.own_sysfs)
             for host in self.hosts.values():
                 host.names_are(*(f"{other.ipv4} {other.name}" for other in self.hosts.values()))
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -80,19 +80,24 @@ impl Desk {
     pub(crate) fn of(wire: &Arc<dyn Wire>) -> Arc<Desk> {
         let mut desks = desks();
         desks.retain(|desk| desk.strong_count() > 0);
-        let is_of = |desk: &Arc<Desk>| std::ptr::addr_eq(Arc::as_ptr(&desk.wire), Arc::as_ptr(wire));
-        if let Some(desk) = desks.iter().filter_map(Weak::upgrade).find(is_of) {
-            return desk;
-        }
-        let desk = Arc::new(Desk {
-            wire: wire.clone(),
-            reading: Mutex::new(()),
-            // The value differs from the word, so that the first look takes all news that have
-            // come.
-            seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
-            state: Mutex::default(),
+        let all: Vec<Arc<Desk>> = desks.iter().filter_map(Weak::upgrade).collect();
+        let is_of = |desk: &&Arc<Desk>| std::ptr::addr_eq(Arc::as_ptr(&desk.wire), Arc::as_ptr(wire));
+        let known = all.iter().find(is_of).cloned();
+        let desk = known.unwrap_or_else(|| {
+            let desk = Arc::new(Desk {
+                wire: wire.clone(),
+                reading: Mutex::new(()),
+                // It differs from the word, so that the first look takes the news that there are.
+                seen: AtomicU32::new(wire.moved().value().wrapping_sub(1)),
+                state: Mutex::default(),
+            });
+            desks.push(Arc::downgrade(&desk));
+            desk
         });
-        desks.push(Arc::downgrade(&desk));
+        // `all` may have the last owner of a desk, and that of a wire with it. Such an owner waits
+        // for the wire's thread, which locks the list of desks.
+        drop(desks);
+        drop(all);
         desk
     }
 
@@ -148,6 +153,8 @@ impl Desk {
         if self.seen.load(Ordering::Acquire) == moved {
             return;
         }
+        // It is declared before the lock, so the lock is free when the last owner of a member goes.
+        let mut told: Vec<Arc<dyn Member>> = Vec::new();
         let _reading = match self.reading.try_lock() {
             Ok(reading) => reading,
             Err(TryLockError::Poisoned(reading)) => reading.into_inner(),
@@ -161,10 +168,12 @@ impl Desk {
             if members.is_empty() {
                 self.keep(notice);
             }
+            told.extend(members);
         }
         if !lost.is_empty() {
             let members = self.members(None);
             lost.iter().for_each(|(peer, _)| members.iter().for_each(|member| member.lose(*peer)));
+            told.extend(members);
         }
     }
 

@@ -102,9 +102,10 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        for peer in self.peers.iter().flatten() {
+        let peers: Vec<Peer> = self.peers.iter().flatten().copied().collect();
+        for peer in &peers {
             self.wire.retire(*peer, self.comm, self.rank as u32);
-            self.wire.close(*peer);
         }
+        self.wire.close_all(&peers);
     }
 }

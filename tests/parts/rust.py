@@ -8,7 +8,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from .base import ROOT, Failure, run
+from support.pinned import Unavailable, ucx_of_wheel
+
+from .base import ROOT, Failure, Skip, run
 
 BUILD = ["cargo", "test", "--workspace", "--features", "cudarc", "--no-run", "--quiet", "--message-format=json"]
 BUILD_DEADLINE = 1800
@@ -38,12 +40,13 @@ class Programs:
                 source = str(Path(message["target"]["src_path"]).relative_to(ROOT))
                 self.built[source] = message["executable"], Path(message["manifest_path"]).parent
 
-    def case(self, source, **variables):
+    def case(self, source, *arguments, variables=dict):
+        """Runs a test program. `variables()` gives what is set in its environment."""
         def body():
             if source not in self.built:
                 raise Failure(f"cargo built no test program of {source}")
             executable, folder = self.built[source]
-            return passed(run([executable], timeout=600, cwd=folder, env=variables))
+            return passed(run([executable, *arguments], timeout=600, cwd=folder, env=variables()))
         return body
 
 
@@ -55,13 +58,23 @@ def passed(output):
     return sum(counts)
 
 
+def wheels_ucx():
+    """The variables that choose the UCX of the pinned wheel."""
+    try:
+        return {"DM_UCX_LIBRARY": str(ucx_of_wheel())}
+    except Unavailable as why:
+        raise Skip(str(why)) from None
+
+
 def add(runner):
     """Adds the cases, and returns what must be called before they run: it builds the programs."""
     programs = Programs()
     for source in sources():
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
-        runner.add(f"rust {source} apart", programs.case(source, DM_HOSTCCL_SHM="0"), is_long=source != OF_PROCESSES[-1])
+        runner.add(f"rust {source} apart", programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"}), is_long=source != OF_PROCESSES[-1])
+    # The other tests take the machine's UCX, where there is one.
+    runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
     documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
     runner.add("rust documentation", lambda: passed(run(documentation, timeout=BUILD_DEADLINE)))
     return programs.build

@@ -17,6 +17,8 @@ CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.
 # The header and the library of NCCL.
 NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
 CMAKE_WHEEL = "cmake==3.31.6"
+# The library of UCX.
+UCX_WHEEL = "libucx-cu12==1.22.0"
 
 
 class Unavailable(unittest.SkipTest):
@@ -91,3 +93,10 @@ def cmake():
                 raise Unavailable("no cmake, and no virtual environment to install it into")
             run(*command, timeout=600)
     return str(own)
+
+
+def ucx_of_wheel():
+    """The path of libucp.so.0 of the pinned wheel (43 MB, fetched once)."""
+    library = wheels([UCX_WHEEL], r"libucx/lib/|libucx_cu12\.libs/") / "libucx/lib/libucp.so.0"
+    assert library.exists(), f"{UCX_WHEEL} has no {library}"
+    return library

@@ -33,12 +33,14 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 11] = [
+const OWN: [&str; 13] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
     "CUDA_VISIBLE_DEVICES",
+    "DM_CHECK_POINTERS",
     "DM_WIRE",
+    "DM_UCX_LIBRARY",
     "DM_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "DM_SOCKET_CONGESTION",

@@ -107,3 +107,56 @@ fn the_wire_is_that_of_the_environment() {
     let launched = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
     assert_eq!(wire(&launched), "TCP at 127.0.0.1 (lo)");
 }
+
+#[test]
+fn a_wire_that_would_be_refused_is_not_there() {
+    let wire = |variables: &[(&str, &str)]| said(&info(&[], variables), "wire").to_owned();
+    let ucx = [("DM_WIRE", "ucx"), ("DM_SOCKET_IFNAME", "lo")];
+    let refused = wire(&[ucx[0], ("DM_UCX_LIBRARY", "/no/such/libucp.so.0")]);
+    assert!(refused.starts_with("none: DM_WIRE=ucx needs UCX, which does not load: /no/such/libucp.so.0"), "{refused}");
+    let refused = wire(&[ucx[0], ("DM_STORE_SECRET", "hush")]);
+    assert!(refused.starts_with("none: DM_WIRE is \"ucx\" and a secret is set"), "{refused}");
+    let here = wire(&ucx);
+    let there = here.starts_with("UCX 1.") && here.ends_with(", meeting at 127.0.0.1 (lo)");
+    assert!(there || here.starts_with("none: DM_WIRE=ucx needs UCX"), "{here}");
+}
+
+/// The names of the project's variables that a source file reads. Such a name is a string of its
+/// own; those of the header's constants and of statuses are not variables.
+fn variables_in(source: &str, header: &str) -> Vec<String> {
+    let names = source.split('"').filter(|text| text.starts_with("DM_"));
+    let is_name = |text: &&str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+    let is_constant = |text: &str| text.starts_with("DM_STATUS_") || header.contains(&format!("#define {text} "));
+    names.filter(is_name).filter(|text| !is_constant(text)).map(str::to_owned).collect()
+}
+
+fn sources(folder: &Path, found: &mut Vec<String>, header: &str) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        if path.is_dir() && name != "tests" {
+            sources(&path, found, header);
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            let source = std::fs::read_to_string(&path).unwrap();
+            let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap();
+            found.extend(variables_in(source, header));
+        }
+    }
+}
+
+#[test]
+fn every_variable_that_the_sources_read_is_listed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let header = std::fs::read_to_string(root.join("include/devicemesh.h")).unwrap();
+    let mut names = Vec::new();
+    for folder in ["src", "hostccl/src", "hostccl/capi/src", "tool/src"] {
+        sources(&root.join(folder), &mut names, &header);
+    }
+    names.sort();
+    names.dedup();
+    assert!(names.iter().any(|name| name == "DM_WIRE") && names.len() > 8, "{names:?}");
+    let set: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "1")).collect();
+    let lines = info(&[], &set);
+    let missing: Vec<&String> =
+        names.iter().filter(|name| !said(&lines, "variables").contains(&format!("{name}="))).collect();
+    assert!(missing.is_empty(), "not in the list of `devicemesh info`: {missing:?}");
+}

@@ -20,18 +20,21 @@ struct Here {
     address: Option<IpAddr>,
     /// The wire, for as long as somebody uses it.
     wire: Option<Weak<dyn Wire>>,
-    /// The function that the wire's thread calls about ten times a second.
-    tick: Option<fn()>,
 }
 
 impl Here {
-    /// Returns the wire if somebody uses it.
-    fn wire(&self) -> Option<Arc<dyn Wire>> {
-        self.wire.as_ref().and_then(Weak::upgrade)
+    /// Whether somebody uses the wire. It makes no owner of the wire, because the last owner waits
+    /// for the wire's thread, which must not happen while [`HERE`] is locked.
+    fn is_used(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.strong_count() > 0)
     }
 }
 
-static HERE: Mutex<Here> = Mutex::new(Here { secret: None, address: None, wire: None, tick: None });
+static HERE: Mutex<Here> = Mutex::new(Here { secret: None, address: None, wire: None });
+
+/// The function that the wire's thread calls about ten times a second. It has a lock of its own,
+/// because a thread that opens or ends a wire may wait for the wire's thread.
+static TICK: Mutex<Option<fn()>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Here> {
     HERE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,18 +46,27 @@ pub(crate) fn here() -> Result<Arc<dyn Wire>> {
         return Err(Error::usage(fork::refusal()));
     }
     let mut here = lock();
-    if let Some(wire) = here.wire() {
+    if let Some(wire) = here.wire.as_ref().and_then(Weak::upgrade) {
         return Ok(wire);
     }
-    let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
+    let kind = kind();
     let wire: Arc<dyn Wire> = match kind.as_str() {
         "" | "tcp" => Tcp::open(Options::read(here.address, secret(&here))?, tick)?,
         "ucx" if secret(&here).is_some() => return Err(ucx::refuse_secret()),
         "ucx" => ucx::open(options::silence()?, tick)?,
-        _ => return Err(Error::argument(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\""))),
+        _ => return Err(unknown_kind(&kind)),
     };
     here.wire = Some(Arc::downgrade(&wire));
     Ok(wire)
+}
+
+/// Returns the value of `DM_WIRE`.
+fn kind() -> String {
+    std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned()
+}
+
+fn unknown_kind(kind: &str) -> Error {
+    Error::argument(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\""))
 }
 
 /// Returns the secret of the job: the one that was set, else the environment's.
@@ -65,17 +77,20 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
 }
 
 /// Returns in words which wire this process would use, and where it would listen. `address` is the
-/// address that would be set. Fails with the reason where the variables are wrong. It does not look
-/// for UCX's library, nor for a secret, with which UCX is refused.
+/// address that would be set. Fails with the reason where the wire would be refused. With
+/// `DM_WIRE=ucx` it opens UCX's library, and sets variables of the environment first, as opening the
+/// wire would do.
 pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
-    let kind = std::env::var_os("DM_WIRE").unwrap_or_default().to_string_lossy().trim().to_owned();
-    let options = Options::read(address, None).map_err(|error| error.message().to_owned())?;
+    let said = |error: Error| error.message().to_owned();
+    let kind = kind();
+    let options = Options::read(address, None).map_err(said)?;
     let Interface { name, address, .. } = options.interface;
     let at = if name.is_empty() { format!("at {address}") } else { format!("at {address} ({name})") };
     match kind.as_str() {
         "" | "tcp" => Ok(format!("TCP {at}")),
-        "ucx" => Ok(format!("UCX, meeting {at}")),
-        _ => Err(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\"")),
+        "ucx" if own_secret().is_some() => Err(said(ucx::refuse_secret())),
+        "ucx" => Ok(format!("{}, meeting {at}", ucx::describe()?)),
+        _ => Err(said(unknown_kind(&kind))),
     }
 }
 
@@ -87,7 +102,8 @@ pub(crate) fn own_secret() -> Option<Vec<u8>> {
 
 /// Returns the address at which this process listens for other hosts. Its port is 0.
 pub(crate) fn own_address() -> Result<SocketAddr> {
-    let Interface { address, scope, .. } = Options::read(lock().address, None)?.interface;
+    let address = lock().address;
+    let Interface { address, scope, .. } = Options::read(address, None)?.interface;
     Ok(match address {
         IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, 0)),
         IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, 0, 0, scope)),
@@ -98,7 +114,7 @@ pub(crate) fn own_address() -> Result<SocketAddr> {
 /// it to `DM_STORE_SECRET`. Fails where this process has connected with another secret already.
 pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
     let mut here = lock();
-    if here.secret != secret && here.wire().is_some() {
+    if here.secret != secret && here.is_used() {
         return Err(
             "this process uses connections to other hosts with another secret: end its communicators first".to_owned()
         );
@@ -111,7 +127,7 @@ pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
 /// where this process listens at another address already.
 pub fn set_address(address: Option<IpAddr>) -> std::result::Result<(), String> {
     let mut here = lock();
-    if here.address != address && here.wire().is_some() {
+    if here.address != address && here.is_used() {
         return Err(format!(
             "this process listens at {:?} already, and cannot change to {address:?}: end its communicators first",
             here.address
@@ -123,12 +139,12 @@ pub fn set_address(address: Option<IpAddr>) -> std::result::Result<(), String> {
 
 /// Sets the function that the wire's thread calls about ten times a second.
 pub(crate) fn on_tick(tick: fn()) {
-    lock().tick = Some(tick);
+    *TICK.lock().unwrap_or_else(PoisonError::into_inner) = Some(tick);
 }
 
 /// Calls the function of [`on_tick`].
 fn tick() {
-    let tick = lock().tick;
+    let tick = *TICK.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(tick) = tick {
         tick();
     }

@@ -111,6 +111,12 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// gone.
     fn close(&self, peer: Peer);
 
+    /// Ends one use of each of these peers. A wire whose [`close`](Wire::close) may wait for the
+    /// peer waits for all of them at once.
+    fn close_all(&self, peers: &[Peer]) {
+        peers.iter().for_each(|peer| self.close(*peer));
+    }
+
     /// Begins to send a message.
     ///
     /// # Safety

@@ -241,7 +241,7 @@ pub(super) fn begun(answer: *mut c_void) -> Begun {
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// UCP's functions. Their arguments are those of `ucp.h`.
-        #[derive(Debug)]
+        #[derive(Debug, Clone, Copy)]
         pub(super) struct Functions {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }

@@ -8,11 +8,11 @@
 //! The wire's thread keeps away from the worker while threads of the program poll: it would take
 //! the processor and the lock from them.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::fork::Private;
+use crate::fork::{self, Private};
 
 /// How long the driver sleeps before it looks at words that do not belong to the wire. One such
 /// word is the alarm of a communicator, which is written when the communicator fails.
@@ -104,6 +104,10 @@ impl Driver {
 }
 
 fn write(fd: &OwnedFd) {
+    if fork::is_child() {
+        // The descriptor is closed in a forked child, and its number may belong to another file.
+        return;
+    }
     // SAFETY: the eight bytes are read during the call. A full counter wakes as well.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const ONE).cast(), 8) };
 }
@@ -111,10 +115,10 @@ fn write(fd: &OwnedFd) {
 static ONE: u64 = 1;
 
 /// Sleeps until one of these descriptors is readable. Empties the second one.
-pub(super) fn poll(worker: Option<RawFd>, wake: &OwnedFd, timeout: Duration) {
+pub(super) fn poll(worker: Option<&OwnedFd>, wake: &OwnedFd, timeout: Duration) {
     let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // The kernel passes over a descriptor below 0.
-    let mut both = [wanted(wake.as_raw_fd()), wanted(worker.unwrap_or(-1))];
+    let mut both = [wanted(wake.as_raw_fd()), wanted(worker.map_or(-1, AsRawFd::as_raw_fd))];
     let timeout =
         libc::timespec { tv_sec: timeout.as_secs().min(3600) as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
     // SAFETY: the array and the timeout outlive the call.

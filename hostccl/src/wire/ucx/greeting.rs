@@ -33,6 +33,12 @@ impl Remote {
     }
 }
 
+/// The loss of every peer once UCX's worker has ended.
+pub(super) fn worker_ended() -> Lost {
+    let why = "UCX kept a buffer that was to be given back, so this process has ended its UCX: end all communicators, which makes it anew";
+    Lost { ended: false, why: why.to_owned() }
+}
+
 impl Core {
     /// Makes the connections that are needed.
     pub(super) fn connect_all(&mut self) {
@@ -44,6 +50,9 @@ impl Core {
     /// Makes the connection to a peer, if there is none.
     pub(super) fn connect(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Idle) else { return };
+        if self.worker.has_ended() {
+            return self.losing.push((peer, worker_ended()));
+        }
         let Some((_, worker)) = frame::parse_address(&remote.contact.address) else {
             let why = format!("{} has no address of UCX: set DM_WIRE alike on all hosts", remote.place);
             return self.losing.push((peer, Lost { ended: false, why }));
@@ -165,9 +174,11 @@ impl Core {
         let mut any = !mail.over.is_empty() || !mail.broken.is_empty();
         for (flight, status) in mail.over {
             match self.worker.flights.remove(&flight) {
-                Some(Flight::Piece(request, _)) => self.piece_gone(request, status),
+                Some(Flight::Piece(request, bytes, _)) => self.piece_gone(request, bytes, status),
                 Some(Flight::Landing(request, bytes)) => self.piece_landed(request, bytes, status),
-                Some(Flight::Block(_) | Flight::Endpoint) | None => {}
+                // Somebody may wait for the end of a flush.
+                Some(Flight::Endpoint) => self.changed = true,
+                Some(Flight::Block(_)) | None => {}
             }
         }
         for (endpoint, status) in mail.broken {
@@ -216,7 +227,14 @@ impl Core {
     pub(super) fn drop_peer(&mut self, peer: u32) {
         if let Some(remote) = self.peers.remove(&peer) {
             self.by_id.remove(&remote.contact.id);
+            self.unsent.take_of(peer);
         }
+    }
+
+    /// Loses all peers.
+    pub(super) fn lose_all(&mut self, lost: &Lost) {
+        let peers: Vec<u32> = self.peers.keys().copied().collect();
+        peers.into_iter().for_each(|peer| self.lose(peer, lost.clone()));
     }
 
     /// Sends signs of life, and loses peers of which nothing was heard for `limit`.

@@ -16,21 +16,28 @@
 //! - UCX's sockets are not closed in forked children. While a child of a dead process holds them,
 //!   the peers notice the death by its silence only.
 //! - A process that is stopped (SIGSTOP) is as silent as one without a network.
-//! - `close` and `cancel` may wait for a moment: `close` until what was sent has arrived, because
-//!   the device drops that when the process exits, and `cancel` until UCX leaves the buffer alone.
+//! - `close` and `cancel` may wait for a moment, and other threads use the wire meanwhile. `close`
+//!   waits until what was sent has arrived, because the device drops that when the process exits.
+//!   `cancel` waits until UCX has given the buffer back. Where the peer does not move, `cancel`
+//!   closes the connection by force, which ends what is under way without the peer, and the peer is
+//!   lost. Should UCX keep the buffer even then, `cancel` ends UCX's worker, and all peers are lost.
 //!
 //! # Files, from the bottom up
-//! `api` (UCX's C interface), `library` (finds it), `frame` (what goes over the network), `worker`
-//! (UCX's side), `remote` (a peer), `state` (peers and receives), `outgoing` (sends), `greeting`
-//! (trust, signs of life), `arrival` (what comes in), `driver` and `shared` (who moves messages),
-//! `threads` (who sleeps), and this file.
+//! `api` (UCX's C interface), `library` (finds it), `frame` (what goes over the network),
+//! `mailbox` (what UCX reports), `worker` (UCX's side), `notices` (those that wait), `remote` (a
+//! peer), `state` (peers and requests), `incoming` (receives), `outgoing` (sends), `greeting` (trust,
+//! signs of life), `arrival` (messages as UCX hands them over), `driver` and `shared` (who moves
+//! messages), `threads` (who sleeps), and this file.
 
 mod api;
 mod arrival;
 mod driver;
 mod frame;
 mod greeting;
+mod incoming;
 mod library;
+mod mailbox;
+mod notices;
 mod outgoing;
 mod remote;
 mod shared;
@@ -43,8 +50,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use self::library::Library;
+use self::notices::Waiting;
 use self::remote::{Remote, Stage};
-use self::shared::{FLUSH, Shared};
+use self::shared::Shared;
 use self::state::{Core, Op};
 use super::{Broken, Contact, Lost, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
@@ -54,8 +63,13 @@ use crate::thread;
 use crate::token::random_token;
 use crate::types::ncclSystemError;
 
+/// How long `close` and the end of the wire wait until what was sent has arrived.
+const FLUSH: Duration = Duration::from_millis(500);
 /// How long `cancel` waits for a peer before it gives the peer up.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A library, or the reason why there is none.
+type OpenResult = std::result::Result<&'static Library, String>;
 
 /// The wire. Its last owner ends the wire's thread.
 #[derive(Debug)]
@@ -80,6 +94,12 @@ pub(crate) fn open(silence: Duration, tick: fn()) -> Result<Arc<dyn Wire>> {
     Ok(Arc::new(Ucx::new(silence, tick)?))
 }
 
+/// Says in words which release of UCX this process would use. Fails with the reason why it would be
+/// refused. It opens UCX's library.
+pub(crate) fn describe() -> std::result::Result<String, String> {
+    library::open().map(ToString::to_string)
+}
+
 /// Refuses to make the wire where traffic is to be encrypted.
 pub(crate) fn refuse_secret() -> Error {
     Error::argument(
@@ -89,9 +109,14 @@ pub(crate) fn refuse_secret() -> Error {
 
 impl Ucx {
     fn new(silence: Duration, tick: fn()) -> Result<Ucx> {
+        Ucx::over(library::open, silence, tick)
+    }
+
+    /// Makes a wire over the library that `open` returns.
+    fn over(open: fn() -> OpenResult, silence: Duration, tick: fn()) -> Result<Ucx> {
         // UCX starts a thread of its own. It inherits the mask of the thread that makes the worker,
         // which blocks the program's signals.
-        let made = thread::spawn("dm-ucx-open", move || Shared::new(silence, tick));
+        let made = thread::spawn("dm-ucx-open", move || Shared::new(open, silence, tick));
         let made = made.map_err(|error| Error::system("starting a thread", error))?.join();
         let shared = made.map_err(|_| Error::new(ncclSystemError, "DM_WIRE=ucx: making the wire has panicked"))??;
         let shared = Arc::new(shared);
@@ -144,17 +169,16 @@ impl Wire for Ucx {
     }
 
     fn close(&self, peer: Peer) {
-        self.with(|core| {
-            // SAFETY: this thread holds the lock, and no reference to the core is kept over
-            // `advance_until`.
-            unsafe {
-                let Some(flush) = (*core).leave(peer.0) else { return };
-                let done = |core: &Core| !core.worker.flights.contains_key(&flush);
-                if !self.advance_until(core, FLUSH, done) {
-                    log::warn!("what was sent to peer {} had not arrived after {} ms", peer.0, FLUSH.as_millis());
-                }
-            }
-        });
+        self.close_all(&[peer]);
+    }
+
+    fn close_all(&self, peers: &[Peer]) {
+        let leave = |core: &mut Core| peers.iter().filter_map(|peer| core.leave(peer.0)).collect();
+        let flushes: Vec<u64> = self.edit(leave).unwrap_or_default();
+        let is_under_way = |core: &Core| flushes.iter().any(|flush| core.worker.flights.contains_key(flush));
+        if !flushes.is_empty() && !self.wait_until(FLUSH, |core| !is_under_way(core)) {
+            log::warn!("what was sent to peers that are closed had not arrived after {} ms", FLUSH.as_millis());
+        }
     }
 
     unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
@@ -184,23 +208,17 @@ impl Wire for Ucx {
     }
 
     fn cancel(&self, request: Request) {
-        self.with(|core| {
-            // SAFETY: this thread holds the lock, and no reference to the core is kept over
-            // `advance_until`.
-            unsafe {
-                let busy = (*core).remove(request.0);
-                if busy {
-                    let done = |core: &Core| matches!(core.requests.get(&request.0), Some(Op::Over(_)) | None);
-                    if !self.advance_until(core, PATIENCE, done) {
-                        (*core).give_up(request.0);
-                        if !self.advance_until(core, PATIENCE, done) {
-                            log::error!("UCX keeps a buffer of a request that was cancelled");
-                        }
-                    }
-                    (*core).requests.remove(&request.0);
-                }
+        let remove = |core: &mut Core| core.remove(request.0).then(|| core.patience(request.0, self.limit));
+        let Some(patience) = self.edit(remove).flatten() else { return };
+        let is_over = |core: &Core| matches!(core.requests.get(&request.0), Some(Op::Over(_)) | None);
+        if !self.wait_until(patience, is_over) {
+            self.edit(|core| core.give_up(request.0));
+            if !self.wait_until(PATIENCE, is_over) {
+                log::error!("UCX keeps a buffer although its connection was closed, so UCX's worker is ended");
+                self.end_worker();
             }
-        });
+        }
+        self.edit(|core| core.requests.remove(&request.0));
     }
 
     fn retire(&self, peer: Peer, comm: u64, rank: u32) {
@@ -211,9 +229,24 @@ impl Wire for Ucx {
         self.edit(|core| core.notify(peer.0, comm, &text[..text.len().min(super::NOTICE_BYTES)]));
     }
 
+    fn connected(&self, peer: Peer) -> bool {
+        let connected = self.edit(|core| {
+            let stage = core.peers.get(&peer.0).map(|remote| &remote.stage);
+            matches!(stage, Some(Stage::Greeting | Stage::Ready))
+        });
+        connected == Some(true)
+    }
+
+    fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
+        let moved = self.edit(|core| core.peers.get(&peer.0).and_then(|remote| remote.moved.get(&comm)).copied());
+        moved.flatten().unwrap_or(0)
+    }
+
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {
-        let news = self.edit(|core| (std::mem::take(&mut core.notices), std::mem::take(&mut core.losses)));
-        news.unwrap_or_default()
+        let taken = self.edit(|core| (core.notices.take(), std::mem::take(&mut core.losses)));
+        let (notices, losses) = taken.unwrap_or_default();
+        let notice = |one: Waiting| Notice { from: Peer(one.peer), comm: one.comm, text: one.text };
+        (notices.into_iter().map(notice).collect(), losses)
     }
 
     fn lost(&self, peer: Peer) -> Option<Lost> {
@@ -272,28 +305,46 @@ impl Core {
         None
     }
 
-    /// Loses the peer of a request, because UCX does not leave the request's buffer alone otherwise.
-    fn give_up(&mut self, request: u64) {
-        let peer = match self.requests.get(&request) {
-            Some(Op::Send(send)) => send.peer,
-            Some(Op::Receive(receive)) => receive.peer,
-            _ => return,
+    /// The peer of a request that is not over.
+    fn peer_of(&self, request: u64) -> Option<(u32, &Remote)> {
+        let peer = match self.requests.get(&request)? {
+            Op::Send(send) => send.peer,
+            Op::Receive(receive) => receive.peer,
+            Op::Over(_) => return None,
         };
-        let place = self.peers.get(&peer).map_or("the peer", |remote| &remote.place);
-        let why = format!("{place} did not take a message for {} ms", PATIENCE.as_millis());
+        self.peers.get(&peer).map(|remote| (peer, remote))
+    }
+
+    /// How long a cancelled request waits for its peer. A peer of which nothing was heard for a
+    /// while gets less time, so the end of many requests with silent peers does not add up.
+    fn patience(&self, request: u64, limit: Duration) -> Duration {
+        let silence = self.peer_of(request).map_or(Duration::ZERO, |(_, remote)| remote.heard.elapsed());
+        (PATIENCE + limit / 5).saturating_sub(silence).clamp(PATIENCE / 100, PATIENCE)
+    }
+
+    /// Loses the peer of a request, because UCX does not leave the request's buffer alone otherwise.
+    /// That closes the endpoint by force. UCX then ends all that is under way on the endpoint
+    /// without the peer, and gives the buffers back.
+    fn give_up(&mut self, request: u64) {
+        let Some((peer, remote)) = self.peer_of(request) else { return };
+        let why = format!("{} did not move a message that was cancelled", remote.place);
         self.lose(peer, Lost { ended: false, why });
     }
 }
 
 impl Drop for Ucx {
     fn drop(&mut self) {
+        if fork::is_child() {
+            // A forked child does not have the thread.
+            return;
+        }
         self.driver.end_thread();
-        let Some(thread) = self.thread.take() else { return };
-        // A forked child does not have the thread. And the thread itself may drop the last owner
-        // in its tick: then it ends soon.
-        if !fork::is_child() && thread.thread().id() != std::thread::current().id() {
+        // The thread itself may drop the last owner in its tick. Then it ends soon.
+        if let Some(thread) = self.thread.take_if(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
+        self.edit(|core| core.lose_all(&Lost { ended: false, why: "the connection was closed here".to_owned() }));
+        self.wait_until(FLUSH, |core| core.worker.flights.is_empty());
     }
 }
 

@@ -55,12 +55,12 @@ impl Core {
     /// Sends what has waited for the connection.
     pub(super) fn start_backlog(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
-        let (backlog, notices) = (std::mem::take(&mut remote.backlog), std::mem::take(&mut remote.notices));
-        for header in std::mem::take(&mut remote.answers) {
+        let (backlog, answers) = (std::mem::take(&mut remote.backlog), std::mem::take(&mut remote.answers));
+        for header in answers {
             self.say(peer, header, &[]);
         }
-        for (comm, text) in notices {
-            self.notify(peer, comm, &text);
+        for notice in self.unsent.take_of(peer) {
+            self.notify(peer, notice.comm, &notice.text);
         }
         for request in backlog {
             self.start(request);
@@ -74,9 +74,7 @@ impl Core {
             Stage::Lost(_) => {}
             Stage::Ready => self.say(peer, Header::new(Kind::Notice, Tag { comm, ..frame::NO_TAG }, 0, 0), text),
             Stage::Idle | Stage::Greeting => {
-                if remote.notices.len() < super::state::NOTICES {
-                    remote.notices.push_back((comm, text.to_vec()));
-                }
+                self.unsent.push(peer, comm, text);
                 self.connecting.push(peer);
             }
         }
@@ -119,27 +117,31 @@ impl Core {
             let begun = unsafe { self.worker.send_piece(remote.endpoint, request, header, send.from.add(gone), piece) };
             send.gone = Some(gone + piece);
             match begun {
-                Ok(under_way) => send.in_flight += u32::from(under_way),
+                Ok(true) => send.in_flight += 1,
+                Ok(false) => {
+                    let tag = send.tag;
+                    self.moved(peer, tag, piece);
+                }
                 Err(status) => return self.failed(peer, status),
             }
         }
     }
 
     /// Notes that a piece of a send is over.
-    pub(super) fn piece_gone(&mut self, request: u64, status: Status) {
+    pub(super) fn piece_gone(&mut self, request: u64, bytes: usize, status: Status) {
         let Some(Op::Send(send)) = self.requests.get_mut(&request) else { return };
         send.in_flight -= 1;
-        let peer = send.peer;
+        let (peer, tag) = (send.peer, send.tag);
         match (&send.failing, send.in_flight) {
             (Some(lost), 0) => {
-                let (tag, lost) = (send.tag, lost.clone());
+                let lost = lost.clone();
                 self.say(peer, Header::new(Kind::Withdraw, tag, request, 0), &[]);
                 self.end(request, Err(Broken::Lost(lost)));
             }
             (Some(_), _) => {}
             (None, _) if status != api::OK => self.failed(peer, status),
             (None, _) => {
-                self.hear(peer);
+                self.moved(peer, tag, bytes);
                 self.pump(request);
             }
         }

@@ -82,8 +82,6 @@ pub(super) struct Remote {
     pub(super) backlog: VecDeque<u64>,
     /// The answers to messages of the peer that wait for the connection.
     pub(super) answers: VecDeque<Header>,
-    /// The notices that wait for the connection.
-    pub(super) notices: VecDeque<(u64, Vec<u8>)>,
     /// How much of the peer's window this wire has used.
     pub(super) used: usize,
     /// How much of this wire's window the peer uses, as far as it knows.
@@ -94,6 +92,8 @@ pub(super) struct Remote {
     pub(super) arrived: HashMap<Tag, VecDeque<Arrived>>,
     /// The receives that no message has met.
     pub(super) wanted: HashMap<Tag, VecDeque<u64>>,
+    /// How many bytes of each communicator's long messages have moved from and to the peer.
+    pub(super) moved: HashMap<u64, u64>,
     /// The communicators that this process has ended, and its ranks in them. Their messages are
     /// dropped.
     pub(super) retired: VecDeque<(u64, u32)>,
@@ -125,12 +125,12 @@ impl Remote {
             early: BTreeMap::new(),
             backlog: VecDeque::new(),
             answers: VecDeque::new(),
-            notices: VecDeque::new(),
             used: 0,
             held: 0,
             owed: 0,
             arrived: HashMap::new(),
             wanted: HashMap::new(),
+            moved: HashMap::new(),
             retired: VecDeque::new(),
         }
     }
@@ -155,6 +155,7 @@ impl Remote {
             self.retired.pop_front();
         }
         self.retired.push_back((comm, rank));
+        self.moved.remove(&comm);
         let mut freed = 0;
         self.arrived.retain(|tag, list| {
             let old = (tag.comm, tag.to) == (comm, rank);

@@ -3,25 +3,25 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::driver::Driver;
+use super::greeting::worker_ended;
+use super::library::Library;
 use super::state::Core;
 use super::worker::{GREETINGS, MESSAGES, Worker};
-use super::{arrival, frame, library};
+use super::{arrival, frame};
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::fork::{self, Own};
+use crate::fork::{self, Own, Private};
 use crate::token::random_token;
 use crate::types::ncclSystemError;
-use crate::wire::{Contact, Lost};
+use crate::wire::Contact;
 
 /// How often UCX is asked at most before a call returns.
 const TURNS: u32 = 64;
-/// How long `close` waits until what was sent has arrived.
-pub(super) const FLUSH: Duration = Duration::from_millis(500);
 
 /// The part of the wire that its thread shares.
 pub(super) struct Shared {
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// The word of `Wire::moved`.
     pub(super) moved: Box<Event>,
     /// The worker's descriptor.
-    pub(super) worker_fd: RawFd,
+    pub(super) worker_fd: Private<OwnedFd>,
     /// The silence after which a peer is lost.
     pub(super) limit: Duration,
     /// The state by which the threads agree which of them drives the wire.
@@ -67,9 +67,14 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(super) fn new(limit: Duration, tick: fn()) -> Result<Shared> {
+    /// Makes the wire over the library that `open` returns.
+    pub(super) fn new(
+        open: fn() -> std::result::Result<&'static Library, String>,
+        limit: Duration,
+        tick: fn(),
+    ) -> Result<Shared> {
         let failed = |why: String| Error::new(ncclSystemError, why);
-        let library = library::open().map_err(failed)?;
+        let library = open().map_err(failed)?;
         let worker = Worker::new(library).map_err(failed)?;
         let address = worker.address().and_then(|worker| frame::address(&place(), &worker)).map_err(failed)?;
         let worker_fd = worker.descriptor().map_err(failed)?;
@@ -135,7 +140,7 @@ impl Shared {
             // SAFETY: the caller's contract. The callbacks inside `progress` use the core.
             let moved = unsafe {
                 let (progress, worker) = ((*core).worker.library.functions.progress, (*core).worker.worker);
-                progress(worker) != 0
+                !worker.is_null() && progress(worker) != 0
             };
             // SAFETY: the caller's contract, and no callback runs now.
             let core = unsafe { &mut *core };
@@ -159,27 +164,24 @@ impl Shared {
         unsafe { self.advance(self.core.get()) }
     }
 
-    /// Makes progress until `done` says so, or the time is up. Returns whether `done` said so.
-    ///
-    /// # Safety
-    /// The caller keeps the promises of [`Ucx::advance`].
-    pub(super) unsafe fn advance_until(&self, core: *mut Core, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
-        let began = Instant::now();
-        loop {
-            // SAFETY: the caller's contract.
+    /// Ends UCX's worker, and with it the connections to all peers. UCX does not touch memory of
+    /// this process afterwards. It is the last resort where UCX keeps a caller's buffer.
+    pub(super) fn end_worker(&self) {
+        let lost = worker_ended();
+        self.with(|core| {
+            // SAFETY: this thread holds the lock. No reference to the core exists while UCX ends the
+            // worker, because UCX's callbacks may use the core.
             unsafe {
-                let moved = self.advance(core);
-                if done(&*core) {
-                    return true;
+                (*core).lose_all(&lost);
+                let (end, worker) = (*core).worker.take();
+                if !worker.is_null() {
+                    end(worker);
                 }
-                if began.elapsed() >= time {
-                    return false;
-                }
-                if !moved {
-                    std::thread::yield_now();
-                }
+                (*core).settle();
+                (*core).release_all(&lost);
+                self.tell(&mut *core);
             }
-        }
+        });
     }
 
     /// Sends signs of life, and loses silent peers.
@@ -203,18 +205,4 @@ fn place() -> String {
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), 64) };
     let host: String = String::from_utf8_lossy(&name).chars().take_while(|letter| *letter != '\0').collect();
     format!("process {} on {host}", std::process::id())
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let closed = Lost { ended: false, why: "the connection was closed here".to_owned() };
-        self.with(|core| {
-            // SAFETY: no other thread has the wire any more.
-            unsafe {
-                let peers: Vec<u32> = (*core).peers.keys().copied().collect();
-                peers.into_iter().for_each(|peer| (*core).lose(peer, closed.clone()));
-                self.advance_until(core, FLUSH, |core| core.worker.flights.is_empty());
-            }
-        });
-    }
 }

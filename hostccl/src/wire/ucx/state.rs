@@ -4,17 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::api::{ENDED, NO_ANSWER, Status};
-use super::frame::{self, Greeting, HEADER, Header, Kind};
-use super::remote::{Arrived, COST, Remote, Stage, WINDOW};
+use super::frame::{Greeting, HEADER, Header};
+use super::notices::Notices;
+use super::remote::{Remote, Stage};
 use super::worker::Worker;
-use crate::wire::{Broken, Contact, Lost, Notice, Peer, Tag};
+use crate::wire::{Broken, Contact, Lost, Peer, Tag};
 
-/// The receiver says what it has taken at the latest when it is this much.
-const CREDIT: usize = WINDOW / 4;
 /// A peer of which something was heard within this time was alive.
 const RECENTLY: Duration = Duration::from_secs(3);
-/// How many notices wait for [`Core::news`] at most. Further ones are dropped.
-pub(super) const NOTICES: usize = 1 << 14;
 
 /// A request.
 #[derive(Debug)]
@@ -91,8 +88,10 @@ pub(super) struct Core {
     pub(super) requests: HashMap<u64, Op>,
     /// The number that the last request got.
     last_request: u64,
-    /// The notices that nobody has taken.
-    pub(super) notices: Vec<Notice>,
+    /// The notices that have come and that nobody has taken.
+    pub(super) notices: Notices,
+    /// The notices that wait for connections.
+    pub(super) unsent: Notices,
     /// The losses that nobody has taken.
     pub(super) losses: Vec<(Peer, Lost)>,
     /// The peers to be lost once no function of UCX runs.
@@ -107,16 +106,6 @@ pub(super) struct Core {
     pub(super) changed: bool,
 }
 
-/// Takes the first element of a list, and removes the list with its last element.
-fn pop<T>(lists: &mut HashMap<Tag, VecDeque<T>>, tag: Tag) -> Option<T> {
-    let list = lists.get_mut(&tag)?;
-    let first = list.pop_front();
-    if list.is_empty() {
-        lists.remove(&tag);
-    }
-    first
-}
-
 impl Core {
     /// Returns what the wire knows at its beginning.
     pub(super) fn new(worker: Worker, contact: Contact) -> Core {
@@ -129,7 +118,8 @@ impl Core {
             last_peer: 0,
             requests: HashMap::new(),
             last_request: 0,
-            notices: Vec::new(),
+            notices: Notices::default(),
+            unsent: Notices::default(),
             losses: Vec::new(),
             losing: Vec::new(),
             greetings: VecDeque::new(),
@@ -189,198 +179,28 @@ impl Core {
         }
     }
 
-    /// Begins a receive.
-    ///
-    /// # Safety
-    /// The contract of `Wire::irecv`.
-    pub(super) unsafe fn receive(&mut self, peer: u32, tag: Tag, to: *mut u8, room: usize) -> u64 {
-        let receive = Receive { peer, tag, to, room, met: None, again: false, got: 0, in_flight: 0, failing: None };
-        let request = self.enter(Op::Receive(receive));
-        let Some(remote) = self.peers.get_mut(&peer) else {
-            self.end(request, Err(Broken::Lost(unknown())));
-            return request;
-        };
-        let arrived = match &remote.stage {
-            // The sender of an announced message is gone, and the message with it.
-            Stage::Lost(_) => remote.arrived.get(&tag).is_some_and(|list| matches!(list[0], Arrived::Eager(_))),
-            _ => true,
-        };
-        match arrived.then(|| pop(&mut remote.arrived, tag)).flatten() {
-            Some(Arrived::Eager(data)) => self.deliver(request, &data),
-            Some(Arrived::Announced(send, bytes)) => self.want(request, send, bytes),
-            None => match &remote.stage {
-                Stage::Lost(lost) => {
-                    let lost = lost.clone();
-                    self.end(request, Err(Broken::Lost(lost)));
-                }
-                _ => {
-                    remote.wanted.entry(tag).or_default().push_back(request);
-                    self.connecting.push(peer);
-                }
-            },
-        }
-        request
-    }
-
-    /// Copies a short message into the buffer of a receive.
-    pub(super) fn deliver(&mut self, request: u64, data: &[u8]) {
-        let Some(Op::Receive(receive)) = self.requests.get(&request) else { return };
-        let peer = receive.peer;
-        let outcome = if data.len() > receive.room {
-            Err(Broken::TooLong(data.len()))
-        } else {
-            // SAFETY: the contract of `irecv`; the buffer is long enough.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), receive.to, data.len()) };
-            Ok(data.len())
-        };
-        self.end(request, outcome);
-        self.owe(peer, data.len() + COST);
-    }
-
-    /// Notes that the peer may send that much more, and says so where it is much.
-    fn owe(&mut self, peer: u32, cost: usize) {
-        let Some(remote) = self.peers.get_mut(&peer) else { return };
-        remote.owed += cost;
-        if remote.owed >= CREDIT {
-            self.say(peer, Header::new(Kind::Alive, frame::NO_TAG, 0, 0), &[]);
-        }
-    }
-
-    /// Asks for an announced message, or refuses it.
-    fn want(&mut self, request: u64, send: u64, bytes: usize) {
-        let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        let peer = receive.peer;
-        if bytes > receive.room {
-            self.say(peer, Header::new(Kind::Refuse, frame::NO_TAG, send, 0), &[]);
-            return self.end(request, Err(Broken::TooLong(bytes)));
-        }
-        receive.met = Some((send, bytes));
-        self.say(peer, Header::new(Kind::Want, frame::NO_TAG, send, request), &[]);
-        if bytes == 0 {
-            self.end(request, Ok(0));
-        }
-    }
-
-    /// Takes an announcement that came from a peer.
-    pub(super) fn announced(&mut self, peer: u32, tag: Tag, send: u64, bytes: usize) {
-        match self.next_wanted(peer, tag) {
-            Some(request) => self.want(request, send, bytes),
-            None => self.keep(peer, tag, Arrived::Announced(send, bytes)),
-        }
-    }
-
-    /// Takes the receive that is next for a message.
-    pub(super) fn next_wanted(&mut self, peer: u32, tag: Tag) -> Option<u64> {
-        pop(&mut self.peers.get_mut(&peer)?.wanted, tag)
-    }
-
-    /// Keeps a message until a receive takes it.
-    pub(super) fn keep(&mut self, peer: u32, tag: Tag, message: Arrived) {
-        let Some(remote) = self.peers.get_mut(&peer) else { return };
-        if !remote.is_retired(tag) {
-            remote.arrived.entry(tag).or_default().push_back(message);
-        } else if let Arrived::Eager(data) = message {
-            self.owe(peer, data.len() + COST);
-        }
-    }
-
-    /// Drops the messages of one rank of an ended communicator, and those that still come.
-    pub(super) fn retire(&mut self, peer: u32, comm: u64, rank: u32) {
-        if let Some(freed) = self.peers.get_mut(&peer).map(|remote| remote.retire(comm, rank)) {
-            self.owe(peer, freed);
-        }
-    }
-
-    /// Takes back an announcement that its sender has given up. A receive that met it waits again.
-    pub(super) fn withdrawn(&mut self, peer: u32, tag: Tag, send: u64) {
-        let Some(remote) = self.peers.get_mut(&peer) else { return };
-        if let Some(list) = remote.arrived.get_mut(&tag) {
-            list.retain(|message| !matches!(message, Arrived::Announced(number, _) if *number == send));
-            if list.is_empty() {
-                remote.arrived.remove(&tag);
-            }
-        }
-        let met = self.requests.iter_mut().find_map(|(number, op)| match op {
-            Op::Receive(receive) if receive.peer == peer && receive.met.is_some_and(|met| met.0 == send) => {
-                (receive.met, receive.got) = (None, 0);
-                receive.again = receive.in_flight > 0;
-                Some((*number, receive.again))
-            }
-            _ => None,
-        });
-        if let Some((request, false)) = met {
-            self.wait_again(request);
-        }
-    }
-
-    /// Lets a receive whose message was withdrawn take the next message of its tag.
-    fn wait_again(&mut self, request: u64) {
-        let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        receive.again = false;
-        let (peer, tag) = (receive.peer, receive.tag);
-        let Some(remote) = self.peers.get_mut(&peer) else { return };
-        match pop(&mut remote.arrived, tag) {
-            Some(Arrived::Eager(data)) => self.deliver(request, &data),
-            Some(Arrived::Announced(send, bytes)) => self.want(request, send, bytes),
-            None => remote.wanted.entry(tag).or_default().push_front(request),
-        }
-    }
-
-    /// Notes that a piece of a receive is over.
-    pub(super) fn piece_landed(&mut self, request: u64, bytes: usize, status: Status) {
-        let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        receive.in_flight -= 1;
-        let peer = receive.peer;
-        match (&receive.failing, receive.in_flight) {
-            (Some(lost), 0) => {
-                let lost = lost.clone();
-                self.end(request, Err(Broken::Lost(lost)));
-            }
-            (Some(_), _) => {}
-            (None, _) if status != super::api::OK => self.failed(peer, status),
-            (None, _) => {
-                self.hear(peer);
-                self.piece_there(request, bytes);
-            }
-        }
-    }
-
-    /// Notes that a piece of a receive is in the caller's buffer.
-    pub(super) fn piece_there(&mut self, request: u64, bytes: usize) {
-        let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        if receive.again && receive.in_flight == 0 {
-            return self.wait_again(request);
-        }
-        receive.got += bytes;
-        if let Some((_, length)) = receive.met.filter(|met| met.1 <= receive.got && receive.in_flight == 0) {
-            self.end(request, Ok(length));
-        }
-    }
-
-    /// Notes that the peer lives.
-    pub(super) fn hear(&mut self, peer: u32) {
+    /// Notes that a piece of a long message has moved, so the peer lives.
+    pub(super) fn moved(&mut self, peer: u32, tag: Tag, bytes: usize) {
         if let Some(remote) = self.peers.get_mut(&peer) {
             remote.heard = Instant::now();
+            *remote.moved.entry(tag.comm).or_default() += bytes as u64;
         }
     }
 
     /// Takes a notice that came from a peer.
     pub(super) fn noticed(&mut self, peer: u32, comm: u64, text: &[u8]) {
-        if self.notices.len() < NOTICES {
-            self.notices.push(Notice { from: Peer(peer), comm, text: text.to_vec() });
-            self.changed = true;
-        }
+        self.changed |= self.notices.push(peer, comm, text);
     }
 
     /// Forgets what waits for a peer that is lost.
     pub(super) fn fail_requests(&mut self, peer: u32, lost: &Lost) {
         if let Some(remote) = self.peers.get_mut(&peer) {
             remote.backlog.clear();
-            remote.notices.clear();
             remote.answers.clear();
             remote.wanted.clear();
             remote.early.clear();
         }
+        self.unsent.take_of(peer);
         let mut over = Vec::new();
         for (number, op) in &mut self.requests {
             let (with, in_flight, failing) = match op {
@@ -396,6 +216,24 @@ impl Core {
         }
         for number in over {
             self.end(number, Err(Broken::Lost(lost.clone())));
+        }
+    }
+
+    /// Ends the requests whose buffers UCX had. It is called once UCX's worker has ended, so UCX uses
+    /// no buffer any more.
+    pub(super) fn release_all(&mut self, lost: &Lost) {
+        self.worker.flights.clear();
+        let mut over = Vec::new();
+        for (number, op) in &mut self.requests {
+            match op {
+                Op::Send(Send { failing, .. }) | Op::Receive(Receive { failing, .. }) => {
+                    over.push((*number, failing.take().unwrap_or_else(|| lost.clone())));
+                }
+                Op::Over(_) => {}
+            }
+        }
+        for (number, lost) in over {
+            self.end(number, Err(Broken::Lost(lost)));
         }
     }
 }

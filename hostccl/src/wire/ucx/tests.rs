@@ -153,45 +153,235 @@ fn read_contact(lines: impl BufRead) -> Contact {
     Contact { id: unhex(id).try_into().unwrap(), address: unhex(address) }
 }
 
-/// The other process of the next test, which kills it.
+/// The other process of the tests after it, which stop and kill it. It sends a long message, and
+/// receives one.
 #[test]
-#[ignore = "the next test starts it"]
+#[ignore = "the tests after it start it"]
 fn the_other_process() {
     let wire = open(LONG, || ()).unwrap();
     let me = wire.contact();
     println!("contact {} {}", hex(&me.id), hex(&me.address));
     let peer = wire.meet(&read_contact(std::io::stdin().lock()), &[7; 16]);
     wire.notify(peer, 1, b"ready");
+    let (long, mut got) = (vec![1; LENGTH], vec![0; LENGTH]);
+    contract::send(&wire, peer, contract::tag(1), &long);
+    contract::receive(&wire, peer, contract::tag(2), &mut got);
     std::thread::sleep(LONG);
 }
 
-#[test]
-fn a_killed_process_is_lost_at_once() {
-    with_ucx(|make| {
-        let mut other = Command::new(std::env::current_exe().unwrap())
+/// The length in bytes of the long messages of [`the_other_process`].
+const LENGTH: usize = 256 << 20;
+
+/// Another process, which ends with the test.
+struct Other(std::process::Child);
+
+impl Other {
+    /// Starts the other process, and introduces it to `wire`.
+    fn meet(wire: &dyn Wire) -> (Other, Peer) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["wire::ucx::tests::the_other_process", "--exact", "--ignored", "--nocapture"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (wire, mut input) = (make(), other.stdin.take().unwrap());
-        let me = wire.contact();
+        let (me, mut input) = (wire.contact(), child.stdin.take().unwrap());
         writeln!(input, "contact {} {}", hex(&me.id), hex(&me.address)).unwrap();
-        let peer = wire.meet(&read_contact(BufReader::new(other.stdout.take().unwrap())), &[7; 16]);
-        let end = Instant::now() + LONG;
-        while wire.news().0.is_empty() {
-            assert!(Instant::now() < end, "no notice comes");
-            std::thread::sleep(Duration::from_millis(1));
+        let peer = wire.meet(&read_contact(BufReader::new(child.stdout.take().unwrap())), &[7; 16]);
+        let other = Other(child);
+        until("no notice comes", || !wire.news().0.is_empty());
+        (other, peer)
+    }
+
+    fn signal(&self, number: i32) {
+        // SAFETY: the process is this one's child, and nobody has waited for it.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, number) }, 0);
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether UCX uses the buffer of a request.
+fn is_in_flight(wire: &Ucx, request: &Request) -> bool {
+    let in_flight = |core: &mut Core| match core.requests.get(&request.0) {
+        Some(Op::Send(send)) => send.in_flight > 0,
+        Some(Op::Receive(receive)) => receive.in_flight > 0,
+        _ => false,
+    };
+    wire.edit(in_flight).unwrap()
+}
+
+#[test]
+fn a_message_with_a_stopped_process_is_cancelled_in_time_and_its_buffer_is_left_alone() {
+    with_ucx(|_| {
+        for stream in [1, 2] {
+            let wire = Ucx::new(LONG, || ()).unwrap();
+            let (other, peer) = Other::meet(&wire);
+            let mut buffer = vec![0; LENGTH];
+            // SAFETY: the buffer outlives the request.
+            let request = unsafe {
+                match stream {
+                    1 => wire.irecv(peer, contract::tag(stream), buffer.as_mut_ptr(), LENGTH),
+                    _ => wire.isend(peer, contract::tag(stream), buffer.as_ptr(), LENGTH),
+                }
+            };
+            until("the message does not begin", || is_in_flight(&wire, &request));
+            other.signal(libc::SIGSTOP);
+            // What the other process has sent before arrives first.
+            let (mut seen, mut since) = (None, Instant::now());
+            while since.elapsed() < Duration::from_millis(200) {
+                let moved = wire.moved_bytes(peer, contract::tag(stream).comm);
+                if seen.replace(moved) != Some(moved) {
+                    since = Instant::now();
+                }
+                wire.progress();
+            }
+            assert!(is_in_flight(&wire, &request), "{wire:?}");
+            let began = Instant::now();
+            wire.cancel(request);
+            println!("a request with a stopped process ends after {:?}", began.elapsed());
+            assert!(wire.lost(peer).is_some_and(|lost| lost.why.contains("was cancelled")), "{:?}", wire.lost(peer));
+            assert!(!wire.edit(|core| core.worker.has_ended()).unwrap(), "UCX has not given the buffer back");
+            buffer.fill(77);
+            other.signal(libc::SIGCONT);
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                wire.progress();
+            }
+            assert!(buffer.iter().all(|byte| *byte == 77), "the buffer has changed after the end of its request");
         }
+    });
+}
+
+/// UCX's library with some functions replaced.
+fn library(change: impl FnOnce(&mut api::Functions)) -> OpenResult {
+    let real = library::open()?;
+    let mut functions = real.functions;
+    change(&mut functions);
+    Ok(Box::leak(Box::new(Library { functions, version: real.version })))
+}
+
+/// What UCX returns for an operation that never ends.
+fn never() -> *mut std::ffi::c_void {
+    std::ptr::without_provenance_mut(1 << 20)
+}
+
+#[test]
+fn ucx_is_ended_where_it_keeps_a_buffer() {
+    use std::ffi::c_void;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    unsafe extern "C" fn receive(
+        _: *mut c_void,
+        _: *mut c_void,
+        _: *mut c_void,
+        _: usize,
+        _: *const api::OpParams,
+    ) -> *mut c_void {
+        never()
+    }
+    unsafe extern "C" fn worker_destroy(worker: *mut c_void) {
+        ENDED.store(true, Ordering::SeqCst);
+        // SAFETY: the caller's contract.
+        unsafe { (library::open().unwrap().functions.worker_destroy)(worker) };
+    }
+    let open = || library(|functions| (functions.receive, functions.worker_destroy) = (receive, worker_destroy));
+    with_ucx(|make| {
+        let (wire, other) = (Ucx::over(open, LONG, || ()).unwrap(), make());
+        let there = wire.meet(&other.contact(), &[7; 16]);
+        let back = other.meet(&wire.contact(), &[7; 16]);
+        let (long, mut got) = (vec![1; 1 << 20], vec![0; 1 << 20]);
+        let sending = contract::send(&other, back, contract::tag(1), &long);
+        // SAFETY: the buffer outlives the request.
+        let request = unsafe { wire.irecv(there, contract::tag(1), got.as_mut_ptr(), got.len()) };
+        until("the message does not begin", || is_in_flight(&wire, &request));
+        wire.cancel(request);
+        assert!(ENDED.load(Ordering::SeqCst), "cancel returned while UCX had the buffer");
+        assert!(wire.lost(there).is_some());
+        assert!(matches!(contract::wait(&other, &sending), Err(Broken::Lost(_))), "the peer is told");
+        // The wire stays usable as far as it can be: everything fails with the reason.
+        let third = make();
+        let peer = wire.meet(&third.contact(), &[7; 16]);
+        wire.notify(peer, 1, b"hello");
+        until("a new peer is not lost", || {
+            wire.progress();
+            wire.lost(peer).is_some_and(|lost| lost.why.contains("ended its UCX"))
+        });
+        // SAFETY: the buffer outlives the request.
+        let request = unsafe { wire.isend(peer, contract::tag(1), got.as_ptr(), got.len()) };
+        assert!(matches!(wire.test(&request), Err(Broken::Lost(_))));
+        wire.sleep_on_wire(wire.moved().value(), &[], Duration::from_millis(1));
+        wire.close_all(&[there, peer]);
+    });
+}
+
+#[test]
+fn peers_are_closed_at_once_and_the_wire_stays_usable_meanwhile() {
+    use std::ffi::c_void;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    unsafe extern "C" fn flush(_: *mut c_void, _: *const api::OpParams) -> *mut c_void {
+        never()
+    }
+    with_ucx(|make| {
+        let wire = Ucx::over(|| library(|functions| functions.flush = flush), LONG, || ()).unwrap();
+        let others: Vec<_> = (0..8).map(|_| make()).collect();
+        let peers: Vec<Peer> = others.iter().map(|other| wire.meet(&other.contact(), &[7; 16])).collect();
+        for (other, peer) in others.iter().zip(&peers) {
+            other.meet(&wire.contact(), &[7; 16]);
+            wire.notify(*peer, 1, b"hello");
+        }
+        until("a connection is not made", || {
+            let ready = |core: &mut Core| core.peers.values().all(Remote::is_ready);
+            wire.progress();
+            wire.edit(ready).unwrap()
+        });
+        let (began, over) = (Instant::now(), AtomicBool::new(false));
+        let looks = std::thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let mut looks = 0;
+                while !over.load(Ordering::SeqCst) {
+                    assert!(wire.lost(peers[0]).is_none());
+                    looks += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                looks
+            });
+            wire.close_all(&peers);
+            over.store(true, Ordering::SeqCst);
+            looking.join().unwrap()
+        });
+        assert!(began.elapsed() < FLUSH * 4, "{:?}", began.elapsed());
+        assert!(looks > 5, "other threads used the wire only {looks} times meanwhile");
+    });
+}
+
+#[test]
+fn a_killed_process_is_lost_at_once() {
+    with_ucx(|make| {
+        let wire = make();
+        let (mut other, peer) = Other::meet(&*wire);
         let mut got = vec![0; 5];
-        let request = contract::receive(&wire, peer, contract::tag(1), &mut got);
+        let request = contract::receive(&wire, peer, contract::tag(3), &mut got);
         let killed = Instant::now();
-        other.kill().unwrap();
-        other.wait().unwrap();
+        other.0.kill().unwrap();
+        other.0.wait().unwrap();
         let failed = contract::wait(&wire, &request).unwrap_err();
         let Broken::Lost(lost) = failed else { panic!("{failed:?}") };
         println!("lost after {:?}: {}", killed.elapsed(), lost.why);
-        assert!(lost.ended && lost.why.contains(&format!("process {}", other.id())), "{lost:?}");
+        assert!(lost.ended && lost.why.contains(&format!("process {}", other.0.id())), "{lost:?}");
         // The silence would be noticed after 5 s.
         assert!(killed.elapsed() < Duration::from_secs(4), "{:?}", killed.elapsed());
     });

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::driver::{self, LEAVE, SLICE, TICK};
 use super::shared::Shared;
+use super::state::Core;
 use crate::event::{self, Watch};
 use crate::fork;
 
@@ -35,7 +36,7 @@ impl Shared {
             fence(Ordering::SeqCst);
             if same() && self.ready_to_sleep() && same() {
                 let slice = if others.is_empty() { left } else { left.min(SLICE) };
-                driver::poll(Some(self.worker_fd), &state.wake_driver, slice);
+                driver::poll(Some(&self.worker_fd), &state.wake_driver, slice);
             }
             state.asleep.store(false, Ordering::SeqCst);
             self.turn();
@@ -56,7 +57,32 @@ impl Shared {
         .unwrap_or(true)
     }
 
-    /// Runs the wire's thread until the wire is closed.
+    /// Waits until `done` says so, or the time is up, and moves messages meanwhile. Returns whether
+    /// `done` said so. Other threads can use the wire meanwhile.
+    pub(super) fn wait_until(&self, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            let seen = self.moved.value();
+            let is_done = self.with(|core| {
+                // SAFETY: this thread holds the lock, and keeps no reference over `advance`.
+                unsafe {
+                    self.advance(core);
+                    done(&*core)
+                }
+            });
+            // A forked child waits for nothing.
+            if is_done.unwrap_or(true) {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.drive(seen, &[], left.min(SLICE));
+        }
+    }
+
+    /// What the wire's thread does.
     pub(super) fn run(&self) {
         let state = &self.driver;
         let (mut beat, period) = (Instant::now(), (self.limit / 10).min(TICK));
@@ -81,7 +107,7 @@ impl Shared {
                 driver::poll(None, &state.wake_thread, LEAVE.min(left));
                 state.away.store(false, Ordering::SeqCst);
             } else if self.ready_to_sleep() {
-                driver::poll(Some(self.worker_fd), &state.wake_thread, left);
+                driver::poll(Some(&self.worker_fd), &state.wake_thread, left);
             }
         }
     }

@@ -1,38 +1,29 @@
 //! One UCP worker: its context, its endpoints, and what UCX has of this process's memory.
-//!
-//! The worker is used by one thread at a time. UCX calls the functions of this file back only while
-//! such a thread is inside UCX. They write to the [`Mailbox`] and to nothing else, except
-//! [`super::arrival::on_message`].
+//! The worker is used by one thread at a time.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
 
 use super::api::{self, Begun, Callback, EndpointParams, OpParams, Status};
 use super::frame::{GREETING, Greeting, HEADER, Header};
 use super::library::Library;
+use super::mailbox::{Mailbox, Note, on_error, on_received, on_sent};
+use crate::fork::Private;
 
 /// The handler of messages between wires that know each other.
 pub(super) const MESSAGES: u32 = 1;
 /// The handler of greetings.
 pub(super) const GREETINGS: u32 = 2;
 
-/// The events that UCX has reported and nobody has looked at yet.
-#[derive(Debug, Default)]
-pub(super) struct Mailbox {
-    /// The operations that are over: number of the [`Flight`], and whether it succeeded.
-    pub(super) over: Vec<(u64, Status)>,
-    /// The endpoints whose peers are gone.
-    pub(super) broken: Vec<(usize, Status)>,
-}
-
-/// The purpose of an operation under way in UCX, and the memory that it uses.
+/// What an operation under way in UCX is for, and the memory that it uses.
 #[derive(Debug)]
 pub(super) enum Flight {
     /// A block of this process's memory goes out. It is freed when the operation is over.
     Block(#[expect(dead_code, reason = "UCX reads the block until the operation is over")] Box<[u8]>),
-    /// A piece of the send with that number goes out. The block is its header.
-    Piece(u64, #[expect(dead_code, reason = "UCX reads the block until the operation is over")] Box<[u8]>),
+    /// A piece of the send with that number goes out. Its length in bytes and its header follow.
+    Piece(u64, usize, #[expect(dead_code, reason = "UCX reads the block until the operation is over")] Box<[u8]>),
     /// A piece of that many bytes arrives for the receive with that number.
     Landing(u64, usize),
     /// An endpoint is being flushed or closed.
@@ -46,7 +37,7 @@ pub(super) struct Worker {
     pub(super) library: &'static Library,
     /// The context; NULL before it exists.
     context: *mut c_void,
-    /// The worker; NULL before it exists.
+    /// The worker; NULL before it exists, and after [`Worker::take`].
     pub(super) worker: *mut c_void,
     /// Where the callbacks write. It has an address of its own, because UCX keeps the address.
     mailbox: *mut Mailbox,
@@ -54,50 +45,6 @@ pub(super) struct Worker {
     pub(super) flights: HashMap<u64, Flight>,
     /// The number that the last operation got.
     last: u64,
-}
-
-/// Runs when a send, a flush or a close is over.
-unsafe extern "C" fn on_sent(request: *mut c_void, status: Status, argument: *mut c_void) {
-    // SAFETY: `argument` is a `Note`, which this call takes.
-    unsafe { Note::take(argument, request, status) };
-}
-
-/// Runs when the data of a message have arrived.
-unsafe extern "C" fn on_received(request: *mut c_void, status: Status, _: usize, argument: *mut c_void) {
-    // SAFETY: `argument` is a `Note`, which this call takes.
-    unsafe { Note::take(argument, request, status) };
-}
-
-/// Runs when an endpoint's peer is gone.
-unsafe extern "C" fn on_error(argument: *mut c_void, endpoint: *mut c_void, status: Status) {
-    // SAFETY: `argument` is the mailbox, which outlives the worker. The thread that is inside UCX
-    // holds no reference to it.
-    unsafe { (*argument.cast::<Mailbox>()).broken.push((endpoint as usize, status)) };
-}
-
-/// The argument of an operation's callback.
-struct Note {
-    /// Where the outcome goes.
-    mailbox: *mut Mailbox,
-    /// The function that frees the operation's request.
-    free: unsafe extern "C" fn(*mut c_void),
-    /// The number of the operation.
-    flight: u64,
-}
-
-impl Note {
-    /// Writes the outcome of an operation to the mailbox.
-    ///
-    /// # Safety
-    /// `argument` comes from `Box::into_raw` and is not used again. `request` is over.
-    unsafe fn take(argument: *mut c_void, request: *mut c_void, status: Status) {
-        // SAFETY: the caller's contract. As for the mailbox, see `on_error`.
-        unsafe {
-            let note = Box::from_raw(argument.cast::<Note>());
-            (*note.mailbox).over.push((note.flight, status));
-            (note.free)(request);
-        }
-    }
 }
 
 impl Worker {
@@ -192,12 +139,14 @@ impl Worker {
     }
 
     /// Returns the descriptor that becomes readable when the worker is armed and something happens.
-    /// It belongs to the worker.
-    pub(super) fn descriptor(&self) -> Result<c_int, String> {
+    /// It is a copy, so its number belongs to nothing else once the worker has ended.
+    pub(super) fn descriptor(&self) -> Result<Private<OwnedFd>, String> {
         let mut fd = -1;
         // SAFETY: UCX writes the descriptor.
         match unsafe { (self.library.functions.event_fd)(self.worker, &raw mut fd) } {
-            api::OK => Ok(fd),
+            // SAFETY: the descriptor is open for as long as the worker lives.
+            api::OK => Private::open(|| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned())
+                .map_err(|error| format!("copying a descriptor of {}: {error}", self.library)),
             status => Err(format!("DM_WIRE=ucx: {} has no descriptor: {}", self.library, self.library.text(status))),
         }
     }
@@ -205,7 +154,18 @@ impl Worker {
     /// Prepares the descriptor for a sleep. Returns false where there is something to do first.
     pub(super) fn arm(&self) -> bool {
         // SAFETY: the worker lives.
-        unsafe { (self.library.functions.arm)(self.worker) != api::BUSY }
+        self.has_ended() || unsafe { (self.library.functions.arm)(self.worker) != api::BUSY }
+    }
+
+    /// Whether UCX's worker has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.worker.is_null()
+    }
+
+    /// Gives UCX's worker away, together with the function that ends it. That function closes all
+    /// endpoints and devices of the worker, so afterwards UCX does not touch memory of this process.
+    pub(super) fn take(&mut self) -> (unsafe extern "C" fn(*mut c_void), *mut c_void) {
+        (self.library.functions.worker_destroy, std::mem::replace(&mut self.worker, ptr::null_mut()))
     }
 
     /// Takes what UCX has reported.
@@ -335,7 +295,8 @@ impl Worker {
             // SAFETY: as in `send_block`, and the caller's contract.
             unsafe { (library.functions.send)(endpoint, MESSAGES, start.cast(), HEADER, data.cast(), bytes, params) }
         };
-        let begun = self.begin(Flight::Piece(number, block), api::SEND_RNDV, Callback { send: on_sent }, operation);
+        let begun =
+            self.begin(Flight::Piece(number, bytes, block), api::SEND_RNDV, Callback { send: on_sent }, operation);
         begun.map(|flight| flight.is_some())
     }
 
