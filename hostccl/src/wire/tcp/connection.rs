@@ -131,6 +131,12 @@ impl Connection {
         self.has_frames() || self.cipher.as_ref().is_some_and(|cipher| !cipher.sealed().is_empty())
     }
 
+    /// Whether the kernel has all bytes of the frames that were begun. With `arrival`, whether the
+    /// other host has them.
+    pub(super) fn is_flushed(&self, arrival: bool) -> bool {
+        !self.is_writing() && (!arrival || sockets::is_sent(&self.socket))
+    }
+
     fn lost(&self, reason: &io::Error) -> Lost {
         let address = &self.address;
         let silent =

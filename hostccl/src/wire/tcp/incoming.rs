@@ -48,6 +48,7 @@ impl Remote {
             Kind::Eager => return self.take_eager(key, header.bytes, ledger),
             Kind::Data => return self.take_data(key, &header),
             Kind::Notice => {
+                self.has_notice = true;
                 if ledger.notices.len() < MOST_AHEAD {
                     return Ok(Sink::Notice { comm: header.tag.comm, text: Vec::with_capacity(header.bytes) });
                 }

@@ -378,8 +378,8 @@ impl Keeper {
                 state.serve(&inner, u64::from(number));
                 let link = state.links.get(&number);
                 let is_sent = link.is_none_or(|link| {
-                    let is_written = |connection: &Connection| !connection.is_writing() && is_sent(&connection.socket);
-                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_written)
+                    let is_flushed = |connection: &Connection| connection.is_flushed(true);
+                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_flushed)
                 });
                 if is_sent {
                     state.forget(number);
@@ -394,12 +394,4 @@ impl Keeper {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-}
-
-/// Whether the other host has everything that was written to a socket.
-fn is_sent(socket: &Socket) -> bool {
-    let mut left: libc::c_int = 0;
-    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
-    answer != 0 || left == 0
 }

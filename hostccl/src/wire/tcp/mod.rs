@@ -224,6 +224,20 @@ impl Wire for Tcp {
         self.0.lock().links.get(&peer.0).is_some_and(|link| link.connection.is_some())
     }
 
+    fn is_flushed(&self, peer: Peer, arrival: bool) -> bool {
+        let state = self.0.lock();
+        let Some(Link { remote, connection, is_connecting }) = state.links.get(&peer.0).map(|link| &**link) else {
+            return true;
+        };
+        if remote.is_self || remote.lost.is_some() {
+            return true;
+        }
+        match connection {
+            Some(connection) => !remote.has_output() && connection.is_flushed(arrival),
+            None => !remote.has_output() && !*is_connecting,
+        }
+    }
+
     fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
         self.0.lock().links.get(&peer.0).map_or(0, |link| link.remote.moved(comm))
     }

@@ -105,6 +105,9 @@ pub(super) struct Remote {
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.
     moved: HashMap<u64, u64>,
+    /// Whether a notice has come that the kernel may not have acknowledged. The sender may be about
+    /// to end, and wait for the acknowledgement.
+    pub(super) has_notice: bool,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
@@ -141,6 +144,7 @@ impl Remote {
             kept: 0,
             owed: 0,
             moved: HashMap::new(),
+            has_notice: false,
             is_idle_there: false,
             is_idle_here: false,
             is_closing: false,

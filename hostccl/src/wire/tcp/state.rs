@@ -11,6 +11,7 @@ use super::epoll::{Bell, Epoll};
 use super::ledger::Ledger;
 use super::options::Options;
 use super::remote::Remote;
+use super::sockets;
 use crate::event::{Event, Watch};
 use crate::wire::{Contact, Lost};
 
@@ -177,6 +178,9 @@ impl State {
         };
         let Link { remote, connection: Some(connection), .. } = &mut **link else { return false };
         let served = connection.read(remote, &mut self.ledger).and_then(|read| {
+            if std::mem::take(&mut remote.has_notice) {
+                sockets::acknowledge(&connection.socket);
+            }
             if !remote.has_output() && !connection.is_writing() && !connection.waits_for_room {
                 return Ok(read.moved);
             }
