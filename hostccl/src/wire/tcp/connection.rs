@@ -9,6 +9,7 @@ use super::frame::{HEADER, Header, Kind, PIECE};
 use super::incoming::Sink;
 use super::ledger::{Key, Ledger};
 use super::remote::{Remote, Send, slice};
+use super::silence::Silence;
 use super::sockets;
 use crate::fork::Private;
 use crate::wire::Lost;
@@ -68,6 +69,8 @@ pub(super) struct Connection {
     cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
+    /// How long nothing has come.
+    pub(super) silence: Silence,
 }
 
 /// What a call has done.
@@ -83,6 +86,7 @@ impl Connection {
     pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Box<Cipher>>) -> Connection {
         let room = if cipher.is_some() { SECRET_ROOM } else { ROOM };
         Connection {
+            silence: Silence::of(&socket),
             socket,
             address,
             buffer: vec![0; room].into_boxed_slice(),

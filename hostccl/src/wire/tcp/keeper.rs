@@ -82,7 +82,7 @@ pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) ->
 
 impl Keeper {
     fn run(mut self) {
-        let mut next_tick = Instant::now() + TICK;
+        let (mut next_tick, mut listened) = (Instant::now() + TICK, Instant::now());
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
             let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
@@ -108,7 +108,10 @@ impl Keeper {
                 self.inner.lock().pass(&self.inner);
             }
             if is_tick {
-                next_tick = Instant::now() + TICK;
+                let now = Instant::now();
+                next_tick = now + TICK;
+                let since = now.duration_since(std::mem::replace(&mut listened, now));
+                self.inner.lock().look_for_silence(since, self.inner.options.silence);
                 self.expire();
                 (self.tick)();
             }

@@ -10,6 +10,7 @@
 //! | `ledger` | the requests |
 //! | `remote`, `incoming` | the messages to and from one process |
 //! | `sockets`, `cipher`, `connection` | bytes to and from a socket |
+//! | `silence` | hosts from which nothing comes any more |
 //! | `state` | what the owners of a wire share with its thread |
 //! | `hello` | the proof that a connection belongs to this job |
 //! | `stranger` | connections that have not proved themselves |
@@ -30,6 +31,7 @@ mod keeper;
 mod ledger;
 pub(crate) mod options;
 mod remote;
+mod silence;
 mod sockets;
 mod state;
 mod stranger;

@@ -64,3 +64,21 @@ pub(super) fn acknowledge(socket: &Socket) {
         libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_QUICKACK, value, bytes);
     }
 }
+
+/// How many words of 32 bits of the kernel's `struct tcp_info` are read.
+const INFO_WORDS: usize = 36;
+/// The word of `struct tcp_info` that has `tcpi_segs_in`.
+const SEGMENTS_IN: usize = 35;
+
+/// Returns how many segments have come from the other host, or `None` where the kernel does not
+/// say (before Linux 4.2). Answers of the other kernel count, also those to probes.
+pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
+    let mut info = [0_u32; INFO_WORDS];
+    let mut bytes = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes as many bytes into the array as `bytes` says, and changes `bytes`.
+    let answer = unsafe {
+        let (level, info, bytes) = (libc::IPPROTO_TCP, info.as_mut_ptr().cast(), &raw mut bytes);
+        libc::getsockopt(socket.as_raw_fd(), level, libc::TCP_INFO, info, bytes)
+    };
+    (answer == 0 && bytes as usize >= size_of_val(&info)).then_some(info[SEGMENTS_IN])
+}

@@ -234,6 +234,21 @@ impl State {
         self.push(inner, number);
     }
 
+    /// Loses the peers from whose hosts nothing has come for `longest`. The last look was `since`
+    /// ago.
+    pub(super) fn look_for_silence(&mut self, since: Duration, longest: Duration) {
+        for number in self.connected.clone() {
+            let Some(connection) = self.links.get_mut(&number).and_then(|link| link.connection.as_mut()) else {
+                continue;
+            };
+            let lasts = connection.silence.look(&connection.socket, since);
+            if lasts >= longest {
+                let why = format!("{} has fallen silent: nothing came for {} ms", connection.address, lasts.as_millis());
+                self.lose(number, Lost { ended: false, why });
+            }
+        }
+    }
+
     /// Notes that a peer is lost.
     pub(super) fn lose(&mut self, number: u32, lost: Lost) {
         let Some(link) = self.links.get_mut(&number) else { return };

@@ -54,14 +54,49 @@ fn lost(wire: &Tcp, peer: Peer) -> Lost {
     wire.lost(peer).unwrap()
 }
 
+/// A wire that loses a host after that many milliseconds of silence.
+fn wire_with_silence(millis: u64) -> Arc<Tcp> {
+    Tcp::open(Options { silence: Duration::from_millis(millis), ..options() }, || ()).unwrap()
+}
+
+/// How many messages are more than the kernels keep for a peer that reads nothing.
+const MANY: u64 = 60;
+
+/// Sends [`MANY`] messages, for which the kernels have no room.
+fn send_many(wire: &Tcp, peer: Peer, data: &[u8]) -> Vec<Request> {
+    (0..MANY).map(|at| send(wire, peer, tag(at), data)).collect()
+}
+
 #[test]
-fn a_peer_that_reads_nothing_is_lost_in_time() {
-    let wire = Tcp::open(Options { silence: Duration::from_millis(600), ..options() }, || ()).unwrap();
+fn a_peer_that_reads_nothing_is_alive_while_its_host_answers() {
+    let wire = wire_with_silence(2000);
+    let (mut stream, peer) = raw_peer(&wire);
+    // The kernel of a peer sends these probes, also while its process is stopped.
+    let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(1)).with_interval(Duration::from_secs(1));
+    socket2::SockRef::from(&stream).set_tcp_keepalive(&probes).unwrap();
+    let data = vec![1; EAGER_BYTES];
+    let requests = send_many(&wire, peer, &data);
+    let until = Instant::now() + Duration::from_millis(4500);
+    while Instant::now() < until {
+        assert_eq!(wire.lost(peer), None);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // All messages come once the peer reads.
+    let mut got = vec![0; MANY as usize * (HEADER + EAGER_BYTES)];
+    stream.read_exact(&mut got).unwrap();
+    requests.iter().for_each(|request| assert_eq!(wait(&wire, request), Ok(EAGER_BYTES)));
+}
+
+#[test]
+fn a_host_that_answers_too_seldom_is_lost_also_where_it_has_no_room() {
+    let wire = wire_with_silence(600);
     let (stream, peer) = raw_peer(&wire);
     let data = vec![1; EAGER_BYTES];
-    let requests: Vec<Request> = (0..60).map(|at| send(&wire, peer, tag(at), &data)).collect();
+    // The peer's kernel sends no probes. This kernel's probes for room, which are answered, are
+    // soon more than 600 ms apart.
+    let requests = send_many(&wire, peer, &data);
     let loss = lost(&wire, peer);
-    assert!(!loss.ended && loss.why.contains("has fallen silent"), "{loss:?}");
+    assert!(!loss.ended && loss.why.contains("has fallen silent: nothing came for"), "{loss:?}");
     requests.into_iter().for_each(|request| wire.cancel(request));
     drop(stream);
     still_serves(&wire);
