@@ -119,7 +119,7 @@ impl Drop for Span {
     fn drop(&mut self) {
         for peer in self.peers.iter().flatten() {
             self.wire.retire(*peer, self.comm, self.rank as u32);
-            self.wire.close(*peer);
+            self.wire.close(*peer, &self.token);
         }
     }
 }

@@ -107,9 +107,9 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// `token` lets the two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer. The end of the last use closes the connection, once all sends have
-    /// gone.
-    fn close(&self, peer: Peer);
+    /// Ends one use of a peer, which began with that token. The end of the last use closes the
+    /// connection, once all sends have gone.
+    fn close(&self, peer: Peer, token: &Token);
 
     /// Begins to send a message.
     ///
@@ -131,7 +131,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
-    /// cancelled send may still arrive; the peer drops a message that arrives in part. The message
+    /// cancelled send may still arrive as a whole. If it does not, the receive that waits for it
+    /// gets the tag's next message, unless several receives of the tag are under way. The message
     /// of a cancelled receive may be dropped when it comes, so that the tag's next receive gets the
     /// message after it.
     fn cancel(&self, request: Request);

@@ -115,14 +115,17 @@ impl Connection {
     }
 
     /// Ends the use of a send's buffer. The rest of the frame that is being written is copied.
-    pub(super) fn detach(&mut self, request: u64) {
-        if let Payload::Of { send, from, left } = &self.payload {
-            if send.request == request {
-                // SAFETY: the request is under way, so its buffer is valid.
-                let rest = unsafe { slice(*from, *left) }.to_vec();
-                self.payload = Payload::Copy { rest, written: 0 };
-            }
+    /// Returns whether further frames of the message would have followed.
+    pub(super) fn detach(&mut self, request: u64) -> bool {
+        let Payload::Of { send, from, left } = &self.payload else { return false };
+        if send.request != request {
+            return false;
         }
+        let is_cut = send.sent < send.bytes;
+        // SAFETY: the request is under way, so its buffer is valid.
+        let rest = unsafe { slice(*from, *left) }.to_vec();
+        self.payload = Payload::Copy { rest, written: 0 };
+        is_cut
     }
 
     /// Whether the head or the payload has bytes that are neither written nor sealed.

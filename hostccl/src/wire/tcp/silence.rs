@@ -46,8 +46,7 @@ impl Silence {
     pub(super) fn look(&mut self, socket: &Socket, since: Duration) -> Duration {
         if self.segments.is_some() {
             let segments = sockets::segments_in(socket);
-            self.lasts =
-                if segments == self.segments { self.lasts + since.min(MOST_COUNTED) } else { Duration::ZERO };
+            self.lasts = if segments == self.segments { self.lasts + since.min(MOST_COUNTED) } else { Duration::ZERO };
             self.segments = segments;
         }
         self.lasts

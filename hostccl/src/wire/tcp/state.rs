@@ -243,7 +243,8 @@ impl State {
             };
             let lasts = connection.silence.look(&connection.socket, since);
             if lasts >= longest {
-                let why = format!("{} has fallen silent: nothing came for {} ms", connection.address, lasts.as_millis());
+                let why =
+                    format!("{} has fallen silent: nothing came for {} ms", connection.address, lasts.as_millis());
                 self.lose(number, Lost { ended: false, why });
             }
         }

@@ -143,7 +143,7 @@ impl Wire for Ucx {
         Peer(met.unwrap_or(0))
     }
 
-    fn close(&self, peer: Peer) {
+    fn close(&self, peer: Peer, _token: &Token) {
         self.with(|core| {
             // SAFETY: this thread holds the lock, and no reference to the core is kept over
             // `advance_until`.

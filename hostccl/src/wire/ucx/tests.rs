@@ -110,7 +110,7 @@ fn a_forked_child_leaves_the_worker_alone() {
         if child == 0 {
             let moved = wires.iter().any(|wire| wire.progress());
             wires[0].notify(peers[0], 1, b"from the child");
-            wires[0].close(peers[0]);
+            wires[0].close(peers[0], &[7; 16]);
             drop(wires);
             // SAFETY: the call does not return.
             unsafe { libc::_exit(i32::from(moved)) };

@@ -11,31 +11,52 @@ use crate::wire::address;
 use crate::wire::tcp::frame::{HEADER, Header, Kind};
 use crate::wire::tcp::hello::{self, Answer, HELLO, Hello, PROOF, Side};
 
-fn address_of(wire: &Tcp) -> SocketAddr {
+fn address_of(wire: &Arc<Tcp>) -> SocketAddr {
     address::parse(&wire.contact().address, 0).unwrap()
 }
 
+/// A process that the test plays itself. It has named a token that the wire knows, and has not
+/// proved it yet.
+struct Unproved {
+    /// The connection.
+    stream: TcpStream,
+    /// The wire's number for the process.
+    peer: Peer,
+    /// The proof that is still to be sent.
+    proof: [u8; PROOF],
+}
+
+impl Unproved {
+    fn connect(wire: &Arc<Tcp>) -> Unproved {
+        let id = crate::token::random_token().unwrap();
+        let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
+        let mut stream = TcpStream::connect(address_of(wire)).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let to = wire.contact().id;
+        let hello =
+            Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
+        let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
+        stream.write_all(&first).unwrap();
+        stream.read_exact(&mut answer).unwrap();
+        let (second, proof) = answer.split_at(HELLO);
+        assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
+        Unproved { stream, peer, proof: hello::prove(&TOKEN, Side::Connects, &first, second) }
+    }
+
+    fn prove(mut self, wire: &Tcp) -> (TcpStream, Peer) {
+        self.stream.write_all(&self.proof).unwrap();
+        until("the connection is not taken", || wire.0.lock().links[&self.peer.0].connection.is_some());
+        (self.stream, self.peer)
+    }
+}
+
 /// A process that the test plays itself, after both sides have proved themselves.
-fn raw_peer(wire: &Tcp) -> (TcpStream, Peer) {
-    let id = crate::token::random_token().unwrap();
-    let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
-    let mut stream = TcpStream::connect(address_of(wire)).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    let to = wire.contact().id;
-    let hello =
-        Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
-    let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
-    stream.write_all(&first).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    let (second, proof) = answer.split_at(HELLO);
-    assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
-    stream.write_all(&hello::prove(&TOKEN, Side::Connects, &first, second)).unwrap();
-    until("the connection is not taken", || wire.0.lock().links[&peer.0].connection.is_some());
-    (stream, peer)
+fn raw_peer(wire: &Arc<Tcp>) -> (TcpStream, Peer) {
+    Unproved::connect(wire).prove(wire)
 }
 
 /// Checks that a wire still serves another one.
-fn still_serves(wire: &Tcp) {
+fn still_serves(wire: &Arc<Tcp>) {
     let other = self::wire();
     let peers = introduce([wire, &other]);
     let mut got = [0; 5];
@@ -43,10 +64,10 @@ fn still_serves(wire: &Tcp) {
     let sending = send(&other, peers[1], tag(1), b"works");
     assert_eq!((wait(&other, &sending), wait(wire, &request)), (Ok(5), Ok(5)));
     assert_eq!(&got, b"works");
-    wire.close(peers[0]);
+    wire.close(peers[0], &TOKEN);
 }
 
-fn lost(wire: &Tcp, peer: Peer) -> Lost {
+fn lost(wire: &Arc<Tcp>, peer: Peer) -> Lost {
     until("the peer is not lost", || {
         wire.progress();
         wire.lost(peer).is_some()
@@ -63,7 +84,7 @@ fn wire_with_silence(millis: u64) -> Arc<Tcp> {
 const MANY: u64 = 60;
 
 /// Sends [`MANY`] messages, for which the kernels have no room.
-fn send_many(wire: &Tcp, peer: Peer, data: &[u8]) -> Vec<Request> {
+fn send_many(wire: &Arc<Tcp>, peer: Peer, data: &[u8]) -> Vec<Request> {
     (0..MANY).map(|at| send(wire, peer, tag(at), data)).collect()
 }
 
@@ -112,6 +133,30 @@ fn a_flood_of_connections_stops_nothing() {
 }
 
 #[test]
+fn a_flood_does_not_displace_those_that_are_about_to_prove_themselves() {
+    let wire = wire();
+    let many: Vec<Unproved> = (0..128).map(|_| Unproved::connect(&wire)).collect();
+    let flood: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(address_of(&wire)).unwrap()).collect();
+    // The wire has looked at the flood once it has closed the last of these connections.
+    flood.last().unwrap().set_read_timeout(Some(LONG)).unwrap();
+    assert!(matches!(flood.last().unwrap().read(&mut [0]), Ok(0) | Err(_)));
+    let proved: Vec<(TcpStream, Peer)> = many.into_iter().map(|one| one.prove(&wire)).collect();
+    assert_eq!((proved.len(), wire.0.lock().connected.len()), (128, 128));
+    still_serves(&wire);
+}
+
+#[test]
+fn any_token_that_both_processes_know_connects_them() {
+    let wires = [wire(), wire()];
+    let there = [[1; 16], [2; 16], [3; 16]].map(|token| wires[0].meet(&wires[1].contact(), &token))[0];
+    let back = wires[1].meet(&wires[0].contact(), &[1; 16]);
+    let mut got = [0; 5];
+    let request = send(&wires[0], there, tag(1), b"hello");
+    let answer = receive(&wires[1], back, tag(1), &mut got);
+    assert_eq!((wait(&wires[0], &request), wait(&wires[1], &answer)), (Ok(5), Ok(5)));
+}
+
+#[test]
 fn frames_that_lie_end_their_connection_alone() {
     let wire = wire();
     let header = |kind, extra| Header { tag: tag(3), ..Header::plain(kind, extra) };
@@ -128,7 +173,7 @@ fn frames_that_lie_end_their_connection_alone() {
         stream.write_all(&bytes).unwrap();
         let loss = lost(&wire, peer);
         assert!(!loss.ended && loss.why.contains(why), "{why}: {loss:?}");
-        wire.close(peer);
+        wire.close(peer, &TOKEN);
     }
     // More than the credit allows, which the wire must not keep.
     let (mut stream, peer) = raw_peer(&wire);
@@ -210,7 +255,7 @@ fn garbage_harms_nothing() {
             drop(stream);
             lost(&wire, peer);
             requests.into_iter().for_each(|request| wire.cancel(request));
-            wire.close(peer);
+            wire.close(peer, &TOKEN);
             wire.news();
             Ok(())
         })
