@@ -72,6 +72,11 @@ fn a_cancelled_message_harms_no_other() {
 }
 
 #[test]
+fn a_cancelled_send_leaves_no_gap() {
+    with_ucx(contract::withdrawn);
+}
+
+#[test]
 #[ignore = "it measures"]
 fn how_fast() {
     with_ucx(|make| contract::speed("UCX", make));

@@ -60,9 +60,10 @@ impl Keeper {
 
     /// Looks at the listener again once the pause after a failure is over.
     pub(super) fn open_again(&mut self) {
-        let is_over = self.shut_until.is_some_and(|until| Instant::now() >= until);
-        if is_over && self.set.add(self.listener.as_raw_fd(), LISTENER, false).is_ok() {
-            self.shut_until = None;
+        let now = Instant::now();
+        if self.shut_until.is_some_and(|until| now >= until) {
+            let opened = self.set.add(self.listener.as_raw_fd(), LISTENER, false);
+            self.shut_until = opened.is_err().then_some(now + PAUSE);
         }
     }
 }
