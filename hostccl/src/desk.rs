@@ -132,6 +132,12 @@ impl Desk {
         state.left.push_back((comm, rank));
     }
 
+    /// Whether this process has an end of another communicator than `comm`.
+    pub(crate) fn has_other_members(&self, comm: u64) -> bool {
+        let state = self.lock();
+        state.members.iter().any(|(number, list)| *number != comm && list.iter().any(|end| end.strong_count() > 0))
+    }
+
     /// Whether a rank of this process has left a communicator.
     pub(crate) fn has_left(&self, comm: u64, rank: usize) -> bool {
         self.lock().left.contains(&(comm, rank))

@@ -37,9 +37,11 @@ impl Host {
     pub(crate) fn current() -> Result<Host> {
         let machine = boot_hash()?;
         let name = env::var_os(NAME).unwrap_or_default();
-        let number = match name.is_empty() {
-            true => machine,
-            false => checksum(&[&machine.to_le_bytes(), name.as_encoded_bytes()].concat()),
+        // The library trims the name, too.
+        let name = name.to_string_lossy();
+        let number = match name.trim() {
+            "" => machine,
+            name => checksum(&[&machine.to_le_bytes(), name.as_bytes()].concat()),
         };
         Ok(Host { machine, number, namespace: pid_namespace()?, shares: shares()? })
     }

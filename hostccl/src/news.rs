@@ -41,16 +41,10 @@ impl Comm {
         self.span.as_ref().zip(self.remote.as_ref())
     }
 
-    /// Tells the other hosts' processes that this rank is there. Each host is connected with the
-    /// next one, so that somebody notices when all of a host's processes end, or when the host
-    /// falls silent.
+    /// Connects to the process of the next host that this rank watches.
     pub(crate) fn watch_next_host(&self) {
         let Some((span, _)) = self.elsewhere() else { return };
-        let next = (span.host() + 1) % span.hosts.len();
-        if next == span.host() || span.here().last() != Some(&span.rank) {
-            return;
-        }
-        if let Some(peer) = span.peers[span.hosts[next][0]] {
+        if let Some(peer) = span.watched() {
             span.wire.notify(peer, span.comm, &Said::Hello.encode());
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::call_name::Name;
 use crate::desk::Desk;
@@ -12,6 +12,15 @@ use crate::error::Error;
 use crate::notice::Said;
 use crate::span::Span;
 use crate::wire::Peer;
+
+/// How long a rank that frees its communicator waits until what it has sent is safe.
+const LINGER: Duration = Duration::from_secs(2);
+/// How long it waits where the communicator has failed.
+const FAILED_LINGER: Duration = Duration::from_millis(50);
+/// How often it looks before it sleeps between two looks. An answer takes tens of microseconds.
+const SHORT_LOOKS: u32 = 50;
+/// The longest sleep between two looks.
+const FLUSH_SLICE: Duration = Duration::from_millis(1);
 
 /// A message under way between this rank and one of another host.
 #[derive(Debug, Clone, Copy)]
@@ -128,14 +137,33 @@ impl Remote {
     }
 
     /// Tells the processes to which there are connections that this rank has freed its
-    /// communicator. A process without a connection asks when it waits for this rank.
+    /// communicator. A process without a connection asks when it waits for this rank. The process
+    /// that watches this one is told in any case, because it makes a connection of its own accord.
+    /// Then waits until what this rank has sent is safe, because the process may end now.
     pub(crate) fn tell_left(&self, span: &Span) {
         self.desk.note_left(span.comm, span.rank);
         let text = Said::Left(span.rank).encode();
-        for peer in span.processes().into_iter().filter(|peer| span.wire.connected(*peer)) {
-            span.wire.notify(peer, span.comm, &text);
+        let (processes, watcher) = (span.processes(), span.watcher());
+        for peer in processes.iter().filter(|peer| Some(**peer) == watcher || span.wire.connected(**peer)) {
+            span.wire.notify(*peer, span.comm, &text);
         }
-        span.wire.progress();
+        // While this process has other communicators, it goes on, and its kernel sends again what
+        // gets lost. A rank whose communicator has failed does not wait for those that may be the
+        // reason.
+        let has_failed = self.told.load(Ordering::Acquire);
+        let arrival = !has_failed && !self.desk.has_other_members(span.comm);
+        let end = Instant::now() + if has_failed { FAILED_LINGER } else { LINGER };
+        for look in 0_u32.. {
+            let seen = span.wire.moved().value();
+            span.wire.progress();
+            if processes.iter().all(|peer| span.wire.is_flushed(*peer, arrival)) || Instant::now() >= end {
+                return;
+            }
+            match look < SHORT_LOOKS {
+                true => std::thread::yield_now(),
+                false => span.wire.sleep_on_wire(seen, &[], FLUSH_SLICE),
+            }
+        }
     }
 
     /// Begins a message. Returns false where another one between the same ranks, in the same

@@ -89,6 +89,21 @@ impl Span {
         (0..self.hosts.len()).flat_map(|host| self.processes_on(host)).collect()
     }
 
+    /// The process of another host that watches this one, where one does. The last rank of each host
+    /// connects to the first rank of the next host, so that somebody notices when all of that
+    /// host's processes end, or when the host falls silent.
+    pub(crate) fn watcher(&self) -> Option<Peer> {
+        let last = self.hosts.len() - 1;
+        let before = &self.hosts[self.host().checked_sub(1).unwrap_or(last)];
+        self.peers[*before.last()?].filter(|_| self.here().first() == Some(&self.rank))
+    }
+
+    /// The process of another host that this rank watches, where it is to watch one.
+    pub(crate) fn watched(&self) -> Option<Peer> {
+        let next = &self.hosts[(self.host() + 1) % self.hosts.len()];
+        self.peers[*next.first()?].filter(|_| self.here().last() == Some(&self.rank))
+    }
+
     /// The tag of a message from this rank to `to`.
     pub(crate) fn to(&self, to: usize, stream: u64) -> Tag {
         Tag { comm: self.comm, stream, from: self.rank as u32, to: to as u32 }
@@ -106,6 +121,6 @@ impl Drop for Span {
         for peer in &peers {
             self.wire.retire(*peer, self.comm, self.rank as u32);
         }
-        self.wire.close_all(&peers);
+        self.wire.close_all(&peers, &self.token);
     }
 }

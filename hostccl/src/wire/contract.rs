@@ -9,12 +9,12 @@ use super::{Broken, EAGER_BYTES, Lost, Notice, Peer, Request, Tag, Wire};
 /// Makes a wire.
 pub(super) type Make<'a> = &'a dyn Fn() -> Arc<dyn Wire>;
 
-const TOKEN: [u8; 16] = [7; 16];
+pub(super) const TOKEN: [u8; 16] = [7; 16];
 /// How long a test waits for what must happen.
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// Tells two wires of each other. Returns the number that each has for the other.
-pub(super) fn introduce(wires: [&Arc<dyn Wire>; 2]) -> [Peer; 2] {
+pub(super) fn introduce<W: Wire + ?Sized>(wires: [&Arc<W>; 2]) -> [Peer; 2] {
     [wires[0].meet(&wires[1].contact(), &TOKEN), wires[1].meet(&wires[0].contact(), &TOKEN)]
 }
 
@@ -30,7 +30,7 @@ pub(super) fn tag(stream: u64) -> Tag {
 }
 
 /// Waits for a request, and returns its outcome.
-pub(super) fn wait(wire: &Arc<dyn Wire>, request: &Request) -> Result<usize, Broken> {
+pub(super) fn wait<W: Wire + ?Sized>(wire: &Arc<W>, request: &Request) -> Result<usize, Broken> {
     let until = Instant::now() + LONG;
     loop {
         let seen = wire.moved().value();
@@ -45,7 +45,7 @@ pub(super) fn wait(wire: &Arc<dyn Wire>, request: &Request) -> Result<usize, Bro
 }
 
 /// Waits until a condition holds.
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !condition() {
         assert!(Instant::now() < end, "{what}");
@@ -63,12 +63,12 @@ fn notices(wire: &Arc<dyn Wire>, count: usize) -> Vec<Notice> {
     all
 }
 
-pub(super) fn send(wire: &Arc<dyn Wire>, peer: Peer, tag: Tag, data: &[u8]) -> Request {
+pub(super) fn send<W: Wire + ?Sized>(wire: &Arc<W>, peer: Peer, tag: Tag, data: &[u8]) -> Request {
     // SAFETY: the tests keep their buffers until the request is over.
     unsafe { wire.isend(peer, tag, data.as_ptr(), data.len()) }
 }
 
-pub(super) fn receive(wire: &Arc<dyn Wire>, peer: Peer, tag: Tag, data: &mut [u8]) -> Request {
+pub(super) fn receive<W: Wire + ?Sized>(wire: &Arc<W>, peer: Peer, tag: Tag, data: &mut [u8]) -> Request {
     // SAFETY: the tests keep their buffers until the request is over.
     unsafe { wire.irecv(peer, tag, data.as_mut_ptr(), data.len()) }
 }
@@ -275,11 +275,11 @@ pub(super) fn again(make: Make<'_>) {
         assert_eq!((wait(&wires[0], &request), wait(&wires[1], &answer)), (Ok(10), Ok(10)));
         assert_eq!(got, sent);
         let first = usize::from(round) % 2;
-        wires[first].close(peers[first]);
+        wires[first].close(peers[first], &TOKEN);
         if round % 3 == 0 {
             std::thread::sleep(Duration::from_millis(3));
         }
-        wires[1 - first].close(peers[1 - first]);
+        wires[1 - first].close(peers[1 - first], &TOKEN);
     }
 }
 
@@ -344,6 +344,39 @@ pub(super) fn cancelled(make: Make<'_>) {
     assert!(wires[0].lost(peers[0]).is_none() && wires[1].lost(peers[1]).is_none());
 }
 
+/// A cancelled send leaves no gap: the receive that waits gets the message after it.
+pub(super) fn withdrawn(make: Make<'_>) {
+    let (wires, peers) = pair(make);
+    let long = pattern(1, 3 << 20);
+    let mut stream = 0;
+    for bytes in [5, EAGER_BYTES + 1, 3 << 20] {
+        for (posted, steps) in [(true, 0), (false, 0), (true, 1), (false, 1), (true, 3), (true, 8)] {
+            stream += 1;
+            let mut got = vec![0; 3 << 20];
+            let mut next = posted.then(|| receive(&wires[1], peers[1], tag(stream), &mut got));
+            let sending = send(&wires[0], peers[0], tag(stream), &long[..bytes]);
+            for _ in 0..steps {
+                wires[1].progress();
+                wires[0].progress();
+            }
+            wires[0].cancel(sending);
+            let after = send(&wires[0], peers[0], tag(stream), b"after");
+            let what = format!("{bytes} bytes, posted: {posted}, {steps} steps");
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(wait(&wires[0], &after), Ok(5), "{what}"));
+                let mut lengths = Vec::new();
+                while lengths.last() != Some(&5) || (bytes == 5 && got[..5] != *b"after") {
+                    let next = next.take().unwrap_or_else(|| receive(&wires[1], peers[1], tag(stream), &mut got));
+                    lengths.push(wait(&wires[1], &next).expect(&what));
+                }
+                // The cancelled message may have arrived as a whole.
+                assert!(lengths == [5] || lengths == [bytes, 5], "{what}: {lengths:?}");
+                assert_eq!(got[..5], *b"after", "{what}");
+            });
+        }
+    }
+}
+
 /// Prints half round trips of messages of several sizes: the median of many.
 pub(super) fn speed(name: &str, make: Make<'_>) {
     let (wires, peers) = pair(make);
@@ -367,50 +400,5 @@ pub(super) fn speed(name: &str, make: Make<'_>) {
         });
         took.sort();
         println!("{name}: {bytes} bytes, half a round trip: {:.1} us", took[times / 2].as_secs_f64() * 1e6);
-    }
-}
-
-/// The wire over TCP keeps these promises, too.
-mod over_tcp {
-    use std::net::{IpAddr, Ipv4Addr};
-
-    use super::*;
-    use crate::wire::address::Interface;
-    use crate::wire::tcp::Tcp;
-    use crate::wire::tcp::options::Options;
-
-    fn make() -> Arc<dyn Wire> {
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let interface = Interface { name: "lo".to_owned(), address, scope: 0, is_loopback: true };
-        let silence = Duration::from_secs(5);
-        Tcp::open(Options { interface, silence, congestion: None, secret: None }, || ()).unwrap()
-    }
-
-    #[test]
-    fn messages_arrive_in_their_order() {
-        all_sizes(&make);
-        order(&make);
-        itself(&make);
-        early(&make);
-    }
-
-    #[test]
-    fn what_fails_fails_alone() {
-        too_long(&make);
-        loss(&make);
-        cancelled(&make);
-    }
-
-    #[test]
-    fn connections_are_made_and_ended() {
-        stranger(&make);
-        at_once(&make, 10);
-        again(&make);
-    }
-
-    #[test]
-    #[ignore = "it measures"]
-    fn how_fast() {
-        speed("TCP", &make);
     }
 }

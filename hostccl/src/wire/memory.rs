@@ -119,7 +119,7 @@ impl Wire for Memory {
         Peer(u64::from_ne_bytes(contact.id[..8].try_into().unwrap()) as u32)
     }
 
-    fn close(&self, _: Peer) {}
+    fn close(&self, _: Peer, _: &Token) {}
 
     unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
         let (number, route, mut state) = (self.number(), (self.me, peer.0 as usize, tag), self.lock());

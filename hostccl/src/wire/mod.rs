@@ -107,14 +107,14 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// `token` lets the two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer. The end of the last use closes the connection, once all sends have
-    /// gone.
-    fn close(&self, peer: Peer);
+    /// Ends one use of a peer, which began with that token. The end of the last use closes the
+    /// connection, once all sends have gone.
+    fn close(&self, peer: Peer, token: &Token);
 
-    /// Ends one use of each of these peers. A wire whose [`close`](Wire::close) may wait for the
-    /// peer waits for all of them at once.
-    fn close_all(&self, peers: &[Peer]) {
-        peers.iter().for_each(|peer| self.close(*peer));
+    /// Ends one use, which began with that token, of each of these peers. A wire whose
+    /// [`close`](Wire::close) may wait for the peer waits for all of them at once.
+    fn close_all(&self, peers: &[Peer], token: &Token) {
+        peers.iter().for_each(|peer| self.close(*peer, token));
     }
 
     /// Begins to send a message.
@@ -137,7 +137,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn test(&self, request: &Request) -> Result<Option<usize>, Broken>;
 
     /// Ends a request. Afterwards the wire does not touch the request's buffer. The message of a
-    /// cancelled send may still arrive; the peer drops a message that arrives in part. The message
+    /// cancelled send may still arrive as a whole. If it does not, the receive that waits for it
+    /// gets the tag's next message, unless several receives of the tag are under way. The message
     /// of a cancelled receive may be dropped when it comes, so that the tag's next receive gets the
     /// message after it.
     fn cancel(&self, request: Request);
@@ -149,6 +150,15 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Whether there is a connection to the peer, so that a notice to it makes none.
     fn connected(&self, peer: Peer) -> bool {
         let _ = peer;
+        true
+    }
+
+    /// Whether nothing that was sent to the peer gets lost when this process ends now. With
+    /// `arrival` the peer's host has everything. Without it, this host may still have to send some
+    /// of it, and does so. The answer is yes where the peer is lost. A wire whose `close` waits for
+    /// that has no other answer.
+    fn is_flushed(&self, peer: Peer, arrival: bool) -> bool {
+        let _ = (peer, arrival);
         true
     }
 

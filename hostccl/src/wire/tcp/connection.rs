@@ -9,6 +9,7 @@ use super::frame::{HEADER, Header, Kind, PIECE};
 use super::incoming::Sink;
 use super::ledger::{Key, Ledger};
 use super::remote::{Remote, Send, slice};
+use super::silence::Silence;
 use super::sockets;
 use crate::fork::Private;
 use crate::wire::Lost;
@@ -68,6 +69,8 @@ pub(super) struct Connection {
     cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
+    /// How long nothing has come.
+    pub(super) silence: Silence,
 }
 
 /// The progress that a call has made.
@@ -83,6 +86,7 @@ impl Connection {
     pub(super) fn new(socket: Private<Socket>, address: String, cipher: Option<Box<Cipher>>) -> Connection {
         let room = if cipher.is_some() { SECRET_ROOM } else { ROOM };
         Connection {
+            silence: Silence::of(&socket),
             socket,
             address,
             buffer: vec![0; room].into_boxed_slice(),
@@ -111,14 +115,17 @@ impl Connection {
     }
 
     /// Ends the use of a send's buffer. The rest of the frame that is being written is copied.
-    pub(super) fn detach(&mut self, request: u64) {
-        if let Payload::Of { send, from, left } = &self.payload {
-            if send.request == request {
-                // SAFETY: the request is under way, so its buffer is valid.
-                let rest = unsafe { slice(*from, *left) }.to_vec();
-                self.payload = Payload::Copy { rest, written: 0 };
-            }
+    /// Returns whether further frames of the message would have followed.
+    pub(super) fn detach(&mut self, request: u64) -> bool {
+        let Payload::Of { send, from, left } = &self.payload else { return false };
+        if send.request != request {
+            return false;
         }
+        let is_cut = send.sent < send.bytes;
+        // SAFETY: the request is under way, so its buffer is valid.
+        let rest = unsafe { slice(*from, *left) }.to_vec();
+        self.payload = Payload::Copy { rest, written: 0 };
+        is_cut
     }
 
     /// Whether the head or the payload has bytes that are neither written nor sealed.
@@ -129,6 +136,12 @@ impl Connection {
     /// Whether bytes are left that belong to frames that were begun.
     pub(super) fn is_writing(&self) -> bool {
         self.has_frames() || self.cipher.as_ref().is_some_and(|cipher| !cipher.sealed().is_empty())
+    }
+
+    /// Whether the kernel has all bytes of the frames that were begun. With `arrival`, whether the
+    /// other host has them.
+    pub(super) fn is_flushed(&self, arrival: bool) -> bool {
+        !self.is_writing() && (!arrival || sockets::is_sent(&self.socket))
     }
 
     fn lost(&self, reason: &io::Error) -> Lost {

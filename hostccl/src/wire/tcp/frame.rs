@@ -37,6 +37,9 @@ pub(super) enum Kind {
     Close = 10,
     /// The answer to `Close`: the sender sends nothing more.
     Closed = 11,
+    /// A message will not come, because its send was cancelled or its communicator has ended. What
+    /// has come of it is to be dropped. `extra` is 1 where the communicator has ended.
+    Void = 12,
 }
 
 /// The header of a frame.
@@ -91,6 +94,7 @@ impl Header {
             9 => Kind::Busy,
             10 => Kind::Close,
             11 => Kind::Closed,
+            12 => Kind::Void,
             other => return Err(format!("a frame of the unknown kind {other}")),
         };
         let (bytes, extra) = (four(4) as usize, eight(40));

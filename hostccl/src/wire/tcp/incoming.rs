@@ -1,9 +1,10 @@
 //! The frames that come from another process.
 
+use super::ends::OVER;
 use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger};
 use super::remote::{Arrived, COST, CREDIT, MOST_AHEAD, Receive, Remote, deliver};
-use crate::wire::{Broken, Notice, Peer, Tag};
+use crate::wire::{Broken, Notice, Peer};
 
 /// Where the bytes of a frame belong.
 #[derive(Debug)]
@@ -48,12 +49,13 @@ impl Remote {
             Kind::Eager => return self.take_eager(key, header.bytes, ledger),
             Kind::Data => return self.take_data(key, &header),
             Kind::Notice => {
+                self.has_notice = true;
                 if ledger.notices.len() < MOST_AHEAD {
                     return Ok(Sink::Notice { comm: header.tag.comm, text: Vec::with_capacity(header.bytes) });
                 }
                 return Ok(Sink::Drop);
             }
-            Kind::Announce if !self.posted.contains_key(&key) && self.is_retired(&key.0) => {}
+            Kind::Announce if !self.posted.contains_key(&key) && ledger.retired.has(key.0.comm, key.0.to) => {}
             Kind::Announce => match self.posted.get_mut(&key) {
                 Some(receive) if receive.asked => {}
                 Some(receive) => {
@@ -67,6 +69,7 @@ impl Remote {
                 }
             },
             Kind::Want => self.take_want(key, header.extra as usize, ledger)?,
+            Kind::Void => self.take_void(key, header.extra == OVER as u64, ledger)?,
             Kind::TooLong => match self.posted.remove(&key) {
                 Some(Receive { request: Some(request), .. }) => {
                     ledger.end(request, Err(Broken::TooLong(header.extra as usize)));
@@ -90,7 +93,7 @@ impl Remote {
     }
 
     /// Checks that a message without a receive has not come before, and may be noted.
-    fn is_new(&self, key: Key) -> Judged<()> {
+    pub(super) fn is_new(&self, key: Key) -> Judged<()> {
         if self.arrived.len() >= MOST_AHEAD {
             return Err(format!("more than {MOST_AHEAD} messages without receives"));
         }
@@ -113,14 +116,9 @@ impl Remote {
         self.is_closed = true;
     }
 
-    /// Whether a message is for a rank of a communicator that has ended.
-    fn is_retired(&self, tag: &Tag) -> bool {
-        !self.retired.is_empty() && self.retired.contains(&(tag.comm, tag.to))
-    }
-
     fn take_eager(&mut self, key: Key, bytes: usize, ledger: &mut Ledger) -> Judged<Sink> {
         let Some(receive) = self.posted.get(&key) else {
-            if self.is_retired(&key.0) {
+            if ledger.retired.has(key.0.comm, key.0.to) {
                 self.owe(bytes);
                 return Ok(Sink::Drop);
             }
@@ -168,7 +166,9 @@ impl Remote {
     }
 
     fn take_want(&mut self, key: Key, room: usize, ledger: &mut Ledger) -> Judged<()> {
-        if let Some(send) = self.held.remove(&key) {
+        if ledger.retired.has(key.0.comm, key.0.from) {
+            self.say_about(Kind::Void, key, OVER);
+        } else if let Some(send) = self.held.remove(&key) {
             if send.bytes > room {
                 self.say_about(Kind::TooLong, key, send.bytes);
                 ledger.end(send.request, Ok(send.bytes));
@@ -200,6 +200,8 @@ impl Remote {
                     // SAFETY: the receiver's buffer is valid, and `data` is none of the caller's.
                     unsafe { deliver(receive, data.as_ptr() as usize, data.len(), ledger) };
                 }
+                // The rank may have left its communicator while the message came.
+                None if ledger.retired.has(key.0.comm, key.0.to) => self.taken(data.len()),
                 None => drop(self.arrived.insert(key, Arrived::Kept(data))),
             },
             Sink::Notice { comm, text } => {

@@ -1,6 +1,8 @@
 //! The wire's thread. It makes connections and accepts them. Ten times a second it moves messages
 //! that came while no thread waited for them.
 
+mod door;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,8 +19,8 @@ use super::options::Options;
 use super::state::{Inner, State};
 use super::stranger::{self, Step, Stranger};
 use crate::fork::{self, Private};
+use crate::thread;
 use crate::wire::Lost;
-use crate::{machine, thread};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
@@ -29,8 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const TRIES: Duration = Duration::from_secs(30);
 /// The time from one try to the next.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The most connections that other processes have made and that have not proved themselves.
-const MOST_STRANGERS: usize = 128;
 /// How long the wire goes on after its last owner has gone, until its bytes have been sent.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -50,6 +50,8 @@ struct Attempt {
     stranger: Option<u64>,
     /// Why the last try failed.
     why: String,
+    /// How many tokens were tried. Each try uses another one, the newest first.
+    tokens: usize,
 }
 
 /// The state that the thread owns.
@@ -60,6 +62,9 @@ struct Keeper {
     listener: Private<Socket>,
     /// The listener, the bell, and the strangers by their numbers.
     set: Epoll,
+    /// Until when the thread does not look at the listener, because this process cannot take
+    /// connections.
+    shut_until: Option<Instant>,
     /// The connections that have not proved themselves.
     strangers: HashMap<u64, Stranger>,
     /// The number of the last stranger.
@@ -76,17 +81,17 @@ pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) ->
     set.add(listener.as_raw_fd(), LISTENER, false)?;
     set.add(inner.keeper.as_raw_fd(), BELL, false)?;
     let (strangers, attempts) = (HashMap::new(), HashMap::new());
-    let keeper = Keeper { inner, listener, set, strangers, last: 0, attempts, tick };
+    let keeper = Keeper { inner, listener, set, shut_until: None, strangers, last: 0, attempts, tick };
     thread::spawn("dm-wire", move || keeper.run()).map(drop)
 }
 
 impl Keeper {
     fn run(mut self) {
-        let mut next_tick = Instant::now() + TICK;
+        let (mut next_tick, mut listened) = (Instant::now() + TICK, Instant::now());
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
             let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
-            let wake = tries.map(|attempt| attempt.next).fold(next_tick, Instant::min);
+            let wake = tries.map(|attempt| attempt.next).chain(self.shut_until).fold(next_tick, Instant::min);
             let timeout = wake.saturating_duration_since(Instant::now());
             let all = [self.set.as_raw_fd(), self.inner.connections.as_raw_fd()];
             epoll::wait_for(if is_relied_on { &all } else { &all[..1] }, timeout);
@@ -99,6 +104,7 @@ impl Keeper {
                 }
             }
             self.look();
+            self.open_again();
             let is_tick = Instant::now() >= next_tick;
             if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
                 // The bell in `connections` rang for a sleeping thread that is awake by now.
@@ -108,7 +114,10 @@ impl Keeper {
                 self.inner.lock().pass(&self.inner);
             }
             if is_tick {
-                next_tick = Instant::now() + TICK;
+                let now = Instant::now();
+                next_tick = now + TICK;
+                let since = now.duration_since(std::mem::replace(&mut listened, now));
+                self.inner.lock().look_for_silence(since, self.inner.options.silence);
                 self.expire();
                 (self.tick)();
             }
@@ -126,48 +135,6 @@ impl Keeper {
             self.inner.keeper_looks.store(true, Ordering::SeqCst);
         }
         is
-    }
-
-    /// Accepts what waits at the listener.
-    fn accept(&mut self) {
-        for _ in 0..MOST_STRANGERS {
-            let mut address = None;
-            let accepted = Private::open(|| {
-                let (socket, from) = self.listener.accept()?;
-                address = from.as_socket();
-                Ok(socket)
-            });
-            let socket = match accepted {
-                Ok(socket) => socket,
-                Err(reason) if reason.kind() == io::ErrorKind::WouldBlock => return,
-                Err(reason) => {
-                    // The listener stays ready, for example while this process can open no more
-                    // files. The pause keeps the thread from using up a processor.
-                    log::debug!("the wire accepts no connection: {}", machine::explained(&reason));
-                    std::thread::sleep(PAUSE);
-                    return;
-                }
-            };
-            if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
-                continue;
-            }
-            self.make_room();
-            let address = address.map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
-            self.enter(Stranger::accepted(socket, address));
-        }
-    }
-
-    /// Closes the oldest accepted connection among those that have said the least, where there are
-    /// too many.
-    fn make_room(&mut self) {
-        let accepted = || self.strangers.iter().filter(|(_, stranger)| !stranger.is_mine());
-        if accepted().count() < MOST_STRANGERS {
-            return;
-        }
-        let oldest = accepted().min_by_key(|(_, stranger)| (stranger.said(), stranger.since));
-        if let Some(number) = oldest.map(|(number, _)| *number) {
-            self.remove(number);
-        }
     }
 
     fn enter(&mut self, stranger: Stranger) -> Option<u64> {
@@ -189,7 +156,13 @@ impl Keeper {
         let wanted = std::mem::take(&mut self.inner.lock().to_connect);
         let now = Instant::now();
         for peer in wanted {
-            self.attempts.entry(peer).or_insert(Attempt { since: now, next: now, stranger: None, why: String::new() });
+            self.attempts.entry(peer).or_insert(Attempt {
+                since: now,
+                next: now,
+                stranger: None,
+                why: String::new(),
+                tokens: 0,
+            });
         }
         let is_due = |attempt: &Attempt| attempt.stranger.is_none() && attempt.next <= now;
         let due: Vec<u32> =
@@ -224,10 +197,11 @@ impl Keeper {
 
     /// Begins a try to connect to a peer.
     fn connect(&mut self, peer: u32) {
+        let tried = self.attempts.get(&peer).map_or(0, |attempt| attempt.tokens);
         let known = {
             let state = self.inner.lock();
             let link = state.links.get(&peer).filter(|link| link.connection.is_none() && link.remote.lost.is_none());
-            link.map(|link| (link.remote.contact.clone(), link.remote.tokens.last().copied().unwrap_or_default()))
+            link.map(|link| (link.remote.contact.clone(), link.remote.token(tried)))
         };
         let Some((contact, token)) = known else {
             self.attempts.remove(&peer);
@@ -266,7 +240,11 @@ impl Keeper {
     /// Ends a try. The peer is tried again until the time is up.
     fn try_again(&mut self, peer: u32, why: String) {
         let Some(attempt) = self.attempts.get_mut(&peer) else { return };
-        (attempt.stranger, attempt.next, attempt.why) = (None, Instant::now() + PAUSE, why);
+        let known = self.inner.lock().links.get(&peer).map_or(0, |link| link.remote.tokens.len());
+        attempt.tokens += 1;
+        // The peer may know another token. After the last one, it has time to learn them.
+        let pause = if attempt.tokens % known.max(1) == 0 { PAUSE } else { Duration::ZERO };
+        (attempt.stranger, attempt.next, attempt.why) = (None, Instant::now() + pause, why);
     }
 
     /// Takes the next step of a stranger.
@@ -378,8 +356,8 @@ impl Keeper {
                 state.serve(&inner, u64::from(number));
                 let link = state.links.get(&number);
                 let is_sent = link.is_none_or(|link| {
-                    let is_written = |connection: &Connection| !connection.is_writing() && is_sent(&connection.socket);
-                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_written)
+                    let is_flushed = |connection: &Connection| connection.is_flushed(true);
+                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_flushed)
                 });
                 if is_sent {
                     state.forget(number);
@@ -394,12 +372,4 @@ impl Keeper {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-}
-
-/// Whether the other host has everything that was written to a socket.
-fn is_sent(socket: &Socket) -> bool {
-    let mut left: libc::c_int = 0;
-    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
-    answer != 0 || left == 0
 }

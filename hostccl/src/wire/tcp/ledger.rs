@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::ends::Retired;
 use crate::wire::{Broken, Lost, Notice, Peer, Tag};
 
 /// The tag and the number of a message.
@@ -65,6 +66,8 @@ pub(super) struct Ledger {
     pub(super) notices: Vec<Notice>,
     /// The losses that nobody has taken.
     pub(super) losses: Vec<(Peer, Lost)>,
+    /// The ranks of this process that have left their communicators.
+    pub(super) retired: Retired,
     /// Whether something has changed for which a thread may wait.
     pub(super) changed: bool,
 }

@@ -8,8 +8,9 @@
 //! | `epoll` | the kernel's event queues |
 //! | `frame` | headers |
 //! | `ledger` | the requests |
-//! | `remote`, `incoming` | the messages to and from one process |
+//! | `remote`, `incoming`, `ends`, `uses` | the messages to and from one process |
 //! | `sockets`, `cipher`, `connection` | bytes to and from a socket |
+//! | `silence` | hosts from which nothing comes any more |
 //! | `state` | what the owners of a wire share with its thread |
 //! | `hello` | the proof that a connection belongs to this job |
 //! | `stranger` | connections that have not proved themselves |
@@ -22,6 +23,7 @@
 
 mod cipher;
 mod connection;
+mod ends;
 mod epoll;
 mod frame;
 mod hello;
@@ -30,11 +32,13 @@ mod keeper;
 mod ledger;
 pub(crate) mod options;
 mod remote;
+mod silence;
 mod sockets;
 mod state;
 mod stranger;
 #[cfg(test)]
 mod tests;
+mod uses;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -124,10 +128,7 @@ impl Wire for Tcp {
             }
         };
         if let Some(Link { remote, .. }) = state.links.get_mut(&number).map(|link| &mut **link) {
-            remote.uses += 1;
-            if !remote.tokens.contains(token) {
-                remote.tokens.push(*token);
-            }
+            remote.begin_use(token);
             if remote.is_idle_here {
                 remote.is_idle_here = false;
                 remote.say(Header::plain(Kind::Busy, 0), &[]);
@@ -139,13 +140,13 @@ impl Wire for Tcp {
         Peer(number)
     }
 
-    fn close(&self, peer: Peer) {
+    fn close(&self, peer: Peer, token: &Token) {
         let mut state = self.0.lock();
         let Some(Link { remote, connection, is_connecting }) = state.links.get_mut(&peer.0).map(|link| &mut **link)
         else {
             return;
         };
-        remote.uses = remote.uses.saturating_sub(1);
+        remote.end_use(token);
         if remote.uses > 0 {
             return;
         }
@@ -192,12 +193,13 @@ impl Wire for Tcp {
         let Some(Link { remote, connection, .. }) = state.links.get_mut(&open.peer).map(|link| &mut **link) else {
             return;
         };
-        let mut reading = None;
+        let (mut reading, mut is_cut) = (None, false);
         if let Some(connection) = connection {
-            connection.detach(request.0);
+            is_cut = connection.detach(request.0);
             reading = if open.is_send { None } else { connection.forget(open.key) };
         }
-        remote.cancel(request.0, open, reading);
+        remote.cancel(request.0, open, reading, is_cut);
+        state.push(&self.0, open.peer);
     }
 
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]) {
@@ -224,6 +226,20 @@ impl Wire for Tcp {
         self.0.lock().links.get(&peer.0).is_some_and(|link| link.connection.is_some())
     }
 
+    fn is_flushed(&self, peer: Peer, arrival: bool) -> bool {
+        let state = self.0.lock();
+        let Some(Link { remote, connection, is_connecting }) = state.links.get(&peer.0).map(|link| &**link) else {
+            return true;
+        };
+        if remote.is_self || remote.lost.is_some() {
+            return true;
+        }
+        match connection {
+            Some(connection) => !remote.has_output() && connection.is_flushed(arrival),
+            None => !remote.has_output() && !*is_connecting,
+        }
+    }
+
     fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
         self.0.lock().links.get(&peer.0).map_or(0, |link| link.remote.moved(comm))
     }
@@ -238,8 +254,11 @@ impl Wire for Tcp {
     }
 
     fn retire(&self, peer: Peer, comm: u64, rank: u32) {
-        if let Some(link) = self.0.lock().links.get_mut(&peer.0) {
-            link.remote.retire(comm, rank);
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        if let Some(link) = state.links.get_mut(&peer.0) {
+            link.remote.retire(comm, rank, &mut state.ledger);
+            state.push(&self.0, peer.0);
         }
     }
 

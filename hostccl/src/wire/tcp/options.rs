@@ -12,8 +12,9 @@ use crate::wire::address::{self, Interface};
 
 /// How long a host may be silent where `DM_HOST_TIMEOUT_MS` says nothing.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds.
-const LEAST_SILENCE: u64 = 100;
+/// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. The kernel sends a probe
+/// once a second at most, and one of them may get lost.
+const LEAST_SILENCE: u64 = 2000;
 /// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds: one day.
 const MOST_SILENCE: u64 = 86_400_000;
 /// How many new connections the kernel keeps until this process takes them.
@@ -103,17 +104,17 @@ impl Options {
 
     /// Sets what every connection has.
     ///
-    /// The kernel notices a silent host in two ways. Where data is on the way, it gives up once no
-    /// answer has come for `silence`. Where nothing is on the way, it sends probes after a third of
-    /// that time. `TCP_USER_TIMEOUT` bounds both. The kernel counts the time of probes in whole
-    /// seconds, so a silent host to which no data is on the way is lost after 2 s at the earliest.
+    /// Where nothing is on the way, the kernel sends a probe after a third of `silence`, so the
+    /// hosts hear of each other at least that often. [`Silence`](super::silence::Silence) says when
+    /// a host is lost. The kernel's own limits come later: they hold while a connection is being
+    /// made (`TCP_USER_TIMEOUT`), and where the kernel does not tell what has come.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));
         let keepalive = TcpKeepalive::new()
             .with_time(idle)
             .with_interval(Duration::from_secs(1))
-            .with_retries((self.silence.saturating_sub(idle).as_secs() as u32).clamp(1, 100));
+            .with_retries((self.silence.as_secs() as u32).clamp(3, 100));
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(self.silence))?;
         if let Some(name) = &self.congestion {
@@ -134,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_silence_that_is_no_time_is_refused_with_its_value() {
-        assert_eq!(parse_silence("1500").unwrap(), Duration::from_millis(1500));
-        for text in ["0", "99", "-1", "abc", "1.5", "86400001"] {
+        assert_eq!(parse_silence("2500").unwrap(), Duration::from_millis(2500));
+        for text in ["0", "1999", "-1", "abc", "1.5", "86400001"] {
             let error = parse_silence(text).unwrap_err();
             assert!(error.message().contains(&format!("DM_HOST_TIMEOUT_MS is {text:?}")), "{}", error.message());
         }

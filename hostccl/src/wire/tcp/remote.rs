@@ -2,14 +2,15 @@
 //!
 //! Sender and receiver number the messages of each tag from 0, so a frame names its message by tag
 //! and number, and frames of different messages may come in any order. A cancelled receive keeps
-//! its number: the message of that number is dropped when it comes.
+//! its number: the message of that number is dropped when it comes. A cancelled send whose message
+//! has not gone leaves a number without a message, which the receiver is told.
 //!
 //! A short message goes at once, as long as the sender has credit. The credit is the number of
 //! bytes that the receiver is ready to keep. A message that is long or lacks credit is announced,
 //! and goes when the receiver asks for it. A receive with room for a long message asks at once. So
 //! the receiver never has to stop reading, and keeps a bounded number of bytes.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
@@ -63,6 +64,8 @@ pub(super) enum Arrived {
     Kept(Vec<u8>),
     /// The sender holds the message back.
     Announced,
+    /// The message will not come.
+    Void,
 }
 
 /// Another process, or this one.
@@ -76,8 +79,8 @@ pub(super) struct Remote {
     pub(super) is_self: bool,
     /// How many uses the peer has: calls of `meet` without their `close`.
     pub(super) uses: usize,
-    /// The tokens that both processes know.
-    pub(super) tokens: Vec<Token>,
+    /// The tokens that both processes know, the newest last, and how many uses each of them has.
+    pub(super) tokens: Vec<(Token, usize)>,
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
     /// The number of messages that were sent under each tag.
@@ -101,10 +104,13 @@ pub(super) struct Remote {
     /// The cost of the short messages that came from the process and that no receive has taken.
     pub(super) kept: usize,
     /// The cost of the short messages that receives have taken, as far as the sender was not told.
-    owed: usize,
+    pub(super) owed: usize,
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.
-    moved: HashMap<u64, u64>,
+    pub(super) moved: HashMap<u64, u64>,
+    /// Whether a notice has come that the kernel may not have acknowledged. The sender may be about
+    /// to end, and wait for the acknowledgement.
+    pub(super) has_notice: bool,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
@@ -116,8 +122,6 @@ pub(super) struct Remote {
     /// Whether the connection ends: the other side has answered `Close`, or this side's answer to
     /// `Close` is about to go.
     pub(super) is_closed: bool,
-    /// The ranks of communicators that have ended. Messages for them are dropped.
-    pub(super) retired: HashSet<(u64, u32)>,
 }
 
 impl Remote {
@@ -141,12 +145,12 @@ impl Remote {
             kept: 0,
             owed: 0,
             moved: HashMap::new(),
+            has_notice: false,
             is_idle_there: false,
             is_idle_here: false,
             is_closing: false,
             last_frames: Vec::new(),
             is_closed: false,
-            retired: HashSet::new(),
         }
     }
 
@@ -194,6 +198,9 @@ impl Remote {
 
     /// Sends a message to this process itself.
     fn send_here(&mut self, key: Key, from: usize, bytes: usize, ledger: &mut Ledger) -> u64 {
+        if bytes <= EAGER_BYTES && ledger.retired.has(key.0.comm, key.0.to) {
+            return ledger.begin_ended(Ok(bytes));
+        }
         if let Some(receive) = self.posted.remove(&key) {
             // SAFETY: the sender's and the receiver's buffers are valid and differ.
             unsafe { deliver(receive, from, bytes, ledger) };
@@ -213,28 +220,21 @@ impl Remote {
 
     /// Begins to receive a message.
     pub(super) fn receive(&mut self, tag: Tag, to: usize, room: usize, ledger: &mut Ledger) -> u64 {
-        let next = self.received.entry(tag).or_insert(0);
-        let key = (tag, *next);
-        *next += 1;
-        let mut asked = false;
-        match self.arrived.remove(&key) {
-            Some(Arrived::Kept(data)) => {
-                self.taken(data.len());
-                let outcome = if data.len() <= room { Ok(data.len()) } else { Err(Broken::TooLong(data.len())) };
-                if outcome.is_ok() {
-                    // SAFETY: the receiver's buffer has that room.
-                    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()) };
-                }
-                return ledger.begin_ended(outcome);
+        let (key, arrived) = self.next_received(tag);
+        if let Some(Arrived::Kept(data)) = arrived {
+            self.taken(data.len());
+            let outcome = if data.len() <= room { Ok(data.len()) } else { Err(Broken::TooLong(data.len())) };
+            if outcome.is_ok() {
+                // SAFETY: the receiver's buffer has that room.
+                unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()) };
             }
-            Some(Arrived::Announced) => asked = true,
-            None => {}
+            return ledger.begin_ended(outcome);
         }
         if let Some(lost) = &self.lost {
             return ledger.begin_ended(Err(Broken::Lost(lost.clone())));
         }
         let request = ledger.begin(Open { peer: self.number, key, is_send: false });
-        let mut receive = Receive { request: Some(request), to, room, got: 0, asked };
+        let receive = Receive { request: Some(request), to, room, got: 0, asked: arrived.is_some() };
         if self.is_self {
             match self.held.remove(&key) {
                 Some(send) => {
@@ -246,12 +246,31 @@ impl Remote {
             }
             return request;
         }
-        receive.asked |= room > EAGER_BYTES;
+        self.post(key, receive);
+        request
+    }
+
+    /// Returns the number of the tag's next message, and what has come of the message. Numbers
+    /// without a message are passed over.
+    pub(super) fn next_received(&mut self, tag: Tag) -> (Key, Option<Arrived>) {
+        let next = self.received.entry(tag).or_insert(0);
+        loop {
+            let key = (tag, *next);
+            *next += 1;
+            match self.arrived.remove(&key) {
+                Some(Arrived::Void) => {}
+                arrived => return (key, arrived),
+            }
+        }
+    }
+
+    /// Lets a receive wait for its message. Asks for the message where it may be a long one.
+    pub(super) fn post(&mut self, key: Key, mut receive: Receive) {
+        receive.asked |= receive.room > EAGER_BYTES;
         if receive.asked {
-            self.say_about(Kind::Want, key, room);
+            self.say_about(Kind::Want, key, receive.room);
         }
         self.posted.insert(key, receive);
-        request
     }
 
     /// Notes that a receive has taken a short message that was kept here.
@@ -272,28 +291,6 @@ impl Remote {
         }
     }
 
-    /// Ends a request. `reading` is the length of its message where the connection was reading a
-    /// frame of the message.
-    pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>) {
-        let key = open.key;
-        if !open.is_send {
-            if let Some(receive) = self.posted.get_mut(&key) {
-                (receive.request, receive.to, receive.room) = (None, 0, 0);
-                if reading == Some(receive.got) {
-                    self.posted.remove(&key);
-                }
-            }
-            return;
-        }
-        self.held.remove(&key);
-        if let Some(at) = self.queue.iter().position(|send| send.request == request) {
-            let send = self.queue.remove(at);
-            if let Some(send) = send.filter(|send| send.eager) {
-                self.credit += send.bytes + COST;
-            }
-        }
-    }
-
     /// Fails everything that is under way.
     pub(super) fn lose(&mut self, lost: Lost, ledger: &mut Ledger) {
         if self.lost.is_some() {
@@ -310,7 +307,7 @@ impl Remote {
         self.held.clear();
         self.wanted.clear();
         self.posted.clear();
-        self.arrived.retain(|_, arrived| matches!(arrived, Arrived::Kept(_)));
+        self.arrived.retain(|_, arrived| !matches!(arrived, Arrived::Announced));
         if self.uses > 0 {
             ledger.losses.push((Peer(number), lost.clone()));
             ledger.changed = true;
@@ -336,50 +333,11 @@ impl Remote {
         !self.queue.is_empty() || !self.control.is_empty()
     }
 
-    /// Begins to close the connection. This side sends nothing more until the other side answers.
-    pub(super) fn begin_to_close(&mut self) {
-        self.say(Header::plain(Kind::Close, 0), &[]);
-        self.last_frames = std::mem::take(&mut self.control);
-        self.is_closing = true;
-    }
-
-    /// Begins afresh after both sides have agreed to close the connection. Messages that this side
-    /// has begun to send meanwhile go over the next connection.
-    pub(super) fn restart(&mut self) {
-        (self.is_idle_there, self.is_closing) = (false, false);
-        let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();
-        self.credit = CREDIT.saturating_sub(eager);
-        (self.kept, self.owed) = (0, 0);
-        self.arrived.clear();
-    }
-
-    /// Drops the messages of one rank of a communicator that has ended, and those still to come.
-    pub(super) fn retire(&mut self, comm: u64, rank: u32) {
-        let is_over = |tag: &Tag| tag.comm == comm && (tag.from == rank || tag.to == rank);
-        let over: Vec<Key> = self.arrived.keys().filter(|key| is_over(&key.0)).copied().collect();
-        for key in over {
-            if let Some(Arrived::Kept(data)) = self.arrived.remove(&key) {
-                self.taken(data.len());
-            }
-        }
-        self.sent.retain(|tag, _| !is_over(tag));
-        self.received.retain(|tag, _| !is_over(tag));
-        self.wanted.retain(|key, _| !is_over(&key.0));
-        // A cancelled receive that has asked for its message stays, because the answer may be on its
-        // way. Without the entry the answer would look like garbage, and end the connection.
-        self.posted
-            .retain(|key, receive| !is_over(&key.0) || receive.asked || receive.got > 0 || receive.request.is_some());
-        self.retired.insert((comm, rank));
-    }
-
-    /// Whether neither side has a use for the connection, and nothing is left to send.
-    pub(super) fn may_close(&self) -> bool {
-        self.uses == 0 && self.is_idle_there && !self.is_closing && !self.has_output()
-    }
-
     /// Returns the tags of this communicator's messages for which no receive was posted.
     pub(super) fn waiting(&self, comm: u64) -> Vec<Tag> {
-        let mut tags: Vec<Tag> = self.arrived.keys().map(|key| key.0).filter(|tag| tag.comm == comm).collect();
+        let of_comm =
+            self.arrived.iter().filter(|(key, arrived)| key.0.comm == comm && !matches!(arrived, Arrived::Void));
+        let mut tags: Vec<Tag> = of_comm.map(|(key, _)| key.0).collect();
         tags.sort_unstable();
         tags.dedup();
         tags

@@ -1,4 +1,4 @@
-//! Reads and writes of sockets that do not block.
+//! Reads and writes of sockets that do not block, and what the kernel knows about them.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -44,4 +44,41 @@ pub(super) fn send(socket: &Socket, head: &[u8], payload: &[u8]) -> io::Result<O
         message.msg_iovlen = parts.len() as _;
         libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
     })
+}
+
+/// Whether the other host has everything that was written to a socket.
+pub(super) fn is_sent(socket: &Socket) -> bool {
+    let mut left: libc::c_int = 0;
+    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
+    answer != 0 || left == 0
+}
+
+/// Has the kernel acknowledge at once what has come. Otherwise it may wait for 40 ms, because it
+/// prefers to acknowledge together with an answer.
+pub(super) fn acknowledge(socket: &Socket) {
+    let yes: libc::c_int = 1;
+    // SAFETY: the kernel reads the number.
+    unsafe {
+        let (value, bytes) = ((&raw const yes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_QUICKACK, value, bytes);
+    }
+}
+
+/// How many words of 32 bits of the kernel's `struct tcp_info` are read.
+const INFO_WORDS: usize = 36;
+/// The word of `struct tcp_info` that has `tcpi_segs_in`.
+const SEGMENTS_IN: usize = 35;
+
+/// Returns how many segments have come from the other host, or `None` where the kernel does not
+/// say (before Linux 4.2). Answers of the other kernel count, also those to probes.
+pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
+    let mut info = [0_u32; INFO_WORDS];
+    let mut bytes = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes as many bytes into the array as `bytes` says, and changes `bytes`.
+    let answer = unsafe {
+        let (level, info, bytes) = (libc::IPPROTO_TCP, info.as_mut_ptr().cast(), &raw mut bytes);
+        libc::getsockopt(socket.as_raw_fd(), level, libc::TCP_INFO, info, bytes)
+    };
+    (answer == 0 && bytes as usize >= size_of_val(&info)).then_some(info[SEGMENTS_IN])
 }

@@ -11,6 +11,7 @@ use super::epoll::{Bell, Epoll};
 use super::ledger::Ledger;
 use super::options::Options;
 use super::remote::Remote;
+use super::sockets;
 use crate::event::{Event, Watch};
 use crate::wire::{Contact, Lost};
 
@@ -177,6 +178,9 @@ impl State {
         };
         let Link { remote, connection: Some(connection), .. } = &mut **link else { return false };
         let served = connection.read(remote, &mut self.ledger).and_then(|read| {
+            if std::mem::take(&mut remote.has_notice) {
+                sockets::acknowledge(&connection.socket);
+            }
             if !remote.has_output() && !connection.is_writing() && !connection.waits_for_room {
                 return Ok(read.moved);
             }
@@ -228,6 +232,22 @@ impl State {
         link.remote.is_closed = false;
         link.remote.restart();
         self.push(inner, number);
+    }
+
+    /// Loses the peers from whose hosts nothing has come for `longest`. The last look was `since`
+    /// ago.
+    pub(super) fn look_for_silence(&mut self, since: Duration, longest: Duration) {
+        for number in self.connected.clone() {
+            let Some(connection) = self.links.get_mut(&number).and_then(|link| link.connection.as_mut()) else {
+                continue;
+            };
+            let lasts = connection.silence.look(&connection.socket, since);
+            if lasts >= longest {
+                let why =
+                    format!("{} has fallen silent: nothing came for {} ms", connection.address, lasts.as_millis());
+                self.lose(number, Lost { ended: false, why });
+            }
+        }
     }
 
     /// Notes that a peer is lost.

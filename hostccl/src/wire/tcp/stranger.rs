@@ -13,6 +13,9 @@ use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::wire::Token;
 use crate::{machine, token};
 
+/// What [`Stranger::said`] returns once the other process has named a token that this one knows.
+pub(super) const NAMED_A_TOKEN: u32 = 2;
+
 /// How far a connection is that has not proved itself.
 #[derive(Debug)]
 enum Stage {
@@ -128,13 +131,13 @@ impl Stranger {
         matches!(self.stage, Stage::Unknown)
     }
 
-    /// How much the process that has connected has said: 0 for nothing, 1 for who it is, 2 for a
-    /// token that this process knows.
+    /// How much the process that has connected has said: 0 for nothing, 1 for who it is,
+    /// [`NAMED_A_TOKEN`] for a token that this process knows.
     pub(super) fn said(&self) -> u32 {
         match self.stage {
             Stage::Accepted => 0,
             Stage::Unknown => 1,
-            _ => 2,
+            _ => NAMED_A_TOKEN,
         }
     }
 
@@ -219,6 +222,7 @@ impl Stranger {
     pub(super) fn answer(&mut self, inner: &Inner, is_taken: impl Fn(u32) -> bool) -> Step {
         let Ok(hello) = Hello::parse(&self.first) else { return Step::Drop(String::new()) };
         let is_secret = inner.options.secret.is_some();
+        let mut knows_others = false;
         let (answer, token) = if hello.to != inner.contact.id {
             (Answer::Stranger, None)
         } else if hello.is_secret != is_secret {
@@ -228,8 +232,10 @@ impl Stranger {
             let link = state.numbers.get(&hello.from).and_then(|number| state.links.get(number));
             let link = link.filter(|link| link.remote.uses > 0 || link.connection.is_some());
             let token = link
-                .and_then(|link| link.remote.tokens.iter().find(|token| hello::name(token) == hello.token).copied());
+                .and_then(|link| link.remote.tokens.iter().find(|(token, _)| hello::name(token) == hello.token))
+                .map(|(token, _)| *token);
             self.peer = link.map(|link| link.remote.number);
+            knows_others = link.is_some();
             match (link, token) {
                 (Some(link), _) if link.remote.lost.is_some() => (Answer::Lost, None),
                 (Some(link), Some(_)) if link.connection.is_some() || is_taken(link.remote.number) => {
@@ -239,7 +245,9 @@ impl Stranger {
                 _ => (Answer::Unknown, None),
             }
         };
-        if answer == Answer::Unknown {
+        // A process that is not known is asked to wait. One that may have tokens besides the one
+        // that it named is told to try another one.
+        if answer == Answer::Unknown && !knows_others {
             self.stage = Stage::Unknown;
             return Step::Wait;
         }

@@ -168,11 +168,11 @@ impl Wire for Ucx {
         Peer(met.unwrap_or(0))
     }
 
-    fn close(&self, peer: Peer) {
-        self.close_all(&[peer]);
+    fn close(&self, peer: Peer, token: &Token) {
+        self.close_all(&[peer], token);
     }
 
-    fn close_all(&self, peers: &[Peer]) {
+    fn close_all(&self, peers: &[Peer], _token: &Token) {
         let leave = |core: &mut Core| peers.iter().filter_map(|peer| core.leave(peer.0)).collect();
         let flushes: Vec<u64> = self.edit(leave).unwrap_or_default();
         let is_under_way = |core: &Core| flushes.iter().any(|flush| core.worker.flights.contains_key(flush));

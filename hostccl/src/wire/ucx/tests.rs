@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::wire::contract;
+use crate::wire::contract::TOKEN;
 
 /// How long a test waits for what must happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -72,6 +73,11 @@ fn a_cancelled_message_harms_no_other() {
 }
 
 #[test]
+fn a_cancelled_send_leaves_no_gap() {
+    with_ucx(contract::withdrawn);
+}
+
+#[test]
 #[ignore = "it measures"]
 fn how_fast() {
     with_ucx(|make| contract::speed("UCX", make));
@@ -110,7 +116,7 @@ fn a_forked_child_leaves_the_worker_alone() {
         if child == 0 {
             let moved = wires.iter().any(|wire| wire.progress());
             wires[0].notify(peers[0], 1, b"from the child");
-            wires[0].close(peers[0]);
+            wires[0].close(peers[0], &[7; 16]);
             drop(wires);
             // SAFETY: the call does not return.
             unsafe { libc::_exit(i32::from(moved)) };
@@ -324,7 +330,7 @@ fn ucx_is_ended_where_it_keeps_a_buffer() {
         let request = unsafe { wire.isend(peer, contract::tag(1), got.as_ptr(), got.len()) };
         assert!(matches!(wire.test(&request), Err(Broken::Lost(_))));
         wire.sleep_on_wire(wire.moved().value(), &[], Duration::from_millis(1));
-        wire.close_all(&[there, peer]);
+        wire.close_all(&[there, peer], &TOKEN);
     });
 }
 
@@ -359,7 +365,7 @@ fn peers_are_closed_at_once_and_the_wire_stays_usable_meanwhile() {
                 }
                 looks
             });
-            wire.close_all(&peers);
+            wire.close_all(&peers, &TOKEN);
             over.store(true, Ordering::SeqCst);
             looking.join().unwrap()
         });

@@ -19,15 +19,16 @@ fn from_text(text: &str) -> Contact {
     Contact { id: bytes[..16].try_into().unwrap(), address: bytes[16..].to_vec() }
 }
 
+/// Starts this program again with one of its ignored tests.
+fn again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("wire::tcp::tests::processes::{test}"), "--ignored", "--nocapture"]);
+    command
+}
+
 /// Starts another process that plays `peer`, and returns its contact.
-fn start(wire: &Tcp) -> (Child, Contact) {
-    let name = "wire::tcp::tests::processes::peer";
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .env(PARENT, to_text(&wire.contact()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+fn start(wire: &Arc<Tcp>) -> (Child, Contact) {
+    let mut child = again("peer").env(PARENT, to_text(&wire.contact())).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let contact = lines.find_map(|line| line.unwrap().strip_prefix("contact ").map(from_text)).unwrap();
     (child, contact)
@@ -71,9 +72,55 @@ fn a_killed_process_is_lost_at_once() {
     // It takes 100 ms at most on a machine that is not busy.
     assert!(took < Duration::from_secs(2), "{took:?}");
     // A new connection to its address is refused.
-    wire.close(peer);
+    wire.close(peer, &TOKEN);
     let again = wire.meet(&contact, &TOKEN);
     let failed = wait(&wire, &receive(&wire, again, tag(2), &mut long)).unwrap_err();
     let Broken::Lost(lost) = failed else { panic!("{failed:?}") };
     assert!(lost.ended && lost.why.contains("refuses connections"), "{lost:?}");
+}
+
+/// The process of the next test: it can open no more files, and a stranger waits at its listener.
+#[test]
+#[ignore = "the next test starts it"]
+fn without_files() {
+    let (wires, peers) = pair();
+    let turn = |at: u64| {
+        let mut got = [0; 5];
+        let answer = receive(&wires[1], peers[1], tag(at), &mut got);
+        let request = send(&wires[0], peers[0], tag(at), b"hello");
+        let until = Instant::now() + LONG;
+        let mut is_over = false;
+        while !is_over {
+            assert!(Instant::now() < until, "message {at} does not come");
+            let seen = wires[1].moved().value();
+            is_over = wires[1].test(&answer).unwrap().is_some();
+            if !is_over {
+                // The wire's thread moves the messages, because this one sleeps on a word.
+                let watch = crate::event::Watch { event: wires[1].moved(), seen };
+                wires[1].sleep(&[watch], Duration::from_secs(1));
+            }
+        }
+        assert_eq!(wait(&wires[0], &request), Ok(5));
+    };
+    turn(0);
+    let stranger = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let next = std::fs::File::open("/dev/null").unwrap();
+    let limit = libc::rlimit { rlim_cur: std::os::fd::AsRawFd::as_raw_fd(&next) as libc::rlim_t, rlim_max: 4096 };
+    drop(next);
+    // SAFETY: the kernel reads the limit.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    let address = crate::wire::address::parse(&wires[1].contact().address, 0).unwrap();
+    stranger.connect(&address.into()).unwrap();
+    let since = Instant::now();
+    (1..=100).for_each(turn);
+    println!("\ntook {}", since.elapsed().as_millis());
+}
+
+#[test]
+fn a_process_that_can_open_no_more_files_still_serves_its_connections() {
+    let output = again("without_files").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let took = text.lines().find_map(|line| line.strip_prefix("took ")).unwrap_or_else(|| panic!("{text}"));
+    // With a pause of 50 ms before each message it would be 5 s.
+    assert!(took.parse::<u64>().unwrap() < 4000, "{took} ms");
 }

@@ -11,31 +11,52 @@ use crate::wire::address;
 use crate::wire::tcp::frame::{HEADER, Header, Kind};
 use crate::wire::tcp::hello::{self, Answer, HELLO, Hello, PROOF, Side};
 
-fn address_of(wire: &Tcp) -> SocketAddr {
+fn address_of(wire: &Arc<Tcp>) -> SocketAddr {
     address::parse(&wire.contact().address, 0).unwrap()
 }
 
+/// A process that the test plays itself. It has named a token that the wire knows, and has not
+/// proved it yet.
+struct Unproved {
+    /// The connection.
+    stream: TcpStream,
+    /// The wire's number for the process.
+    peer: Peer,
+    /// The proof that is still to be sent.
+    proof: [u8; PROOF],
+}
+
+impl Unproved {
+    fn connect(wire: &Arc<Tcp>) -> Unproved {
+        let id = crate::token::random_token().unwrap();
+        let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
+        let mut stream = TcpStream::connect(address_of(wire)).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let to = wire.contact().id;
+        let hello =
+            Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
+        let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
+        stream.write_all(&first).unwrap();
+        stream.read_exact(&mut answer).unwrap();
+        let (second, proof) = answer.split_at(HELLO);
+        assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
+        Unproved { stream, peer, proof: hello::prove(&TOKEN, Side::Connects, &first, second) }
+    }
+
+    fn prove(mut self, wire: &Tcp) -> (TcpStream, Peer) {
+        self.stream.write_all(&self.proof).unwrap();
+        until("the connection is not taken", || wire.0.lock().links[&self.peer.0].connection.is_some());
+        (self.stream, self.peer)
+    }
+}
+
 /// A process that the test plays itself, after both sides have proved themselves.
-fn raw_peer(wire: &Tcp) -> (TcpStream, Peer) {
-    let id = crate::token::random_token().unwrap();
-    let peer = wire.meet(&Contact { id, address: vec![] }, &TOKEN);
-    let mut stream = TcpStream::connect(address_of(wire)).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    let to = wire.contact().id;
-    let hello =
-        Hello { answer: Answer::Yes, is_secret: false, from: id, to, nonce: [1; 16], token: hello::name(&TOKEN) };
-    let (first, mut answer) = (hello.to_bytes(), [0; HELLO + PROOF]);
-    stream.write_all(&first).unwrap();
-    stream.read_exact(&mut answer).unwrap();
-    let (second, proof) = answer.split_at(HELLO);
-    assert!(hello::is_proof(&TOKEN, Side::Accepts, &first, second, proof));
-    stream.write_all(&hello::prove(&TOKEN, Side::Connects, &first, second)).unwrap();
-    until("the connection is not taken", || wire.0.lock().links[&peer.0].connection.is_some());
-    (stream, peer)
+fn raw_peer(wire: &Arc<Tcp>) -> (TcpStream, Peer) {
+    Unproved::connect(wire).prove(wire)
 }
 
 /// Checks that a wire still serves another one.
-fn still_serves(wire: &Tcp) {
+fn still_serves(wire: &Arc<Tcp>) {
     let other = self::wire();
     let peers = introduce([wire, &other]);
     let mut got = [0; 5];
@@ -43,10 +64,10 @@ fn still_serves(wire: &Tcp) {
     let sending = send(&other, peers[1], tag(1), b"works");
     assert_eq!((wait(&other, &sending), wait(wire, &request)), (Ok(5), Ok(5)));
     assert_eq!(&got, b"works");
-    wire.close(peers[0]);
+    wire.close(peers[0], &TOKEN);
 }
 
-fn lost(wire: &Tcp, peer: Peer) -> Lost {
+fn lost(wire: &Arc<Tcp>, peer: Peer) -> Lost {
     until("the peer is not lost", || {
         wire.progress();
         wire.lost(peer).is_some()
@@ -54,14 +75,49 @@ fn lost(wire: &Tcp, peer: Peer) -> Lost {
     wire.lost(peer).unwrap()
 }
 
+/// A wire that loses a host after that many milliseconds of silence.
+fn wire_with_silence(millis: u64) -> Arc<Tcp> {
+    Tcp::open(Options { silence: Duration::from_millis(millis), ..options() }, || ()).unwrap()
+}
+
+/// How many messages are more than the kernels keep for a peer that reads nothing.
+const MANY: u64 = 60;
+
+/// Sends [`MANY`] messages, for which the kernels have no room.
+fn send_many(wire: &Arc<Tcp>, peer: Peer, data: &[u8]) -> Vec<Request> {
+    (0..MANY).map(|at| send(wire, peer, tag(at), data)).collect()
+}
+
 #[test]
-fn a_peer_that_reads_nothing_is_lost_in_time() {
-    let wire = Tcp::open(Options { silence: Duration::from_millis(600), ..options() }, || ()).unwrap();
+fn a_peer_that_reads_nothing_is_alive_while_its_host_answers() {
+    let wire = wire_with_silence(2000);
+    let (mut stream, peer) = raw_peer(&wire);
+    // The kernel of a peer sends these probes, also while its process is stopped.
+    let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(1)).with_interval(Duration::from_secs(1));
+    socket2::SockRef::from(&stream).set_tcp_keepalive(&probes).unwrap();
+    let data = vec![1; EAGER_BYTES];
+    let requests = send_many(&wire, peer, &data);
+    let until = Instant::now() + Duration::from_millis(4500);
+    while Instant::now() < until {
+        assert_eq!(wire.lost(peer), None);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // All messages come once the peer reads.
+    let mut got = vec![0; MANY as usize * (HEADER + EAGER_BYTES)];
+    stream.read_exact(&mut got).unwrap();
+    requests.iter().for_each(|request| assert_eq!(wait(&wire, request), Ok(EAGER_BYTES)));
+}
+
+#[test]
+fn a_host_that_answers_too_seldom_is_lost_also_where_it_has_no_room() {
+    let wire = wire_with_silence(600);
     let (stream, peer) = raw_peer(&wire);
     let data = vec![1; EAGER_BYTES];
-    let requests: Vec<Request> = (0..60).map(|at| send(&wire, peer, tag(at), &data)).collect();
+    // The peer's kernel sends no probes. This kernel's probes for room, which are answered, are
+    // soon more than 600 ms apart.
+    let requests = send_many(&wire, peer, &data);
     let loss = lost(&wire, peer);
-    assert!(!loss.ended && loss.why.contains("has fallen silent"), "{loss:?}");
+    assert!(!loss.ended && loss.why.contains("has fallen silent: nothing came for"), "{loss:?}");
     requests.into_iter().for_each(|request| wire.cancel(request));
     drop(stream);
     still_serves(&wire);
@@ -74,6 +130,30 @@ fn a_flood_of_connections_stops_nothing() {
     let flood: Vec<TcpStream> = (0..500).filter_map(|_| TcpStream::connect(address).ok()).collect();
     still_serves(&wire);
     assert!(flood.len() > 400);
+}
+
+#[test]
+fn a_flood_does_not_displace_those_that_are_about_to_prove_themselves() {
+    let wire = wire();
+    let many: Vec<Unproved> = (0..128).map(|_| Unproved::connect(&wire)).collect();
+    let flood: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(address_of(&wire)).unwrap()).collect();
+    // The wire has looked at the flood once it has closed the last of these connections.
+    flood.last().unwrap().set_read_timeout(Some(LONG)).unwrap();
+    assert!(matches!(flood.last().unwrap().read(&mut [0]), Ok(0) | Err(_)));
+    let proved: Vec<(TcpStream, Peer)> = many.into_iter().map(|one| one.prove(&wire)).collect();
+    assert_eq!((proved.len(), wire.0.lock().connected.len()), (128, 128));
+    still_serves(&wire);
+}
+
+#[test]
+fn any_token_that_both_processes_know_connects_them() {
+    let wires = [wire(), wire()];
+    let there = [[1; 16], [2; 16], [3; 16]].map(|token| wires[0].meet(&wires[1].contact(), &token))[0];
+    let back = wires[1].meet(&wires[0].contact(), &[1; 16]);
+    let mut got = [0; 5];
+    let request = send(&wires[0], there, tag(1), b"hello");
+    let answer = receive(&wires[1], back, tag(1), &mut got);
+    assert_eq!((wait(&wires[0], &request), wait(&wires[1], &answer)), (Ok(5), Ok(5)));
 }
 
 #[test]
@@ -93,7 +173,7 @@ fn frames_that_lie_end_their_connection_alone() {
         stream.write_all(&bytes).unwrap();
         let loss = lost(&wire, peer);
         assert!(!loss.ended && loss.why.contains(why), "{why}: {loss:?}");
-        wire.close(peer);
+        wire.close(peer, &TOKEN);
     }
     // More than the credit allows, which the wire must not keep.
     let (mut stream, peer) = raw_peer(&wire);
@@ -175,7 +255,7 @@ fn garbage_harms_nothing() {
             drop(stream);
             lost(&wire, peer);
             requests.into_iter().for_each(|request| wire.cancel(request));
-            wire.close(peer);
+            wire.close(peer, &TOKEN);
             wire.news();
             Ok(())
         })

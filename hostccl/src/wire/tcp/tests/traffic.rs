@@ -23,7 +23,7 @@ impl Numbers {
 type Expected = (Request, Box<[u8]>, u64, usize, usize);
 
 /// Sends and receives random messages on one side. Both sides draw the same sizes.
-fn random_traffic(wire: &Tcp, peer: Peer, side: u64, seed: u64) {
+fn random_traffic(wire: &Arc<Tcp>, peer: Peer, side: u64, seed: u64) {
     const TAGS: u64 = 6;
     const EACH: usize = 25;
     let sizes = |from: u64, stream: u64| {
@@ -89,7 +89,7 @@ fn random_messages_arrive_in_order() {
 }
 
 /// Waits as a call does: polls for a moment, then sleeps.
-fn wait_as_a_call(wire: &Tcp, request: &Request) -> usize {
+fn wait_as_a_call(wire: &Arc<Tcp>, request: &Request) -> usize {
     loop {
         let seen = wire.moved().value();
         if let Some(bytes) = wire.test(request).unwrap() {

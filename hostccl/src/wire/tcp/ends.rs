@@ -1,0 +1,158 @@
+//! What ends before its time: requests that are cancelled, and the messages of communicators that
+//! have ended.
+//!
+//! A receiver that has asked for a message gets exactly one answer: the message, `TooLong` or
+//! `Void`. So what it keeps for the message goes at some time, even if the receive was cancelled.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::frame::Kind;
+use super::incoming::Judged;
+use super::ledger::{Key, Ledger, Open};
+use super::remote::{Arrived, COST, Receive, Remote, deliver};
+use crate::wire::Tag;
+
+/// How many ranks that have left their communicators a wire remembers. A message for a rank that
+/// it has forgotten takes up room until the connection ends, but a program that still sends to such
+/// a rank is wrong.
+const MOST_RETIRED: usize = 4096;
+
+/// The number in a `Void` frame that says that the sender has left the communicator.
+pub(super) const OVER: usize = 1;
+
+/// The ranks of this process that have left their communicators. Messages for them are dropped.
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    /// The communicators' numbers and the ranks.
+    ranks: HashSet<(u64, u32)>,
+    /// What `ranks` has, the oldest first.
+    order: VecDeque<(u64, u32)>,
+}
+
+impl Retired {
+    /// Whether the rank has left the communicator.
+    pub(super) fn has(&self, comm: u64, rank: u32) -> bool {
+        !self.ranks.is_empty() && self.ranks.contains(&(comm, rank))
+    }
+
+    /// Notes that a rank has left a communicator.
+    fn note(&mut self, comm: u64, rank: u32) {
+        if !self.ranks.insert((comm, rank)) {
+            return;
+        }
+        self.order.push_back((comm, rank));
+        if self.order.len() > MOST_RETIRED {
+            let oldest = self.order.pop_front();
+            oldest.iter().for_each(|oldest| _ = self.ranks.remove(oldest));
+        }
+    }
+
+    /// How many ranks are remembered.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+}
+
+impl Remote {
+    /// Ends a request. `reading` is the length of its message where the connection was reading a
+    /// frame of the message. `is_cut` says that the connection has sent or is sending a frame of
+    /// the message, and that further frames would follow.
+    pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>, is_cut: bool) {
+        let key = open.key;
+        if !open.is_send {
+            if let Some(receive) = self.posted.get_mut(&key) {
+                (receive.request, receive.to, receive.room) = (None, 0, 0);
+                if reading == Some(receive.got) {
+                    self.posted.remove(&key);
+                }
+            }
+            return;
+        }
+        let mut will_not_come = is_cut || self.held.remove(&key).is_some();
+        if let Some(send) =
+            self.queue.iter().position(|send| send.request == request).and_then(|at| self.queue.remove(at))
+        {
+            if send.eager {
+                self.credit += send.bytes + COST;
+            }
+            will_not_come = true;
+        }
+        match will_not_come {
+            true if self.is_self => drop(self.arrived.insert(key, Arrived::Void)),
+            true if self.lost.is_none() => self.say_about(Kind::Void, key, 0),
+            _ => {}
+        }
+    }
+
+    /// Notes that a message will not come. The receive that waits for it gets the next message of
+    /// the tag. Where the sender has left the communicator (`is_over`), no message comes.
+    pub(super) fn take_void(&mut self, key: Key, is_over: bool, ledger: &mut Ledger) -> Judged<()> {
+        let next = self.received.get(&key.0).copied().unwrap_or(0);
+        match self.posted.remove(&key) {
+            Some(Receive { request: Some(request), to, room, .. }) => {
+                if is_over || key.1 + 1 < next {
+                    // The next message belongs to a later receive already. This receive gets none,
+                    // and stays under way until its owner cancels it.
+                    return Ok(());
+                }
+                let (key, arrived) = self.next_received(key.0);
+                let asked = matches!(arrived, Some(Arrived::Announced));
+                let receive = Receive { request: Some(request), to, room, got: 0, asked };
+                if let Some(Arrived::Kept(data)) = arrived {
+                    self.taken(data.len());
+                    // SAFETY: the receiver's buffer is valid, and `data` is none of the caller's.
+                    unsafe { deliver(receive, data.as_ptr() as usize, data.len(), ledger) };
+                    return Ok(());
+                }
+                ledger.open.entry(request).and_modify(|open| open.key = key);
+                self.post(key, receive);
+            }
+            // The receive was cancelled.
+            Some(_) => {}
+            None if key.1 < next => {}
+            None if ledger.retired.has(key.0.comm, key.0.to) => {}
+            None => {
+                if !matches!(self.arrived.get(&key), Some(Arrived::Announced)) {
+                    self.is_new(key)?;
+                }
+                self.arrived.insert(key, Arrived::Void);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the messages to and from one rank of this process, which has left its communicator,
+    /// and those still to come.
+    pub(super) fn retire(&mut self, comm: u64, rank: u32, ledger: &mut Ledger) {
+        ledger.retired.note(comm, rank);
+        let is_from = |tag: &Tag| (tag.comm, tag.from) == (comm, rank);
+        let is_to = |tag: &Tag| (tag.comm, tag.to) == (comm, rank);
+        let over: Vec<Key> = self.arrived.keys().filter(|key| is_to(&key.0)).copied().collect();
+        for key in over {
+            if let Some(Arrived::Kept(data)) = self.arrived.remove(&key) {
+                self.taken(data.len());
+            }
+        }
+        self.sent.retain(|tag, _| !is_from(tag));
+        self.received.retain(|tag, _| !is_to(tag));
+        self.moved.remove(&comm);
+        let asked: Vec<Key> = self.wanted.keys().filter(|key| is_from(&key.0)).copied().collect();
+        for key in asked {
+            self.wanted.remove(&key);
+            self.say_about(Kind::Void, key, OVER);
+        }
+        // A cancelled receive that has asked for its message stays until the answer comes. Without
+        // the entry the answer would look like garbage, and end the connection.
+        self.posted
+            .retain(|key, receive| !is_to(&key.0) || receive.asked || receive.got > 0 || receive.request.is_some());
+    }
+
+    /// How many entries each table has.
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> Vec<usize> {
+        let messages = [self.queue.len(), self.held.len(), self.wanted.len(), self.posted.len(), self.arrived.len()];
+        let counts = [self.sent.len(), self.received.len(), self.moved.len()];
+        [&messages[..], &counts].concat()
+    }
+}

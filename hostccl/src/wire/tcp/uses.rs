@@ -1,0 +1,55 @@
+//! The uses of a peer: their tokens, and the end of a connection that neither side uses.
+
+use super::frame::{Header, Kind};
+use super::remote::{COST, CREDIT, Remote};
+use crate::wire::Token;
+
+impl Remote {
+    /// Begins to close the connection. This side sends nothing more until the other side answers.
+    pub(super) fn begin_to_close(&mut self) {
+        self.say(Header::plain(Kind::Close, 0), &[]);
+        self.last_frames = std::mem::take(&mut self.control);
+        self.is_closing = true;
+    }
+
+    /// Begins afresh after both sides have agreed to close the connection. Messages that this side
+    /// has begun to send meanwhile go over the next connection.
+    pub(super) fn restart(&mut self) {
+        (self.is_idle_there, self.is_closing) = (false, false);
+        let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();
+        self.credit = CREDIT.saturating_sub(eager);
+        (self.kept, self.owed) = (0, 0);
+        self.arrived.clear();
+    }
+
+    /// Returns a token to prove, after so many others were tried in vain.
+    pub(super) fn token(&self, tried: usize) -> Token {
+        let newest_first = self.tokens.iter().rev().cycle();
+        newest_first.map(|(token, _)| *token).nth(tried % self.tokens.len().max(1)).unwrap_or_default()
+    }
+
+    /// Notes a use of the peer by a communicator with that token.
+    pub(super) fn begin_use(&mut self, token: &Token) {
+        self.uses += 1;
+        match self.tokens.iter_mut().find(|(known, _)| known == token) {
+            Some((_, uses)) => *uses += 1,
+            None => self.tokens.push((*token, 1)),
+        }
+    }
+
+    /// Notes the end of a use. The last use's token stays while the connection does.
+    pub(super) fn end_use(&mut self, token: &Token) {
+        self.uses = self.uses.saturating_sub(1);
+        if let Some(at) = self.tokens.iter().position(|(known, _)| known == token) {
+            self.tokens[at].1 = self.tokens[at].1.saturating_sub(1);
+            if self.tokens[at].1 == 0 && self.uses > 0 {
+                self.tokens.remove(at);
+            }
+        }
+    }
+
+    /// Whether neither side has a use for the connection, and nothing is left to send.
+    pub(super) fn may_close(&self) -> bool {
+        self.uses == 0 && self.is_idle_there && !self.is_closing && !self.has_output()
+    }
+}
