@@ -4,55 +4,10 @@
 //! A receiver that has asked for a message gets exactly one answer: the message, `TooLong` or
 //! `Void`. So what it keeps for the message goes at some time, even if the receive was cancelled.
 
-use std::collections::{HashSet, VecDeque};
-
-use super::frame::Kind;
-use super::incoming::Judged;
+use super::frame::{Judged, Kind, OVER};
 use super::ledger::{Key, Ledger, Open};
 use super::remote::{Arrived, COST, Receive, Remote, deliver};
 use crate::wire::Tag;
-
-/// How many ranks that have left their communicators a wire remembers. A message for a rank that
-/// it has forgotten takes up room until the connection ends, but a program that still sends to such
-/// a rank is wrong.
-const MOST_RETIRED: usize = 4096;
-
-/// The number in a `Void` frame that says that the sender has left the communicator.
-pub(super) const OVER: usize = 1;
-
-/// The ranks of this process that have left their communicators. Messages for them are dropped.
-#[derive(Debug, Default)]
-pub(super) struct Retired {
-    /// The communicators' numbers and the ranks.
-    ranks: HashSet<(u64, u32)>,
-    /// What `ranks` has, the oldest first.
-    order: VecDeque<(u64, u32)>,
-}
-
-impl Retired {
-    /// Whether the rank has left the communicator.
-    pub(super) fn has(&self, comm: u64, rank: u32) -> bool {
-        !self.ranks.is_empty() && self.ranks.contains(&(comm, rank))
-    }
-
-    /// Notes that a rank has left a communicator.
-    fn note(&mut self, comm: u64, rank: u32) {
-        if !self.ranks.insert((comm, rank)) {
-            return;
-        }
-        self.order.push_back((comm, rank));
-        if self.order.len() > MOST_RETIRED {
-            let oldest = self.order.pop_front();
-            oldest.iter().for_each(|oldest| _ = self.ranks.remove(oldest));
-        }
-    }
-
-    /// How many ranks are remembered.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.order.len()
-    }
-}
 
 impl Remote {
     /// Ends a request. `reading` is the length of its message where the connection was reading a

@@ -9,6 +9,12 @@ pub(super) const HEADER: usize = 48;
 /// The most bytes of a long message that go in one frame. Frames of other messages go in between.
 pub(super) const PIECE: usize = 512 << 10;
 
+/// The number in a `Void` frame that says that the sender has left the communicator.
+pub(super) const OVER: usize = 1;
+
+/// The outcome of a frame: an error is the reason why the connection cannot go on.
+pub(super) type Judged<T> = Result<T, String>;
+
 /// The meaning of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,7 +1,6 @@
 //! The frames that come from another process.
 
-use super::ends::OVER;
-use super::frame::{Header, Kind};
+use super::frame::{Header, Judged, Kind, OVER};
 use super::ledger::{Key, Ledger};
 use super::remote::{Arrived, COST, CREDIT, MOST_AHEAD, Receive, Remote, deliver};
 use crate::wire::{Broken, Notice, Peer};
@@ -37,9 +36,6 @@ pub(super) enum Sink {
     /// Nobody wants the bytes.
     Drop,
 }
-
-/// The outcome of a frame: an error is the reason why the connection cannot go on.
-pub(super) type Judged<T> = Result<T, String>;
 
 impl Remote {
     /// Takes the header of a frame from the connection. Returns where its bytes belong.

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
 
+use self::door::Door;
 use super::cipher::Cipher;
 use super::connection::Connection;
 use super::epoll::{self, Epoll};
 use super::options::Options;
 use super::state::{Inner, State};
-use super::stranger::{self, Step, Stranger};
+use super::stranger::{self, NAMED_A_TOKEN, Step, Stranger};
 use crate::fork::{self, Private};
 use crate::thread;
 use crate::wire::Lost;
@@ -33,6 +34,9 @@ const TRIES: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the wire goes on after its last owner has gone, until its bytes have been sent.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// The most connections that other processes have made and that have not proved themselves.
+const MOST_STRANGERS: usize = 128;
 
 /// The number of the listener in the thread's epoll set.
 const LISTENER: u64 = u64::MAX;
@@ -59,12 +63,9 @@ struct Keeper {
     /// The wire.
     inner: Arc<Inner>,
     /// The listener.
-    listener: Private<Socket>,
+    door: Door,
     /// The listener, the bell, and the strangers by their numbers.
     set: Epoll,
-    /// Until when the thread does not look at the listener, because this process cannot take
-    /// connections.
-    shut_until: Option<Instant>,
     /// The connections that have not proved themselves.
     strangers: HashMap<u64, Stranger>,
     /// The number of the last stranger.
@@ -78,10 +79,10 @@ struct Keeper {
 /// Starts the thread.
 pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) -> io::Result<()> {
     let set = Epoll::new()?;
-    set.add(listener.as_raw_fd(), LISTENER, false)?;
+    let door = Door::new(listener, &set, LISTENER)?;
     set.add(inner.keeper.as_raw_fd(), BELL, false)?;
     let (strangers, attempts) = (HashMap::new(), HashMap::new());
-    let keeper = Keeper { inner, listener, set, shut_until: None, strangers, last: 0, attempts, tick };
+    let keeper = Keeper { inner, door, set, strangers, last: 0, attempts, tick };
     thread::spawn("dm-wire", move || keeper.run()).map(drop)
 }
 
@@ -91,7 +92,7 @@ impl Keeper {
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
             let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
-            let wake = tries.map(|attempt| attempt.next).chain(self.shut_until).fold(next_tick, Instant::min);
+            let wake = tries.map(|attempt| attempt.next).chain(self.door.shut_until).fold(next_tick, Instant::min);
             let timeout = wake.saturating_duration_since(Instant::now());
             let all = [self.set.as_raw_fd(), self.inner.connections.as_raw_fd()];
             epoll::wait_for(if is_relied_on { &all } else { &all[..1] }, timeout);
@@ -104,7 +105,7 @@ impl Keeper {
                 }
             }
             self.look();
-            self.open_again();
+            self.door.open_again(&self.set);
             let is_tick = Instant::now() >= next_tick;
             if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
                 // The bell in `connections` rang for a sleeping thread that is awake by now.
@@ -123,6 +124,34 @@ impl Keeper {
             }
         }
         self.end();
+    }
+
+    /// Accepts what waits at the listener.
+    fn accept(&mut self) {
+        for _ in 0..MOST_STRANGERS {
+            let Some((socket, from)) = self.door.accept(&self.set) else { return };
+            if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
+                continue;
+            }
+            if !self.make_room() {
+                continue;
+            }
+            let address = from.as_socket().map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
+            self.enter(Stranger::accepted(socket, address));
+        }
+    }
+
+    /// Closes the oldest accepted connection among those that have said the least, where there are
+    /// too many. Returns false where there is no room, because all of them have named a token that
+    /// this process knows, and are about to prove it.
+    fn make_room(&mut self) -> bool {
+        let accepted = || self.strangers.iter().filter(|(_, stranger)| !stranger.is_mine());
+        if accepted().count() < MOST_STRANGERS {
+            return true;
+        }
+        let unknown = accepted().filter(|(_, stranger)| stranger.said() < NAMED_A_TOKEN);
+        let oldest = unknown.min_by_key(|(_, stranger)| (stranger.said(), stranger.since)).map(|(number, _)| *number);
+        oldest.is_some_and(|number| self.remove(number).is_some())
     }
 
     /// Whether threads that sleep rely on this one to move their messages.
@@ -346,8 +375,8 @@ impl Keeper {
 
     /// Ends the wire: what was written is sent, and the connections are closed.
     fn end(self) {
-        let Keeper { inner, listener, strangers, set, .. } = self;
-        drop((listener, strangers, set));
+        let Keeper { inner, door, strangers, set, .. } = self;
+        drop((door, strangers, set));
         let until = Instant::now() + LINGER;
         while !fork::is_child() {
             let mut guard = inner.lock();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::ends::Retired;
+use super::retired::Retired;
 use crate::wire::{Broken, Lost, Notice, Peer, Tag};
 
 /// The tag and the number of a message.

@@ -32,6 +32,7 @@ mod keeper;
 mod ledger;
 pub(crate) mod options;
 mod remote;
+mod retired;
 mod silence;
 mod sockets;
 mod state;
