@@ -236,10 +236,12 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
   qsort(times, (size_t)iterations, sizeof times[0], by_size);
   if (work->rank == 0)
     printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %d, "
-           "\"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, \"processor\": %.9f}\n",
+           "\"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, \"most\": %.9f, "
+           "\"processor\": %.9f}\n",
            OPERATION_NAMES[work->operation], DTYPE_NAMES[work->dtype], work->count * DTYPE_SIZES[work->dtype], variant,
            iterations, times[iterations / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9,
-           times[0] / calls * 1e-9, (double)processor / iterations / calls * 1e-9);
+           times[0] / calls * 1e-9, times[iterations - 1] / calls * 1e-9,
+           (double)processor / iterations / calls * 1e-9);
   fflush(stdout);
   if (measured->release)
     measured->release(work, variant);

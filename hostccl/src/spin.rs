@@ -10,14 +10,18 @@ use std::time::{Duration, Instant};
 /// processor.
 pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
     let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
-    SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(oversubscribed, &changed)
+    SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(&Limits::words(oversubscribed), &changed)
 }
 
 /// Polls a wire for at most 50 us, and yields in between. Each poll is a system call, so it is not
-/// repeated as often as [`spin_then_yield`] reads a word. The other values are as there.
-pub(crate) fn poll_wire(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
-    let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
-    changed() || YIELDING.poll(oversubscribed, changed)
+/// repeated as often as [`spin_then_yield`] reads a word.
+///
+/// A rank that shares its processor polls as long. The kernel delivers a message on the processor of
+/// its sender, and wakes a sleeping receiver there, because it expects the sender to sleep soon. So
+/// ranks that always sleep gather on one processor while another one is idle. Ranks that yield stay
+/// runnable, so the kernel spreads them.
+pub(crate) fn poll_wire(changed: impl Fn() -> bool) -> bool {
+    changed() || YIELDING.poll(&Limits::WIRE, changed)
 }
 
 /// The processors on which this thread may run. A launcher that binds each rank to one processor
@@ -84,7 +88,7 @@ struct Yielding {
 }
 
 static YIELDING: Yielding = Yielding { waits_without: AtomicU32::new(0), cost_of_slow: AtomicU32::new(MIN_COST) };
-/// The most yields that other threads take in one wait.
+/// The most yields that other threads take in one wait for words in memory.
 const MAX_TAKEN: u32 = 2;
 /// A yield that no other thread took is quicker than this: one system call, and no switch.
 const QUICK_YIELD: Duration = Duration::from_nanos(1500);
@@ -95,8 +99,29 @@ const LONGEST_POLL: Duration = Duration::from_micros(50);
 const MIN_COST: u32 = 64;
 const MAX_COST: u32 = 16_384;
 
+/// How long a wait polls and yields.
+struct Limits {
+    /// The longest time from the first to the last yield; `None` where only the yields count.
+    time: Option<Duration>,
+    /// The most yields that other threads take.
+    taken: u32,
+    /// Whether each yield counts as taken, however quick it was.
+    is_each_taken: bool,
+}
+
+impl Limits {
+    /// The limits of a wait for a message.
+    const WIRE: Limits = Limits { time: Some(LONGEST_POLL), taken: u32::MAX, is_each_taken: false };
+
+    /// The limits of a wait for words in memory.
+    fn words(oversubscribed: bool) -> Limits {
+        let time = if oversubscribed { None } else { Some(LONGEST_POLL) };
+        Limits { time, taken: MAX_TAKEN, is_each_taken: oversubscribed }
+    }
+}
+
 impl Yielding {
-    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool) -> bool {
+    fn poll(&self, limits: &Limits, changed: impl Fn() -> bool) -> bool {
         let without = self.waits_without.load(Ordering::Relaxed);
         if without > 0 {
             self.waits_without.store(without - 1, Ordering::Relaxed);
@@ -104,12 +129,12 @@ impl Yielding {
         }
         let began = Instant::now();
         let (mut before, mut taken) = (began, 0);
-        while taken < MAX_TAKEN && (oversubscribed || before.duration_since(began) < LONGEST_POLL) {
+        while taken < limits.taken && limits.time.is_none_or(|most| before.duration_since(began) < most) {
             std::thread::yield_now();
             let after = Instant::now();
             let took = after.duration_since(before);
             before = after;
-            taken += u32::from(oversubscribed || took > QUICK_YIELD);
+            taken += u32::from(limits.is_each_taken || took > QUICK_YIELD);
             let slow = took > SLOW_YIELD;
             let cost = self.cost_of_slow.load(Ordering::Relaxed);
             if slow {

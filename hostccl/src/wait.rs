@@ -135,10 +135,9 @@ impl Wait {
         if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers {
             self.end(calls);
         }
-        let ranks = calls.iter().map(|call| call.comm.ranks_on_machine);
         let may_continue = match wire {
-            Some(_) => spin::poll_wire(ranks, changed),
-            None => spin::spin_then_yield(ranks, changed),
+            Some(_) => spin::poll_wire(changed),
+            None => spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed),
         };
         if may_continue {
             if has_progress() {

@@ -53,10 +53,11 @@ impl Small {
         let reduces = call.reduction.is_some() && !is_flat(call, comm);
         let small = Small { contribution, result, is_shared, reduces };
         let seats = comm.rails.as_ref().map_or(1, |rails| rails.count);
-        // A seat's slot has room for 64 KiB at least, and begins with a line.
         let payload = if reduces { contribution } else { contribution.checked_mul(seats)? };
         let results = if is_shared { result } else { result.checked_mul(seats)? };
-        let fits = payload <= most_payload(span.hosts.len()) && results <= SLOT_ROOM && contribution <= SLOT_ROOM;
+        // With one rank on each host, nothing goes through a slot.
+        let in_slots = if seats == 1 { 0 } else { results.max(contribution) };
+        let fits = payload <= most_payload(span.hosts.len()) && in_slots <= SLOT_ROOM;
         fits.then_some(small)
     }
 
@@ -77,5 +78,5 @@ impl Small {
     }
 }
 
-/// The room for results in a slot of any size.
+/// The room for results in a slot of any size: a slot has 64 KiB at least, and begins with a line.
 const SLOT_ROOM: usize = (64 << 10) - 128;

@@ -210,23 +210,27 @@ impl<'a> Work<'a> {
         let mut is_first = true;
         for range in chunks(most.max(1), each) {
             let mut transfers = self.transfers();
+            // The receives come first: a rank whose long message has been asked for sends it without
+            // announcing it.
             // SAFETY: the blocks lie in the buffers, and the temporary has room for a chunk of
             // each.
             unsafe {
                 let mut at = room.at();
-                for rank in ranks() {
+                for rank in ranks().filter(|_| in_place) {
                     let Block { start, count } = cut(sends[rank], &range);
-                    let mut from = send.add(start * size);
-                    if in_place {
-                        std::ptr::copy_nonoverlapping(from, at, count * size);
-                        from = at;
-                        at = at.add(count * size);
-                    }
-                    transfers.send(rank, FIRST, from, count * size);
+                    std::ptr::copy_nonoverlapping(send.add(start * size), at, count * size);
+                    at = at.add(count * size);
                 }
                 for rank in ranks() {
                     let Block { start, count } = cut(recvs[rank], &range);
                     transfers.recv(rank, FIRST, recv.add(start * size), count * size);
+                }
+                let mut at = room.at().cast_const();
+                for rank in ranks() {
+                    let Block { start, count } = cut(sends[rank], &range);
+                    let from = if in_place { at } else { send.add(start * size) };
+                    at = at.wrapping_add(count * size);
+                    transfers.send(rank, FIRST, from, count * size);
                 }
             }
             waiting.push_back(transfers);

@@ -105,3 +105,17 @@ fn all_collectives_have_the_results_of_a_plain_loop() {
         });
     }
 }
+
+#[test]
+fn a_gathered_result_that_is_longer_than_a_slot_travels_in_the_meeting() {
+    let ranks = Ranks::new(&[&[0], &[1], &[2], &[3]]);
+    ranks.run(|me, comm| {
+        for (count, in_place) in [16_383, 16_384, 16_385].into_iter().flat_map(|count| [(count, false), (count, true)])
+        {
+            let args = Args { kind: Kind::AllGather, count, dtype: DataType::Uint8, reduction: None, root: None };
+            let case = case(&args, me, 4);
+            let got = perform(comm, &args, &case, in_place);
+            check(&args, &case, &got, in_place, &format!("{count} bytes, rank {me}, in place {in_place}"));
+        }
+    });
+}

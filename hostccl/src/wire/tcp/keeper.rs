@@ -110,6 +110,10 @@ impl Keeper {
             if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
                 // The bell in `connections` rang for a sleeping thread that is awake by now.
                 self.inner.sleeper.still();
+                // A thread that has begun to sleep since then may have lost its wake-up.
+                if self.inner.is_slept_on.load(Ordering::SeqCst) {
+                    self.inner.sleeper.ring();
+                }
             }
             if is_relied_on || is_tick {
                 self.inner.lock().pass(&self.inner);
