@@ -33,7 +33,8 @@ pub(super) enum Settled {
     Agreed,
     /// The number of the call is of no concern to this rank, which goes on to the next number. It
     /// belongs to a call of another function, which a rank has refused. Or it belongs to a deadlock
-    /// of which this rank's caller was told when it waited in another call of the ring.
+    /// of which this rank's caller was told when it waited in another call of the ring. Or it belongs
+    /// to a call on another mesh, which a rank has ended by dm_abort.
     PassedOver,
 }
 
@@ -104,7 +105,8 @@ impl Round {
                 return Err(self.membership.explain(error));
             }
         };
-        if phase.is_empty() && (verdict.is_of_another(function_of(&self.call)) || self.was_told_before(&verdict)) {
+        let is_of_another = verdict.is_of_another(function_of(&self.call)) || self.is_of_another_mesh(&verdict);
+        if phase.is_empty() && (is_of_another || self.was_told_before(&verdict)) {
             return Ok(Settled::PassedOver);
         }
         if verdict.status == Status::Ok && phase.is_empty() {
