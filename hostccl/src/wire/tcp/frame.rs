@@ -37,6 +37,9 @@ pub(super) enum Kind {
     Close = 10,
     /// The answer to `Close`: the sender sends nothing more.
     Closed = 11,
+    /// The sender is alive. The frame is on the way where nothing else is, so the sender's kernel
+    /// notices when no answer comes.
+    Alive = 12,
 }
 
 /// The header of a frame.
@@ -91,6 +94,7 @@ impl Header {
             9 => Kind::Busy,
             10 => Kind::Close,
             11 => Kind::Closed,
+            12 => Kind::Alive,
             other => return Err(format!("a frame of the unknown kind {other}")),
         };
         let (bytes, extra) = (four(4) as usize, eight(40));

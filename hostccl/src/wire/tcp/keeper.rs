@@ -14,6 +14,7 @@ use super::cipher::Cipher;
 use super::connection::Connection;
 use super::epoll::{self, Epoll};
 use super::options::Options;
+use super::sockets;
 use super::state::{Inner, State};
 use super::stranger::{self, Step, Stranger};
 use crate::fork::{self, Private};
@@ -27,6 +28,8 @@ const TICK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long this process tries to reach another one that answers without taking the connection.
 const TRIES: Duration = Duration::from_secs(30);
+/// A process says that it is alive this many times in the time after which a silent host is lost.
+const BEATS: u32 = 8;
 /// The time from one try to the next.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The most connections that other processes have made and that have not proved themselves.
@@ -83,6 +86,8 @@ pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) ->
 impl Keeper {
     fn run(mut self) {
         let mut next_tick = Instant::now() + TICK;
+        let beat = (self.inner.options.silence / BEATS).max(TICK);
+        let mut next_beat = Instant::now() + beat;
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
             let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
@@ -110,6 +115,10 @@ impl Keeper {
             if is_tick {
                 next_tick = Instant::now() + TICK;
                 self.expire();
+                if Instant::now() >= next_beat {
+                    next_beat = Instant::now() + beat;
+                    self.inner.lock().beat(&self.inner);
+                }
                 (self.tick)();
             }
         }
@@ -378,7 +387,8 @@ impl Keeper {
                 state.serve(&inner, u64::from(number));
                 let link = state.links.get(&number);
                 let is_sent = link.is_none_or(|link| {
-                    let is_written = |connection: &Connection| !connection.is_writing() && is_sent(&connection.socket);
+                    let is_written =
+                        |connection: &Connection| !connection.is_writing() && sockets::is_sent(&connection.socket);
                     !link.remote.has_output() && link.connection.as_deref().is_none_or(is_written)
                 });
                 if is_sent {
@@ -394,12 +404,4 @@ impl Keeper {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-}
-
-/// Whether the other host has everything that was written to a socket.
-fn is_sent(socket: &Socket) -> bool {
-    let mut left: libc::c_int = 0;
-    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
-    answer != 0 || left == 0
 }

@@ -1,4 +1,4 @@
-//! Reads and writes of sockets that do not block.
+//! Reads and writes of sockets that do not block, and what the kernel knows about them.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -44,4 +44,12 @@ pub(super) fn send(socket: &Socket, head: &[u8], payload: &[u8]) -> io::Result<O
         message.msg_iovlen = parts.len() as _;
         libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
     })
+}
+
+/// Whether the other host has everything that was written to a socket.
+pub(super) fn is_sent(socket: &Socket) -> bool {
+    let mut left: libc::c_int = 0;
+    // SAFETY: the kernel writes the number of bytes that are not acknowledged.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
+    answer != 0 || left == 0
 }
