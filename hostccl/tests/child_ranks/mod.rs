@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use hostccl::types::ncclUniqueId;
 
-use crate::common::{hex_of, unique_id};
+use crate::common::{hex_of, unique_id, until_asleep};
 
 /// A rank that runs as a child process.
 pub struct Rank {
@@ -58,6 +58,12 @@ impl Rank {
                 return said.to_owned();
             }
         }
+    }
+
+    /// Returns when the rank has slept for a while, which means that it waits for others.
+    #[track_caller]
+    pub fn until_it_waits(&self) {
+        until_asleep(self.child.id());
     }
 
     /// Writes a line for the rank, which `listen` gives there.
