@@ -97,7 +97,7 @@ impl Round {
                     (Status::Timeout, Some(failure)) => failure.clone(),
                     _ => error.clone(),
                 };
-                let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
+                let verdict = self.of_failure(phase, &verdict);
                 // Another verdict may stand already, and then the rank that serves the store waits
                 // until this rank has read it.
                 let reads = with_server && !self.membership.serving;

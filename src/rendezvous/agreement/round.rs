@@ -219,6 +219,20 @@ impl Round {
         Some(Verdict::of_departure(departures.mesh(), &error))
     }
 
+    /// Makes the verdict that this rank has failed with `error`. A communicator may tell this rank
+    /// that others have ended the mesh before their note does.
+    pub(super) fn of_failure(&self, phase: &str, error: &Error) -> Verdict {
+        let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
+        let others_left = phase.is_empty()
+            && error.status() == Status::PeerLost
+            && error.lost().is_empty()
+            && error.ranks().iter().any(|rank| self.is_other(*rank));
+        match self.departures.as_ref().filter(|_| others_left) {
+            Some(departures) => verdict.after_departure(departures.mesh()),
+            None => verdict,
+        }
+    }
+
     /// Whether the verdict is that ranks have ended the mesh of another call than this one.
     pub(super) fn is_of_another_mesh(&self, verdict: &Verdict) -> bool {
         let mine = self.departures.as_ref().map(|departures| departures.mesh());

@@ -102,8 +102,12 @@ impl Verdict {
 
     /// Makes the verdict that ranks of the call have ended the mesh of that name.
     pub(super) fn of_departure(mesh: &str, error: &Error) -> Verdict {
-        let reason = Reason::Departed { mesh: mesh.to_owned() };
-        Verdict { reason, ..Verdict::of(error) }
+        Verdict::of(error).after_departure(mesh)
+    }
+
+    /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have ended.
+    pub(super) fn after_departure(self, mesh: &str) -> Verdict {
+        Verdict { reason: Reason::Departed { mesh: mesh.to_owned() }, ..self }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
