@@ -138,7 +138,7 @@ fn a_rank_that_ends_a_mesh_is_not_waited_for_in_calls_on_the_mesh() {
         };
         let (one, other) = (mesh("mesh0"), mesh("mesh1"));
         if me == 0 {
-            store.get("test/world/0/count", &soon()).unwrap();
+            store.get("test/world/0/here/1", &soon()).unwrap();
             one.tell();
             // The verdict stands before this rank goes on.
             store.get("test/world/0/verdict", &soon()).unwrap();
