@@ -361,8 +361,8 @@ ncclResult_t hostcclLastErrorRanks(ncclResult_t *code, int *ranks, int *lost, in
 
 /* Sets how many milliseconds an operation of this rank that begins later may wait for its peers
  * without any progress. Then comm ends with ncclTimeout. With 0, HOSTCCL_TIMEOUT_MS applies. The
- * time also holds for splits and shrinks of comm, and it may be set while comm itself is being
- * made in the background. Local. */
+ * time also holds for splits and shrinks of comm. Where it is set while comm itself is being made
+ * in the background, it is the time for the whole making, with or without progress. Local. */
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
 /* Names the calling thread's next operation or split. tag is the same on all ranks that take part,

@@ -96,7 +96,8 @@ macro_rules! for_each_function {
             /// Extension: sets how long an operation of this rank may wait for its peers without
             /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
             /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`
-            /// while they are made, and it may be set while `comm` itself is being made. Local.
+            /// while they are made. Where it is set while `comm` itself is being made, it is the
+            /// time for the whole making, with or without progress. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
             /// in a larger set, one for each rank. The first numbers that are set stay.

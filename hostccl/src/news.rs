@@ -27,7 +27,11 @@ use crate::wire::{Lost, Notice, Peer};
 const ALONE: Duration = Duration::from_millis(50);
 /// How long a rank waits when other ranks of the lost process's host can tell why.
 const OTHERS_TELL: Duration = Duration::from_millis(250);
-/// The pause between two looks at the news in that time.
+/// How long a rank waits when the lost process's connection fell silent and others on that host are
+/// asked whether they are there. A lost packet of the question or the answer is sent again after
+/// 200 ms at the earliest. Without an answer the whole host counts as lost.
+const OTHERS_ANSWER: Duration = Duration::from_millis(450);
+/// The pause between two looks at the news meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -140,7 +144,7 @@ impl Comm {
             if let Some(peer) = span.peers[rank] {
                 self.lose(peer);
             }
-            let end = Instant::now() + 2 * OTHERS_TELL;
+            let end = Instant::now() + 2 * OTHERS_ANSWER;
             while Instant::now() < end {
                 if let Err(error) = self.check().and_then(|()| self.judge(&describe)) {
                     return error;
@@ -166,7 +170,11 @@ impl Comm {
             remote.lock().suspicious_since = None;
             return Ok(());
         };
-        let patience = if losses.others_tell { OTHERS_TELL } else { ALONE };
+        let patience = match (losses.others_tell, losses.others_answer) {
+            (_, true) => OTHERS_ANSWER,
+            (true, _) => OTHERS_TELL,
+            _ => ALONE,
+        };
         if since.elapsed() < patience {
             return Ok(());
         }
@@ -179,7 +187,7 @@ impl Comm {
     /// first loss was noticed.
     fn losses(&self, since: Instant) -> Option<Losses> {
         let (span, remote) = self.elsewhere()?;
-        let mut found = Losses { ranks: Vec::new(), others_tell: false, message: String::new() };
+        let mut found = Losses { ranks: Vec::new(), others_tell: false, others_answer: false, message: String::new() };
         for (host, ranks) in span.hosts.iter().enumerate().filter(|(host, _)| *host != span.host()) {
             let (mut ended, mut silent, mut whole) = (Vec::new(), Vec::new(), Vec::new());
             let mut why = [None, None];
@@ -200,6 +208,7 @@ impl Comm {
             // A host from which another process was heard has not fallen silent as a whole.
             let heard = remote.lock().heard.get(&host).is_some_and(|heard| *heard > since);
             let [why_ended, why_silent] = why;
+            found.others_answer |= why_silent.is_some() && lost < whole.len() && !heard;
             if let Some(why) = why_silent {
                 let of = if heard { silent } else { whole };
                 found.add(&of, &format!("{}: {why}", self.labels.ranks(&of)));
@@ -260,6 +269,8 @@ struct Losses {
     ranks: Vec<usize>,
     /// Whether other ranks on the lost ranks' hosts may know more.
     others_tell: bool,
+    /// Whether other ranks on a silent host have not answered yet.
+    others_answer: bool,
     /// The losses in words.
     message: String,
 }

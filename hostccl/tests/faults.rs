@@ -173,8 +173,9 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     // Rank 2 never comes.
     let mut ranks: Vec<Rank> = (0..2).map(|rank| Rank::start("reduce", rank, 3, &id)).collect();
     let victim = ranks[1].child.id();
-    // A rank has joined soon after it has mapped the segment. On a host of its own, it has told the
-    // maker of the id that it is there soon after it has made a segment, which it does not map yet.
+    // A rank that has mapped the segment and waits has joined. On a host of its own, a rank makes a
+    // segment, which it does not map yet. When it waits, it has told the maker of the id that it is
+    // there.
     let holds = |pid: u32| {
         let links =
             fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -187,7 +188,7 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
         assert!(started.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(1));
     }
-    std::thread::sleep(Duration::from_millis(if are_apart() { 500 } else { 100 }));
+    ranks.iter().rev().for_each(Rank::until_it_waits);
     ranks[1].child.kill().unwrap();
     let killed = Instant::now();
     let said = ranks[0].hear();

@@ -210,7 +210,7 @@ fn a_killed_rank_is_named_where_nobody_has_sent_anything() {
 fn an_abort_wakes_the_ranks_of_all_hosts_with_its_name() {
     let mut ranks = start_on_hosts("leave", 3, 2, &[]);
     all_ready(&mut ranks);
-    std::thread::sleep(Duration::from_millis(200));
+    ranks.iter().for_each(Rank::until_it_waits);
     ranks[0].tell("abort");
     let began = Instant::now();
     for (rank, process) in ranks.iter_mut().enumerate().skip(1) {

@@ -114,11 +114,57 @@ impl Drop for Process {
 
 /// Joins as one rank, exchanges a number with the neighbours, and says how it went.
 fn join(id: ncclUniqueId, size: usize, rank: usize) -> (String, Option<Comm>) {
-    let (result, comm) = common::init(size as i32, id, rank as i32);
+    let (result, comm) = match env::var("HOSTCCL_TEST_HOW") {
+        Err(_) => common::init(size as i32, id, rank as i32),
+        Ok(how) => init_in_background(&how, id, size, rank),
+    };
     if result != ncclSuccess {
         return (format!("error {result}: {}", last_error()), None);
     }
     let comm = Comm(comm);
+    if env::var_os("HOSTCCL_TEST_HOW").is_none() {
+        return (exchange(&comm), Some(comm));
+    }
+    // The parts have the ranks of equal parity, in reverse order.
+    let (mut part, mut config) = (null_mut(), common::config(0));
+    // SAFETY: there is a place for the communicator, and the configuration outlives the making.
+    let begun = unsafe { ncclCommSplit(*comm, (rank % 2) as i32, -(rank as i32), &raw mut part, &raw mut config) };
+    assert!([ncclSuccess, ncclInProgress].contains(&begun), "{}", last_error());
+    assert_eq!((poll(*comm), poll(part)), (ncclSuccess, ncclSuccess), "{}", last_error());
+    let part = Comm(part);
+    (format!("{}, {} in its part", exchange(&comm), exchange(&part)), Some(comm))
+}
+
+/// Begins to join without blocking. Returns when the communicator is made or has failed. With "abort"
+/// as `how`, the rank aborts the communicator in the making when the test says so.
+fn init_in_background(how: &str, id: ncclUniqueId, size: usize, rank: usize) -> (ncclResult_t, ncclComm_t) {
+    let (mut comm, mut config) = (null_mut(), common::config(0));
+    // SAFETY: there is a place for the communicator, and the configuration outlives the making.
+    let begun = unsafe { ncclCommInitRankConfig(&raw mut comm, size as i32, id, rank as i32, &raw mut config) };
+    assert!([ncclSuccess, ncclInProgress].contains(&begun), "{}", last_error());
+    if how == "abort" {
+        println!("> begun");
+        let _ = std::io::stdin().read(&mut [0]);
+        // SAFETY: the communicator is live.
+        println!("> aborted {}", unsafe { ncclCommAbort(comm) });
+        return (ncclInternalError, null_mut());
+    }
+    (poll(comm), comm)
+}
+
+/// Asks for the state of a communicator until it is made or has failed.
+fn poll(comm: ncclComm_t) -> ncclResult_t {
+    let (mut state, began) = (ncclInProgress, Instant::now());
+    while state == ncclInProgress && began.elapsed() < DEADLINE {
+        // SAFETY: the communicator is live, and there is a place for the answer.
+        ok(unsafe { ncclCommGetAsyncError(comm, &raw mut state) });
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    state
+}
+
+/// Exchanges a number with the neighbours. Returns the rank and the number of ranks.
+fn exchange(comm: &Comm) -> String {
     let (me, size) = (comm.rank(), comm.size());
     let (sent, mut got) = (me as i32, -1_i32);
     let (next, last) = ((me + 1) % size, (me + size - 1) % size);
@@ -130,7 +176,7 @@ fn join(id: ncclUniqueId, size: usize, rank: usize) -> (String, Option<Comm>) {
         ok(ncclGroupEnd());
     }
     assert_eq!(got, last as i32);
-    (format!("{me} of {size}"), Some(comm))
+    format!("{me} of {size}")
 }
 
 #[test]
@@ -186,6 +232,38 @@ fn each_process_a_host() {
 fn hosts_of_several_processes_and_threads() {
     let (a, b) = (("DM_HOSTCCL_HOST", "a"), ("DM_HOSTCCL_HOST", "b"));
     all_join(6, &[(&[0, 4], &[a]), (&[2], &[a]), (&[1], &[b]), (&[3], &[ALONE]), (&[5], &[b])]);
+}
+
+/// `ncclCommInitRankConfig` and `ncclCommSplit` with `blocking` 0 return at once, and the ranks ask
+/// `ncclCommGetAsyncError` for the end.
+#[test]
+fn communicators_are_made_in_the_background_and_asked_for() {
+    let how = ("HOSTCCL_TEST_HOW", "ask");
+    let (a, b) = (&[("DM_HOSTCCL_HOST", "a"), how][..], &[("DM_HOSTCCL_HOST", "b"), how][..]);
+    let processes = start(&unique_id(), 5, &[(&[0], a), (&[1], b), (&[2], b), (&[3], a), (&[4], &[ALONE, how])]);
+    for (rank, process) in processes.iter().enumerate() {
+        let part = if rank % 2 == 0 { 3 } else { 2 };
+        assert_eq!(process.line(), format!("{rank} of 5, {} of {part} in its part", part - 1 - rank / 2));
+    }
+}
+
+/// The join of ranks that wait for rank 2, which never comes, ends when one of them aborts it.
+#[test]
+fn a_rank_that_aborts_during_the_join_is_told_to_all() {
+    for aborting in [0, 1] {
+        let how = |rank: usize| ("HOSTCCL_TEST_HOW", if rank == aborting { "abort" } else { "ask" });
+        let id = unique_id();
+        let mut processes = start(&id, 3, &[(&[0], &[ALONE, how(0)]), (&[1], &[ALONE, how(1)])]);
+        processes.iter().for_each(|process| process.until_connected(address_of(&id).port()));
+        assert_eq!(processes[aborting].line(), "begun");
+        // It has told the maker of the id that it is there, and waits.
+        common::until_asleep(processes[aborting].child.id());
+        processes[aborting].input = None;
+        assert_eq!(processes[aborting].line(), format!("aborted {ncclSuccess}"));
+        let line = processes[1 - aborting].line();
+        assert!(line.starts_with(&format!("error {ncclRemoteError}: ")), "{line}");
+        assert!(line.contains(&format!("rank {aborting} (pid ")), "{line}");
+    }
 }
 
 /// The ranks without variables share the maker's host, and wait in its segment first.

@@ -112,7 +112,13 @@ impl View {
         }
         self.mesh().local_rank(index)?;
         let (world, _) = root.participants(function)?;
-        root.control_scopes().of_group(world.rendezvous(), root.id(), self.mesh(), index)
+        root.control_scopes().of_group(
+            world.rendezvous(),
+            root.id(),
+            |scope| root.of_this_mesh(scope),
+            self.mesh(),
+            index,
+        )
     }
 
     /// Runs `call`, which is a call of `function` that is collective over this rank's group along

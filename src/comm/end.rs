@@ -34,6 +34,7 @@ impl RootComms {
         self.cancel().raise();
         let aborted = self.abort_communicators(|_| true);
         if was_alive {
+            self.tell_departure();
             self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
         }
         aborted

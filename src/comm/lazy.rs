@@ -94,6 +94,9 @@ impl RootComms {
             return Err(Error::internal(format!("the communicator of {what} was planned eagerly but not made")));
         };
         let position = group.local_rank(0)?;
-        communicator.scope(|| world.rendezvous().subscope(scope_id, group.ranks().into(), position))
+        communicator.scope(|| {
+            let scope = world.rendezvous().subscope(scope_id, group.ranks().into(), position)?;
+            Ok(self.of_this_mesh(scope))
+        })
     }
 }

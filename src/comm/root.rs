@@ -19,7 +19,7 @@ use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
-use crate::rendezvous::Scope;
+use crate::rendezvous::{Departures, Scope};
 use crate::wait::{Cancel, Wait};
 
 /// Whether a root mesh is alive, and how it ended.
@@ -116,6 +116,9 @@ pub struct RootComms {
     /// The scope in which the ranks of the root agree on who is lost. It is made when dm_shrink
     /// first needs it.
     survivors: Mutex<Option<Arc<Scope>>>,
+    /// The ranks that have ended this root by dm_abort. Its ranges share the list. `None` where there
+    /// is nobody to agree with.
+    departures: Option<Arc<Departures>>,
 }
 
 impl RootComms {
@@ -123,7 +126,13 @@ impl RootComms {
     pub(super) fn new(spec: RootSpec<'_>) -> Result<Arc<RootComms>> {
         let RootSpec { world, library, mesh, id, is_lazy, timeout, outer } = spec;
         let has_peers = world.as_ref().filter(|world| !world.rendezvous().is_offline() && mesh.is_member());
-        let scope = has_peers.map(|world| own_scope(world, &mesh, &id)).transpose()?;
+        let departures = match (outer, has_peers) {
+            (Some(outer), _) => outer.departures.clone(),
+            (None, Some(world)) => Some(Arc::new(world.rendezvous().departures(&id, mesh.root_ranks().into())?)),
+            (None, None) => None,
+        };
+        let scope = has_peers.zip(departures.as_ref());
+        let scope = scope.map(|(world, departures)| own_scope(world, &mesh, &id, departures)).transpose()?;
         let fresh_cancel = || world.as_ref().map_or_else(Cancel::new, |world| world.cancel());
         Ok(Arc::new(RootComms {
             scope,
@@ -142,6 +151,7 @@ impl RootComms {
             shrink_attempts: AtomicU64::new(0),
             control: ControlScopes::default(),
             survivors: Mutex::default(),
+            departures,
         }))
     }
 
@@ -178,6 +188,22 @@ impl RootComms {
         let made = Arc::new(world.rendezvous().subscope(&format!("{}/survivors", self.id), ranks, position)?);
         *scope = Some(Arc::clone(&made));
         Ok(made)
+    }
+
+    /// Returns `scope` as one of calls on this root, whose waits end when one of the scope's ranks
+    /// has ended the root.
+    pub(super) fn of_this_mesh(&self, scope: Scope) -> Scope {
+        match &self.departures {
+            Some(departures) => scope.of_mesh(departures),
+            None => scope,
+        }
+    }
+
+    /// Tells the other ranks of the root that this rank has ended it. Does not wait for them.
+    pub(super) fn tell_departure(&self) {
+        if let Some(departures) = self.departures.as_ref().filter(|_| self.mesh.root_size() > 1) {
+            departures.tell();
+        }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -293,7 +319,7 @@ impl Drop for RootComms {
         let Some(world) = self.world.take() else { return };
         // The scopes use the store of the world, so they are dropped first.
         let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors));
+        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors, self.departures.take()));
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);
@@ -321,11 +347,11 @@ impl Drop for Leftovers {
 /// Returns the scope in which the ranks of a root mesh agree. A root that has all ranks of the
 /// world uses the world's scope. So when ranks make calls on different meshes in different orders,
 /// that is a mismatch and not a wait. Any other root has a scope of its own.
-fn own_scope(world: &World, mesh: &Mesh, id: &str) -> Result<Arc<Scope>> {
+fn own_scope(world: &World, mesh: &Mesh, id: &str, departures: &Arc<Departures>) -> Result<Arc<Scope>> {
     let rendezvous = world.rendezvous();
     if mesh.root_size() == rendezvous.size() {
-        return rendezvous.scope().map(Arc::clone);
+        return rendezvous.scope().map(|scope| Arc::new(scope.of_mesh(departures)));
     }
     let position = mesh.root_position().unwrap_or(0);
-    rendezvous.subscope(id, mesh.root_ranks().into(), position).map(Arc::new)
+    rendezvous.subscope(id, mesh.root_ranks().into(), position).map(|scope| Arc::new(scope.of_mesh(departures)))
 }

@@ -108,10 +108,10 @@ pub unsafe extern "C" fn dm_stream_wait(
 /// while a thread is inside a call on it. The library sees to this for its own calls, and the
 /// program for its calls on raw communicators.
 ///
-/// Another rank may wait for this one through the store alone: to make a communicator that a
-/// DM_INIT_LAZY mesh has not made yet, or in a call of the control plane where no communicator of
-/// the host engine tells it. dm_abort does not tell such a rank, and it waits until its deadline;
-/// dm_world_abort tells it.
+/// Another rank may wait for this one through the store alone, in a call on this mesh: dm_flatten
+/// and the like, the making of a communicator of a DM_INIT_LAZY mesh, or a call of the control
+/// plane. Its call ends with DM_STATUS_PEER_LOST, and so does each later one that needs this rank.
+/// dm_shrink waits, because this rank may still call dm_shrink, too.
 ///
 /// Errors: DM_STATUS_TIMEOUT (cuda: a communicator has not ended yet), DM_STATUS_CCL (NCCL's abort
 /// failed), DM_STATUS_INVALID_HANDLE. After DM_STATUS_TIMEOUT and DM_STATUS_CCL the mesh has ended,

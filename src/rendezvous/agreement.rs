@@ -28,6 +28,7 @@ mod cleanup;
 mod comparing;
 mod deadlock;
 mod deciding;
+mod departures;
 mod exchange;
 mod late;
 mod members;
@@ -44,6 +45,7 @@ mod waiting;
 
 pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
+pub use departures::Departures;
 pub(super) use members::Members;
 pub(super) use round::Membership;
 pub use round::Round;

@@ -25,7 +25,7 @@ pub mod store;
 mod world;
 
 #[doc(hidden)]
-pub use agreement::{AgreedLosses, Round, Scope};
+pub use agreement::{AgreedLosses, Departures, Round, Scope};
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::agreement::{Members, Membership, Scope, ScopeKeys, WorldKeys};
+use super::agreement::{Departures, Members, Membership, Scope, ScopeKeys, WorldKeys};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
 use super::losses::Losses;
@@ -121,6 +121,15 @@ impl World {
         let left = ScopeKeys::new(&members, &session.leftovers);
         let membership = Membership { store, losses, members, me: position, served: session.served, serving, left };
         Ok(Scope::new(membership, prefix))
+    }
+
+    /// Returns the list of the ranks that have ended a mesh of these `ranks` by dm_abort. `id` is the
+    /// same on all of them and is used once.
+    pub fn departures(&self, id: &str, ranks: Arc<[i32]>) -> Result<Departures> {
+        let session = self.session()?;
+        let members = if ranks.len() == self.place.size { Members::All(ranks.len()) } else { Members::Listed(ranks) };
+        let (store, prefix) = (Arc::clone(&session.store), format!("{}/{id}", session.prefix));
+        Ok(Departures::new(store, prefix, self.place.rank as i32, &members, &session.leftovers))
     }
 
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.

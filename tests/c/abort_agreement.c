@@ -1,7 +1,4 @@
 /* ranks: 2 */
-/* one host */
-/* Not run on several hosts: 3 of about 20 runs there hung. An abort of rank 0 that fell between two
- * steps of a lazy dm_get_comm was not told under the name for which rank 1 waited in the store. */
 /* dm_abort from another thread wakes what waits for a peer before any communicator is touched: the
  * agreement of dm_flatten, dm_unflatten, dm_finalize and of a lazy dm_get_comm, and a thread that
  * waits for its turn behind one of those. */
@@ -90,6 +87,16 @@ static double abort_once(int kind)
   return took;
 }
 
+/* The call of rank 1 in the world after rank 0 was aborted in another call. An aborted rank waits for
+ * a busy store for 50 ms only. So rank 1 may see the call of rank 0 before it sees the abort, and
+ * the calls differ. */
+static void after_abort(const dm_world *world)
+{
+  const dm_status status = dm_world_barrier(world, 0);
+  CHECK(status == DM_STATUS_PEER_LOST || status == DM_STATUS_MISMATCH);
+  CHECK(strstr(dm_last_error(), "rank 0") != NULL);
+}
+
 int main(void)
 {
   const int32_t shape[] = {2, 1};
@@ -110,7 +117,7 @@ int main(void)
       OK(dm_world_barrier(sync, 0));
       if (rank == 1) {
         const double began = seconds_now();
-        if (kinds[kind].of_world) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_world_barrier(options.world, 0));
+        if (kinds[kind].of_world) after_abort(options.world);
         if (!kinds[kind].lazy) COMES_TO_GIVE(DM_STATUS_PEER_LOST, dm_check(mesh, "dp"));
         if (!kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_check(mesh, "dp"));
         if (kinds[kind].lazy) FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_get_comm(mesh, "dp", &comm));

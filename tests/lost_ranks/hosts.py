@@ -20,6 +20,9 @@ LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha
            "alpha alpha alpha beta beta gamma delta")
 # How long a host may be silent, and the timeout of calls in which only the deadline tells.
 SILENCE_S, SHORT_MS, LONG_MS = 2.0, 4_000, 60_000
+# How much longer a join may take: a rank that fails gives its number back to the store, which may be
+# out of reach (join_attempt.rs).
+GIVE_BACK = 0.2
 PORT = 29500
 
 
@@ -119,6 +122,7 @@ def bound(fault, rank, moment):
     and the statuses that it may have."""
     timeout, slow = fault.timeout_ms() / 1000 * STOP_SHARE + STOP_EXTRA, 40 * fault.weather[0] + (3.0 if fault.weather[1] else 0.0)
     kind = KINDS.get(rank.phase(rank.error[1] if rank.error else None)[0], "")
+    slow += GIVE_BACK if kind == "joining" else 0.0
     if fault.ended() and (fault.phase != "join" or kind != "joining"):
         return NOTICE + slow, {"PEER_LOST", "STORE"} if fault.victim == 0 else {"PEER_LOST"}
     if fault.how in ("cut", "part") and kind == "in a collective":

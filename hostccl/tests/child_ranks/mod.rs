@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hostccl::types::*;
 use hostccl::*;
 
-use crate::common::{DEADLINE, from_hex, hex_of, last_error, unique_id};
+use crate::common::{DEADLINE, from_hex, hex_of, last_error, unique_id, until_asleep};
 
 /// The part that this process plays as a rank.
 pub struct Part {
@@ -79,6 +79,12 @@ impl Rank {
                 return said.to_owned();
             }
         }
+    }
+
+    /// Returns when the rank has slept for a while, which means that it waits for others.
+    #[track_caller]
+    pub fn until_it_waits(&self) {
+        until_asleep(self.child.id());
     }
 
     /// Writes a line for the rank, which `listen` gives there.

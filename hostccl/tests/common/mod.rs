@@ -96,6 +96,23 @@ pub fn last_error() -> String {
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
+/// Returns when all threads of a process have slept for a while, which means that they wait for other
+/// processes.
+#[track_caller]
+pub fn until_asleep(pid: u32) {
+    let is_asleep = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" S"))
+    };
+    let (mut looks, began) = (0, std::time::Instant::now());
+    while looks < 20 {
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        looks = if tasks.all(is_asleep) { looks + 1 } else { 0 };
+        assert!(began.elapsed() < DEADLINE, "process {pid} does not come to wait");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
 /// Returns a configuration that sets only whether calls block.
 pub fn config(blocking: c_int) -> ncclConfig_t {
     ncclConfig_t { blocking, ..NCCL_CONFIG_INITIALIZER }

@@ -25,8 +25,16 @@ struct Known {
 
 impl ControlScopes {
     /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root`
-    /// is the root's part in the names of its scopes.
-    pub(in crate::comm) fn of_group(&self, world: &World, root: &str, mesh: &Mesh, index: usize) -> Result<Arc<Scope>> {
+    /// is the root's part in the names of its scopes, and `of_root` makes a scope one of calls on the
+    /// root.
+    pub(in crate::comm) fn of_group(
+        &self,
+        world: &World,
+        root: &str,
+        of_root: impl Fn(Scope) -> Scope,
+        mesh: &Mesh,
+        index: usize,
+    ) -> Result<Arc<Scope>> {
         let (first, position) = mesh.split_color_key(index)?;
         let pairs = mesh.dim_layout(index).pairs().iter();
         let pairs: Vec<String> = pairs.map(|(size, stride)| format!("{size}x{stride}")).collect();
@@ -35,7 +43,8 @@ impl ControlScopes {
         if let Some(scope) = known.scopes.get(&name) {
             return Ok(Arc::clone(scope));
         }
-        let scope = world.subscope(&format!("{root}/{name}"), mesh.group_ranks(index)?.into(), position as usize)?;
+        let id = format!("{root}/{name}");
+        let scope = of_root(world.subscope(&id, mesh.group_ranks(index)?.into(), position as usize)?);
         if known.may_be_behind {
             scope.may_be_behind();
         }

@@ -34,7 +34,7 @@ pub(super) enum Settled {
     /// This rank takes no part in the call of that number, and goes on to the next number. Either a
     /// rank has refused the call, and it is a call of another function than this rank's. Or the
     /// call is in a deadlock of which this rank's caller was told when it waited in another call of
-    /// the ring.
+    /// the ring. Or it is a call on another mesh, which a rank has ended by dm_abort.
     PassedOver,
 }
 
@@ -97,7 +97,7 @@ impl Round {
                     (Status::Timeout, Some(failure)) => failure.clone(),
                     _ => error.clone(),
                 };
-                let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
+                let verdict = self.of_failure(phase, &verdict);
                 // Another verdict may stand already, and then the rank that serves the store waits
                 // until this rank has read it.
                 let reads = with_server && !self.membership.serving;
@@ -105,7 +105,8 @@ impl Round {
                 return Err(self.membership.explain(error));
             }
         };
-        if phase.is_empty() && (verdict.is_of_another(function_of(&self.call)) || self.was_told_before(&verdict)) {
+        let is_of_another = verdict.is_of_another(function_of(&self.call)) || self.is_of_another_mesh(&verdict);
+        if phase.is_empty() && (is_of_another || self.was_told_before(&verdict)) {
             return Ok(Settled::PassedOver);
         }
         if verdict.status == Status::Ok && phase.is_empty() {

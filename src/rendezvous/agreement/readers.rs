@@ -12,8 +12,8 @@ use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
 
 /// How long the verdict of an aborted rank may take to be written, while the rank itself waits for
-/// [`HURRIED`] only.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// [`HURRIED`] only. The other ranks wait for the verdict, so a busy store gets much time.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 /// How long the rank that serves the store stays after a success, so that the others can read the
 /// verdict. All ranks are known to be there.
@@ -53,7 +53,7 @@ impl Round {
         }
         let (told, telling) = channel();
         let tell = move || {
-            let _ = told.send(say(longest.min(FAREWELL)));
+            let _ = told.send(say(FAREWELL));
         };
         hostccl::thread::spawn("dm-farewell", tell).is_ok() && telling.recv_timeout(HURRIED).unwrap_or(false)
     }

@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::cleanup::ScopeKeys;
+use super::departures::Departures;
 use super::members::Members;
-use super::verdict::{Verdict, ranges};
+use super::verdict::{Reason, Verdict, ranges};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
@@ -73,6 +74,8 @@ pub struct Round {
     /// Whether this rank may be behind the others in its scope. The scope shares it with its
     /// rounds ([`Scope::is_behind`](super::scope::Scope)).
     pub(super) is_behind: Arc<AtomicBool>,
+    /// The ranks that have ended the mesh of the call; `None` where the call concerns no mesh.
+    pub(super) departures: Option<Arc<Departures>>,
 }
 
 /// How far the search for deadlocks of one rank in one call is.
@@ -147,6 +150,7 @@ impl Round {
             offers: None,
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
+            departures: self.departures.clone(),
         }
     }
 
@@ -197,6 +201,42 @@ impl Round {
         let who = ranges(ranks);
         let message = format!("{who} {was} lost {when} {} as call {}: {why}", self.call, self.number);
         Error::new(Status::PeerLost, message).with_lost(ranks)
+    }
+
+    /// Returns the verdict that other ranks of the scope have ended the mesh of the call, or `None`
+    /// when no such rank is known.
+    pub(super) fn departure(&self) -> Option<Verdict> {
+        let departures = self.departures.as_ref()?;
+        let gone = departures.all(|rank| self.is_other(rank));
+        let (have, them) = match gone.as_slice() {
+            [] => return None,
+            [_] => ("has", "it"),
+            _ => ("have", "them"),
+        };
+        let (who, call, number) = (ranges(&gone), &self.call, self.number);
+        let message = format!("{who} {have} ended the mesh by dm_abort, and {call} as call {number} needs {them}");
+        let error = Error::new(Status::PeerLost, message).with_ranks(&gone);
+        Some(Verdict::of_departure(departures.mesh(), &error))
+    }
+
+    /// Makes the verdict that this rank has failed with `error`. A communicator may tell this rank
+    /// that others have ended the mesh before their note does.
+    pub(super) fn of_failure(&self, phase: &str, error: &Error) -> Verdict {
+        let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
+        let others_left = phase.is_empty()
+            && error.status() == Status::PeerLost
+            && error.lost().is_empty()
+            && error.ranks().iter().any(|rank| self.is_other(*rank));
+        match self.departures.as_ref().filter(|_| others_left) {
+            Some(departures) => verdict.after_departure(departures.mesh()),
+            None => verdict,
+        }
+    }
+
+    /// Whether the verdict is that ranks have ended the mesh of another call than this one.
+    pub(super) fn is_of_another_mesh(&self, verdict: &Verdict) -> bool {
+        let mine = self.departures.as_ref().map(|departures| departures.mesh());
+        matches!(&verdict.reason, Reason::Departed { mesh } if Some(mesh.as_str()) != mine)
     }
 
     /// Whether this is a rank of the scope, and not this rank itself.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::deadlock::take_back_note;
 use super::deciding::{self, Settled};
+use super::departures::Departures;
 use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
@@ -18,16 +19,19 @@ pub struct Scope {
     /// The keys of the scope begin with this prefix.
     pub(super) prefix: String,
     /// How many calls were begun so far.
-    pub(super) calls: AtomicU64,
+    pub(super) calls: Arc<AtomicU64>,
     /// Whether a call has ended because one of the ranks was lost. Then no later call can be
     /// agreed.
-    pub(super) over: AtomicBool,
+    pub(super) over: Arc<AtomicBool>,
     /// Whether the caller of this rank was told of a failed call, while the other ranks may have
     /// given up further calls for which this rank did not come. The next call of this rank then
     /// passes over the calls that the others gave up, and goes on where the others are (late.rs).
     pub(super) is_behind: Arc<AtomicBool>,
     /// How many of its own calls this rank has refused since it last took part in a call.
-    refusals: AtomicU64,
+    refusals: Arc<AtomicU64>,
+    /// The ranks that have ended the mesh of the scope's calls; `None` where the calls concern no
+    /// mesh.
+    departures: Option<Arc<Departures>>,
 }
 
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
@@ -41,10 +45,26 @@ impl Scope {
         Scope {
             membership: Arc::new(membership),
             prefix,
-            calls: AtomicU64::new(0),
-            over: AtomicBool::new(false),
+            calls: Arc::default(),
+            over: Arc::default(),
             is_behind: Arc::default(),
-            refusals: AtomicU64::new(0),
+            refusals: Arc::default(),
+            departures: None,
+        }
+    }
+
+    /// Returns this scope for calls on one mesh, whose waits end when a rank of the scope has ended
+    /// the mesh. The calls of both scopes are numbered together.
+    #[must_use]
+    pub fn of_mesh(&self, departures: &Arc<Departures>) -> Scope {
+        Scope {
+            membership: Arc::clone(&self.membership),
+            prefix: self.prefix.clone(),
+            calls: Arc::clone(&self.calls),
+            over: Arc::clone(&self.over),
+            is_behind: Arc::clone(&self.is_behind),
+            refusals: Arc::clone(&self.refusals),
+            departures: Some(Arc::clone(departures)),
         }
     }
 
@@ -241,6 +261,7 @@ impl Scope {
             offers: None,
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
+            departures: self.departures.clone(),
         }
     }
 }

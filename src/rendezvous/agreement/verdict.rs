@@ -35,6 +35,11 @@ pub(super) enum Reason {
         /// verdicts of all its calls.
         id: String,
     },
+    /// Ranks of the call have ended its mesh by dm_abort, and may not have begun the call.
+    Departed {
+        /// The name of the mesh, which is equal on all its ranks.
+        mesh: String,
+    },
 }
 
 /// The verdict of a call: a status and, when the status is not OK, a message with the codes of the
@@ -94,6 +99,16 @@ impl Verdict {
     pub(super) fn of_deadlock(id: &str, error: &Error) -> Verdict {
         let reason = Reason::Deadlock { id: id.to_owned() };
         Verdict { reason, ..Verdict::of(error) }
+    }
+
+    /// Makes the verdict that ranks of the call have ended the mesh of that name.
+    pub(super) fn of_departure(mesh: &str, error: &Error) -> Verdict {
+        Verdict::of(error).after_departure(mesh)
+    }
+
+    /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have ended.
+    pub(super) fn after_departure(self, mesh: &str) -> Verdict {
+        Verdict { reason: Reason::Departed { mesh: mesh.to_owned() }, ..self }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
@@ -183,6 +198,7 @@ impl Verdict {
             Reason::GivenUp { by, waited } => (1, format!("{by} {waited}\n")),
             Reason::Refused { function } => (2, format!("{function}\n")),
             Reason::Deadlock { id } => (3, format!("{id}\n")),
+            Reason::Departed { mesh } => (4, format!("{mesh}\n")),
         };
         let codes = [self.status as i32, self.ccl, self.device, self.os, kind];
         // A lost rank r is written as -1 - r.
@@ -223,6 +239,10 @@ impl Verdict {
             3 => {
                 let (id, message) = rest.split_once('\n')?;
                 (Reason::Deadlock { id: id.to_owned() }, message)
+            }
+            4 => {
+                let (mesh, message) = rest.split_once('\n')?;
+                (Reason::Departed { mesh: mesh.to_owned() }, message)
             }
             _ => return None,
         };

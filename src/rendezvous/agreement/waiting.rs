@@ -30,8 +30,8 @@ impl Round {
         }
     }
 
-    /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost and
-    /// neither is there, the loss becomes the verdict.
+    /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or has
+    /// ended the mesh of the call, and neither is there, that becomes the verdict.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
         let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
@@ -47,24 +47,29 @@ impl Round {
                 let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
-            let (number, lost) = self.membership.losses.next();
-            let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
-            let (index, value) = any_of(&**store, &keys, wait)?;
-            match (keys.len() - index, key) {
-                (1, _) => {
-                    self.membership.losses.note(number, &value);
-                    // A store may report without end losses of ranks that are not in this scope.
-                    // The call ends at its deadline all the same.
-                    wait.cancel.check()?;
-                    if wait.deadline.passed() && !self.has_lost() {
-                        return Err(Error::timeout(format!(
-                            "the store at {} reports lost ranks without end",
-                            store.name()
-                        )));
-                    }
+            if let Some(departure) = self.departure() {
+                if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
+                    return Ok(Found::Value(value));
                 }
-                (2, _) => return Ok(Found::Verdict(self.verdict_in(&value, &verdict))),
-                _ => return Ok(Found::Value(value)),
+                return self.decide(phase, &departure, wait).map(Found::Verdict);
+            }
+            let (number, lost) = self.membership.losses.next();
+            let left = self.departures.as_ref().map(|departures| (departures, departures.next()));
+            let keys = key.into_iter().chain([verdict.as_str(), lost.as_str()]);
+            let keys: Vec<&str> = keys.chain(left.as_ref().map(|(_, (_, key))| key.as_str())).collect();
+            let (index, value) = any_of(&**store, &keys, wait)?;
+            // The value, if one is asked for, has the place 0, the verdict 1, and so on.
+            match (index + usize::from(key.is_none()), left) {
+                (0, _) => return Ok(Found::Value(value)),
+                (1, _) => return Ok(Found::Verdict(self.verdict_in(&value, &verdict))),
+                (3, Some((departures, (number, _)))) => departures.note(number, &value),
+                _ => self.membership.losses.note(number, &value),
+            }
+            // A store may report without end losses of ranks that are not in this scope. The call ends
+            // at its deadline all the same.
+            wait.cancel.check()?;
+            if wait.deadline.passed() && !self.has_lost() && self.departure().is_none() {
+                return Err(Error::timeout(format!("the store at {} reports lost ranks without end", store.name())));
             }
         }
     }

@@ -46,6 +46,9 @@ pub(super) enum Kind {
     /// A message will not come, because its send was cancelled or its communicator has ended. What
     /// has come of it is to be dropped. `extra` is 1 where the communicator has ended.
     Void = 12,
+    /// The sender is alive. The frame is on the way where nothing else is, so the sender's kernel
+    /// notices when no answer comes.
+    Alive = 13,
 }
 
 /// The header of a frame.
@@ -101,6 +104,7 @@ impl Header {
             10 => Kind::Close,
             11 => Kind::Closed,
             12 => Kind::Void,
+            13 => Kind::Alive,
             other => return Err(format!("a frame of the unknown kind {other}")),
         };
         let (bytes, extra) = (four(4) as usize, eight(40));

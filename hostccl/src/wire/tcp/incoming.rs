@@ -84,6 +84,7 @@ impl Remote {
             Kind::Close => self.take_close(),
             Kind::Closed if self.is_closing => self.is_closed = true,
             Kind::Closed => return Err("an answer to no question".to_owned()),
+            Kind::Alive => {}
         }
         Ok(Sink::None)
     }

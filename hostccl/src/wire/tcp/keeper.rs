@@ -17,6 +17,7 @@ use super::cipher::Cipher;
 use super::connection::Connection;
 use super::epoll::{self, Epoll};
 use super::options::Options;
+use super::sockets;
 use super::state::{Inner, State};
 use super::stranger::{self, NAMED_A_TOKEN, Step, Stranger};
 use crate::fork::{self, Private};
@@ -30,6 +31,8 @@ const TICK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long this process tries to reach another one that answers without taking the connection.
 const TRIES: Duration = Duration::from_secs(30);
+/// A process says that it is alive this many times in the time after which a silent host is lost.
+const BEATS: u32 = 8;
 /// The time from one try to the next.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the wire goes on after its last owner has gone, until its bytes have been sent.
@@ -89,6 +92,8 @@ pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) ->
 impl Keeper {
     fn run(mut self) {
         let (mut next_tick, mut listened) = (Instant::now() + TICK, Instant::now());
+        let beat = (self.inner.options.silence / BEATS).max(TICK);
+        let mut next_beat = Instant::now() + beat;
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
             let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
@@ -124,6 +129,10 @@ impl Keeper {
                 let since = now.duration_since(std::mem::replace(&mut listened, now));
                 self.inner.lock().look_for_silence(since, self.inner.options.silence);
                 self.expire();
+                if now >= next_beat {
+                    next_beat = Instant::now() + beat;
+                    self.inner.lock().beat(&self.inner);
+                }
                 (self.tick)();
             }
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Done};
 use super::epoll::{Bell, Epoll};
+use super::frame::{Header, Kind};
 use super::ledger::Ledger;
 use super::options::Options;
 use super::remote::Remote;
@@ -288,6 +289,21 @@ impl State {
                 *is_connecting = true;
                 self.to_connect.push(number);
                 self.keeper_is_needed = true;
+            }
+        }
+    }
+
+    /// Tells the peers to which nothing is on the way that this process is alive. The kernel sends
+    /// this again when a packet is lost, and it gives the connection up when no answer comes for the
+    /// time after which a silent host is lost.
+    pub(super) fn beat(&mut self, inner: &Inner) {
+        for number in self.connected.clone() {
+            let Some(link) = self.links.get_mut(&number) else { continue };
+            let Link { remote, connection: Some(connection), .. } = &mut **link else { continue };
+            let is_ending = remote.uses == 0 || remote.is_closing || remote.is_closed;
+            if !is_ending && !remote.has_output() && !connection.is_writing() && sockets::is_sent(&connection.socket) {
+                remote.say(Header::plain(Kind::Alive, 0), &[]);
+                self.push(inner, number);
             }
         }
     }
