@@ -17,7 +17,6 @@ use super::cipher::Cipher;
 use super::connection::Connection;
 use super::epoll::{self, Epoll};
 use super::options::Options;
-use super::sockets;
 use super::state::{Inner, State};
 use super::stranger::{self, NAMED_A_TOKEN, Step, Stranger};
 use crate::fork::{self, Private};
