@@ -15,8 +15,9 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. The kernel sends a probe
 /// once a second at most, and one of them may get lost.
 const LEAST_SILENCE: u64 = 2000;
-/// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds: one day.
-const MOST_SILENCE: u64 = 86_400_000;
+/// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. By its default, the kernel
+/// itself gives a connection up when data is not acknowledged for about 15 minutes.
+const MOST_SILENCE: u64 = 600_000;
 /// How many new connections the kernel keeps until this process takes them.
 const BACKLOG: i32 = 1024;
 
@@ -113,7 +114,7 @@ impl Options {
         let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));
         let keepalive = TcpKeepalive::new()
             .with_time(idle)
-            .with_interval(Duration::from_secs(1))
+            .with_interval(Duration::from_secs(self.silence.as_secs().div_ceil(100).max(1)))
             .with_retries((self.silence.as_secs() as u32).clamp(3, 100));
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(self.silence))?;
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn a_silence_that_is_no_time_is_refused_with_its_value() {
         assert_eq!(parse_silence("2500").unwrap(), Duration::from_millis(2500));
-        for text in ["0", "1999", "-1", "abc", "1.5", "86400001"] {
+        for text in ["0", "1999", "-1", "abc", "1.5", "600001"] {
             let error = parse_silence(text).unwrap_err();
             assert!(error.message().contains(&format!("DM_HOST_TIMEOUT_MS is {text:?}")), "{}", error.message());
         }

@@ -20,6 +20,10 @@ impl Remote {
         self.credit = CREDIT.saturating_sub(eager);
         (self.kept, self.owed) = (0, 0);
         self.arrived.clear();
+        // The other side will not answer what a cancelled receive has asked for, nor get what it has
+        // asked for itself: all of that was said over the connection that is closed.
+        self.posted.retain(|_, receive| receive.request.is_some());
+        self.wanted.clear();
     }
 
     /// Returns a token to prove, after so many others were tried in vain.
@@ -28,13 +32,15 @@ impl Remote {
         newest_first.map(|(token, _)| *token).nth(tried % self.tokens.len().max(1)).unwrap_or_default()
     }
 
-    /// Notes a use of the peer by a communicator with that token.
+    /// Notes a use of the peer by a communicator with that token. The token of a use that is over
+    /// goes.
     pub(super) fn begin_use(&mut self, token: &Token) {
         self.uses += 1;
         match self.tokens.iter_mut().find(|(known, _)| known == token) {
             Some((_, uses)) => *uses += 1,
             None => self.tokens.push((*token, 1)),
         }
+        self.tokens.retain(|(_, uses)| *uses > 0);
     }
 
     /// Notes the end of a use. The last use's token stays while the connection does.

@@ -149,7 +149,7 @@ impl Core {
     /// Lets a receive whose message was withdrawn take the next message of its tag.
     fn wait_again(&mut self, request: u64) {
         let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        receive.again = false;
+        (receive.again, receive.got) = (false, 0);
         let (peer, tag) = (receive.peer, receive.tag);
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         match pop(&mut remote.arrived, tag) {
@@ -181,8 +181,12 @@ impl Core {
     /// Notes that a piece of a receive is in the caller's buffer.
     pub(super) fn piece_there(&mut self, request: u64, bytes: usize) {
         let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
-        if receive.again && receive.in_flight == 0 {
-            return self.wait_again(request);
+        if receive.again {
+            // The piece belongs to a message that its sender has given up.
+            if receive.in_flight == 0 {
+                self.wait_again(request);
+            }
+            return;
         }
         receive.got += bytes;
         if let Some((_, length)) = receive.met.filter(|met| met.1 <= receive.got && receive.in_flight == 0) {
