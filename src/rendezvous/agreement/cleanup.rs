@@ -12,9 +12,10 @@
 //! failed call reads the same verdict as the others.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::members::Members;
+use crate::wait::Wait;
 
 /// The keys that this rank left in one scope.
 pub(in crate::rendezvous) struct ScopeKeys {
@@ -36,9 +37,16 @@ pub(in crate::rendezvous) struct ScopeKeys {
 pub(in crate::rendezvous) struct WorldKeys {
     /// The keys that were handed over so far.
     dropped: Mutex<Dropped>,
+    /// How many threads of this rank are writing keys that the rank's next call relies on.
+    writing: Mutex<usize>,
+    /// Wakes the calls that wait for these threads.
+    written: Condvar,
     /// Receives the keys that are left in the end. It is `None` when nobody wants them.
     at_end: Option<AtEnd>,
 }
+
+/// A thread of this rank writes keys for as long as it holds this value.
+pub(super) struct Writing(Arc<WorldKeys>);
 
 /// Receives the keys that are left of a world when this rank has dropped the world and all of its
 /// scopes.
@@ -70,6 +78,22 @@ impl ScopeKeys {
     /// keys for as long as any rank is in the world.
     pub(super) fn note_of_others(&self, keys: impl IntoIterator<Item = String>) {
         keys.into_iter().for_each(|key| self.leftovers.note(key));
+    }
+
+    /// Notes that a thread is about to write keys that this rank's next call relies on.
+    pub(super) fn begin_writing(&self) -> Writing {
+        *lock(&self.leftovers.writing) += 1;
+        Writing(Arc::clone(&self.leftovers))
+    }
+
+    /// Waits until no thread of this rank writes such keys of the world any more. Returns early when
+    /// `wait` has ended.
+    pub(super) fn await_written(&self, wait: &Wait) {
+        let mut writing = lock(&self.leftovers.writing);
+        while *writing > 0 && !wait.deadline.passed() && !wait.cancel.is_raised() {
+            let woken = self.leftovers.written.wait_timeout(writing, wait.deadline.slice());
+            writing = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Takes the keys of this scope that begin with `prefix`.
@@ -108,7 +132,8 @@ impl WorldKeys {
     /// `at_end` receives the keys that are still there when this rank has dropped the world and all
     /// of its scopes.
     pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> WorldKeys {
-        WorldKeys { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
+        let (dropped, writing, written) = (Mutex::default(), Mutex::default(), Condvar::new());
+        WorldKeys { dropped, writing, written, at_end: Some(Box::new(at_end)) }
     }
 
     /// Notes a key that is needed for as long as any rank is in the world.
@@ -151,6 +176,13 @@ impl Drop for WorldKeys {
         if let Some(at_end) = &self.at_end {
             at_end(dropped.of_world);
         }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        *lock(&self.0.writing) -= 1;
+        self.0.written.notify_all();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::round::Round;
-use super::verdict::{Verdict, split};
+use super::verdict::{Verdict, split, split_mesh};
 use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
@@ -25,9 +25,8 @@ const READ: i64 = 16;
 impl Round {
     /// Whether the calls of this rank and of the first rank are equal. The offers are not compared
     /// here.
-    pub(super) fn is_like(&self, mine: &str, theirs: &[u8]) -> bool {
-        let theirs = String::from_utf8_lossy(theirs);
-        theirs == mine || (self.offers.is_some() && split(&theirs) == split(mine))
+    pub(super) fn is_like(&self, mine: &str, theirs: &str) -> bool {
+        theirs == mine || (self.offers.is_some() && split(theirs) == split(mine))
     }
 
     /// Counts this rank as a dissenter, because its call differs from that of the first rank. The
@@ -88,7 +87,7 @@ impl Round {
                 continue;
             };
             if let Ok(Some(text)) = store.try_get(&self.here(phase, position), soon) {
-                dissenters.push((self.membership.members.rank(position), String::from_utf8_lossy(&text).into_owned()));
+                dissenters.push((self.membership.members.rank(position), split_mesh(&text).0));
             }
         }
         dissenters.sort();
@@ -116,6 +115,6 @@ impl Round {
             return None;
         }
         let theirs = store.try_get(&self.here(phase, 0), soon).ok()??;
-        self.spell_out(phase, &String::from_utf8_lossy(&theirs), soon).ok()?
+        self.spell_out(phase, &split_mesh(&theirs).0, soon).ok()?
     }
 }

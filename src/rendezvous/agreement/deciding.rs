@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
 use super::round::Round;
-use super::verdict::{Verdict, function_of};
+use super::verdict::{Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -120,15 +120,29 @@ impl Round {
 
     /// Leaves a note that this rank is here, compares, counts itself in, and waits for the verdict.
     fn arrive(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Verdict> {
-        let first = self.here(phase, 0);
-        self.put(self.here(phase, self.membership.me), text.unwrap_or("done").as_bytes(), wait)?;
+        let (first, my_mesh) = (self.here(phase, 0), self.mesh());
+        let note = text.map_or_else(|| "done".to_owned(), |text| with_mesh(text, my_mesh));
+        if text.is_some() {
+            // Where the calls differ because this rank has ended a mesh, the others must find that
+            // it has.
+            self.membership.left.await_written(wait);
+        }
+        self.put(self.here(phase, self.membership.me), note.as_bytes(), wait)?;
         if let Some(mine) = text.filter(|_| self.membership.me > 0) {
             match self.await_value(Some(&first), phase, wait)? {
                 Found::Verdict(verdict) => return Ok(verdict),
-                Found::Value(theirs) if !self.is_like(mine, &theirs) => {
-                    return self.dissent(phase, mine, &String::from_utf8_lossy(&theirs), wait);
+                Found::Value(theirs) => {
+                    let (theirs, their_mesh) = split_mesh(&theirs);
+                    if their_mesh != my_mesh
+                        && let Some(departure) = self.departure_between(&theirs, &their_mesh, wait)?
+                    {
+                        return self.decide(phase, &departure, wait);
+                    }
+                    if !self.is_like(mine, &theirs) {
+                        return self.dissent(phase, mine, &theirs, wait);
+                    }
+                    self.object(phase, &theirs, wait)?;
                 }
-                Found::Value(theirs) => self.object(phase, &String::from_utf8_lossy(&theirs), wait)?,
             }
         }
         let counted = self.count(self.key(phase, "count"), 1, wait)?;

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::cleanup::ScopeKeys;
-use super::departures::Departures;
+use super::departures::{self, Departures};
 use super::members::Members;
-use super::verdict::{Reason, Verdict, ranges};
+use super::verdict::{Reason, Verdict, ranges, split};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
@@ -208,26 +208,59 @@ impl Round {
     pub(super) fn departure(&self) -> Option<Verdict> {
         let departures = self.departures.as_ref()?;
         let gone = departures.all(|rank| self.is_other(rank));
-        let (have, them) = match gone.as_slice() {
+        self.of_departed(departures.mesh(), &self.call, &gone)
+    }
+
+    /// Returns the verdict that ranks of the scope have ended the mesh of this rank's call or that
+    /// of the first rank's call, where the two calls concern different meshes. The rank that has
+    /// ended a mesh makes its next call under a number that others use for a call on that mesh. The
+    /// note of the end was written before that next call. Returns `None` when both meshes are whole.
+    pub(super) fn departure_between(&self, theirs: &str, their_mesh: &str, wait: &Wait) -> Result<Option<Verdict>> {
+        if let Some(departures) = &self.departures {
+            departures.catch_up(wait)?;
+            if let Some(departure) = self.departure() {
+                return Ok(Some(departure));
+            }
+        }
+        if their_mesh.is_empty() {
+            return Ok(None);
+        }
+        let members = &self.membership.members;
+        let mut gone = departures::read(&*self.membership.store, their_mesh, wait)?;
+        gone.retain(|rank| *rank != members.rank(0) && members.position(*rank).is_some());
+        gone.sort_unstable();
+        gone.dedup();
+        Ok(self.of_departed(their_mesh, split(theirs).0, &gone))
+    }
+
+    /// Makes the verdict that the ranks `gone` have ended the mesh of that name, which `call`
+    /// concerns; `None` when there are no such ranks.
+    fn of_departed(&self, mesh: &str, call: &str, gone: &[i32]) -> Option<Verdict> {
+        let (have, them) = match gone {
             [] => return None,
             [_] => ("has", "it"),
             _ => ("have", "them"),
         };
-        let (who, call, number) = (ranges(&gone), &self.call, self.number);
+        let (who, number) = (ranges(gone), self.number);
         let message = format!("{who} {have} ended the mesh by dm_abort, and {call} as call {number} needs {them}");
-        let error = Error::new(Status::PeerLost, message).with_ranks(&gone);
-        Some(Verdict::of_departure(departures.mesh(), &error))
+        Some(Verdict::of_departure(mesh, &Error::new(Status::PeerLost, message).with_ranks(gone)))
+    }
+
+    /// Returns the name of the mesh that the call concerns; "" where it concerns no mesh.
+    pub(super) fn mesh(&self) -> &str {
+        self.departures.as_ref().map_or("", |departures| departures.mesh())
     }
 
     /// Makes the verdict that this rank has failed with `error`. A communicator may tell this rank
-    /// that others have ended the mesh before their note does.
+    /// that others have ended the mesh before their note does. The mesh may also have ended on this
+    /// rank while it was in the call.
     pub(super) fn of_failure(&self, phase: &str, error: &Error) -> Verdict {
         let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
-        let others_left = phase.is_empty()
+        let some_left = phase.is_empty()
             && error.status() == Status::PeerLost
             && error.lost().is_empty()
-            && error.ranks().iter().any(|rank| self.is_other(*rank));
-        match self.departures.as_ref().filter(|_| others_left) {
+            && error.ranks().iter().any(|rank| self.membership.members.position(*rank).is_some());
+        match self.departures.as_ref().filter(|_| some_left) {
             Some(departures) => verdict.after_departure(departures.mesh()),
             None => verdict,
         }
@@ -235,8 +268,7 @@ impl Round {
 
     /// Whether the verdict is that ranks have ended the mesh of another call than this one.
     pub(super) fn is_of_another_mesh(&self, verdict: &Verdict) -> bool {
-        let mine = self.departures.as_ref().map(|departures| departures.mesh());
-        matches!(&verdict.reason, Reason::Departed { mesh } if Some(mesh.as_str()) != mine)
+        matches!(&verdict.reason, Reason::Departed { mesh } if mesh != self.mesh())
     }
 
     /// Whether this is a rank of the scope, and not this rank itself.

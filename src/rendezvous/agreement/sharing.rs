@@ -2,7 +2,7 @@
 //! other rank objects to those that it does not have.
 
 use super::round::Round;
-use super::verdict::DETAIL;
+use super::verdict::{DETAIL, split_mesh};
 use crate::error::Result;
 use crate::wait::Wait;
 
@@ -35,7 +35,7 @@ impl Round {
             return Ok(String::new());
         }
         let theirs = self.membership.store.get(&self.here(phase, 0), wait)?;
-        let theirs = String::from_utf8_lossy(&theirs).into_owned();
+        let (theirs, _) = split_mesh(&theirs);
         let places: Vec<usize> = offered(&theirs).map(|(place, _)| place).collect();
         if places.is_empty() {
             return Ok(String::new());

@@ -1,6 +1,7 @@
 //! Ranks as threads over a store in memory.
 
 mod bytes;
+mod departures;
 mod failures;
 mod level;
 mod serving;

@@ -7,6 +7,9 @@ use crate::error::{Error, Result, Status};
 /// This character stands between the text of a call and its detail, and between the detail and what
 /// a rank offers to share.
 pub(super) const DETAIL: char = '\n';
+/// This character stands between what a rank compares with the other ranks and the name of the mesh
+/// that its call concerns. The name is empty where the call concerns no mesh.
+const MESH: char = '\u{1f}';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
 /// How many characters a message shows of a text that is no verdict.
@@ -300,6 +303,19 @@ fn outvoted(groups: &[(&str, Vec<i32>)], (all, size): (usize, usize), first: i32
 pub(super) fn split(text: &str) -> (&str, &str) {
     let mut parts = text.splitn(3, DETAIL);
     (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+}
+
+/// Returns what a rank leaves in the store when it comes to a call: its text, and the name of the
+/// mesh that the call concerns.
+pub(super) fn with_mesh(text: &str, mesh: &str) -> String {
+    format!("{text}{MESH}{mesh}")
+}
+
+/// Takes apart what [`with_mesh`] has put together.
+pub(super) fn split_mesh(value: &[u8]) -> (String, String) {
+    let value = String::from_utf8_lossy(value);
+    let (text, mesh) = value.rsplit_once(MESH).unwrap_or((&value, ""));
+    (text.to_owned(), mesh.to_owned())
 }
 
 /// Returns the name of the function that the text of a call begins with.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{membership, ranks, soon};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::verdict::Verdict;
-use crate::rendezvous::agreement::{Departures, Members, Scope};
+use crate::rendezvous::agreement::{Members, Scope};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
@@ -122,38 +122,6 @@ fn a_rank_that_ends_its_wait_for_any_reason_says_so() {
     for error in errors.into_iter().flatten() {
         assert_eq!(error.status(), Status::Ccl, "{error}");
         assert!(error.message().contains("its communicator failed"), "{error}");
-    }
-}
-
-/// Rank 0 has not begun the call that it ends for the others. Its next call meets their next one.
-#[test]
-fn a_rank_that_ends_a_mesh_is_not_waited_for_in_calls_on_the_mesh() {
-    let began = Instant::now();
-    let errors = ranks(3, |me, scope| {
-        let store = Arc::clone(&scope.membership.store);
-        let mesh = |name: &str| {
-            let name = format!("test/{name}");
-            let made = Departures::new(Arc::clone(&store), name, me as i32, &Members::All(3), &Arc::default());
-            Arc::new(made)
-        };
-        let (one, other) = (mesh("mesh0"), mesh("mesh1"));
-        if me == 0 {
-            store.get("test/world/0/here/1", &soon()).unwrap();
-            one.tell();
-            // The verdict stands before this rank goes on.
-            store.get("test/world/0/verdict", &soon()).unwrap();
-            scope.of_mesh(&other).agree("dm_flatten()", &soon()).unwrap().finish(&soon()).unwrap();
-            return None;
-        }
-        let error = scope.of_mesh(&one).agree("dm_flatten()", &soon()).map(drop).unwrap_err();
-        scope.of_mesh(&other).agree("dm_flatten()", &soon()).unwrap().finish(&soon()).unwrap();
-        Some(error)
-    });
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    for error in errors.into_iter().flatten() {
-        assert_eq!((error.status(), error.ranks(), error.lost()), (Status::PeerLost, &[0][..], &[][..]));
-        let words = "rank 0 has ended the mesh by dm_abort, and dm_flatten() as call 0 needs it";
-        assert_eq!(error.message(), words);
     }
 }
 
