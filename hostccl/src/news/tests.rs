@@ -255,6 +255,34 @@ fn an_end_that_has_left_does_not_count_as_live() {
 }
 
 #[test]
+fn the_rank_that_leaves_the_last_communicator_waits_until_everything_has_arrived() {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let (ends, wires) = registered(&[&[0], &[1]]);
+    wires[0].confirm(false);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(PAUSE);
+            wires[0].confirm(true);
+        });
+        ends[0].leave();
+    });
+    assert!(began.elapsed() >= PAUSE);
+}
+
+#[test]
+fn a_rank_that_leaves_a_failed_communicator_hardly_waits() {
+    let (ends, wires) = registered(&[&[0, 1], &[2]]);
+    // Another rank of the host has written the failure.
+    ends[0].segment.header().fail(ncclRemoteError, &Blame::of_lost([2]), "no answer", "");
+    wires[1].confirm(false);
+    let began = Instant::now();
+    ends[1].leave();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}, as long as a rank waits without a failure");
+}
+
+#[test]
 fn a_process_that_leaves_and_then_ends_is_not_lost() {
     let (ends, wires) = registered(&[&[0], &[1], &[2]]);
     ends[1].leave();
