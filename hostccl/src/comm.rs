@@ -374,7 +374,7 @@ impl Comm {
         header.verdict.wake();
         if let (Some(span), Some(remote)) = (&self.span, &self.remote) {
             if !had_left {
-                remote.tell_left(span);
+                remote.tell_left(span, self.written_failure().is_some());
             }
         }
     }

@@ -34,6 +34,9 @@ pub(crate) trait Member: Send + Sync {
     /// this communicator.
     fn lose(&self, peer: Peer);
 
+    /// Whether this end has left the communicator.
+    fn is_gone(&self) -> bool;
+
     /// Looks for events that no notice reports: the end of a process of this host, and a failure
     /// that a rank of this host has written. It is called about ten times a second.
     fn tick(&self);
@@ -132,10 +135,11 @@ impl Desk {
         state.left.push_back((comm, rank));
     }
 
-    /// Whether this process has an end of another communicator than `comm`.
-    pub(crate) fn has_other_members(&self, comm: u64) -> bool {
-        let state = self.lock();
-        state.members.iter().any(|(number, list)| *number != comm && list.iter().any(|end| end.strong_count() > 0))
+    /// Whether this process has an end of a communicator on this wire that it has not left. Of two
+    /// threads that leave and then ask, one at least gets the answer no.
+    pub(crate) fn has_live_members(&self) -> bool {
+        // A member that has left says so before its thread takes the lock here.
+        self.members(None).iter().any(|member| !member.is_gone())
     }
 
     /// Whether a rank of this process has left a communicator.

@@ -19,8 +19,14 @@
 //!   has the rank's number). `ncclCommGetAsyncError` notices the end as well. A rank that has
 //!   destroyed its communicator fails only the ranks that still need something from it.
 //! - `ncclCommAbort` ends blocked calls of its own process with `ncclInternalError`, and those of
-//!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never
-//!   wait for peers.
+//!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` wait for no call of a
+//!   peer. On one host they are local.
+//! - On several hosts `ncclCommDestroy` waits until this host's kernel has taken what the rank has
+//!   sent. For the last communicator of the process it waits until the other hosts' kernels have
+//!   confirmed what all of its communicators have sent, because the process may end then. That
+//!   takes tens of microseconds. Where another host does not answer, or a peer that is stopped
+//!   reads nothing, `ncclCommDestroy` gives up after two seconds; it gives up after 50 ms where the
+//!   communicator has failed.
 //! - A send ends when the receiver has taken all of it.
 //! - An id starts one communicator of at most 1024 ranks. Ranks that can open each other's memory
 //!   are one host: they are on one machine, in one process-id namespace, and belong to one user.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::event::Watch;
 use crate::notice::Said;
 use crate::poll::Blocker;
-use crate::remote::Remote;
+use crate::remote::{Remote, State, Suspicion};
 use crate::span::Span;
 use crate::types::*;
 use crate::wire::here;
@@ -31,6 +31,9 @@ const OTHERS_TELL: Duration = Duration::from_millis(250);
 /// asked whether they are there. A lost packet of the question or the answer is sent again after
 /// 200 ms at the earliest. Without an answer the whole host counts as lost.
 const OTHERS_ANSWER: Duration = Duration::from_millis(450);
+/// How long after its first loss a rank waits for what further hosts say that have lost processes
+/// meanwhile, so that all of the losses are blamed together.
+const ALL_HOSTS_TELL: Duration = Duration::from_millis(700);
 /// The pause between two looks at the news meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
@@ -162,62 +165,74 @@ impl Comm {
         self.fail_whole(ncclRemoteError, Blame::of_lost([rank]), &message, call)
     }
 
-    /// Fails when a process of another host is lost, and its host has had the time to tell why.
+    /// Fails when processes of other hosts are lost, and each of these hosts has had the time to
+    /// tell why.
     fn judge(&self, call: &dyn Fn() -> String) -> Result<()> {
         let Some((span, remote)) = self.elsewhere() else { return Ok(()) };
-        let Some(since) = remote.lock().suspicious_since else { return Ok(()) };
-        let Some(losses) = self.losses(since) else {
-            remote.lock().suspicious_since = None;
-            return Ok(());
-        };
-        let patience = match (losses.others_tell, losses.others_answer) {
-            (_, true) => OTHERS_ANSWER,
-            (true, _) => OTHERS_TELL,
-            _ => ALONE,
-        };
-        if since.elapsed() < patience {
+        let mut state = remote.lock();
+        let State { suspicions, heard, .. } = &mut *state;
+        let mut found = Vec::new();
+        suspicions.retain(|host, suspicion| {
+            let losses = self.losses(*host, suspicion, heard.get(host).copied());
+            let is_kept = losses.is_some();
+            found.extend(losses);
+            is_kept
+        });
+        let Some(first) = suspicions.values().map(|suspicion| suspicion.since).min() else { return Ok(()) };
+        drop(state);
+        let now = Instant::now();
+        let is_due = |losses: &Losses| now >= losses.due;
+        if now < first + ALL_HOSTS_TELL && !found.iter().all(is_due) {
             return Ok(());
         }
-        let blame = Blame::of_lost(losses.ranks);
+        found.retain(is_due);
+        if found.is_empty() {
+            return Ok(());
+        }
+        let message = found.iter().map(|losses| &losses.message[..]).collect::<Vec<_>>().join("; ");
+        let blame = Blame::of_lost(found.into_iter().flat_map(|losses| losses.ranks));
         debug_assert!(blame.ranks.iter().all(|rank| span.peers[*rank].is_some()));
-        Err(self.fail_whole(ncclRemoteError, blame, &losses.message, &call()))
+        Err(self.fail_whole(ncclRemoteError, blame, &message, &call()))
     }
 
-    /// Returns the ranks of other hosts that are lost, or `None` where none is. `since` is when the
-    /// first loss was noticed.
-    fn losses(&self, since: Instant) -> Option<Losses> {
+    /// Returns the ranks of a suspected host that are lost, or `None` where none is. `heard` is when
+    /// a process of that host was heard last.
+    fn losses(&self, host: usize, suspicion: &Suspicion, heard: Option<Instant>) -> Option<Losses> {
         let (span, remote) = self.elsewhere()?;
-        let mut found = Losses { ranks: Vec::new(), others_tell: false, others_answer: false, message: String::new() };
-        for (host, ranks) in span.hosts.iter().enumerate().filter(|(host, _)| *host != span.host()) {
-            let (mut ended, mut silent, mut whole) = (Vec::new(), Vec::new(), Vec::new());
-            let mut why = [None, None];
-            for &rank in ranks.iter().filter(|rank| !remote.has_left(**rank)) {
-                let lost = span.peers[rank].and_then(|peer| span.wire.lost(peer));
-                whole.push(rank);
-                if let Some(lost) = lost {
-                    if lost.ended {
-                        ended.push(rank)
-                    } else {
-                        silent.push(rank)
-                    }
-                    why[usize::from(!lost.ended)].get_or_insert(lost.why);
+        let (mut ended, mut silent, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+        let mut why = [None, None];
+        for &rank in span.hosts[host].iter().filter(|rank| !remote.has_left(**rank)) {
+            let lost = span.peers[rank].and_then(|peer| span.wire.lost(peer));
+            whole.push(rank);
+            if let Some(lost) = lost {
+                if lost.ended {
+                    ended.push(rank)
+                } else {
+                    silent.push(rank)
                 }
-            }
-            let lost = ended.len() + silent.len();
-            found.others_tell |= lost > 0 && lost < whole.len();
-            // A host from which another process was heard has not fallen silent as a whole.
-            let heard = remote.lock().heard.get(&host).is_some_and(|heard| *heard > since);
-            let [why_ended, why_silent] = why;
-            found.others_answer |= why_silent.is_some() && lost < whole.len() && !heard;
-            if let Some(why) = why_silent {
-                let of = if heard { silent } else { whole };
-                found.add(&of, &format!("{}: {why}", self.labels.ranks(&of)));
-            } else if let Some(why) = why_ended {
-                let have = if ended.len() == 1 { "has" } else { "have" };
-                found.add(&ended, &format!("{} {have} gone: {why}", self.labels.ranks(&ended)));
+                why[usize::from(!lost.ended)].get_or_insert(lost.why);
             }
         }
-        (!found.ranks.is_empty()).then_some(found)
+        let lost = ended.len() + silent.len();
+        let others_tell = lost > 0 && lost < whole.len();
+        // A host from which another process was heard has not fallen silent as a whole.
+        let has_answered = heard.is_some_and(|heard| suspicion.silent_since.is_some_and(|since| heard > since));
+        let due = match suspicion.silent_since {
+            // Another thread is about to note the silence.
+            None if !silent.is_empty() => Instant::now() + OTHERS_ANSWER,
+            Some(since) if others_tell && !silent.is_empty() && !has_answered => since + OTHERS_ANSWER,
+            _ if others_tell => suspicion.since + OTHERS_TELL,
+            _ => suspicion.since + ALONE,
+        };
+        let [why_ended, why_silent] = why;
+        if let Some(why) = why_silent {
+            let ranks = if has_answered { silent } else { whole };
+            let message = format!("{}: {why}", self.labels.ranks(&ranks));
+            return Some(Losses { ranks, due, message });
+        }
+        let have = if ended.len() == 1 { "has" } else { "have" };
+        let message = format!("{} {have} gone: {}", self.labels.ranks(&ended), why_ended?);
+        Some(Losses { ranks: ended, due, message })
     }
 
     /// Whether the rank of the whole communicator has said, within that time, that it waits for
@@ -263,24 +278,14 @@ impl Comm {
     }
 }
 
-/// Ranks of other hosts that are lost.
+/// Ranks of another host that are lost.
 struct Losses {
     /// The ranks, of the whole communicator.
     ranks: Vec<usize>,
-    /// Whether other ranks on the lost ranks' hosts may know more.
-    others_tell: bool,
-    /// Whether other ranks on a silent host have not answered yet.
-    others_answer: bool,
+    /// When their host has had the time to tell why.
+    due: Instant,
     /// The losses in words.
     message: String,
-}
-
-impl Losses {
-    fn add(&mut self, ranks: &[usize], message: &str) {
-        self.ranks.extend(ranks);
-        self.message =
-            if self.message.is_empty() { message.to_owned() } else { format!("{}; {message}", self.message) };
-    }
 }
 
 impl Member for Comm {
@@ -319,14 +324,25 @@ impl Member for Comm {
         let Some((span, remote)) = self.elsewhere() else { return };
         let at_peer = (0..span.nranks).filter(|rank| span.peers[*rank] == Some(peer));
         let Some(rank) = at_peer.filter(|rank| !remote.has_left(*rank)).last() else { return };
-        let is_first = remote.lock().suspicious_since.is_none();
-        remote.lock().suspicious_since.get_or_insert_with(Instant::now);
+        let (host, now) = (span.host_of[rank], Instant::now());
+        let is_silent = span.wire.lost(peer).is_some_and(|lost| !lost.ended);
+        let mut state = remote.lock();
+        let suspicion = state.suspicions.entry(host).or_insert(Suspicion { since: now, silent_since: None });
+        let is_first_silent = is_silent && suspicion.silent_since.is_none();
+        if is_first_silent {
+            suspicion.silent_since = Some(now);
+        }
+        drop(state);
         // Any answer shows that the host has not fallen silent.
-        if is_first && span.wire.lost(peer).is_some_and(|lost| !lost.ended) {
-            for other in span.processes_on(span.host_of[rank]).into_iter().filter(|other| *other != peer) {
+        if is_first_silent {
+            for other in span.processes_on(host).into_iter().filter(|other| *other != peer) {
                 span.wire.notify(other, span.comm, &Said::Ping.encode());
             }
         }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.has_left(self.rank)
     }
 
     fn tick(&self) {

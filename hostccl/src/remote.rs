@@ -1,7 +1,7 @@
 //! A rank's knowledge of the ranks of its communicator that are on other hosts, and its messages to
 //! and from these ranks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -58,11 +58,20 @@ pub(crate) struct Remote {
     state: Mutex<State>,
 }
 
+/// A host that has lost processes.
+#[derive(Debug)]
+pub(crate) struct Suspicion {
+    /// When the first of the losses was noticed.
+    pub(crate) since: Instant,
+    /// When the first process was lost that has not ended as far as its host says. The other
+    /// processes of the host were asked then whether they are there.
+    pub(crate) silent_since: Option<Instant>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Since when this rank knows of a lost process for which it has not failed the communicator
-    /// yet.
-    pub(crate) suspicious_since: Option<Instant>,
+    /// The hosts with lost processes for which this rank has not failed the communicator yet.
+    pub(crate) suspicions: BTreeMap<usize, Suspicion>,
     /// When a process of each host was heard last. The index is the host. It is empty while no
     /// process of another host has been suspected.
     pub(crate) heard: HashMap<usize, Instant>,
@@ -140,7 +149,9 @@ impl Remote {
     /// communicator. A process without a connection asks when it waits for this rank. The process
     /// that watches this one is told in any case, because it makes a connection of its own accord.
     /// Then waits until what this rank has sent is safe, because the process may end now.
-    pub(crate) fn tell_left(&self, span: &Span) {
+    /// `has_failed` says whether the communicator has failed. The caller has noted in this rank's
+    /// seat that it has left.
+    pub(crate) fn tell_left(&self, span: &Span, has_failed: bool) {
         self.desk.note_left(span.comm, span.rank);
         let text = Said::Left(span.rank).encode();
         let (processes, watcher) = (span.processes(), span.watcher());
@@ -148,15 +159,19 @@ impl Remote {
             span.wire.notify(*peer, span.comm, &text);
         }
         // While this process has other communicators, it goes on, and its kernel sends again what
-        // gets lost. A rank whose communicator has failed does not wait for those that may be the
-        // reason.
-        let has_failed = self.told.load(Ordering::Acquire);
-        let arrival = !has_failed && !self.desk.has_other_members(span.comm);
+        // gets lost. The rank that leaves the last one waits for what all of them have sent. A rank
+        // whose communicator has failed hardly waits, because those it waits for may be the reason.
+        let is_last = !self.desk.has_live_members();
+        let is_safe = || match is_last {
+            true => span.wire.has_all_arrived(),
+            false => processes.iter().all(|peer| span.wire.is_flushed(*peer)),
+        };
+        let has_failed = has_failed || self.told.load(Ordering::Acquire);
         let end = Instant::now() + if has_failed { FAILED_LINGER } else { LINGER };
         for look in 0_u32.. {
             let seen = span.wire.moved().value();
             span.wire.progress();
-            if processes.iter().all(|peer| span.wire.is_flushed(*peer, arrival)) || Instant::now() >= end {
+            if is_safe() || Instant::now() >= end {
                 return;
             }
             match look < SHORT_LOOKS {

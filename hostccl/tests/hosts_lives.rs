@@ -9,13 +9,12 @@
 mod child_ranks;
 mod common;
 
-use std::env;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::time::Duration;
 
-use child_ranks::{listen, say, start_on_hosts};
-use common::{from_hex, init, last_error};
+use child_ranks::{Part, listen, say, start_on_hosts};
+use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -55,6 +54,15 @@ fn go_on_over_a_stop(comm: ncclComm_t, rank: usize, long: &[u8]) {
     say(if rank == 0 || got == long { "right" } else { "wrong data" });
 }
 
+/// Makes a communicator of ranks 0 and 1, and another one of rank 2.
+fn split(comm: ncclComm_t, rank: usize) -> ncclComm_t {
+    let mut smaller = null_mut();
+    // SAFETY: there is a place for the communicator.
+    let result = unsafe { ncclCommSplit(comm, (rank / 2) as c_int, rank as c_int, &raw mut smaller, null_mut()) };
+    assert_eq!(result, ncclSuccess, "{}", last_error());
+    smaller
+}
+
 /// Returns the state of the communicator.
 fn state(comm: ncclComm_t) -> ncclResult_t {
     let mut state = -1;
@@ -67,18 +75,14 @@ fn state(comm: ncclComm_t) -> ncclResult_t {
 #[test]
 #[ignore = "started by the other tests as a rank"]
 fn child() {
-    if env::var("HOSTCCL_FAULT").is_err() {
-        return;
-    }
-    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
-    let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
-    let id = from_hex(&env::var("HOSTCCL_FAULT_ID").unwrap());
+    let Some(Part { scene, rank, size, id }) = Part::of_this_process() else { return };
     let (result, comm) = init(size as c_int, id, rank as c_int);
     assert_eq!(result, ncclSuccess, "{}", last_error());
     let long: Vec<u8> = (0..LONG).map(|at| (at >> 3) as u8).collect();
-    if env::var("HOSTCCL_FAULT").unwrap() == "stop" {
+    if scene == "stop" {
         return go_on_over_a_stop(comm, rank, &long);
     }
+    let smaller = (scene == "world first").then(|| split(comm, rank));
     let mut data = if rank == 0 { long.clone() } else { vec![0; LONG] };
     let result = broadcast(comm, &mut data);
     if rank == 0 {
@@ -86,6 +90,9 @@ fn child() {
         // SAFETY: the communicator is live, and `_exit` does not return.
         unsafe {
             assert_eq!(ncclCommDestroy(comm), ncclSuccess);
+            if let Some(smaller) = smaller {
+                assert_eq!(ncclCommDestroy(smaller), ncclSuccess);
+            }
             libc::_exit(0);
         }
     }
@@ -113,20 +120,23 @@ fn child() {
 
 #[test]
 fn a_rank_that_ends_right_after_it_has_left_harms_no_other() {
-    for secret in ["", "a secret"] {
+    // In the second scene rank 0 destroys the communicator of all ranks first, and then one that
+    // rank 2 is not in.
+    for (scene, secret) in [("it", ""), ("it", "a secret"), ("world first", ""), ("world first", "a secret")] {
         // This process makes the ids, so it needs the secret, too.
         set_secret(Some(secret.as_bytes().to_vec()).filter(|secret| !secret.is_empty())).unwrap();
-        for round in 0..3 {
-            let mut ranks = start_on_hosts("it", 3, 1, &[("DM_STORE_SECRET", secret)]);
+        for round in 0..2 {
+            let of = format!("scene {scene}, secret {secret:?}, round {round}");
+            let mut ranks = start_on_hosts(scene, 3, 1, &[("DM_STORE_SECRET", secret)]);
             for rank in &mut ranks[1..] {
-                assert_eq!(rank.hear(), "0 true", "secret {secret:?}, round {round}");
+                assert_eq!(rank.hear(), "0 true", "{of}");
             }
             assert!(ranks[0].child.wait().unwrap().success());
             // A rank that has lost another one blames it within 300 ms.
             std::thread::sleep(Duration::from_millis(400));
             ranks[1].tell("enough");
             for rank in &mut ranks[1..] {
-                assert_eq!(rank.hear(), "0", "secret {secret:?}, round {round}");
+                assert_eq!(rank.hear(), "0", "{of}");
             }
         }
     }

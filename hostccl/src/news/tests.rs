@@ -146,6 +146,36 @@ fn a_silent_process_on_a_host_that_answers_is_named_alone() {
 }
 
 #[test]
+fn each_host_that_loses_a_process_is_asked_and_has_its_own_time() {
+    // After the longer pause the time of the first host is over when the second host's begins.
+    for pause in [Duration::ZERO, OTHERS_ANSWER] {
+        let (ends, wires) = registered(&[&[0], &[1, 4], &[2, 3]]);
+        wires[1].fall_silent(&[0]);
+        ends[0].check().unwrap();
+        std::thread::sleep(pause);
+        wires[2].fall_silent(&[0]);
+        let early = ends[0].check_peers(None, &String::new);
+        // Rank 3 answers, rank 4 does not.
+        ends[3].check().unwrap();
+        let error = early.err().unwrap_or_else(|| failure(&ends[0]));
+        // On a machine that stands still for a moment, the first host alone may be blamed.
+        assert!([&[1, 4][..], &[1, 2, 4]].contains(&&error.blame().lost[..]), "{}", error.message());
+    }
+}
+
+#[test]
+fn a_silence_after_an_end_on_the_same_host_is_asked_about() {
+    let (ends, wires) = registered(&[&[0], &[1, 2, 3]]);
+    wires[1].die();
+    ends[0].check().unwrap();
+    wires[2].fall_silent(&[0]);
+    ends[0].check().unwrap();
+    ends[3].check().unwrap();
+    let error = failure(&ends[0]);
+    assert!(!error.blame().lost.contains(&3), "{}", error.message());
+}
+
+#[test]
 fn both_sides_of_a_partition_know_of_it() {
     let (ends, wires) = registered(&[&[0], &[1], &[2], &[3]]);
     for (here, there) in [(0, 2), (0, 3), (1, 2), (1, 3)] {
@@ -212,6 +242,44 @@ fn a_rank_that_left_without_a_connection_is_asked_also_when_it_has_freed_everyth
         }
         assert!(waiting.join().unwrap().message().contains("has destroyed its communicator"));
     });
+}
+
+#[test]
+fn an_end_that_has_left_does_not_count_as_live() {
+    let (ends, _) = registered(&[&[0], &[1]]);
+    let desk = Desk::of(&ends[0].span.as_ref().unwrap().wire);
+    assert!(desk.has_live_members());
+    // The end still exists, as that of another thread that is about to free it.
+    ends[0].leave();
+    assert!(!desk.has_live_members());
+}
+
+#[test]
+fn the_rank_that_leaves_the_last_communicator_waits_until_everything_has_arrived() {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let (ends, wires) = registered(&[&[0], &[1]]);
+    wires[0].confirm(false);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(PAUSE);
+            wires[0].confirm(true);
+        });
+        ends[0].leave();
+    });
+    assert!(began.elapsed() >= PAUSE);
+}
+
+#[test]
+fn a_rank_that_leaves_a_failed_communicator_hardly_waits() {
+    let (ends, wires) = registered(&[&[0, 1], &[2]]);
+    // Another rank of the host has written the failure.
+    ends[0].segment.header().fail(ncclRemoteError, &Blame::of_lost([2]), "no answer", "");
+    wires[1].confirm(false);
+    let began = Instant::now();
+    ends[1].leave();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}, as long as a rank waits without a failure");
 }
 
 #[test]

@@ -38,6 +38,8 @@ struct State {
     lost: HashMap<(usize, usize), Lost>,
     /// The pairs (wire, peer) between which no notice travels, though no loss is noticed.
     cut: HashSet<(usize, usize)>,
+    /// The wires from which not everything has arrived.
+    unconfirmed: HashSet<usize>,
     /// The losses that each wire has not told yet.
     news: HashMap<usize, Vec<usize>>,
 }
@@ -86,6 +88,12 @@ impl Memory {
     /// Undoes [`cut`](Memory::cut).
     pub(crate) fn heal(&self, other: usize) {
         self.lock().cut.retain(|pair| *pair != (self.me, other) && *pair != (other, self.me));
+    }
+
+    /// Sets whether everything that this wire has sent has arrived.
+    pub(crate) fn confirm(&self, has_arrived: bool) {
+        let mut state = self.lock();
+        let _ = if has_arrived { state.unconfirmed.remove(&self.me) } else { state.unconfirmed.insert(self.me) };
     }
 
     fn be_lost(&self, others: Vec<usize>, lost: &Lost) {
@@ -193,6 +201,10 @@ impl Wire for Memory {
 
     fn connected(&self, peer: Peer) -> bool {
         !self.lock().cut.contains(&(self.me, peer.0 as usize))
+    }
+
+    fn has_all_arrived(&self) -> bool {
+        !self.lock().unconfirmed.contains(&self.me)
     }
 
     fn news(&self) -> (Vec<Notice>, Vec<(Peer, Lost)>) {

@@ -153,12 +153,18 @@ pub(crate) trait Wire: Debug + Send + Sync {
         true
     }
 
-    /// Whether nothing that was sent to the peer gets lost when this process ends now. With
-    /// `arrival` the peer's host has everything. Without it, this host may still have to send some
-    /// of it, and does so. The answer is yes where the peer is lost. A wire whose `close` waits for
-    /// that has no other answer.
-    fn is_flushed(&self, peer: Peer, arrival: bool) -> bool {
-        let _ = (peer, arrival);
+    /// Whether this host's kernel has everything that was sent to the peer over the connection that
+    /// there is. What waits for a connection does not count. The answer is yes where the peer is
+    /// lost. A wire whose `close` waits for that has no other answer.
+    fn is_flushed(&self, peer: Peer) -> bool {
+        let _ = peer;
+        true
+    }
+
+    /// Whether the other hosts have everything that this process has sent to any peer, so that
+    /// nothing gets lost when this process ends now. What waits for a connection counts. Lost peers
+    /// do not count. A wire whose `close` waits for that has no other answer than yes.
+    fn has_all_arrived(&self) -> bool {
         true
     }
 

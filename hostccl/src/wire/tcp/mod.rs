@@ -47,6 +47,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use self::connection::Connection;
 use self::epoll::{Bell, Epoll};
 use self::frame::{Header, Kind};
 use self::options::Options;
@@ -227,18 +228,24 @@ impl Wire for Tcp {
         self.0.lock().links.get(&peer.0).is_some_and(|link| link.connection.is_some())
     }
 
-    fn is_flushed(&self, peer: Peer, arrival: bool) -> bool {
+    fn is_flushed(&self, peer: Peer) -> bool {
         let state = self.0.lock();
-        let Some(Link { remote, connection, is_connecting }) = state.links.get(&peer.0).map(|link| &**link) else {
+        let Some(Link { remote, connection, .. }) = state.links.get(&peer.0).map(|link| &**link) else {
             return true;
         };
-        if remote.is_self || remote.lost.is_some() {
-            return true;
-        }
-        match connection {
-            Some(connection) => !remote.has_output() && connection.is_flushed(arrival),
-            None => !remote.has_output() && !*is_connecting,
-        }
+        let is_flushed = |connection: &Connection| !remote.has_output() && connection.is_flushed(false);
+        remote.is_self || remote.lost.is_some() || connection.as_deref().is_none_or(is_flushed)
+    }
+
+    fn has_all_arrived(&self) -> bool {
+        self.0.lock().links.values().all(|link| {
+            let Link { remote, connection, is_connecting } = &**link;
+            let is_over = || match connection {
+                Some(connection) => connection.is_flushed(true),
+                None => !*is_connecting,
+            };
+            remote.is_self || remote.lost.is_some() || (!remote.has_output() && is_over())
+        })
     }
 
     fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {

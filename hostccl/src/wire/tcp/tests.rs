@@ -1,15 +1,15 @@
 //! Tests of what only the wire over TCP does; `promises` has what every wire promises. The wires of a test belong to one process, and are as separate as
 //! those of two processes.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Tcp;
 use super::options::Options;
-use crate::wire::address::Interface;
+use crate::wire::address::{self, Interface};
 use crate::wire::contract::{LONG, TOKEN, introduce, pattern, receive, send, tag, until, wait};
-use crate::wire::{Broken, EAGER_BYTES, Lost, Peer, Request, Tag, Wire};
+use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Request, Tag, Wire};
 
 mod ends;
 mod processes;
@@ -53,6 +53,24 @@ fn one_side_without_the_secret_is_refused_with_the_reason() {
             assert!(lost.why.contains("DM_STORE_SECRET"), "{}", lost.why);
         }
     }
+}
+
+#[test]
+fn a_connection_that_is_being_made_keeps_back_only_the_arrival_of_everything() {
+    let (wires, peers) = pair();
+    wires[0].notify(peers[0], 5, b"hello");
+    until("the notice does not arrive", || wires[0].has_all_arrived());
+    // A process that is stopped answers as this listener does: the kernel takes the connection, and
+    // nobody reads from it.
+    let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let contact = Contact { id: [9; 16], address: address::to_bytes(&stopped.local_addr().unwrap()) };
+    let silent = wires[0].meet(&contact, &TOKEN);
+    wires[0].notify(silent, 6, b"bye");
+    // The peer of one communicator says nothing about what another one has sent.
+    assert!([peers[0], silent].iter().all(|peer| wires[0].is_flushed(*peer)));
+    assert!(!wires[0].has_all_arrived());
+    drop(stopped);
+    until("a lost peer counts", || wires[0].has_all_arrived());
 }
 
 #[test]
