@@ -252,15 +252,14 @@ impl Round {
     }
 
     /// Makes the verdict that this rank has failed with `error`. A communicator may tell this rank
-    /// that others have ended the mesh before their note does. The mesh may also have ended on this
-    /// rank while it was in the call.
+    /// that others have ended the mesh before their note does.
     pub(super) fn of_failure(&self, phase: &str, error: &Error) -> Verdict {
         let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
-        let some_left = phase.is_empty()
+        let others_left = phase.is_empty()
             && error.status() == Status::PeerLost
             && error.lost().is_empty()
-            && error.ranks().iter().any(|rank| self.membership.members.position(*rank).is_some());
-        match self.departures.as_ref().filter(|_| some_left) {
+            && error.ranks().iter().any(|rank| self.is_other(*rank));
+        match self.departures.as_ref().filter(|_| others_left) {
             Some(departures) => verdict.after_departure(departures.mesh()),
             None => verdict,
         }

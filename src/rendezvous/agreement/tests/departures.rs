@@ -9,7 +9,6 @@ use crate::rendezvous::agreement::cleanup::WorldKeys;
 use crate::rendezvous::agreement::{Departures, Members, Membership, Scope, ScopeKeys};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
-use crate::wait::{Cancel, Wait};
 
 /// One rank of a world over a store in memory.
 struct Rank {
@@ -138,31 +137,6 @@ fn several_ranks_that_end_a_mesh_meet_in_their_next_call() {
         assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[][..]), "{error}");
         assert!(!error.ranks().is_empty() && !error.ranks().contains(&(other as i32)), "{error}");
     }
-}
-
-/// Rank 0 ends the mesh while its own thread is in a call on the mesh, and writes that as the verdict.
-/// Rank 2 has ended the mesh, too, and is in its next call.
-#[test]
-fn a_call_that_is_aborted_is_passed_over_by_ranks_that_have_ended_its_mesh() {
-    let errors = run(3, |rank| {
-        let (mesh, on_mesh) = rank.mesh("mesh0");
-        let mut error = None;
-        if rank.me == 0 {
-            let wait = Wait { cancel: Cancel::new(), ..soon() };
-            wait.cancel.raise();
-            error = on_mesh.agree("dm_flatten()", &wait).map(drop).err();
-            mesh.tell();
-        } else if rank.me == 2 {
-            rank.store.get("test/world/0/verdict", &soon()).unwrap();
-            mesh.tell();
-        } else {
-            rank.store.get("test/world/0/verdict", &soon()).unwrap();
-            error = on_mesh.agree("dm_flatten()", &soon()).map(drop).err();
-        }
-        whole_call(&rank.world, "dm_init()");
-        error.map(|error| error.status())
-    });
-    assert_eq!(errors, [Some(Status::Aborted), Some(Status::PeerLost), None]);
 }
 
 #[test]
