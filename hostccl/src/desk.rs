@@ -94,8 +94,9 @@ impl Desk {
             desks.push(Arc::downgrade(&desk));
             desk
         });
-        // `all` may have the last owner of a desk, and that of a wire with it. Such an owner waits
-        // for the wire's thread, which locks the list of desks.
+        // `all` may hold the last reference to another desk, and so to the wire of that desk. The
+        // drop of a wire waits for the wire's thread, which locks the list of desks. So the list is
+        // unlocked first.
         drop(desks);
         drop(all);
         desk
@@ -132,7 +133,7 @@ impl Desk {
         state.left.push_back((comm, rank));
     }
 
-    /// Whether this process has an end of another communicator than `comm`.
+    /// Whether a rank of this process belongs to another communicator than `comm`.
     pub(crate) fn has_other_members(&self, comm: u64) -> bool {
         let state = self.lock();
         state.members.iter().any(|(number, list)| *number != comm && list.iter().any(|end| end.strong_count() > 0))
@@ -159,7 +160,9 @@ impl Desk {
         if self.seen.load(Ordering::Acquire) == moved {
             return;
         }
-        // It is declared before the lock, so the lock is free when the last owner of a member goes.
+        // This list keeps the members alive until `_reading` is unlocked, because the drop of a
+        // member may take that lock. Variables are dropped in the reverse order of their
+        // declarations.
         let mut told: Vec<Arc<dyn Member>> = Vec::new();
         let _reading = match self.reading.try_lock() {
             Ok(reading) => reading,

@@ -13,11 +13,12 @@ use crate::notice::Said;
 use crate::span::Span;
 use crate::wire::Peer;
 
-/// How long a rank that frees its communicator waits until what it has sent is safe.
+/// How long a rank that frees its communicator waits until its messages cannot get lost any more.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long it waits where the communicator has failed.
+/// How long a rank that frees a failed communicator waits for that.
 const FAILED_LINGER: Duration = Duration::from_millis(50);
-/// How often it looks before it sleeps between two looks. An answer takes tens of microseconds.
+/// The number of looks before such a rank begins to sleep between two looks. An acknowledgement
+/// takes tens of microseconds.
 const SHORT_LOOKS: u32 = 50;
 /// The longest sleep between two looks.
 const FLUSH_SLICE: Duration = Duration::from_millis(1);
@@ -138,8 +139,9 @@ impl Remote {
 
     /// Tells the processes to which there are connections that this rank has freed its
     /// communicator. A process without a connection asks when it waits for this rank. The process
-    /// that watches this one is told in any case, because it makes a connection of its own accord.
-    /// Then waits until what this rank has sent is safe, because the process may end now.
+    /// that watches this one is told even without a connection, because it connects without being
+    /// asked, and would take the end of this process for a loss. Then waits until the messages of
+    /// this rank cannot get lost any more, because the process may end after this call.
     pub(crate) fn tell_left(&self, span: &Span) {
         self.desk.note_left(span.comm, span.rank);
         let text = Said::Left(span.rank).encode();
@@ -147,9 +149,9 @@ impl Remote {
         for peer in processes.iter().filter(|peer| Some(**peer) == watcher || span.wire.connected(**peer)) {
             span.wire.notify(*peer, span.comm, &text);
         }
-        // While this process has other communicators, it goes on, and its kernel sends again what
-        // gets lost. A rank whose communicator has failed does not wait for those that may be the
-        // reason.
+        // If this process has other communicators, it does not end now, so it is enough that the
+        // kernel has the messages. The same is enough where the communicator has failed, because
+        // the ranks that caused the failure may never acknowledge anything.
         let has_failed = self.told.load(Ordering::Acquire);
         let arrival = !has_failed && !self.desk.has_other_members(span.comm);
         let end = Instant::now() + if has_failed { FAILED_LINGER } else { LINGER };
