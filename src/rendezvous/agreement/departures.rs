@@ -1,9 +1,9 @@
-//! The ranks that have ended a mesh by dm_abort, which is local. The other ranks of the mesh must
-//! not wait for them in any call on the mesh.
+//! The ranks that have ended a mesh by dm_abort. The abort itself is local. Afterwards no call on
+//! the mesh may wait for these ranks.
 //!
-//! The key `<mesh>/left` counts these ranks, and `<mesh>/left/<k>` holds the k-th one. Every wait of
-//! a call on the mesh waits for the next of these keys, too (waiting.rs). So an abort ends the wait
-//! in whatever step of the call it falls, and whether or not the aborting rank has begun the call.
+//! The key `<mesh>/left` counts these ranks, and `<mesh>/left/<k>` holds the k-th one. Every wait
+//! of a call on the mesh waits for the next of these keys, too (waiting.rs). So an abort ends the
+//! wait in any step of the call, whether or not the aborting rank has begun the call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::members::Members;
 use crate::rendezvous::store::Store;
 use crate::wait::Wait;
 
-/// How long the store may take to hear of an abort. Nobody waits for that.
+/// How long the thread that writes the note may take. No caller waits for it.
 const TELL: Duration = Duration::from_secs(10);
 
 /// The ranks of one mesh that have ended it by dm_abort, as far as this rank knows.
@@ -24,18 +24,18 @@ pub struct Departures {
     prefix: String,
     /// This process's rank.
     me: i32,
-    /// The notes that were read so far.
+    /// The notes that this rank has read so far.
     known: Mutex<Known>,
-    /// The keys that this rank has written.
+    /// The keys that this rank has written. They are removed like the keys of a scope.
     left: ScopeKeys,
 }
 
 /// The notes that this rank has read.
 #[derive(Default)]
 struct Known {
-    /// The ranks that have left.
+    /// The ranks that have ended the mesh.
     ranks: Vec<i32>,
-    /// How many notes were read. Unreadable ones count.
+    /// How many notes were read. Notes without a valid rank count, too.
     read: usize,
 }
 
@@ -51,12 +51,12 @@ impl Departures {
         Departures { store, prefix, me, known: Mutex::default(), left: ScopeKeys::new(members, leftovers) }
     }
 
-    /// Tells the other ranks of the mesh that this one has ended it. Does not wait for the store: a
-    /// thread writes the note.
+    /// Tells the other ranks of the mesh that this rank has ended the mesh. Does not wait for the
+    /// store, because a thread of its own writes the note.
     pub fn tell(self: &Arc<Self>) {
         let departures = Arc::clone(self);
         let tell = move || departures.write(&Wait::after(TELL));
-        // Without a thread the others find this rank missing at their deadlines.
+        // If no thread can be started, the others find this rank missing at their deadlines.
         let _ = hostccl::thread::spawn("dm-farewell", tell);
     }
 
@@ -87,14 +87,15 @@ impl Departures {
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let rank: Option<i32> = String::from_utf8_lossy(value).trim().parse().ok();
         let mut known = self.known();
-        // Several threads may have waited for one note.
+        // Several threads may have waited for the same note. Only the first one counts it.
         if known.read + 1 == number {
             known.read = number;
             known.ranks.extend(rank);
         }
     }
 
-    /// Returns the ranks that have left and for which `is_missed` holds, in ascending order.
+    /// Returns the ranks that have ended the mesh and for which `is_missed` holds, in ascending
+    /// order.
     pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> Vec<i32> {
         let mut ranks: Vec<i32> = self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect();
         ranks.sort_unstable();
