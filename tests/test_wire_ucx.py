@@ -73,8 +73,8 @@ def test_results_on_loopback(job, free_port):
 
 @pytest.mark.parametrize("layout", ["2x2", pytest.param("4x2", marks=pytest.mark.long)])
 def test_results(job, layout):
-    """All collectives are right, from one element to messages in several pieces, and their bytes pass
-    between the hosts."""
+    """All collectives are right, from one element to messages in several pieces, and their bytes
+    pass between the hosts."""
     one = job(layout)
     one.lab.watch(b"nothing")
     one.do("all 1001", "all 0", "all 40000")
@@ -85,8 +85,8 @@ def test_results(job, layout):
 
 @pytest.mark.parametrize("count", [1, pytest.param(100000, marks=pytest.mark.long)])
 def test_killed_and_shrunk(job, count):
-    """A rank is killed while all ranks are in collectives. The others know within a second, and go on
-    without that rank."""
+    """A rank is killed while all ranks are in collectives. The others know within a second, and go
+    on without that rank."""
     one = job("2x2", timeout=30)
     one.run(f"forever {count}")
     watch = Watch(one.lab)

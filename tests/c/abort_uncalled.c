@@ -1,7 +1,7 @@
 /* ranks: 4 */
-/* A rank calls dm_abort and takes no part in the call in which the others wait through the store. The
- * others learn of the abort, whether they wait already or call later. Groups without the rank go on,
- * and the ranks meet again in their next common call. */
+/* A rank calls dm_abort and takes no part in the call in which the others wait through the store.
+ * The others learn of the abort, whether they wait already or call later. Groups without the rank
+ * go on, and the ranks meet again in their next common call. */
 #include "check.h"
 
 static dm_mesh *mesh;
@@ -34,7 +34,7 @@ enum { kKinds = 5 };
 static const struct {
   const char *name;
   dm_status (*call)(void);
-  /* The number of ranks of the mesh: 4 or the first 2. A mesh of all ranks uses the world's scope. */
+  /* The number of ranks of the mesh, 4 or the first 2. A mesh of all 4 uses the world's scope. */
   int32_t ranks;
   /* Whether the groups {0, 1} and {2, 3} make the call separately. */
   bool of_group;
