@@ -1,6 +1,6 @@
-"""Whole jobs over the engine's wire over UCX (DM_WIRE=ucx): every collective is right, and faults
-give errors in time. The library is the machine's (Debian: libucx0), and the one of PyPI's wheel
-libucx-cu12 (43 MB, fetched once). The Rust tests look at the wire alone.
+"""Whole jobs with UCX between the hosts (DM_WIRE=ucx): every collective is right, and faults give
+errors in time. Each test uses the UCX of the machine (Debian: libucx0), and the UCX of PyPI's wheel
+libucx-cu12 (43 MB, fetched once). The Rust tests test the wire alone.
 
 Every case has hosts of its own (tests/netlab.py) and takes some seconds, mostly of waiting."""
 
@@ -16,15 +16,15 @@ from support.paths import ROOT, TOOL
 from support.pinned import ucx_of_wheel
 from support.processes import environment, run
 
-# What survivors may say about a rank or host that is gone.
+# The status that survivors report for a rank or host that is gone.
 LOST = "PEER_LOST"
-# Seconds within which everybody knows of a process that has ended.
+# Every rank knows within so many seconds that a process has ended.
 NOTICE = 1.0
 
 
 @pytest.fixture(params=["machine", pytest.param("wheel", marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def ucx(request):
-    """The variables that choose UCX."""
+    """The environment variables that choose UCX."""
     variables = {"DM_WIRE": "ucx"}
     if request.param == "wheel":
         variables["DM_UCX_LIBRARY"] = str(ucx_of_wheel())
@@ -36,7 +36,7 @@ def ucx(request):
 
 @pytest.fixture
 def job(programs, ucx, tmp_path):
-    """Starts a job over UCX on hosts of its own; both end with the test."""
+    """Returns a function that starts a job over UCX on hosts of its own. Both end with the test."""
     across, labs = programs.c("tests/c/programs/across.c"), []
 
     def start(layout, variables=None, lab=None, **how):
@@ -64,7 +64,7 @@ def finish(job):
 
 
 def test_results_on_loopback(job, free_port):
-    """The hosts are names here, so every machine that has UCX can run this."""
+    """The hosts are only names on loopback, so every machine that has UCX can run this test."""
     one = job("3+1", lab=Loopback(free_port()))
     one.do("all 1001", "all 0", "all 300000")
     assert one.digests(30011) == one.digests(30011)
@@ -73,8 +73,8 @@ def test_results_on_loopback(job, free_port):
 
 @pytest.mark.parametrize("layout", ["2x2", pytest.param("4x2", marks=pytest.mark.long)])
 def test_results(job, layout):
-    """All collectives, from one element to messages in several pieces, and the bytes pass between
-    the hosts."""
+    """All collectives are right, from one element to messages in several pieces, and their bytes
+    pass between the hosts."""
     one = job(layout)
     one.lab.watch(b"nothing")
     one.do("all 1001", "all 0", "all 40000")
@@ -85,7 +85,8 @@ def test_results(job, layout):
 
 @pytest.mark.parametrize("count", [1, pytest.param(100000, marks=pytest.mark.long)])
 def test_killed_and_shrunk(job, count):
-    """A rank is killed while all compute. The others know within a second, and go on without it."""
+    """A rank is killed while all ranks are in collectives. The others know within a second, and go
+    on without that rank."""
     one = job("2x2", timeout=30)
     one.run(f"forever {count}")
     watch = Watch(one.lab)
@@ -96,7 +97,7 @@ def test_killed_and_shrunk(job, count):
 
 
 def test_abort(job):
-    """All others wait for the rank that aborts."""
+    """A rank aborts while all others wait for it. They get an error in time."""
     one = job("2x2", timeout=60)
     one.start("reduce 5000", [0, 1, 2])
     watch = Watch(one.lab)

@@ -97,8 +97,9 @@ impl Desk {
             desks.push(Arc::downgrade(&desk));
             desk
         });
-        // `all` may have the last owner of a desk, and that of a wire with it. Such an owner waits
-        // for the wire's thread, which locks the list of desks.
+        // `all` may hold the last reference to another desk, and so to the wire of that desk. The
+        // drop of a wire waits for the wire's thread, which locks the list of desks. So the list is
+        // unlocked first.
         drop(desks);
         drop(all);
         desk
@@ -163,7 +164,9 @@ impl Desk {
         if self.seen.load(Ordering::Acquire) == moved {
             return;
         }
-        // It is declared before the lock, so the lock is free when the last owner of a member goes.
+        // This list keeps the members alive until `_reading` is unlocked, because the drop of a
+        // member may take that lock. Variables are dropped in the reverse order of their
+        // declarations.
         let mut told: Vec<Arc<dyn Member>> = Vec::new();
         let _reading = match self.reading.try_lock() {
             Ok(reading) => reading,

@@ -27,9 +27,10 @@ use crate::wire::{Lost, Notice, Peer};
 const ALONE: Duration = Duration::from_millis(50);
 /// How long a rank waits when other ranks of the lost process's host can tell why.
 const OTHERS_TELL: Duration = Duration::from_millis(250);
-/// How long a rank waits when the lost process's connection fell silent and others on that host are
-/// asked whether they are there. A lost packet of the question or the answer is sent again after
-/// 200 ms at the earliest. Without an answer the whole host counts as lost.
+/// How long a rank waits when the lost process's connection fell silent. The rank asks the other
+/// processes of that host meanwhile whether they are there. Without an answer the whole host counts
+/// as lost. The kernel sends a lost packet again after 200 ms at the earliest, and both the
+/// question and the answer may need that.
 const OTHERS_ANSWER: Duration = Duration::from_millis(450);
 /// How long after its first loss a rank waits for what further hosts say that have lost processes
 /// meanwhile, so that all of the losses are blamed together.
@@ -48,7 +49,7 @@ impl Comm {
         self.span.as_ref().zip(self.remote.as_ref())
     }
 
-    /// Connects to the process of the next host that this rank watches.
+    /// Connects to the process of the next host that this rank watches, if it watches one.
     pub(crate) fn watch_next_host(&self) {
         let Some((span, _)) = self.elsewhere() else { return };
         if let Some(peer) = span.watched() {

@@ -13,11 +13,12 @@ use crate::notice::Said;
 use crate::span::Span;
 use crate::wire::Peer;
 
-/// How long a rank that frees its communicator waits until what it has sent is safe.
+/// How long a rank that frees its communicator waits until its messages cannot get lost any more.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long it waits where the communicator has failed.
+/// How long a rank that frees a failed communicator waits for that.
 const FAILED_LINGER: Duration = Duration::from_millis(50);
-/// How often it looks before it sleeps between two looks. An answer takes tens of microseconds.
+/// The number of looks before such a rank begins to sleep between two looks. An acknowledgement
+/// takes tens of microseconds.
 const SHORT_LOOKS: u32 = 50;
 /// The longest sleep between two looks.
 const FLUSH_SLICE: Duration = Duration::from_millis(1);

@@ -89,16 +89,16 @@ impl Span {
         (0..self.hosts.len()).flat_map(|host| self.processes_on(host)).collect()
     }
 
-    /// The process of another host that watches this one, where one does. The last rank of each host
-    /// connects to the first rank of the next host, so that somebody notices when all of that
-    /// host's processes end, or when the host falls silent.
+    /// Returns the process of another host that watches this rank, if there is one. The last rank
+    /// of each host watches the first rank of the next host: it keeps a connection to that rank. So
+    /// somebody notices when all processes of a host end, or when the host falls silent.
     pub(crate) fn watcher(&self) -> Option<Peer> {
         let last = self.hosts.len() - 1;
         let before = &self.hosts[self.host().checked_sub(1).unwrap_or(last)];
         self.peers[*before.last()?].filter(|_| self.here().first() == Some(&self.rank))
     }
 
-    /// The process of another host that this rank watches, where it is to watch one.
+    /// Returns the process of another host that this rank watches, if it has to watch one.
     pub(crate) fn watched(&self) -> Option<Peer> {
         let next = &self.hosts[(self.host() + 1) % self.hosts.len()];
         self.peers[*next.first()?].filter(|_| self.here().last() == Some(&self.rank))

@@ -16,10 +16,10 @@ pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: i
 /// Polls a wire for at most 50 us, and yields in between. Each poll is a system call, so it is not
 /// repeated as often as [`spin_then_yield`] reads a word.
 ///
-/// A rank that shares its processor polls as long. The kernel delivers a message on the processor of
-/// its sender, and wakes a sleeping receiver there, because it expects the sender to sleep soon. So
-/// ranks that always sleep gather on one processor while another one is idle. Ranks that yield stay
-/// runnable, so the kernel spreads them.
+/// A rank that shares its processor with others polls just as long. The kernel delivers a message
+/// on the sender's processor, and wakes a sleeping receiver there, because the kernel expects the
+/// sender to sleep soon. So ranks that always sleep gather on one processor while another one is
+/// idle. Ranks that yield stay runnable, so the kernel spreads them.
 pub(crate) fn poll_wire(changed: impl Fn() -> bool) -> bool {
     changed() || YIELDING.poll(&Limits::WIRE, changed)
 }
@@ -88,7 +88,7 @@ struct Yielding {
 }
 
 static YIELDING: Yielding = Yielding { waits_without: AtomicU32::new(0), cost_of_slow: AtomicU32::new(MIN_COST) };
-/// The most yields that other threads take in one wait for words in memory.
+/// A wait for words in memory ends after this number of yields in which other threads ran.
 const MAX_TAKEN: u32 = 2;
 /// A yield that no other thread took is quicker than this: one system call, and no switch.
 const QUICK_YIELD: Duration = Duration::from_nanos(1500);
@@ -99,13 +99,13 @@ const LONGEST_POLL: Duration = Duration::from_micros(50);
 const MIN_COST: u32 = 64;
 const MAX_COST: u32 = 16_384;
 
-/// How long a wait polls and yields.
+/// The limits of one wait that polls and yields.
 struct Limits {
     /// The longest time from the first to the last yield; `None` where only the yields count.
     time: Option<Duration>,
-    /// The most yields that other threads take.
+    /// The number of yields in which other threads ran, after which the wait ends.
     taken: u32,
-    /// Whether each yield counts as taken, however quick it was.
+    /// Whether each yield counts towards `taken`, however quick it was.
     is_each_taken: bool,
 }
 

@@ -105,7 +105,7 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Returns the error of a call with the time for which the calls have waited, if they have.
+    /// Adds the time for which the calls have waited to an error, if they have waited.
     pub(crate) fn time(&self, error: Error) -> Error {
         match self.since {
             Some(since) => error.after(since.elapsed()),
@@ -201,8 +201,8 @@ impl Wait {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
         match timeout {
-            // A message that has come over the wire may be the one for which a call waits. The call
-            // is polled once more then, but not again and again.
+            // A message that has come over the wire may be the one for which a call waits. So the
+            // call is polled once more, and only once: messages may go on coming.
             Some(timeout) if since.elapsed() >= timeout && changed() && !std::mem::replace(&mut self.is_late, true) => {
                 Ok(())
             }

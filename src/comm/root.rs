@@ -116,8 +116,8 @@ pub struct RootComms {
     /// The scope in which the ranks of the root agree on who is lost. It is made when dm_shrink
     /// first needs it.
     survivors: Mutex<Option<Arc<Scope>>>,
-    /// The ranks that have ended this root by dm_abort. Its ranges share the list. `None` where there
-    /// is nobody to agree with.
+    /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
+    /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
 }
 
@@ -190,8 +190,8 @@ impl RootComms {
         Ok(made)
     }
 
-    /// Returns `scope` as one of calls on this root, whose waits end when one of the scope's ranks
-    /// has ended the root.
+    /// Returns `scope` for calls on this root. Their waits end when a rank of the scope has ended
+    /// the root by dm_abort.
     pub(super) fn of_this_mesh(&self, scope: Scope) -> Scope {
         match &self.departures {
             Some(departures) => scope.of_mesh(departures),
@@ -199,7 +199,7 @@ impl RootComms {
         }
     }
 
-    /// Tells the other ranks of the root that this rank has ended it. Does not wait for them.
+    /// Tells the other ranks of the root that this rank has ended the root. Does not wait for them.
     pub(super) fn tell_departure(&self) {
         if let Some(departures) = self.departures.as_ref().filter(|_| self.mesh.root_size() > 1) {
             departures.tell();

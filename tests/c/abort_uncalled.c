@@ -1,7 +1,7 @@
 /* ranks: 4 */
-/* dm_abort on a rank that takes no part in the call for which the others wait in the store. The
- * others learn of it whether they wait already or call later. Groups without the rank go on, and
- * the next call of all ranks meets. */
+/* A rank calls dm_abort and takes no part in the call in which the others wait through the store.
+ * The others learn of the abort, whether they wait already or call later. Groups without the rank
+ * go on, and the ranks meet again in their next common call. */
 #include "check.h"
 
 static dm_mesh *mesh;
@@ -34,9 +34,9 @@ enum { kKinds = 5 };
 static const struct {
   const char *name;
   dm_status (*call)(void);
-  /* The ranks of the mesh: all, or the first two. A mesh of all ranks agrees in the world's scope. */
+  /* The number of ranks of the mesh, 4 or the first 2. A mesh of all 4 uses the world's scope. */
   int32_t ranks;
-  /* Whether the call concerns the groups {0, 1} and {2, 3} apart. */
+  /* Whether the groups {0, 1} and {2, 3} make the call separately. */
   bool of_group;
 } kinds[kKinds] = {{"dm_flatten", flatten, 4, false}, {"dm_flatten of two ranks", flatten, 2, false},
     {"lazy dm_get_comm", get_comm, 4, true}, {"dm_barrier", barrier, 4, true}, {"dm_all_gather_bytes", gather, 4, true}};
@@ -45,7 +45,7 @@ int main(void)
 {
   const int32_t square[] = {2, 2}, line[] = {2, 1}, first[] = {0, 1};
   const char *names[] = {"dp", "tp"}, *turned[] = {"tp", "dp"};
-  dm_world *sync = NULL; /* orders the steps of the test, apart from the world that the test looks at */
+  dm_world *sync = NULL; /* orders the steps of the test, without the world that is tested */
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.flags = DM_INIT_LAZY;
   REQUIRE(dm_world_init("cpu", NULL, &options.world));

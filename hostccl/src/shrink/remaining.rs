@@ -1,5 +1,5 @@
-//! The remaining ranks of a shrink, on one host or on several: who they are, the offer of a new
-//! segment to them, and this rank's join of it.
+//! The remaining ranks of a shrink, on one host or on several: their numbers, the offer of a new
+//! segment to them, and this rank's join of the new communicator.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -79,8 +79,8 @@ impl Remaining {
         &self.parent.segment.seat(seat).offer
     }
 
-    /// Makes a segment, and writes into this rank's seat where it is. `number` is that of the new
-    /// communicator, if it may have ranks on other hosts.
+    /// Makes a segment, and writes its location into this rank's seat. `number` is the number of
+    /// the new communicator, if the communicator may have ranks on other hosts.
     pub(super) fn make_segment(&mut self, number: Option<u64>) -> Result<(RawFd, [u8; 16])> {
         let token = random_token()?;
         let fd = segment::create(token)?;
@@ -96,8 +96,8 @@ impl Remaining {
     /// Returns the segment that the rank with that seat offers to these remaining ranks, or `None`
     /// while this rank has seen no new one.
     ///
-    /// That rank makes its next segment when all members have taken this one. Between the two it
-    /// may make segments for other sets of ranks.
+    /// That rank makes its next segment for these ranks when all of them have taken this one. In
+    /// between it may make segments for other sets of ranks.
     pub(super) fn find_segment(&self, seat: usize) -> Option<(RawFd, [u8; 16])> {
         let taken = self.parent.segment_taken(seat);
         let (number, fd, token) = self.offer(seat).read(taken.load(Ordering::Relaxed), self.digest)?;
@@ -133,12 +133,13 @@ impl Remaining {
         Ok(())
     }
 
-    /// Returns the error that a member has left the parent or died, if there is one.
+    /// Returns the error of the first member that has left the parent or died, if there is one.
     pub(super) fn lost_member(&self) -> Option<Error> {
         self.members.iter().find_map(|member| self.parent.check_rank(*member).err())
     }
 
-    /// Returns an error of the new communicator with the parent's ranks.
+    /// Returns an error of the new communicator, renumbered: it blames ranks by their numbers in
+    /// the parent.
     pub(super) fn in_parent(&self, error: Error) -> Error {
         let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
         error.by(blame)
@@ -155,7 +156,7 @@ impl Remaining {
         self.parent.timeout().or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// Returns the error that these ranks of the parent did not come in time.
+    /// Returns the error of a shrink for which these ranks of the parent did not come in time.
     pub(super) fn did_not_come(&self, missing: Vec<usize>) -> Error {
         let limit = self.limit().as_millis();
         let message = format!("{} did not come within {limit} ms", self.parent.labels.ranks(&missing));
@@ -174,8 +175,8 @@ impl Remaining {
 
 impl Drop for Remaining {
     fn drop(&mut self) {
-        // This rank holds the segment open no longer, so a rank that comes later must not look for
-        // it.
+        // The drop closes this rank's descriptor of the segment. So a rank that comes later must
+        // not look for the segment.
         if self.segment.is_some() {
             self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
         }

@@ -52,7 +52,8 @@ enum Stage {
 
 /// A shrink of a communicator over several hosts under way.
 pub(crate) struct SpanShrink {
-    /// The remaining ranks, with the new segment of this host and this rank's join.
+    /// The remaining ranks, with the new segment of this host and this rank's join of the new
+    /// communicator.
     remaining: Remaining,
     /// The meeting of the leaders.
     leaders: Leaders,

@@ -9,6 +9,7 @@ use super::{Broken, EAGER_BYTES, Lost, Notice, Peer, Request, Tag, Wire};
 /// Makes a wire.
 pub(super) type Make<'a> = &'a dyn Fn() -> Arc<dyn Wire>;
 
+/// The token that the wires of all tests know.
 pub(super) const TOKEN: [u8; 16] = [7; 16];
 /// How long a test waits for what must happen.
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -344,7 +345,7 @@ pub(super) fn cancelled(make: Make<'_>) {
     assert!(wires[0].lost(peers[0]).is_none() && wires[1].lost(peers[1]).is_none());
 }
 
-/// A cancelled send leaves no gap: the receive that waits gets the message after it.
+/// A cancelled send leaves no gap: the receive that waits gets the tag's next message.
 pub(super) fn withdrawn(make: Make<'_>) {
     let (wires, peers) = pair(make);
     let long = pattern(1, 3 << 20);

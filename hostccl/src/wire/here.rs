@@ -23,8 +23,9 @@ struct Here {
 }
 
 impl Here {
-    /// Whether somebody uses the wire. It makes no owner of the wire, because the last owner waits
-    /// for the wire's thread, which must not happen while [`HERE`] is locked.
+    /// Whether somebody uses the wire. This function takes no reference to the wire. The drop of
+    /// the last reference waits for the wire's thread, which must not happen while [`HERE`] is
+    /// locked.
     fn is_used(&self) -> bool {
         self.wire.as_ref().is_some_and(|wire| wire.strong_count() > 0)
     }
@@ -77,9 +78,9 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
 }
 
 /// Returns in words which wire this process would use, and where it would listen. `address` is the
-/// address that would be set. Fails with the reason where the wire would be refused. With
-/// `DM_WIRE=ucx` it opens UCX's library, and sets variables of the environment first, as opening the
-/// wire would do.
+/// address that would be set. Fails with the reason if the wire would be refused. With
+/// `DM_WIRE=ucx` it sets variables of the environment and loads UCX's library, as the start of the
+/// wire does.
 pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
     let said = |error: Error| error.message().to_owned();
     let kind = kind();

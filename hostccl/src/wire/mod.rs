@@ -107,12 +107,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// `token` lets the two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 
-    /// Ends one use of a peer, which began with that token. The end of the last use closes the
-    /// connection, once all sends have gone.
+    /// Ends one use of a peer, namely a use that began with `token`. The end of the last use closes
+    /// the connection, once all sends have gone.
     fn close(&self, peer: Peer, token: &Token);
 
-    /// Ends one use, which began with that token, of each of these peers. A wire whose
-    /// [`close`](Wire::close) may wait for the peer waits for all of them at once.
+    /// Ends one use of each of these peers, namely uses that began with `token`. If
+    /// [`close`](Wire::close) of a wire may wait for the peer, this function waits for all peers at
+    /// the same time.
     fn close_all(&self, peers: &[Peer], token: &Token) {
         peers.iter().for_each(|peer| self.close(*peer, token));
     }

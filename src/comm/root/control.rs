@@ -25,8 +25,8 @@ struct Known {
 
 impl ControlScopes {
     /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root`
-    /// is the root's part in the names of its scopes, and `of_root` makes a scope one of calls on the
-    /// root.
+    /// is the root's part in the names of its scopes, and `of_root` returns a scope for calls on
+    /// the root.
     pub(in crate::comm) fn of_group(
         &self,
         world: &World,

@@ -1,5 +1,5 @@
-//! The ranks that have ended a mesh by dm_abort, which is local. The other ranks of the mesh must
-//! not wait for them in any call on the mesh.
+//! The ranks that have ended a mesh by dm_abort. The abort itself is local. Afterwards no call on
+//! the mesh may wait for these ranks.
 //!
 //! The key `<mesh>/left` gives these ranks numbers, and `<mesh>/left/<k>` holds the rank with the
 //! number k. Every wait of a call on the mesh waits for the next of these keys, too (waiting.rs). So
@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::rendezvous::store::Store;
 use crate::wait::{Deadline, Wait};
 
-/// How long the store may take to hear of an abort. Nobody waits for that.
+/// How long the thread that writes the note may take. No caller waits for it.
 const TELL: Duration = Duration::from_secs(10);
 
 /// This text stands in place of a note that nobody has written.
@@ -43,16 +43,16 @@ pub struct Departures {
     prefix: String,
     /// This process's rank.
     me: i32,
-    /// The notes that were read so far.
+    /// The notes that this rank has read so far.
     known: Mutex<Known>,
-    /// The keys that this rank has written.
+    /// The keys that this rank has written. They are removed like the keys of a scope.
     left: ScopeKeys,
 }
 
 /// The notes that this rank has read.
 #[derive(Default)]
 struct Known {
-    /// The ranks that have left.
+    /// The ranks that have ended the mesh.
     ranks: Vec<i32>,
     /// How many notes were read. Gaps and unreadable notes count.
     read: usize,
@@ -146,14 +146,15 @@ impl Departures {
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let rank = rank_in(value);
         let mut known = self.known();
-        // Several threads may have waited for one note.
+        // Several threads may have waited for the same note. Only the first one counts it.
         if known.read + 1 == number {
             known.read = number;
             known.ranks.extend(rank);
         }
     }
 
-    /// Returns the ranks that have left and for which `is_missed` holds, in ascending order.
+    /// Returns the ranks that have ended the mesh and for which `is_missed` holds, in ascending
+    /// order.
     pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> Vec<i32> {
         let mut ranks: Vec<i32> = self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect();
         ranks.sort_unstable();

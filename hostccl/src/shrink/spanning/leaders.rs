@@ -1,5 +1,5 @@
-//! The letters that the leaders of the hosts exchange, from the greeting of the root to its word
-//! that all ranks have joined.
+//! The letters that the leaders of the hosts exchange. The first letter greets the root, and the
+//! last one is the root's word that all ranks have joined.
 
 use std::time::{Duration, Instant};
 
@@ -33,9 +33,9 @@ pub(super) struct Leaders {
     nonce: u64,
     /// The number of the new communicator, once it is known.
     number: Option<u64>,
-    /// When this leader greets again, and the pause after that.
+    /// The time of this leader's next greeting, and the pause after that greeting.
     greets: (Instant, Duration),
-    /// When the last letter came that shows progress.
+    /// When the last letter came: for the root any letter, for another leader the root's welcome.
     pub(super) heard: Instant,
 }
 
@@ -86,7 +86,7 @@ impl Leaders {
         Ok(self.number)
     }
 
-    /// Handles a letter of the leader at that place.
+    /// Handles a letter of the leader with index `at` in `posts`.
     fn take_as_root(&mut self, at: usize, letter: Letter) -> Result<()> {
         self.heard = Instant::now();
         let post = &mut self.posts[at];
@@ -124,7 +124,8 @@ impl Leaders {
         }
     }
 
-    /// Whether all leaders have confirmed. The root tells them then that they may go on.
+    /// Whether all leaders have confirmed that the ranks of their hosts have joined. Once they
+    /// have, the root tells them to go on. For another leader: whether the root has said so.
     pub(super) fn all_confirmed(&mut self) -> Result<bool> {
         let number = self.meet()?.unwrap_or_default();
         if !self.posts.iter().all(|post| post.confirmed) {
@@ -156,7 +157,7 @@ impl Leaders {
         }
     }
 
-    /// Whether all letters have gone. A letter that is dropped before it has gone does not arrive.
+    /// Whether all letters have gone. Otherwise the drop of this value would cancel the rest.
     pub(super) fn has_sent(&mut self) -> bool {
         self.posts.iter_mut().all(Post::has_sent)
     }

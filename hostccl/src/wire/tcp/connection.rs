@@ -69,7 +69,7 @@ pub(super) struct Connection {
     cipher: Option<Box<Cipher>>,
     /// Whether the socket's epoll entry waits for room to write.
     pub(super) waits_for_room: bool,
-    /// How long nothing has come.
+    /// The time for which nothing has come over the socket.
     pub(super) silence: Silence,
 }
 
@@ -139,7 +139,7 @@ impl Connection {
     }
 
     /// Whether the kernel has all bytes of the frames that were begun. With `arrival`, whether the
-    /// other host has them.
+    /// other host has acknowledged these bytes.
     pub(super) fn is_flushed(&self, arrival: bool) -> bool {
         !self.is_writing() && (!arrival || sockets::is_sent(&self.socket))
     }

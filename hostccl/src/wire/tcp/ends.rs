@@ -1,8 +1,9 @@
-//! What ends before its time: requests that are cancelled, and the messages of communicators that
-//! have ended.
+//! The early ends: requests that are cancelled, and the messages of ranks that have left their
+//! communicators.
 //!
 //! A receiver that has asked for a message gets exactly one answer: the message, `TooLong` or
-//! `Void`. So what it keeps for the message goes at some time, even if the receive was cancelled.
+//! `Void`. The answer removes the receiver's entry for the message, even if the receive was
+//! cancelled.
 
 use super::frame::{Judged, Kind, OVER};
 use super::ledger::{Key, Ledger, Open};
@@ -10,9 +11,9 @@ use super::remote::{Arrived, COST, Receive, Remote, deliver};
 use crate::wire::Tag;
 
 impl Remote {
-    /// Ends a request. `reading` is the length of its message where the connection was reading a
-    /// frame of the message. `is_cut` says that the connection has sent or is sending a frame of
-    /// the message, and that further frames would follow.
+    /// Ends a request. `reading` is for a receive: the length of the message, if the connection was
+    /// reading a frame of it. `is_cut` is for a send: whether the connection has written or is
+    /// writing a frame of the message, and further frames would follow.
     pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>, is_cut: bool) {
         let key = open.key;
         if !open.is_send {
@@ -41,14 +42,14 @@ impl Remote {
     }
 
     /// Notes that a message will not come. The receive that waits for it gets the next message of
-    /// the tag. Where the sender has left the communicator (`is_over`), no message comes.
+    /// the tag instead. If the sender has left the communicator (`is_over`), there is no next one.
     pub(super) fn take_void(&mut self, key: Key, is_over: bool, ledger: &mut Ledger) -> Judged<()> {
         let next = self.received.get(&key.0).copied().unwrap_or(0);
         match self.posted.remove(&key) {
             Some(Receive { request: Some(request), to, room, .. }) => {
                 if is_over || key.1 + 1 < next {
-                    // The next message belongs to a later receive already. This receive gets none,
-                    // and stays under way until its owner cancels it.
+                    // The next message belongs to a later receive already, or there is none. This
+                    // receive gets no message, and stays under way until its owner cancels it.
                     return Ok(());
                 }
                 let (key, arrived) = self.next_received(key.0);
@@ -77,8 +78,8 @@ impl Remote {
         Ok(())
     }
 
-    /// Drops the messages to and from one rank of this process, which has left its communicator,
-    /// and those still to come.
+    /// Drops the messages to and from one rank of this process, which has left its communicator.
+    /// Messages for the rank that come later are dropped, too.
     pub(super) fn retire(&mut self, comm: u64, rank: u32, ledger: &mut Ledger) {
         ledger.retired.note(comm, rank);
         let is_from = |tag: &Tag| (tag.comm, tag.from) == (comm, rank);
@@ -103,7 +104,7 @@ impl Remote {
             .retain(|key, receive| !is_to(&key.0) || receive.asked || receive.got > 0 || receive.request.is_some());
     }
 
-    /// How many entries each table has.
+    /// The number of entries in each table.
     #[cfg(test)]
     pub(super) fn entries(&self) -> Vec<usize> {
         let messages = [self.queue.len(), self.held.len(), self.wanted.len(), self.posted.len(), self.arrived.len()];

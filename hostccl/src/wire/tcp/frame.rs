@@ -9,7 +9,7 @@ pub(super) const HEADER: usize = 48;
 /// The most bytes of a long message that go in one frame. Frames of other messages go in between.
 pub(super) const PIECE: usize = 512 << 10;
 
-/// The number in a `Void` frame that says that the sender has left the communicator.
+/// The value of `extra` in a `Void` frame whose sender has left the communicator.
 pub(super) const OVER: usize = 1;
 
 /// The outcome of a frame: an error is the reason why the connection cannot go on.
@@ -43,11 +43,12 @@ pub(super) enum Kind {
     Close = 10,
     /// The answer to `Close`: the sender sends nothing more.
     Closed = 11,
-    /// A message will not come, because its send was cancelled or its communicator has ended. What
-    /// has come of it is to be dropped. `extra` is 1 where the communicator has ended.
+    /// A message will not come, because its send was cancelled or the sending rank has left the
+    /// communicator. The receiver drops the part that has come. `extra` is [`OVER`] where the rank
+    /// has left.
     Void = 12,
-    /// The sender is alive. The frame is on the way where nothing else is, so the sender's kernel
-    /// notices when no answer comes.
+    /// The sender is alive. The frame goes when nothing else is on the way. The other host's kernel
+    /// acknowledges it, so both hosts hear of each other.
     Alive = 13,
 }
 

@@ -197,7 +197,7 @@ impl Remote {
                     // SAFETY: the receiver's buffer is valid, and `data` is none of the caller's.
                     unsafe { deliver(receive, data.as_ptr() as usize, data.len(), ledger) };
                 }
-                // The rank may have left its communicator while the message came.
+                // The rank may have left its communicator while the message was arriving.
                 None if ledger.retired.has(key.0.comm, key.0.to) => self.taken(data.len()),
                 None => drop(self.arrived.insert(key, Arrived::Kept(data))),
             },

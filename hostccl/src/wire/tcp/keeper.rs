@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long this process tries to reach another one that answers without taking the connection.
 const TRIES: Duration = Duration::from_secs(30);
-/// A process says that it is alive this many times in the time after which a silent host is lost.
+/// The number of `Alive` frames in the time after which a silent host is lost.
 const BEATS: u32 = 8;
 /// The time from one try to the next.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -56,7 +56,7 @@ struct Attempt {
     stranger: Option<u64>,
     /// Why the last try failed.
     why: String,
-    /// How many tokens were tried. Each try uses another one, the newest first.
+    /// The number of tries that have failed. Each try uses another token, the newest first.
     tokens: usize,
 }
 
@@ -114,7 +114,7 @@ impl Keeper {
             if is_relied_on && !self.inner.is_slept_on.load(Ordering::SeqCst) {
                 // The bell in `connections` rang for a sleeping thread that is awake by now.
                 self.inner.sleeper.still();
-                // A thread that has begun to sleep since then may have lost its wake-up.
+                // A thread that began to sleep after the check above may have lost its wake-up.
                 if self.inner.is_slept_on.load(Ordering::SeqCst) {
                     self.inner.sleeper.ring();
                 }
@@ -138,7 +138,7 @@ impl Keeper {
         self.end();
     }
 
-    /// Accepts what waits at the listener.
+    /// Accepts the connections that wait at the listener.
     fn accept(&mut self) {
         for _ in 0..MOST_STRANGERS {
             let Some((socket, from)) = self.door.accept(&self.set) else { return };
@@ -168,8 +168,8 @@ impl Keeper {
 
     /// Whether threads that sleep rely on this one to move their messages.
     fn is_relied_on(&self) -> bool {
-        // A thread that begins to sleep first counts itself in `others`. If it then reads false
-        // here, it rings the bell.
+        // A thread that is about to sleep first counts itself in `others`, and then reads
+        // `keeper_looks`. If `keeper_looks` is false, the thread rings this thread's bell.
         self.inner.keeper_looks.store(false, Ordering::SeqCst);
         let is = self.inner.others.load(Ordering::SeqCst) > 0;
         if is {
@@ -283,7 +283,8 @@ impl Keeper {
         let Some(attempt) = self.attempts.get_mut(&peer) else { return };
         let known = self.inner.lock().links.get(&peer).map_or(0, |link| link.remote.tokens.len());
         attempt.tokens += 1;
-        // The peer may know another token. After the last one, it has time to learn them.
+        // The peer may know another token, so the next one is tried at once. After all of them have
+        // failed, a pause gives the peer time to learn one.
         let pause = if attempt.tokens % known.max(1) == 0 { PAUSE } else { Duration::ZERO };
         (attempt.stranger, attempt.next, attempt.why) = (None, Instant::now() + pause, why);
     }

@@ -12,11 +12,12 @@ use crate::wire::address::{self, Interface};
 
 /// How long a host may be silent where `DM_HOST_TIMEOUT_MS` says nothing.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. The kernel sends a probe
-/// once a second at most, and one of them may get lost.
+/// The shortest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. The kernel sends at most
+/// one probe a second, and a probe may get lost.
 const LEAST_SILENCE: u64 = 2000;
-/// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. By its default, the kernel
-/// itself gives a connection up when data is not acknowledged for about 15 minutes.
+/// The longest time that `DM_HOST_TIMEOUT_MS` may give, in milliseconds. By default the kernel
+/// itself ends a connection on which data is not acknowledged for about 15 minutes
+/// (`tcp_retries2`). The limit of the wire must come first.
 const MOST_SILENCE: u64 = 600_000;
 /// How many new connections the kernel keeps until this process takes them.
 const BACKLOG: i32 = 1024;
@@ -103,12 +104,13 @@ impl Options {
         Ok(socket)
     }
 
-    /// Sets what every connection has.
+    /// Sets the socket options of every connection.
     ///
-    /// Where nothing is on the way, the kernel sends a probe after a third of `silence`, so the
-    /// hosts hear of each other at least that often. [`Silence`](super::silence::Silence) says when
-    /// a host is lost. The kernel's own limits come later: they hold while a connection is being
-    /// made (`TCP_USER_TIMEOUT`), and where the kernel does not tell what has come.
+    /// When nothing is on the way, the kernel sends a probe after a third of `silence`, but not
+    /// before a second. So the hosts hear of each other at least that often.
+    /// [`Silence`](super::silence::Silence) decides when a host is lost, and its limit comes before
+    /// that of the probes. `TCP_USER_TIMEOUT` is the limit while a connection is being made, and
+    /// later on a kernel that does not tell the number of segments.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));

@@ -3,7 +3,7 @@
 //! Sender and receiver number the messages of each tag from 0, so a frame names its message by tag
 //! and number, and frames of different messages may come in any order. A cancelled receive keeps
 //! its number: the message of that number is dropped when it comes. A cancelled send whose message
-//! has not gone leaves a number without a message, which the receiver is told.
+//! has not gone leaves a number without a message. A `Void` frame tells the receiver so.
 //!
 //! A short message goes at once, as long as the sender has credit. The credit is the number of
 //! bytes that the receiver is ready to keep. A message that is long or lacks credit is announced,
@@ -79,7 +79,8 @@ pub(super) struct Remote {
     pub(super) is_self: bool,
     /// How many uses the peer has: calls of `meet` without their `close`.
     pub(super) uses: usize,
-    /// The tokens that both processes know, the newest last, and how many uses each of them has.
+    /// The tokens of the peer's uses, the newest last, and how many uses have each token. Either
+    /// side may know tokens that the other side does not know yet.
     pub(super) tokens: Vec<(Token, usize)>,
     /// The reason why the process cannot be reached any more.
     pub(super) lost: Option<Lost>,
@@ -108,8 +109,8 @@ pub(super) struct Remote {
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.
     pub(super) moved: HashMap<u64, u64>,
-    /// Whether a notice has come that the kernel may not have acknowledged. The sender may be about
-    /// to end, and wait for the acknowledgement.
+    /// Whether a notice has come that the kernel may not have acknowledged yet. The sender of the
+    /// notice may be about to end, and waits for the acknowledgement.
     pub(super) has_notice: bool,
     /// Whether the other side has said that it has no use for the connection.
     pub(super) is_idle_there: bool,
@@ -250,8 +251,8 @@ impl Remote {
         request
     }
 
-    /// Returns the number of the tag's next message, and what has come of the message. Numbers
-    /// without a message are passed over.
+    /// Returns the key of the tag's next message, and the part of the message that has come. Skips
+    /// the numbers whose messages will not come.
     pub(super) fn next_received(&mut self, tag: Tag) -> (Key, Option<Arrived>) {
         let next = self.received.entry(tag).or_insert(0);
         loop {
@@ -264,7 +265,8 @@ impl Remote {
         }
     }
 
-    /// Lets a receive wait for its message. Asks for the message where it may be a long one.
+    /// Lets a receive wait for its message. Asks the sender for the message if it may be a long
+    /// one.
     pub(super) fn post(&mut self, key: Key, mut receive: Receive) {
         receive.asked |= receive.room > EAGER_BYTES;
         if receive.asked {

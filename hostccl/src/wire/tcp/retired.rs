@@ -2,17 +2,16 @@
 
 use std::collections::{HashSet, VecDeque};
 
-/// How many ranks that have left their communicators a wire remembers. A message for a rank that
-/// it has forgotten takes up room until the connection ends, but a program that still sends to such
-/// a rank is wrong.
+/// The most ranks that a wire remembers. A message for a forgotten rank is kept until the
+/// connection ends. Only a wrong program sends such a message.
 const MOST_RETIRED: usize = 4096;
 
 /// The ranks of this process that have left their communicators. Messages for them are dropped.
 #[derive(Debug, Default)]
 pub(super) struct Retired {
-    /// The communicators' numbers and the ranks.
+    /// The pairs of a communicator's number and a rank, for quick look-ups.
     ranks: HashSet<(u64, u32)>,
-    /// What `ranks` has, the oldest first.
+    /// The pairs in `ranks`, the oldest first. The oldest one is forgotten when there are too many.
     order: VecDeque<(u64, u32)>,
 }
 
@@ -34,7 +33,7 @@ impl Retired {
         }
     }
 
-    /// How many ranks are remembered.
+    /// The number of ranks that are remembered.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.order.len()

@@ -1,4 +1,4 @@
-//! Reads and writes of sockets that do not block, and what the kernel knows about them.
+//! Reads and writes of sockets without blocking, and the kernel's knowledge about connections.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -54,8 +54,8 @@ pub(super) fn is_sent(socket: &Socket) -> bool {
     answer != 0 || left == 0
 }
 
-/// Has the kernel acknowledge at once what has come. Otherwise it may wait for 40 ms, because it
-/// prefers to acknowledge together with an answer.
+/// Makes the kernel acknowledge at once the data that have come. Otherwise the kernel may wait for
+/// 40 ms, to send the acknowledgement together with an answer.
 pub(super) fn acknowledge(socket: &Socket) {
     let yes: libc::c_int = 1;
     // SAFETY: the kernel reads the number.
@@ -65,13 +65,13 @@ pub(super) fn acknowledge(socket: &Socket) {
     }
 }
 
-/// How many words of 32 bits of the kernel's `struct tcp_info` are read.
+/// The number of 32-bit words that are read of the kernel's `struct tcp_info`.
 const INFO_WORDS: usize = 36;
-/// The word of `struct tcp_info` that has `tcpi_segs_in`.
+/// The index of the word of `struct tcp_info` that has `tcpi_segs_in`.
 const SEGMENTS_IN: usize = 35;
 
 /// Returns how many segments have come from the other host, or `None` where the kernel does not
-/// say (before Linux 4.2). Answers of the other kernel count, also those to probes.
+/// tell (before Linux 4.2). Acknowledgements and answers to probes count.
 pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
     let mut info = [0_u32; INFO_WORDS];
     let mut bytes = size_of_val(&info) as libc::socklen_t;

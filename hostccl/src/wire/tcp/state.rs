@@ -235,8 +235,8 @@ impl State {
         self.push(inner, number);
     }
 
-    /// Loses the peers from whose hosts nothing has come for `longest`. The last look was `since`
-    /// ago.
+    /// Notes as lost the peers from whose hosts nothing has come for `longest`. `since` is the time
+    /// since the last look.
     pub(super) fn look_for_silence(&mut self, since: Duration, longest: Duration) {
         for number in self.connected.clone() {
             let Some(connection) = self.links.get_mut(&number).and_then(|link| link.connection.as_mut()) else {
@@ -293,9 +293,9 @@ impl State {
         }
     }
 
-    /// Tells the peers to which nothing is on the way that this process is alive. The kernel sends
-    /// this again when a packet is lost, and it gives the connection up when no answer comes for the
-    /// time after which a silent host is lost.
+    /// Sends an `Alive` frame to each peer to which nothing is on the way. The kernel sends the
+    /// frame again when its packet is lost, and the peer's kernel acknowledges it. So both hosts
+    /// hear of each other more often than by the kernel's probes alone.
     pub(super) fn beat(&mut self, inner: &Inner) {
         for number in self.connected.clone() {
             let Some(link) = self.links.get_mut(&number) else { continue };

@@ -13,7 +13,8 @@ use crate::noise::{HANDSHAKE_BYTES, Session};
 use crate::wire::Token;
 use crate::{machine, token};
 
-/// What [`Stranger::said`] returns once the other process has named a token that this one knows.
+/// The value of [`Stranger::said`] once the other process has named a token that this process
+/// knows.
 pub(super) const NAMED_A_TOKEN: u32 = 2;
 
 /// How far a connection is that has not proved itself.
@@ -245,8 +246,8 @@ impl Stranger {
                 _ => (Answer::Unknown, None),
             }
         };
-        // A process that is not known is asked to wait. One that may have tokens besides the one
-        // that it named is told to try another one.
+        // A process that is not known has to wait. A process that is known may have other tokens
+        // than the one that it has named, so it is told to try another one.
         if answer == Answer::Unknown && !knows_others {
             self.stage = Stage::Unknown;
             return Step::Wait;

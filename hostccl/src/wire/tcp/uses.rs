@@ -12,28 +12,28 @@ impl Remote {
         self.is_closing = true;
     }
 
-    /// Begins afresh after both sides have agreed to close the connection. Messages that this side
-    /// has begun to send meanwhile go over the next connection.
+    /// Prepares for the next connection after both sides have agreed to close this one. Messages
+    /// that this side has begun to send meanwhile go over the next connection.
     pub(super) fn restart(&mut self) {
         (self.is_idle_there, self.is_closing) = (false, false);
         let eager = self.queue.iter().filter(|send| send.eager).map(|send| send.bytes + COST).sum();
         self.credit = CREDIT.saturating_sub(eager);
         (self.kept, self.owed) = (0, 0);
         self.arrived.clear();
-        // The other side will not answer what a cancelled receive has asked for, nor get what it has
-        // asked for itself: all of that was said over the connection that is closed.
+        // The requests for messages, of both sides, belong to the connection that is closed. They
+        // get no answers over the next one.
         self.posted.retain(|_, receive| receive.request.is_some());
         self.wanted.clear();
     }
 
-    /// Returns a token to prove, after so many others were tried in vain.
+    /// Returns the token to prove in the next try. `tried` is the number of tries that have failed.
     pub(super) fn token(&self, tried: usize) -> Token {
         let newest_first = self.tokens.iter().rev().cycle();
         newest_first.map(|(token, _)| *token).nth(tried % self.tokens.len().max(1)).unwrap_or_default()
     }
 
-    /// Notes a use of the peer by a communicator with that token. The token of a use that is over
-    /// goes.
+    /// Notes a use of the peer by a communicator with that token. Removes a token that only stayed
+    /// because it was the last one (`end_use`).
     pub(super) fn begin_use(&mut self, token: &Token) {
         self.uses += 1;
         match self.tokens.iter_mut().find(|(known, _)| known == token) {
@@ -43,7 +43,8 @@ impl Remote {
         self.tokens.retain(|(_, uses)| *uses > 0);
     }
 
-    /// Notes the end of a use. The last use's token stays while the connection does.
+    /// Notes the end of a use. The token of the last use stays while the connection does, or until
+    /// another use begins.
     pub(super) fn end_use(&mut self, token: &Token) {
         self.uses = self.uses.saturating_sub(1);
         if let Some(at) = self.tokens.iter().position(|(known, _)| known == token) {

@@ -33,9 +33,9 @@ impl Remote {
     }
 }
 
-/// The loss of every peer once UCX's worker has ended.
+/// Returns the loss of a peer whose reason is that UCX's worker was ended.
 pub(super) fn worker_ended() -> Lost {
-    let why = "UCX kept a buffer that was to be given back, so this process has ended its UCX: end all communicators, which makes it anew";
+    let why = "UCX did not give a buffer back, so this process has ended its UCX worker: after all communicators have ended, the next one starts a new worker";
     Lost { ended: false, why: why.to_owned() }
 }
 
@@ -176,7 +176,7 @@ impl Core {
             match self.worker.flights.remove(&flight) {
                 Some(Flight::Piece(request, bytes, _)) => self.piece_gone(request, bytes, status),
                 Some(Flight::Landing(request, bytes)) => self.piece_landed(request, bytes, status),
-                // Somebody may wait for the end of a flush.
+                // A thread may wait for the end of a flush.
                 Some(Flight::Endpoint) => self.changed = true,
                 Some(Flight::Block(_)) | None => {}
             }

@@ -1,4 +1,4 @@
-//! What comes in: receives, the messages that they meet, and the pieces of long messages.
+//! The incoming side: receives, the messages that they meet, and the pieces of long messages.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,7 +8,7 @@ use super::remote::{Arrived, COST, Stage, WINDOW};
 use super::state::{Core, Op, Receive, unknown};
 use crate::wire::{Broken, Tag};
 
-/// The receiver says what it has taken at the latest when it is this much.
+/// The most bytes of short messages that a receiver takes before it tells the sender so.
 const CREDIT: usize = WINDOW / 4;
 
 /// Takes the first element of a list, and removes the list with its last element.
@@ -70,7 +70,8 @@ impl Core {
         self.owe(peer, data.len() + COST);
     }
 
-    /// Notes that the peer may send that much more, and says so where it is much.
+    /// Notes that the peer may send `cost` more bytes of short messages. Tells the peer so once
+    /// there are [`CREDIT`] such bytes; otherwise the next header does.
     fn owe(&mut self, peer: u32, cost: usize) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         remote.owed += cost;
@@ -102,7 +103,7 @@ impl Core {
         }
     }
 
-    /// Takes the receive that is next for a message.
+    /// Takes the oldest receive that waits for a message with that tag.
     pub(super) fn next_wanted(&mut self, peer: u32, tag: Tag) -> Option<u64> {
         pop(&mut self.peers.get_mut(&peer)?.wanted, tag)
     }
@@ -117,14 +118,16 @@ impl Core {
         }
     }
 
-    /// Drops the messages of one rank of an ended communicator, and those that still come.
+    /// Drops the messages for one rank that has left its communicator. Messages for the rank that
+    /// come later are dropped, too.
     pub(super) fn retire(&mut self, peer: u32, comm: u64, rank: u32) {
         if let Some(freed) = self.peers.get_mut(&peer).map(|remote| remote.retire(comm, rank)) {
             self.owe(peer, freed);
         }
     }
 
-    /// Takes back an announcement that its sender has given up. A receive that met it waits again.
+    /// Removes an announced message that its sender has cancelled. A receive that has met the
+    /// message waits again.
     pub(super) fn withdrawn(&mut self, peer: u32, tag: Tag, send: u64) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         if let Some(list) = remote.arrived.get_mut(&tag) {
@@ -159,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Notes that a piece of a receive is over.
+    /// Notes that UCX has ended the operation that receives a piece.
     pub(super) fn piece_landed(&mut self, request: u64, bytes: usize, status: Status) {
         let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
         receive.in_flight -= 1;
@@ -182,7 +185,7 @@ impl Core {
     pub(super) fn piece_there(&mut self, request: u64, bytes: usize) {
         let Some(Op::Receive(receive)) = self.requests.get_mut(&request) else { return };
         if receive.again {
-            // The piece belongs to a message that its sender has given up.
+            // The piece belongs to a message that its sender has cancelled.
             if receive.in_flight == 0 {
                 self.wait_again(request);
             }

@@ -1,4 +1,4 @@
-//! Where UCX reports what has ended.
+//! The mailbox, in which UCX reports operations that are over and peers that are gone.
 //!
 //! UCX calls the functions of this file back only while a thread is inside UCX. They write to the
 //! [`Mailbox`] and to nothing else. The thread reads the mailbox once it has left UCX.
@@ -7,12 +7,13 @@ use std::ffi::c_void;
 
 use super::api::Status;
 
-/// What UCX has reported and nobody has looked at yet.
+/// The reports of UCX that no thread has handled yet.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
-    /// The operations that are over: number of the [`Flight`], and whether it succeeded.
+    /// The operations that are over: the number of each, and whether it succeeded. The number is
+    /// that of an entry in the worker's table of flights.
     pub(super) over: Vec<(u64, Status)>,
-    /// The endpoints whose peers are gone.
+    /// The addresses of the endpoints whose peers are gone, and the reasons.
     pub(super) broken: Vec<(usize, Status)>,
 }
 
@@ -37,7 +38,7 @@ pub(super) unsafe extern "C" fn on_error(argument: *mut c_void, endpoint: *mut c
 
 /// The argument of an operation's callback.
 pub(super) struct Note {
-    /// Where the outcome goes.
+    /// The mailbox that gets the outcome.
     pub(super) mailbox: *mut Mailbox,
     /// The function that frees the operation's request.
     pub(super) free: unsafe extern "C" fn(*mut c_void),

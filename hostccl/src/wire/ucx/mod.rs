@@ -17,17 +17,18 @@
 //!   the peers notice the death by its silence only.
 //! - A process that is stopped (SIGSTOP) is as silent as one without a network.
 //! - `close` and `cancel` may wait for a moment, and other threads use the wire meanwhile. `close`
-//!   waits until what was sent has arrived, because the device drops that when the process exits.
-//!   `cancel` waits until UCX has given the buffer back. Where the peer does not move, `cancel`
-//!   closes the connection by force, which ends what is under way without the peer, and the peer is
-//!   lost. Should UCX keep the buffer even then, `cancel` ends UCX's worker, and all peers are lost.
+//!   waits until all messages have arrived, because the device drops unsent data when the process
+//!   exits. `cancel` waits until UCX has given the buffer back. If that takes too long, `cancel`
+//!   closes the connection by force. UCX then ends all operations with the peer, and the peer is
+//!   lost. If UCX keeps the buffer even then, `cancel` ends UCX's worker, and all peers are lost.
 //!
 //! # Files, from the bottom up
-//! `api` (UCX's C interface), `library` (finds it), `frame` (what goes over the network),
-//! `mailbox` (what UCX reports), `worker` (UCX's side), `notices` (those that wait), `remote` (a
-//! peer), `state` (peers and requests), `incoming` (receives), `outgoing` (sends), `greeting` (trust,
-//! signs of life), `arrival` (messages as UCX hands them over), `driver` and `shared` (who moves
-//! messages), `threads` (who sleeps), and this file.
+//! `api` (UCX's C interface), `library` (the search for UCX's library), `frame` (the data that go
+//! over the network), `mailbox` (the reports of UCX), `worker` (UCX's side), `notices` (notices
+//! that wait), `remote` (a peer), `state` (peers and requests), `incoming` (receives), `outgoing`
+//! (sends), `greeting` (trust, signs of life), `arrival` (messages as UCX hands them over),
+//! `driver` and `shared` (the choice of the thread that moves messages), `threads` (the sleep of
+//! threads), and this file.
 
 mod api;
 mod arrival;
@@ -63,9 +64,9 @@ use crate::thread;
 use crate::token::random_token;
 use crate::types::ncclSystemError;
 
-/// How long `close` and the end of the wire wait until what was sent has arrived.
+/// How long `close` and the end of the wire wait until all messages have arrived.
 const FLUSH: Duration = Duration::from_millis(500);
-/// How long `cancel` waits for a peer before it gives the peer up.
+/// The longest time for which `cancel` waits for UCX before it gives the peer up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A library, or the reason why there is none.
@@ -94,8 +95,8 @@ pub(crate) fn open(silence: Duration, tick: fn()) -> Result<Arc<dyn Wire>> {
     Ok(Arc::new(Ucx::new(silence, tick)?))
 }
 
-/// Says in words which release of UCX this process would use. Fails with the reason why it would be
-/// refused. It opens UCX's library.
+/// Returns in words the release of UCX that this process would use, or the reason why UCX would be
+/// refused. Opens UCX's library.
 pub(crate) fn describe() -> std::result::Result<String, String> {
     library::open().map(ToString::to_string)
 }
@@ -177,7 +178,7 @@ impl Wire for Ucx {
         let flushes: Vec<u64> = self.edit(leave).unwrap_or_default();
         let is_under_way = |core: &Core| flushes.iter().any(|flush| core.worker.flights.contains_key(flush));
         if !flushes.is_empty() && !self.wait_until(FLUSH, |core| !is_under_way(core)) {
-            log::warn!("what was sent to peers that are closed had not arrived after {} ms", FLUSH.as_millis());
+            log::warn!("messages to peers that are being closed have not arrived after {} ms", FLUSH.as_millis());
         }
     }
 
@@ -315,16 +316,16 @@ impl Core {
         self.peers.get(&peer).map(|remote| (peer, remote))
     }
 
-    /// How long a cancelled request waits for its peer. A peer of which nothing was heard for a
-    /// while gets less time, so the end of many requests with silent peers does not add up.
+    /// Returns how long the end of a cancelled request waits for the peer. A peer that has been
+    /// silent for a while gets less time, so that many requests with silent peers end soon.
     fn patience(&self, request: u64, limit: Duration) -> Duration {
         let silence = self.peer_of(request).map_or(Duration::ZERO, |(_, remote)| remote.heard.elapsed());
         (PATIENCE + limit / 5).saturating_sub(silence).clamp(PATIENCE / 100, PATIENCE)
     }
 
-    /// Loses the peer of a request, because UCX does not leave the request's buffer alone otherwise.
-    /// That closes the endpoint by force. UCX then ends all that is under way on the endpoint
-    /// without the peer, and gives the buffers back.
+    /// Notes the peer of a request as lost, because UCX does not give the request's buffer back.
+    /// That closes the endpoint by force: UCX ends all operations of the endpoint without the peer,
+    /// and gives the buffers back.
     fn give_up(&mut self, request: u64) {
         let Some((peer, remote)) = self.peer_of(request) else { return };
         let why = format!("{} did not move a message that was cancelled", remote.place);
@@ -339,7 +340,8 @@ impl Drop for Ucx {
             return;
         }
         self.driver.end_thread();
-        // The thread itself may drop the last owner in its tick. Then it ends soon.
+        // The wire's thread may itself drop the last owner, in its tick. It cannot wait for its own
+        // end, and ends soon.
         if let Some(thread) = self.thread.take_if(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }

@@ -1,9 +1,10 @@
-//! Notices that wait. They take a bounded amount of memory, however many peers there are.
+//! The notices that wait to be read or to be sent. They take a bounded amount of memory, however
+//! many peers there are.
 
-/// How many bytes the notices of one list take at most. A further one is dropped: the first notices
-/// about a failure say what later ones repeat.
+/// The most bytes that the notices of one list take. A notice beyond that is dropped, because later
+/// notices about a failure only repeat the first ones.
 const MOST_BYTES: usize = 4 << 20;
-/// What a notice takes beyond its text, in bytes.
+/// The number of bytes that a notice takes beyond its text.
 const COST: usize = 128;
 
 /// A notice that waits.
@@ -13,7 +14,7 @@ pub(super) struct Waiting {
     pub(super) peer: u32,
     /// The communicator that the notice is about.
     pub(super) comm: u64,
-    /// What the notice says.
+    /// The text of the notice.
     pub(super) text: Vec<u8>,
 }
 
@@ -22,12 +23,12 @@ pub(super) struct Waiting {
 pub(super) struct Notices {
     /// The notices.
     list: Vec<Waiting>,
-    /// How many bytes they take.
+    /// The number of bytes that the notices take.
     bytes: usize,
 }
 
 impl Notices {
-    /// Adds a notice. Returns false, and drops the notice, where the list takes too much already.
+    /// Adds a notice. If the list would take too many bytes, drops the notice and returns false.
     pub(super) fn push(&mut self, peer: u32, comm: u64, text: &[u8]) -> bool {
         let bytes = self.bytes + text.len() + COST;
         let fits = bytes <= MOST_BYTES;

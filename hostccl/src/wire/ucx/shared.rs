@@ -164,8 +164,8 @@ impl Shared {
         unsafe { self.advance(self.core.get()) }
     }
 
-    /// Ends UCX's worker, and with it the connections to all peers. UCX does not touch memory of
-    /// this process afterwards. It is the last resort where UCX keeps a caller's buffer.
+    /// Ends UCX's worker, and with it the connections to all peers. This is the last resort if UCX
+    /// keeps a caller's buffer: afterwards UCX does not touch memory of this process.
     pub(super) fn end_worker(&self) {
         let lost = worker_ended();
         self.with(|core| {

@@ -192,7 +192,7 @@ impl Core {
         self.changed |= self.notices.push(peer, comm, text);
     }
 
-    /// Forgets what waits for a peer that is lost.
+    /// Fails the requests with a peer that is lost, and drops the messages that wait for the peer.
     pub(super) fn fail_requests(&mut self, peer: u32, lost: &Lost) {
         if let Some(remote) = self.peers.get_mut(&peer) {
             remote.backlog.clear();
@@ -219,7 +219,7 @@ impl Core {
         }
     }
 
-    /// Ends the requests whose buffers UCX had. It is called once UCX's worker has ended, so UCX uses
+    /// Ends the requests that are under way. It is called after UCX's worker has ended, so UCX uses
     /// no buffer any more.
     pub(super) fn release_all(&mut self, lost: &Lost) {
         self.worker.flights.clear();

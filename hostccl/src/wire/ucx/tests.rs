@@ -159,8 +159,8 @@ fn read_contact(lines: impl BufRead) -> Contact {
     Contact { id: unhex(id).try_into().unwrap(), address: unhex(address) }
 }
 
-/// The other process of the tests after it, which stop and kill it. It sends a long message, and
-/// receives one.
+/// The other process of the tests below, which stop or kill it. It sends a long message and
+/// receives a long message.
 #[test]
 #[ignore = "the tests after it start it"]
 fn the_other_process() {
@@ -246,7 +246,7 @@ fn a_message_with_a_stopped_process_is_cancelled_in_time_and_its_buffer_is_left_
             };
             until("the message does not begin", || is_in_flight(&wire, &request));
             other.signal(libc::SIGSTOP);
-            // What the other process has sent before arrives first.
+            // The data that the other process sent before it was stopped arrive first.
             let (mut seen, mut since) = (None, Instant::now());
             while since.elapsed() < Duration::from_millis(200) {
                 let moved = wire.moved_bytes(peer, contract::tag(stream).comm);
@@ -280,7 +280,7 @@ fn library(change: impl FnOnce(&mut api::Functions)) -> OpenResult {
     Ok(Box::leak(Box::new(Library { functions, version: real.version })))
 }
 
-/// What UCX returns for an operation that never ends.
+/// Returns a request of UCX for an operation that never ends.
 fn never() -> *mut std::ffi::c_void {
     std::ptr::without_provenance_mut(1 << 20)
 }

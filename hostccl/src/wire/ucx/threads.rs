@@ -57,8 +57,8 @@ impl Shared {
         .unwrap_or(true)
     }
 
-    /// Waits until `done` says so, or the time is up, and moves messages meanwhile. Returns whether
-    /// `done` said so. Other threads can use the wire meanwhile.
+    /// Waits until `done` returns true, or for `time` at most. Moves messages meanwhile, and lets
+    /// other threads use the wire. Returns whether `done` returned true.
     pub(super) fn wait_until(&self, time: Duration, done: impl Fn(&Core) -> bool) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -70,7 +70,7 @@ impl Shared {
                     done(&*core)
                 }
             });
-            // A forked child waits for nothing.
+            // A forked child has no wire, so it does not wait.
             if is_done.unwrap_or(true) {
                 return true;
             }
@@ -82,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// What the wire's thread does.
+    /// The loop of the wire's thread.
     pub(super) fn run(&self) {
         let state = &self.driver;
         let (mut beat, period) = (Instant::now(), (self.limit / 10).min(TICK));

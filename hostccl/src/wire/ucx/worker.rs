@@ -1,5 +1,5 @@
-//! One UCP worker: its context, its endpoints, and what UCX has of this process's memory.
-//! The worker is used by one thread at a time.
+//! One UCP worker: its context, its endpoints, and the memory of this process that UCX uses. One
+//! thread at a time uses the worker.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ pub(super) const MESSAGES: u32 = 1;
 /// The handler of greetings.
 pub(super) const GREETINGS: u32 = 2;
 
-/// What an operation under way in UCX is for, and the memory that it uses.
+/// The purpose of an operation under way in UCX, and the memory that the operation uses.
 #[derive(Debug)]
 pub(super) enum Flight {
     /// A block of this process's memory goes out. It is freed when the operation is over.
@@ -139,7 +139,7 @@ impl Worker {
     }
 
     /// Returns the descriptor that becomes readable when the worker is armed and something happens.
-    /// It is a copy, so its number belongs to nothing else once the worker has ended.
+    /// It is a copy of UCX's descriptor, which stays open after the worker has ended.
     pub(super) fn descriptor(&self) -> Result<Private<OwnedFd>, String> {
         let mut fd = -1;
         // SAFETY: UCX writes the descriptor.
@@ -162,8 +162,9 @@ impl Worker {
         self.worker.is_null()
     }
 
-    /// Gives UCX's worker away, together with the function that ends it. That function closes all
-    /// endpoints and devices of the worker, so afterwards UCX does not touch memory of this process.
+    /// Takes UCX's worker out, and returns it with the function that ends it. That function closes
+    /// all endpoints and devices of the worker, so UCX does not touch memory of this process after
+    /// the function has returned.
     pub(super) fn take(&mut self) -> (unsafe extern "C" fn(*mut c_void), *mut c_void) {
         (self.library.functions.worker_destroy, std::mem::replace(&mut self.worker, ptr::null_mut()))
     }

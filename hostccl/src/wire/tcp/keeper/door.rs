@@ -1,4 +1,4 @@
-//! The listener: connections that other processes make.
+//! The listener, which accepts the connections that other processes make.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,16 +10,17 @@ use crate::fork::Private;
 use crate::machine;
 use crate::wire::tcp::epoll::Epoll;
 
-/// The time for which the thread does not look at a listener that cannot take connections.
+/// The time for which the thread leaves the listener alone after `accept` has failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The listener, in an epoll set.
+/// The listener, and its place in the thread's epoll set.
 pub(super) struct Door {
-    /// The listener.
+    /// The listening socket.
     listener: Private<Socket>,
     /// The number of the listener in the set.
     number: u64,
-    /// Until when the listener is not in the set, because this process cannot take connections.
+    /// The end of the pause after `accept` has failed. During the pause the listener is not in the
+    /// set. `None` while there is no pause.
     pub(super) shut_until: Option<Instant>,
 }
 
@@ -42,8 +43,8 @@ impl Door {
             Ok(socket) => Some((socket, address?)),
             Err(reason) if reason.kind() == io::ErrorKind::WouldBlock => None,
             Err(reason) => {
-                // The listener stays ready, for example while this process can open no more files.
-                // The thread looks away for a while, and serves the connections.
+                // The listener stays readable, for example while this process can open no more
+                // files. It leaves the set for a while, so that the thread can serve connections.
                 log::debug!("the wire accepts no connection: {}", machine::explained(&reason));
                 set.remove(self.listener.as_raw_fd());
                 self.shut_until = Some(Instant::now() + PAUSE);
@@ -52,7 +53,7 @@ impl Door {
         }
     }
 
-    /// Looks at the listener again once the pause after a failure is over.
+    /// Puts the listener back into the set once the pause after a failure is over.
     pub(super) fn open_again(&mut self, set: &Epoll) {
         let now = Instant::now();
         if self.shut_until.is_some_and(|until| now >= until) {

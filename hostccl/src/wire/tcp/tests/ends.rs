@@ -1,4 +1,4 @@
-//! Tests of what is left of communicators that have ended.
+//! Tests: nothing is left of cancelled messages and of communicators that have ended.
 
 use super::*;
 

@@ -79,7 +79,8 @@ fn a_killed_process_is_lost_at_once() {
     assert!(lost.ended && lost.why.contains("refuses connections"), "{lost:?}");
 }
 
-/// The process of the next test: it can open no more files, and a stranger waits at its listener.
+/// The process that the next test starts. It can open no more files, and a connection that it
+/// cannot accept waits at its listener.
 #[test]
 #[ignore = "the next test starts it"]
 fn without_files() {
