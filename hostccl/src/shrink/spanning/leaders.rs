@@ -35,7 +35,8 @@ pub(super) struct Leaders {
     number: Option<u64>,
     /// The time of this leader's next greeting, and the pause after that greeting.
     greets: (Instant, Duration),
-    /// When the last letter came: for the root any letter, for another leader the root's welcome.
+    /// When the last letter with news came. For the root, that is a leader's first greeting or
+    /// confirmation; for another leader, the root's welcome.
     pub(super) heard: Instant,
 }
 
@@ -88,16 +89,17 @@ impl Leaders {
 
     /// Handles a letter of the leader with index `at` in `posts`.
     fn take_as_root(&mut self, at: usize, letter: Letter) -> Result<()> {
-        self.heard = Instant::now();
         let post = &mut self.posts[at];
         match letter {
             Letter::Hello { nonce } if post.greeted != Some(nonce) => {
-                post.greeted = Some(nonce);
+                (post.greeted, self.heard) = (Some(nonce), Instant::now());
                 if let Some(number) = self.number {
                     post.send(Letter::Welcome { nonce, number });
                 }
             }
-            Letter::Confirm { number } if Some(number) == self.number => post.confirmed = true,
+            Letter::Confirm { number } if Some(number) == self.number && !post.confirmed => {
+                (post.confirmed, self.heard) = (true, Instant::now());
+            }
             Letter::Failed { attempt, error } if Some(attempt) == post.greeted => return Err(error),
             _ => {}
         }
