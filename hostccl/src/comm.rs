@@ -127,6 +127,12 @@ impl Comm {
         if self.aborted.load(Ordering::Acquire) { Err(Error::aborted()) } else { Ok(()) }
     }
 
+    /// Raises the flag of `ncclCommAbort`, as the handle does before [`abort`](Comm::abort).
+    #[cfg(test)]
+    pub(crate) fn raise_abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+    }
+
     fn failure(&self) -> Option<Error> {
         let error = self.written_failure()?;
         let is_late = error.code() == ncclTimeout && error.blame().ranks.contains(&self.whole().0);
@@ -153,8 +159,8 @@ impl Comm {
         })
     }
 
-    /// Takes the news of the other hosts that have reached this machine. A call that begins does so,
-    /// because it must not succeed where another rank's call has failed before.
+    /// Handles the news of other hosts that have arrived at this machine. Every call does this
+    /// when it begins, because a call must not succeed after another rank's call has failed.
     pub(crate) fn catch_up(&self) {
         if let Some(remote) = &self.remote {
             remote.desk.catch_up();
@@ -171,8 +177,8 @@ impl Comm {
         Ok(())
     }
 
-    /// Ends the communicator for all ranks. Returns the error that ended it, which is this one
-    /// unless another came first. `blame` has seats.
+    /// Ends the communicator for all ranks. Returns the error that ended it: this one, or an
+    /// earlier one. `blame` has seats.
     pub(crate) fn fail(&self, code: ncclResult_t, blame: Blame, message: &str) -> Error {
         self.fail_in(code, blame, message, "")
     }
@@ -226,7 +232,7 @@ impl Comm {
         }
     }
 
-    /// The failure as the rank wrote it that found it, or `None` while there is none.
+    /// The failure, with the message of the rank that found it. `None` while there is none.
     pub(crate) fn written_failure(&self) -> Option<Error> {
         self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())
     }
@@ -272,6 +278,19 @@ impl Comm {
         self.step.load(Ordering::Relaxed)
     }
 
+    /// Notes on seat 0, in a communicator over several hosts, that this rank has posted its call of
+    /// the current step.
+    pub(crate) fn note_posted(&self) {
+        self.segment.seat(self.rank).posted.store((self.step() + 1) as u32, Ordering::Release);
+    }
+
+    /// Whether another rank of this host has begun `step`, this rank's current step.
+    pub(crate) fn has_begun(&self, seat: usize, step: u64) -> bool {
+        let seat = self.segment.seat(seat);
+        let has_ended = (seat.step.value().wrapping_sub(step as u32) as i32) > 0;
+        has_ended || seat.posted.load(Ordering::Acquire) == (step + 1) as u32
+    }
+
     /// Ends this rank's current step. The peers see what this rank wrote in the step once all ranks
     /// have ended it.
     pub(crate) fn end_step(&self) {
@@ -279,11 +298,23 @@ impl Comm {
         self.step.store(step, Ordering::Relaxed);
         self.segment.seat(self.rank).step.store(step as u32);
         let header = self.segment.header();
-        if header.barrier_count.count() as usize == self.nranks {
+        let count = header.barrier_count.count() as usize;
+        if count == self.nranks {
             // Nobody counts for the next step before the barrier is set.
             header.barrier_count.store(0);
             header.barrier.set(step as u32);
+        } else if count + 1 == self.nranks && self.span.is_some() {
+            // Seat 0 may wait for the other seats before it ends the step.
+            header.barrier_count.wake();
         }
+    }
+
+    /// Returns the event to wait for while another rank of this host has not ended this rank's
+    /// step, and `None` once all other ranks have ended it.
+    pub(crate) fn others_blocked(&self) -> Option<Poll> {
+        let seen = self.segment.header().barrier_count.value();
+        let blocker = Blocker::OtherSeats(self.step() + 1);
+        (seen as usize + 1 != self.nranks).then_some(Poll::Blocked { seen, blocker })
     }
 
     /// Returns what to wait for while some rank has not ended the step that this rank ended last,
@@ -301,6 +332,7 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => &self.segment.header().arrived,
             Blocker::Step(_) => &self.segment.header().barrier,
+            Blocker::OtherSeats(_) => &self.segment.header().barrier_count,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
             Blocker::Turn => &self.places.changed,
@@ -369,6 +401,7 @@ impl Comm {
         // The ranks that wait for this one look at their peers when they wake.
         header.alarm.wake();
         header.barrier.wake();
+        header.barrier_count.wake();
         header.arrived.wake();
         header.wants.wake();
         header.verdict.wake();

@@ -42,7 +42,7 @@ impl Shown {
 pub(crate) async fn agree(comm: Arc<Comm>, posted: u64, name: Name) -> Result<u64> {
     let span = span_of(&comm);
     let mut shown = Shown(vec![HashSet::new(); comm.nranks - 1]);
-    let mut records = Records::new(&comm);
+    let mut records = Records::new(&comm, false);
     let mut told: Option<Vec<u64>> = None;
     loop {
         let tags = shown.by_all(&comm);
@@ -56,7 +56,7 @@ pub(crate) async fn agree(comm: Arc<Comm>, posted: u64, name: Name) -> Result<u6
             turn::show_others(&comm);
             Some(Poll::Blocked { seen, blocker: Blocker::HostNames { step: posted, moved } })
         };
-        records.gather(Content::Tags, Descriptor::split(name), bytes.len(), may_begin).await?;
+        records.gather_in_ring(Content::Tags, Descriptor::split(name), bytes.len(), may_begin).await?;
         let others: Vec<HashSet<u64>> =
             (1..span.hosts.len()).map(|host| records.tags(host).into_iter().collect()).collect();
         let wanted = |tag: &u64| others.iter().all(|tags| tags.contains(tag));

@@ -1,6 +1,6 @@
 //! Finds out why ranks wait for each other without end, and ends the communicator with the reason.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
 use crate::collective::{self, Descriptor};
@@ -56,7 +56,9 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     if comm.span.is_some() && !without_call.is_empty() {
         missing = without_call.into_iter().map(|seat| comm.labels.of_seat(seat)).collect();
     }
-    let sender = seats.iter().find(|seat| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **seat));
+    let sender = seats
+        .iter()
+        .find(|seat| matches!(blocker, Blocker::Step(_) | Blocker::OtherSeats(_)) && has_sent(comm, **seat));
     let sender = sender.map(|seat| comm.labels.of_seat(*seat)).or(match (blocker, &comm.span) {
         (Blocker::Wire { from }, Some(span)) => Some(from).filter(|_| !messages_to_me(span, from).is_empty()),
         _ => None,
@@ -69,30 +71,40 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
 
 /// How long a rank whose time is up waits for the answer of the rank for which it waits.
 const ANSWER: Duration = Duration::from_millis(200);
-/// How long it waits when that rank itself waits for another one, and will tell who is missing.
+/// How much longer a rank waits than the rank for which it waits, where that rank waits itself.
+/// That rank then has time to name the missing rank.
 const OTHERS_TELL: Duration = Duration::from_secs(1);
 
-/// Returns how much longer than its time a call waits. On one host it is nothing. Over several
-/// hosts, a rank asks the rank for which it waits. If that rank waits for another one, it knows
-/// more, and tells. So no rank is blamed only because it waits for the one that is missing.
-pub(crate) fn overtime(comm: &Comm, blocker: Blocker) -> Duration {
-    let Some(span) = &comm.span else { return Duration::ZERO };
-    let (rank, evident) = match blocker {
-        Blocker::Wire { from } => (from, false),
-        Blocker::RemoteMessage { peer, sends, tag } => (peer, remote_message::unfit(comm, peer, sends, tag).is_some()),
-        _ => {
-            let seats = comm.missing_seats(blocker);
-            let all_wait = !seats.is_empty() && seats.iter().all(|seat| comm.seat_waits(*seat));
-            return if all_wait { OTHERS_TELL } else { Duration::ZERO };
+/// Whether a call that has waited for `over` longer than its `timeout` fails now. On one host it
+/// does. Over several hosts, a rank asks the rank for which it waits (the blocker). If the blocker
+/// waits for another rank, it can name the missing rank, so this rank waits until the blocker's
+/// time is up. That time may end later than this rank's time, because the blocker may have made
+/// progress later, but by `timeout` at most where the ranks have one timeout. So no rank is blamed
+/// only because it waits for the missing rank.
+pub(crate) fn is_due(comm: &Comm, blocker: Blocker, timeout: Duration, over: Duration) -> bool {
+    let Some(span) = &comm.span else { return true };
+    let (asked, evident) = match blocker {
+        Blocker::Wire { from } => (Some(from), false),
+        Blocker::RemoteMessage { peer, sends, tag } => {
+            (Some(peer), remote_message::unfit(comm, peer, sends, tag).is_some())
         }
+        _ => (None, false),
     };
     if evident {
-        return Duration::ZERO;
+        return true;
     }
-    if let Some(peer) = span.peers[rank].filter(|_| comm.may_ask(rank, ANSWER / 2)) {
-        comm.ask(rank, peer);
+    if let Some((rank, peer)) = asked.and_then(|rank| Some((rank, span.peers[rank]?))) {
+        if comm.may_ask(rank, ANSWER / 2) {
+            comm.ask(rank, peer);
+        }
     }
-    if comm.says_it_waits(rank, 2 * ANSWER) { OTHERS_TELL } else { ANSWER }
+    match comm.others_wait_until(blocker, 2 * ANSWER) {
+        None => asked.is_none() || over >= ANSWER,
+        Some(until) => {
+            let others_should_have_told = Instant::now() >= until + OTHERS_TELL;
+            over >= OTHERS_TELL && (others_should_have_told || over >= timeout + OTHERS_TELL)
+        }
+    }
 }
 
 /// Whether a message of `peer` to this rank lies in the ring, where no receive takes it.
@@ -145,8 +157,7 @@ fn peer_in_collective(comm: &Comm) -> Option<(usize, String)> {
         return None;
     }
     let step = comm.step();
-    let is_ahead = |rank: &usize| comm.segment.seat(*rank).step.value().wrapping_sub(step as u32) as i32 > 0;
-    let rank = (0..comm.nranks).find(is_ahead)?;
+    let rank = (0..comm.nranks).find(|rank| *rank != comm.rank && comm.has_begun(*rank, step))?;
     // A collective that another thread has begun meanwhile explains the peer's step, too.
     (!comm.places.has_collective()).then(|| (rank, Descriptor::read(comm, rank, step).to_string()))
 }

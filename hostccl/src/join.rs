@@ -1,5 +1,6 @@
 //! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all
-//! ranks have arrived.
+//! ranks have arrived. Where ranks may be on several hosts, the rank first registers with the maker
+//! of the unique id (module `registration`).
 
 mod registration;
 mod seat;
@@ -28,9 +29,9 @@ use crate::span::Span;
 use crate::timeout::{self, DEFAULT_TIMEOUT};
 use crate::types::*;
 
-/// Where the segment is found.
+/// Where a rank finds the segment of the new communicator.
 pub(crate) enum Source {
-    /// A unique id says where.
+    /// A unique id names the segment.
     Id(Id),
     /// The new communicator is split or shrunk from another one.
     Child {
@@ -63,8 +64,9 @@ impl Source {
         opened.map_err(|error| self.orphaned(labels).unwrap_or(error))
     }
 
-    /// Returns the error that the segment is gone because the process that held it has ended.
-    /// Returns `None` while that process lives. A unique id does not say which rank made it.
+    /// Returns the error that the segment is gone because the process that held it open has ended.
+    /// Returns `None` while that process lives. The error about a unique id blames no rank, because
+    /// the id does not say which rank made it.
     fn orphaned(&self, labels: &Labels) -> Option<Error> {
         let (maker, who, rank) = match self {
             Source::Id(Id { creator, .. }) => {
@@ -79,45 +81,46 @@ impl Source {
     }
 }
 
-/// How a rank joins.
+/// The state of a rank's join.
 #[derive(Debug)]
-enum Road {
-    /// The rank has not begun.
-    Undecided,
-    /// The rank takes its seat in a segment that it can open.
-    Segment,
-    /// The rank registers with the maker of the unique id.
-    Maker(Box<Registration>),
-    /// The rank cannot join, for this reason, and tells the maker of the unique id so until then.
-    Refusal(Box<Client>, Error, Instant),
+enum State {
+    /// The rank has not opened anything.
+    NotStarted,
+    /// The rank has its seat in the segment of the source, and waits there for the other ranks.
+    InSegment,
+    /// The rank joins through the maker of the unique id.
+    AtMaker(Box<Registration>),
+    /// The rank cannot join, for this reason. Until this time it tries to tell the maker of the
+    /// unique id.
+    Refusing(Box<Client>, Error, Instant),
 }
 
-/// How long a rank that cannot join tries to tell the maker of the unique id.
+/// How long a rank that cannot join tries to report this to the maker of the unique id.
 const REFUSAL_TIME: Duration = Duration::from_secs(5);
 
 /// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
-    /// Where the segment is found.
+    /// Where the rank finds the segment.
     source: Source,
     /// The facts that the rank brings to its join.
     context: Context,
-    /// How the rank joins.
-    road: Road,
-    /// The other hosts of the new communicator, if it is made of another one over several hosts.
-    /// It is taken when this rank arrives.
+    /// The state of the join.
+    state: State,
+    /// Where the ranks of the new communicator are, if it is made from one over several hosts. The
+    /// new communicator takes it when this rank arrives.
     span: Option<Box<Span>>,
     /// The seat that this rank takes in the segment, and the number of seats.
     seats: (usize, usize),
-    /// How long the rank waits on a road through the maker.
+    /// How long the rank waits for the maker and the other ranks, where it joins through the maker.
     limit: Limit,
     /// The communicator, once this rank has arrived.
     comm: Option<Arc<Comm>>,
     /// Whether all ranks have arrived.
     is_done: bool,
-    /// Whether the id was given up because this rank could not arrive.
+    /// Whether this rank has told the others, through the id, that it cannot arrive.
     gave_up: bool,
-    /// The process that made the id, if it is another one. This rank watches it, because it keeps
-    /// the segment open for the ranks that have not arrived.
+    /// The process that made the id, if it is another process than this one. This rank watches that
+    /// process, because it keeps the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
 }
 
@@ -127,7 +130,7 @@ impl Join {
         Join {
             source,
             context: Context { nranks, rank, ranks_on_machine: 0, name, global_ranks, aborted },
-            road: Road::Undecided,
+            state: State::NotStarted,
             span: None,
             seats: (rank as usize, nranks as usize),
             limit: Limit { time: DEFAULT_TIMEOUT, is_total: false },
@@ -161,8 +164,9 @@ impl Join {
         self
     }
 
-    /// Sets how long the rank waits, where its handle says so. A caller that sets the time of a
-    /// handle gives up when the time is over, so this rank says before that who has not come.
+    /// Sets how long the rank waits. `timeout` is the time of the handle, where its caller has set
+    /// one. Such a caller gives up at that time. So the time limits the whole join, because the
+    /// error that names the missing ranks must come before the caller gives up.
     pub(crate) fn wait_at_most(&mut self, timeout: Option<Duration>) {
         let time = timeout.or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
         self.limit = Limit { time, is_total: timeout.is_some() };
@@ -183,8 +187,8 @@ impl Join {
         self.comm.clone()
     }
 
-    /// Describes this join in front of `error`. An error about another rank does not get the number
-    /// of this rank too, because a reader would take this rank for the one to blame.
+    /// Returns the words that stand before `error` in a message. Where `error` names a lost rank,
+    /// they do not name this rank, because a reader would take this rank for the one to blame.
     pub(crate) fn describe_for(&self, error: &Error) -> String {
         match error.lost() {
             Some(lost) if lost != self.context.rank as usize => format!("joining {}", self.context.name),
@@ -192,8 +196,8 @@ impl Join {
         }
     }
 
-    /// Takes one step on the road on which the rank is not yet, or that it leaves.
-    fn set_out(&mut self) -> Result<()> {
+    /// Starts the join: takes a seat in the segment, or begins to register with the maker.
+    fn start(&mut self) -> Result<()> {
         let mut labels = self.context.labels();
         let me = self.context.rank as usize;
         match self.source.open(&labels).map_err(|error| labels.refused(me, error))? {
@@ -210,33 +214,35 @@ impl Join {
                     }
                 }
                 self.comm = Some(comm);
-                self.road = Road::Segment;
+                self.state = State::InSegment;
             }
             Way::Connection(address) => self.register(address, None),
         }
         Ok(())
     }
 
-    /// Sets out to the maker of the unique id.
+    /// Begins to register with the maker of the unique id. `lobby` is the communicator in the
+    /// segment of the id, where this rank has waited so far.
     fn register(&mut self, address: SocketAddr, lobby: Option<Arc<Comm>>) {
         if let Source::Id(id) = &self.source {
             let labels = self.context.labels();
             let registration = Registration::new(address, id.token, &self.context, lobby.clone());
-            self.road = match registration {
-                Ok(registration) => Road::Maker(Box::new(registration)),
+            self.state = match registration {
+                Ok(registration) => State::AtMaker(Box::new(registration)),
                 Err(error) => {
                     let me = self.context.rank as usize;
                     let error = labels.refused(me, error);
                     let told = Error::new(error.code(), format!("{}: {}", labels.rank(me, None), error.message()));
                     let told = if error.lost().is_some() { error.clone() } else { told.by(Blame::of([me])) };
                     let client = Client::new(address, id.token, Message::Failed(told));
-                    Road::Refusal(Box::new(client), error, Instant::now() + REFUSAL_TIME)
+                    State::Refusing(Box::new(client), error, Instant::now() + REFUSAL_TIME)
                 }
             };
         }
     }
 
-    /// Waits in the segment.
+    /// Checks whether all ranks have arrived in the segment. Where the maker has moved the join to
+    /// its server, because a rank is on another host, begins to register there.
     fn poll_segment(&mut self) -> Result<Poll> {
         let Some(comm) = &self.comm else { return Ok(Poll::Done) };
         let header = comm.segment.header();
@@ -270,28 +276,28 @@ impl Join {
 
 impl Operation for Join {
     fn poll(&mut self) -> Result<Poll> {
-        if matches!(self.road, Road::Undecided) {
+        if matches!(self.state, State::NotStarted) {
             if self.context.aborted.load(Ordering::Acquire) {
                 return Err(Error::aborted());
             }
-            self.set_out().inspect_err(|error| {
+            self.start().inspect_err(|error| {
                 if let Source::Id(id) = &self.source {
                     id.give_up(self.context.rank, error);
                     self.gave_up = true;
                 }
             })?;
         }
-        if matches!(self.road, Road::Segment) {
+        if matches!(self.state, State::InSegment) {
             let polled = self.poll_segment()?;
-            if matches!(self.road, Road::Segment) {
+            if matches!(self.state, State::InSegment) {
                 return Ok(polled);
             }
         }
-        if let Road::Refusal(client, error, until) = &mut self.road {
-            let told = client.poll().is_err() || client.has_said();
+        if let State::Refusing(client, error, until) = &mut self.state {
+            let told = client.poll().is_err() || client.has_sent_first();
             return if told || Instant::now() >= *until { Err(error.clone()) } else { Ok(Poll::Outside) };
         }
-        let Road::Maker(registration) = &mut self.road else { return Ok(Poll::Done) };
+        let State::AtMaker(registration) = &mut self.state else { return Ok(Poll::Done) };
         if self.context.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
@@ -313,10 +319,10 @@ impl Operation for Join {
     }
 
     fn connection(&self) -> Option<(RawFd, bool)> {
-        match &self.road {
-            Road::Maker(registration) => registration.connection(),
-            Road::Refusal(client, ..) => client.waits_for(),
-            Road::Undecided | Road::Segment => None,
+        match &self.state {
+            State::AtMaker(registration) => registration.connection(),
+            State::Refusing(client, ..) => client.waits_for(),
+            State::NotStarted | State::InSegment => None,
         }
     }
 
@@ -331,8 +337,8 @@ impl Drop for Join {
             return;
         }
         let me = self.context.rank as usize;
-        match (&mut self.road, &self.comm) {
-            (Road::Maker(registration), _) => {
+        match (&mut self.state, &self.comm) {
+            (State::AtMaker(registration), _) => {
                 let message = format!("{} gave up joining", self.context.labels().rank(me, Some(std::process::id())));
                 registration.give_up(&Error::new(ncclRemoteError, message).by(Blame::of([me])));
             }
@@ -343,8 +349,8 @@ impl Drop for Join {
             }
             (_, None) => {}
         }
-        // This rank gives up, perhaps before it has arrived. Nobody may wait for it, so the id
-        // counts as used up.
+        // This rank gives up, perhaps before it has arrived. No rank may wait for it from now on,
+        // so the id is closed.
         if let (Source::Id(id), false) = (&self.source, self.gave_up) {
             id.close();
         }

@@ -72,7 +72,7 @@
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
-//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `news` (which ranks of other hosts have left or are lost) |
+//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `waiting` (who waits for others), `news` (which ranks of other hosts have left or are lost) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
@@ -80,6 +80,8 @@
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 
 mod admission;
+#[cfg(any(test, fuzzing))]
+pub mod any_bytes;
 mod api;
 mod blame;
 pub mod blocks;
@@ -140,6 +142,7 @@ mod transfers;
 mod turn;
 pub mod types;
 mod wait;
+mod waiting;
 mod wire;
 
 pub use api::*;

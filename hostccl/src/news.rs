@@ -6,7 +6,6 @@
 //! hosts.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
@@ -16,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::event::Watch;
 use crate::notice::Said;
 use crate::poll::Blocker;
-use crate::remote::{Remote, State, Suspicion};
+use crate::remote::{Remote, State, Suspicion, Waits};
 use crate::span::Span;
 use crate::types::*;
 use crate::wire::here;
@@ -39,9 +38,6 @@ const ALL_HOSTS_TELL: Duration = Duration::from_millis(700);
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a rank asks the rank for which it waits whether that rank is still there.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// A rank that waits has noted so within this time. It notes it about every 100 ms, and later on a
-/// machine with more work than processors.
-const NOTED: Duration = Duration::from_millis(400);
 
 impl Comm {
     /// The span, and what this rank knows of the ranks on other hosts.
@@ -196,8 +192,8 @@ impl Comm {
         Err(self.fail_whole(ncclRemoteError, blame, &message, &call()))
     }
 
-    /// Returns the ranks of a suspected host that are lost, or `None` where none is. `heard` is when
-    /// a process of that host was heard last.
+    /// Returns the ranks of a suspected host that are lost, or `None` where none is. `heard` is
+    /// when a process of that host was heard last.
     fn losses(&self, host: usize, suspicion: &Suspicion, heard: Option<Instant>) -> Option<Losses> {
         let (span, remote) = self.elsewhere()?;
         let (mut ended, mut silent, mut whole) = (Vec::new(), Vec::new(), Vec::new());
@@ -235,48 +231,6 @@ impl Comm {
         let message = format!("{} {have} gone: {}", self.labels.ranks(&ended), why_ended?);
         Some(Losses { ranks: ended, due, message })
     }
-
-    /// Whether the rank of the whole communicator has said, within that time, that it waits for
-    /// another rank.
-    pub(crate) fn says_it_waits(&self, rank: usize, within: Duration) -> bool {
-        let Some((_, remote)) = self.elsewhere() else { return false };
-        remote.lock().waits.get(&rank).is_some_and(|said| said.elapsed() <= within)
-    }
-
-    /// Notes in this rank's seat whether this rank waits for others. A rank that waits notes it
-    /// again and again. Other ranks look at it when their time is up.
-    pub(crate) fn note_waiting(&self, waits: bool) {
-        if self.span.is_some() {
-            let word = &self.segment.seat(self.rank).waits;
-            let before = word.load(Ordering::Relaxed);
-            word.store(if waits { before.wrapping_add(2) | 1 } else { before & !1 }, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the rank with that seat waits for another rank. A rank of another process has to have
-    /// noted it within a moment, because a process that is stopped inside a wait waits for nobody.
-    pub(crate) fn seat_waits(&self, seat: usize) -> bool {
-        let word = self.segment.seat(seat).waits.load(Ordering::Relaxed);
-        if word & 1 == 0 || seat == self.rank {
-            return word & 1 == 1;
-        }
-        let Some((_, remote)) = self.elsewhere() else { return true };
-        let mut state = remote.lock();
-        let (seen, changed) = state.seat_waits.entry(seat).or_insert_with(|| (word, Instant::now()));
-        if *seen != word {
-            (*seen, *changed) = (word, Instant::now());
-        }
-        changed.elapsed() < NOTED
-    }
-
-    /// Looks which seats wait for others, so that it is known later which of them still do.
-    pub(crate) fn look_who_waits(&self, blocker: Blocker) {
-        if self.span.is_some() {
-            for seat in self.missing_seats(blocker) {
-                self.seat_waits(seat);
-            }
-        }
-    }
 }
 
 /// Ranks of another host that are lost.
@@ -303,21 +257,23 @@ impl Member for Comm {
             Said::Left(rank) if is_at(rank) => {
                 remote.note_left(rank);
             }
-            Said::Waits(rank) if is_at(rank) => {
-                remote.lock().waits.insert(rank, Instant::now());
+            Said::Waits { rank, millis } if is_at(rank) => {
+                let said = Instant::now();
+                let until = said + Duration::from_millis(u64::from(millis));
+                remote.lock().waits.insert(rank, Waits { said, until });
             }
             Said::Ask { to } if to == span.rank => {
                 let answer = if self.has_left(self.rank) {
                     Said::Left(to)
                 } else if self.seat_waits(self.rank) {
-                    Said::Waits(to)
+                    Said::Waits { rank: to, millis: self.millis_left() }
                 } else {
                     return;
                 };
                 span.wire.notify(notice.from, span.comm, &answer.encode());
             }
             Said::Ping => span.wire.notify(notice.from, span.comm, &Said::Pong.encode()),
-            Said::Left(_) | Said::Waits(_) | Said::Ask { .. } | Said::Hello | Said::Pong => {}
+            Said::Left(_) | Said::Waits { .. } | Said::Ask { .. } | Said::Hello | Said::Pong => {}
         }
     }
 

@@ -36,7 +36,13 @@ pub(crate) enum Said {
         to: usize,
     },
     /// That rank is in a call, and waits for another rank.
-    Waits(usize),
+    Waits {
+        /// The rank.
+        rank: usize,
+        /// How many milliseconds the rank, or a rank for which it waits, will still wait before it
+        /// blames another rank.
+        millis: u32,
+    },
     /// The receiver answers with [`Said::Pong`] at once.
     Ping,
     /// The answer to [`Said::Ping`].
@@ -60,7 +66,7 @@ impl Said {
             Said::Hello => vec![HELLO],
             Said::Left(rank) => with_rank(LEFT, *rank),
             Said::Ask { to } => with_rank(ASK, *to),
-            Said::Waits(rank) => with_rank(WAITS, *rank),
+            Said::Waits { rank, millis } => [&with_rank(WAITS, *rank)[..], &millis.to_le_bytes()].concat(),
             Said::Ping => vec![PING],
             Said::Pong => vec![PONG],
             Said::Failed { code, blame, message, call } => {
@@ -84,7 +90,7 @@ impl Said {
             HELLO => Said::Hello,
             LEFT => Said::Left(take_rank(&mut rest, nranks)?),
             ASK => Said::Ask { to: take_rank(&mut rest, nranks)? },
-            WAITS => Said::Waits(take_rank(&mut rest, nranks)?),
+            WAITS => Said::Waits { rank: take_rank(&mut rest, nranks)?, millis: take_u32(&mut rest)? },
             PING => Said::Ping,
             PONG => Said::Pong,
             FAILED => {
@@ -93,9 +99,7 @@ impl Said {
                 let lost = take_ranks(&mut rest, nranks)?;
                 let message = take_text(&mut rest)?;
                 let call = take_text(&mut rest)?;
-                let is_error = (ncclUnhandledCudaError..=ncclTimeout).contains(&code) && code != ncclInProgress;
-                let code = if is_error { code } else { ncclRemoteError };
-                Said::Failed { code, blame: Blame { ranks, lost }, message, call }
+                Said::Failed { code: failure_of_another(code), blame: Blame { ranks, lost }, message, call }
             }
             _ => return None,
         };
@@ -141,8 +145,12 @@ fn take_u16(rest: &mut &[u8]) -> Option<u16> {
     Some(u16::from_le_bytes(take(rest, 2)?.try_into().ok()?))
 }
 
+fn take_u32(rest: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?))
+}
+
 fn take_rank(rest: &mut &[u8], nranks: usize) -> Option<usize> {
-    let rank = u32::from_le_bytes(take(rest, 4)?.try_into().ok()?) as usize;
+    let rank = take_u32(rest)? as usize;
     (rank < nranks).then_some(rank)
 }
 
@@ -182,7 +190,7 @@ mod tests {
             Said::Hello,
             Said::Left(3),
             Said::Ask { to: 1023 },
-            Said::Waits(0),
+            Said::Waits { rank: 0, millis: 70_000 },
             Said::Ping,
             Said::Pong,
             failed(vec![], vec![], "", ""),

@@ -146,7 +146,10 @@ impl Comm {
     fn waits_for(&self, rank: usize, blocker: Blocker) -> bool {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
-            Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
+            Blocker::OtherSeats(_) if rank == self.rank => false,
+            Blocker::Step(step) | Blocker::OtherSeats(step) => {
+                (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0
+            }
             // A sender that has left does not take its message back.
             Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::NewSegment(peer) | Blocker::OtherCall(peer) => {
                 peer == rank

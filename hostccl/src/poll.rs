@@ -25,6 +25,9 @@ pub(crate) enum Blocker {
     Arrivals,
     /// Some ranks have not ended the step of that number.
     Step(u64),
+    /// This rank has seat 0 of its host, and waits until all other ranks of the host have ended
+    /// the step of that number, because seat 0 ends a step last.
+    OtherSeats(u64),
     /// The next bytes from that rank have not been written yet.
     From(usize),
     /// That rank has not taken the bytes that were sent to it, and there is no reason to send

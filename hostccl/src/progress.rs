@@ -13,7 +13,10 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     let mut wait = Wait::default();
     loop {
         let step = operation.poll().and_then(|poll| match poll {
-            Poll::Done => operation.end().map(|()| true),
+            Poll::Done => {
+                operation.comm().into_iter().for_each(|comm| wait.leave(comm));
+                operation.end().map(|()| true)
+            }
             Poll::Outside => {
                 outside::sleep(operation.connection().into_iter(), outside::SLICE);
                 Ok(false)
@@ -60,6 +63,7 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
                 let operation = &lane[0];
                 match polled {
                     Ok(Poll::Done) => {
+                        operation.comm().into_iter().for_each(|comm| wait.leave(comm));
                         lane.pop_front();
                     }
                     Ok(Poll::Blocked { seen, blocker }) => {

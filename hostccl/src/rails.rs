@@ -6,7 +6,7 @@
 //! `j` serves rail `j`.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::scratch::Scratch;
 use crate::span::Span;
@@ -26,6 +26,17 @@ pub(crate) struct Rails {
     gatherings: AtomicU32,
     /// How many messages of collectives are under way.
     pub(crate) transfers: AtomicUsize,
+    /// Whether this rank is in the meeting with which a collective begins.
+    meets: AtomicBool,
+}
+
+/// A rank's stay in a meeting, which ends when this value is dropped.
+pub(crate) struct Stay<'a>(&'a Rails);
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.0.meets.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Rails {
@@ -42,7 +53,19 @@ impl Rails {
             scratch: Scratch::default(),
             gatherings: AtomicU32::new(0),
             transfers: AtomicUsize::new(0),
+            meets: AtomicBool::new(false),
         }
+    }
+
+    /// Notes that this rank is in a meeting.
+    pub(crate) fn meet(&self) -> Stay<'_> {
+        self.meets.store(true, Ordering::Relaxed);
+        Stay(self)
+    }
+
+    /// Whether this rank is in a meeting.
+    pub(crate) fn is_meeting(&self) -> bool {
+        self.meets.load(Ordering::Relaxed)
     }
 
     /// The seat of a rank on its host.

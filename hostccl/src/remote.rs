@@ -69,6 +69,15 @@ pub(crate) struct Suspicion {
     pub(crate) silent_since: Option<Instant>,
 }
 
+/// The last report of a rank that waits for another rank.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    /// When the rank reported that it waits.
+    pub(crate) said: Instant,
+    /// When its time is up, or the time of the ranks for which it waits, whichever is later.
+    pub(crate) until: Instant,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// The hosts with lost processes for which this rank has not failed the communicator yet.
@@ -76,12 +85,15 @@ pub(crate) struct State {
     /// When a process of each host was heard last. The index is the host. It is empty while no
     /// process of another host has been suspected.
     pub(crate) heard: HashMap<usize, Instant>,
-    /// When each rank said last that it waits for another rank.
-    pub(crate) waits: HashMap<usize, Instant>,
+    /// The last report of each rank that has reported that it waits for another rank.
+    pub(crate) waits: HashMap<usize, Waits>,
     /// When each rank was asked last what it waits for.
     pub(crate) asked: HashMap<usize, Instant>,
-    /// The word of each seat of this host that says whether the rank waits, and when this rank first
-    /// saw that value.
+    /// When this rank's time is up, or the time of the ranks for which it waits, as this rank noted
+    /// last. `None` while it does not wait.
+    pub(crate) waits_until: Option<Instant>,
+    /// The word of each seat of this host that says whether the rank waits, and when this rank
+    /// first saw that value.
     pub(crate) seat_waits: HashMap<usize, (u32, Instant)>,
     /// How many processes of this host had ended at the last tick.
     pub(crate) dead_at_tick: usize,

@@ -10,10 +10,15 @@
 //! other. A send ends with the answer. When the sizes differ, the receiver ends the communicator,
 //! and the sender learns of it as of any failure.
 
+mod head;
+
 use std::sync::Arc;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::head::any_bytes;
+use self::head::{HEAD_BYTES, Head, INLINE_BYTES, Unread, inline_bytes, inline_data};
 use crate::blame::Blame;
-use crate::call_name::{NAME_BYTES, NO_TAG, Name};
+use crate::call_name::{NO_TAG, Name};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::message::{Side, describe, fail_mismatch};
@@ -25,45 +30,10 @@ use crate::types::{DataType, ncclInternalError, ncclInvalidUsage};
 use crate::wire::request::{Failed, Transfer, poll_all};
 use crate::wire::{Broken, Peer};
 
-/// The size of a head in bytes: count, type and name.
-const HEAD_BYTES: usize = 8 + 4 + NAME_BYTES;
-/// The longest message that travels behind its head, in bytes.
-const INLINE_BYTES: usize = 4 << 10;
-
 /// Returns the stream of the answers to messages of a name. No name has this tag, unless two names
 /// differ by exactly this constant.
 fn answers(tag: u64) -> u64 {
     tag ^ 0xa5c3_96e1_d27b_4f08
-}
-
-/// The first bytes of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
-    /// How many elements the sender sends.
-    count: u64,
-    /// The sender's element type.
-    dtype: i32,
-    /// The text of the name under which the sender sends.
-    text: [u8; NAME_BYTES],
-}
-
-impl Head {
-    fn encode(&self) -> [u8; HEAD_BYTES] {
-        let mut bytes = [0; HEAD_BYTES];
-        bytes[..8].copy_from_slice(&self.count.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.dtype.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.text);
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Head> {
-        let (head, _) = bytes.split_at_checked(HEAD_BYTES)?;
-        Some(Head {
-            count: u64::from_le_bytes(head[..8].try_into().ok()?),
-            dtype: i32::from_le_bytes(head[8..12].try_into().ok()?),
-            text: head[12..].try_into().ok()?,
-        })
-    }
 }
 
 /// The stages of a message.
@@ -169,7 +139,7 @@ impl RemoteMessage {
         }
         self.listed = true;
         let (bytes, tag) = (self.bytes(), self.name.tag);
-        let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
+        let inline = inline_bytes(bytes);
         let Side::Send(from) = self.side else {
             // The room is that of the longest head, so that a head with more bytes than this rank
             // expects arrives, too.
@@ -207,23 +177,19 @@ impl RemoteMessage {
     fn open(&mut self, to: *mut u8) -> Result<()> {
         let length = self.transfers[0].test().ok().flatten().unwrap_or(0);
         self.transfers.clear();
-        let Some(head) = Head::decode(&self.head[..length.min(self.head.len())]) else {
-            return Err(self.malformed(length, HEAD_BYTES));
+        let arrived = &self.head[..length.min(self.head.len())];
+        let data = match inline_data(arrived, self.count, self.dtype) {
+            Ok(data) => data,
+            Err(Unread::Length(expected)) => return Err(self.malformed(length, expected)),
+            Err(Unread::Other(sent)) => {
+                return Err(fail_mismatch(&self.comm, self.peer, sent, (self.count, self.dtype)));
+            }
         };
-        if (head.count, head.dtype) != (self.count as u64, self.dtype as i32) {
-            let (sent, expected) = ((head.count, head.dtype), (self.count, self.dtype));
-            return Err(fail_mismatch(&self.comm, self.peer, sent, expected));
-        }
-        let bytes = self.bytes();
-        let inline = if bytes <= INLINE_BYTES { bytes } else { 0 };
-        if length != HEAD_BYTES + inline {
-            return Err(self.malformed(length, HEAD_BYTES + inline));
-        }
         self.stage = Stage::Bytes;
-        if inline == bytes {
-            // SAFETY: the caller's buffer holds that many bytes, and so does the head behind its
-            // own.
-            unsafe { std::ptr::copy_nonoverlapping(self.head[HEAD_BYTES..].as_ptr(), to, bytes) };
+        let bytes = self.bytes();
+        if data.len() == bytes {
+            // SAFETY: the caller's buffer holds that many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) };
             return Ok(());
         }
         let (span, peer) = self.route();

@@ -13,6 +13,8 @@ use std::time::Instant;
 
 use self::remaining::Remaining;
 pub(crate) use self::spanning::SpanShrink;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::spanning::check_letter;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::join::Source;
@@ -111,7 +113,6 @@ impl ChildOperation for Shrink {
     }
 
     fn for_parent(&self, error: Error) -> Error {
-        // The ranks of the new communicator have other numbers than those of the parent.
-        if self.remaining.join.is_some() { self.remaining.in_parent(error) } else { error }
+        self.remaining.for_parent(error)
     }
 }

@@ -5,23 +5,47 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// The kind of call that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A meeting of the ranks of several hosts. Each rank does little before it waits again.
+    Meeting,
+    /// Any other call.
+    Other,
+}
+
+impl Purpose {
+    fn yielding(self) -> &'static Yielding {
+        match self {
+            Purpose::Meeting => &YIELDING_IN_MEETINGS,
+            Purpose::Other => &YIELDING,
+        }
+    }
+}
+
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
 /// processor.
-pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
+pub(crate) fn spin_then_yield(
+    ranks: impl IntoIterator<Item = usize>,
+    purpose: Purpose,
+    changed: impl Fn() -> bool,
+) -> bool {
     let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
-    SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(&Limits::words(oversubscribed), &changed)
+    SPINNING.poll(oversubscribed, &changed)
+        || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), &changed)
 }
 
-/// Polls a wire for at most 50 us, and yields in between. Each poll is a system call, so it is not
-/// repeated as often as [`spin_then_yield`] reads a word.
+/// Polls a wire for at most 50 us, and yields between two polls. In a meeting, time in which
+/// another thread had the processor does not count. Each poll is a system call, so polls are less
+/// frequent than the reads of [`spin_then_yield`].
 ///
 /// A rank that shares its processor with others polls just as long. The kernel delivers a message
 /// on the sender's processor, and wakes a sleeping receiver there, because the kernel expects the
 /// sender to sleep soon. So ranks that always sleep gather on one processor while another one is
 /// idle. Ranks that yield stay runnable, so the kernel spreads them.
-pub(crate) fn poll_wire(changed: impl Fn() -> bool) -> bool {
-    changed() || YIELDING.poll(&Limits::WIRE, changed)
+pub(crate) fn poll_wire(purpose: Purpose, changed: impl Fn() -> bool) -> bool {
+    changed() || purpose.yielding().poll(&Limits::wire(purpose), changed)
 }
 
 /// The processors on which this thread may run. A launcher that binds each rank to one processor
@@ -79,6 +103,11 @@ impl Spinning {
 /// another thread has run, this rank sleeps, and the kernel wakes it on a processor that is free.
 /// Where the ranks outnumber the processors, the rank sleeps early, so that an idle processor can
 /// take a waiting rank.
+///
+/// In a meeting of several hosts, a rank that shares its processor yields more often before it
+/// sleeps. The other ranks need several turns until the messages have come, and each of their
+/// turns is shorter than a wake-up. While the ranks move much data, a rank that waits sleeps
+/// early, because Linux (from 6.18 on) puts a thread that yields behind the threads that work.
 struct Yielding {
     /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each
     /// other's.
@@ -87,9 +116,14 @@ struct Yielding {
     cost_of_slow: AtomicU32,
 }
 
-static YIELDING: Yielding = Yielding { waits_without: AtomicU32::new(0), cost_of_slow: AtomicU32::new(MIN_COST) };
+static YIELDING: Yielding = Yielding::new();
+/// Yields are slow while ranks move much data. Such slow yields must not count for the next
+/// meeting.
+static YIELDING_IN_MEETINGS: Yielding = Yielding::new();
 /// A wait for words in memory ends after this number of yields in which other threads ran.
 const MAX_TAKEN: u32 = 2;
+/// A wait in a meeting ends after this number of yields in which other threads ran.
+const MAX_TAKEN_IN_MEETINGS: u32 = 50;
 /// A yield that no other thread took is quicker than this: one system call, and no switch.
 const QUICK_YIELD: Duration = Duration::from_nanos(1500);
 /// A yield that lasts longer than this was taken by a program that keeps the processor.
@@ -99,10 +133,11 @@ const LONGEST_POLL: Duration = Duration::from_micros(50);
 const MIN_COST: u32 = 64;
 const MAX_COST: u32 = 16_384;
 
-/// The limits of one wait that polls and yields.
+/// The limits of one wait that polls and yields. It also ends after [`LONGEST_POLL`] in which no
+/// other thread wanted the processor.
 struct Limits {
-    /// The longest time from the first to the last yield; `None` where only the yields count.
-    time: Option<Duration>,
+    /// Whether the time in which other threads ran counts towards [`LONGEST_POLL`], too.
+    counts_others: bool,
     /// The number of yields in which other threads ran, after which the wait ends.
     taken: u32,
     /// Whether each yield counts towards `taken`, however quick it was.
@@ -110,31 +145,49 @@ struct Limits {
 }
 
 impl Limits {
+    const MEETING: Limits = Limits { counts_others: false, taken: MAX_TAKEN_IN_MEETINGS, is_each_taken: false };
+
     /// The limits of a wait for a message.
-    const WIRE: Limits = Limits { time: Some(LONGEST_POLL), taken: u32::MAX, is_each_taken: false };
+    fn wire(purpose: Purpose) -> Limits {
+        match purpose {
+            Purpose::Meeting => Limits::MEETING,
+            Purpose::Other => Limits { counts_others: true, taken: u32::MAX, is_each_taken: false },
+        }
+    }
 
     /// The limits of a wait for words in memory.
-    fn words(oversubscribed: bool) -> Limits {
-        let time = if oversubscribed { None } else { Some(LONGEST_POLL) };
-        Limits { time, taken: MAX_TAKEN, is_each_taken: oversubscribed }
+    fn words(oversubscribed: bool, purpose: Purpose) -> Limits {
+        match purpose {
+            Purpose::Meeting if oversubscribed => Limits { is_each_taken: true, ..Limits::MEETING },
+            _ => Limits { counts_others: !oversubscribed, taken: MAX_TAKEN, is_each_taken: oversubscribed },
+        }
     }
 }
 
 impl Yielding {
+    const fn new() -> Yielding {
+        Yielding { waits_without: AtomicU32::new(0), cost_of_slow: AtomicU32::new(MIN_COST) }
+    }
+
     fn poll(&self, limits: &Limits, changed: impl Fn() -> bool) -> bool {
         let without = self.waits_without.load(Ordering::Relaxed);
         if without > 0 {
             self.waits_without.store(without - 1, Ordering::Relaxed);
             return false;
         }
-        let began = Instant::now();
-        let (mut before, mut taken) = (began, 0);
-        while taken < limits.taken && limits.time.is_none_or(|most| before.duration_since(began) < most) {
+        let (mut polled, mut taken) = (Duration::ZERO, 0);
+        let mut began = Instant::now();
+        while taken < limits.taken && polled < LONGEST_POLL {
+            let before = Instant::now();
             std::thread::yield_now();
             let after = Instant::now();
             let took = after.duration_since(before);
-            before = after;
-            taken += u32::from(limits.is_each_taken || took > QUICK_YIELD);
+            let is_taken = limits.is_each_taken || took > QUICK_YIELD;
+            taken += u32::from(is_taken);
+            if limits.counts_others || !is_taken {
+                polled += after.duration_since(began);
+            }
+            began = after;
             let slow = took > SLOW_YIELD;
             let cost = self.cost_of_slow.load(Ordering::Relaxed);
             if slow {
@@ -142,8 +195,10 @@ impl Yielding {
                 self.cost_of_slow.store((cost * 2).min(MAX_COST), Ordering::Relaxed);
             }
             let changed = changed();
+            // Yields are slow while the ranks move much data, and become fast as soon as the ranks
+            // move less.
             if changed && !slow && cost > MIN_COST {
-                self.cost_of_slow.store(cost - 1, Ordering::Relaxed);
+                self.cost_of_slow.store((cost / 2).max(MIN_COST), Ordering::Relaxed);
             }
             if changed || slow {
                 return changed;

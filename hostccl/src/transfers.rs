@@ -121,12 +121,9 @@ impl Transfers {
         self.comm.fail_whole(ncclInternalError, Blame::of([rank]), &message, "")
     }
 
-    /// The length of the message that was begun first, once all have ended.
-    pub(crate) fn first_length(&mut self) -> usize {
-        match self.list.first_mut().map(Transfer::test) {
-            Some(Ok(Some(bytes))) => bytes,
-            _ => 0,
-        }
+    /// The length of each message, in the order in which they were begun, once all have ended.
+    pub(crate) fn lengths(&mut self) -> Vec<usize> {
+        self.list.iter_mut().map(|transfer| transfer.test().ok().flatten().unwrap_or(0)).collect()
     }
 
     /// Forgets the messages, and cancels those that have not ended.

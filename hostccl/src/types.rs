@@ -29,6 +29,13 @@ pub const ncclInProgress: ncclResult_t = 7;
 /// A wait passed its deadline.
 pub const ncclTimeout: ncclResult_t = 8;
 
+/// Returns the code of a failure that another process has reported. A code that is no error of
+/// NCCL becomes `ncclRemoteError`, because a failure must not look like a success.
+pub(crate) fn failure_of_another(code: ncclResult_t) -> ncclResult_t {
+    let is_error = (ncclUnhandledCudaError..=ncclTimeout).contains(&code) && code != ncclInProgress;
+    if is_error { code } else { ncclRemoteError }
+}
+
 /// The type behind [`ncclComm_t`]. No value of it exists, because the handle is a token that is
 /// never dereferenced.
 #[repr(C)]

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::event::{self, Watch};
 use crate::outside;
 use crate::poll::Blocker;
-use crate::spin;
+use crate::rails::Rails;
+use crate::spin::{self, Purpose};
 use crate::timeout;
 use crate::wire::{Wire, request};
 
@@ -21,6 +22,9 @@ const SLICE: Duration = Duration::from_millis(100);
 const JOIN_SLICE: Duration = Duration::from_millis(20);
 /// The longest sleep of a call whose time is up, while it asks other ranks what they wait for.
 const OVERTIME_SLICE: Duration = Duration::from_millis(5);
+/// How old the answer of a waiting rank may be when the rank that asked repeats it to others. A
+/// rank that waits asks once a second.
+const LATELY: Duration = Duration::from_secs(2);
 /// Waits of at most this time are too short to be told of before they end.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
@@ -135,9 +139,11 @@ impl Wait {
         if wire.is_some() && std::mem::replace(&mut self.transfers, transfers) != transfers {
             self.end(calls);
         }
+        let is_met = calls.iter().all(|call| call.comm.rails.as_deref().is_some_and(Rails::is_meeting));
+        let purpose = if is_met { Purpose::Meeting } else { Purpose::Other };
         let may_continue = match wire {
-            Some(_) => spin::poll_wire(changed),
-            None => spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed),
+            Some(_) => spin::poll_wire(purpose, changed),
+            None => spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), purpose, changed),
         };
         if may_continue {
             if has_progress() {
@@ -173,7 +179,10 @@ impl Wait {
             slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
         }
         for call in timed() {
-            call.comm.note_waiting(true);
+            let own = timeout.map_or(Duration::ZERO, |timeout| timeout.saturating_sub(since.elapsed()));
+            let others = call.comm.others_wait_until(call.blocker, LATELY);
+            let others = others.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+            call.comm.note_waiting(Some(own.max(others)));
             call.comm.look_who_waits(call.blocker);
         }
         sleep(calls, wire, slice);
@@ -208,7 +217,7 @@ impl Wait {
             }
             Some(timeout) if since.elapsed() >= timeout => {
                 let over = since.elapsed() - timeout;
-                let is_due = |call: &&BlockedCall<'_>| diagnosis::overtime(call.comm, call.blocker) <= over;
+                let is_due = |call: &&BlockedCall<'_>| diagnosis::is_due(call.comm, call.blocker, timeout, over);
                 time_out(timed().filter(is_due), timeout).map_or(Ok(()), Err)
             }
             _ => Ok(()),
@@ -217,10 +226,15 @@ impl Wait {
 
     /// Notes that a call has made progress.
     fn end(&mut self, calls: &[BlockedCall<'_>]) {
-        if self.since.is_some() {
-            calls.iter().for_each(|call| call.comm.note_waiting(false));
-        }
+        calls.iter().for_each(|call| self.leave(call.comm));
         (self.since, self.looked, self.is_late, self.told) = (None, None, false, 0);
+    }
+
+    /// Notes that an operation of a communicator does not wait any more.
+    pub(crate) fn leave(&self, comm: &Comm) {
+        if self.since.is_some() {
+            comm.note_waiting(None);
+        }
     }
 
     /// Whether calls that something has reached over the wire may be polled before this thread
@@ -272,6 +286,7 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         let pairwise = matches!(
             call.blocker,
             Blocker::From(_)
+                | Blocker::OtherSeats(_)
                 | Blocker::To { .. }
                 | Blocker::Turn
                 | Blocker::OtherCall(_)

@@ -22,13 +22,15 @@ fn profile_folder() -> PathBuf {
 }
 
 /// Returns the shared library of this profile. It is built here, because tests do not depend on the
-/// crate that makes it.
+/// crate that makes it. A test among the targets lets cargo give all packages the features that
+/// they have for `cargo test`. Without it cargo would compile hostccl once more.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let folder = profile_folder();
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
-        cargo.current_dir(root()).args(["build", "--package", "hostccl-capi", "--target-dir"]);
+        cargo.current_dir(root()).args(["build", "--package", "hostccl-capi", "--package", "hostccl"]);
+        cargo.args(["--lib", "--test", "c_library", "--target-dir"]);
         cargo.arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             cargo.arg("--release");

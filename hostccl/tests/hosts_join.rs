@@ -135,8 +135,8 @@ fn join(id: ncclUniqueId, size: usize, rank: usize) -> (String, Option<Comm>) {
     (format!("{}, {} in its part", exchange(&comm), exchange(&part)), Some(comm))
 }
 
-/// Begins to join without blocking. Returns when the communicator is made or has failed. With "abort"
-/// as `how`, the rank aborts the communicator in the making when the test says so.
+/// Begins to join without blocking. Returns when the communicator is made or has failed. With
+/// "abort" as `how`, the rank aborts the communicator in the making when the test says so.
 fn init_in_background(how: &str, id: ncclUniqueId, size: usize, rank: usize) -> (ncclResult_t, ncclComm_t) {
     let (mut comm, mut config) = (null_mut(), common::config(0));
     // SAFETY: there is a place for the communicator, and the configuration outlives the making.

@@ -18,8 +18,8 @@ use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
 
-/// The length of the data that the rank broadcasts before it ends, in bytes. The sockets' buffers are
-/// full while it travels.
+/// The length of the data that the rank broadcasts before it ends, in bytes. The sockets' buffers
+/// are full while it travels.
 const LONG: usize = 32 << 20;
 
 fn send(comm: ncclComm_t, data: &[u8], peer: c_int) -> ncclResult_t {

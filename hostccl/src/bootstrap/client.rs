@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::greeting::{self, ANSWER_BYTES, HELLO_BYTES, Hello, Status};
-use super::link::{self, End, Link};
+use super::link::{self, Link, LinkState};
 use super::message::{MESSAGE_BYTES, Message};
 use crate::error::{Error, Result};
 use crate::fork::Closed;
@@ -18,18 +18,18 @@ use crate::wire::{Token, here};
 /// The pause before a rank connects again, where the maker's host could not be reached.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How far the connection is.
+/// The next thing that the connection waits for.
 #[derive(Debug)]
 enum Progress {
-    /// Nothing is under way. The next try is due then.
+    /// There is no connection. The rank tries to connect again at this time.
     Idle(Instant),
-    /// The connection is being made.
+    /// The kernel is making the connection.
     Connecting(Link),
-    /// The maker's answer to this greeting has not come.
+    /// The connection waits for the maker's answer to this greeting.
     Greeted(Link, Box<[u8; HELLO_BYTES]>),
-    /// The second message of the Noise handshake has not come.
+    /// The connection waits for the second message of the Noise handshake.
     Noise(Link, Box<Session>),
-    /// Messages go in both directions.
+    /// The rank has registered. The connection waits for messages of the maker.
     Ready(Link),
     /// The connection has ended.
     Ended,
@@ -44,7 +44,7 @@ pub(crate) struct Client {
     token: Token,
     /// The first message: what this rank registers, or why it cannot join.
     first: Message,
-    /// How far the connection is.
+    /// The next thing that the connection waits for.
     progress: Progress,
     /// Why the last try to connect failed.
     last_failure: Option<String>,
@@ -67,8 +67,8 @@ impl Client {
         matches!(self.progress, Progress::Ready(_))
     }
 
-    /// Whether the first message has gone.
-    pub(crate) fn has_said(&self) -> bool {
+    /// Whether this process has sent all of the first message.
+    pub(crate) fn has_sent_first(&self) -> bool {
         matches!(&self.progress, Progress::Ready(link) if !link.has_to_send())
     }
 
@@ -77,8 +77,8 @@ impl Client {
         self.last_failure.as_deref()
     }
 
-    /// Returns the descriptor for whose change the client waits, and whether the descriptor is to
-    /// become writable.
+    /// Returns the descriptor that the client waits for, and whether the client waits until it can
+    /// write there. Otherwise the client waits for bytes to read.
     pub(crate) fn waits_for(&self) -> Option<(RawFd, bool)> {
         match &self.progress {
             Progress::Idle(_) | Progress::Ended => None,
@@ -92,14 +92,14 @@ impl Client {
     /// Sends a message to the maker.
     pub(crate) fn send(&mut self, message: &Message) {
         if let Progress::Ready(link) = &mut self.progress {
-            // An error shows when the link is read.
+            // After an error here, the next read finds the connection closed.
             let _ = link.put_frame(&link::frame(message));
             let _ = link.push();
         }
     }
 
-    /// Goes on as far as possible without waiting. Returns the next message of the maker, or `None`
-    /// while none has come.
+    /// Does all that can be done without waiting. Returns the next message of the maker, or `None`
+    /// while none has come. Fails where this rank cannot join.
     pub(crate) fn poll(&mut self) -> Result<Option<Message>> {
         loop {
             match std::mem::replace(&mut self.progress, Progress::Ended) {
@@ -111,6 +111,8 @@ impl Client {
                 Progress::Idle(_) => self.progress = self.connect()?,
                 Progress::Connecting(mut link) => {
                     if !self.is_connected(&link)? {
+                        // Where the connection has failed, `is_connected` has set the time of the
+                        // next try.
                         if matches!(self.progress, Progress::Ended) {
                             self.progress = Progress::Connecting(link);
                             return Ok(None);
@@ -122,23 +124,23 @@ impl Client {
                     self.progress = Progress::Greeted(link, Box::new(hello));
                 }
                 Progress::Greeted(mut link, hello) => {
-                    let end = link.pump();
+                    let state = link.pump();
                     let Some(answer) = link.take::<ANSWER_BYTES>() else {
-                        if end == End::Open {
+                        if state == LinkState::Open {
                             self.progress = Progress::Greeted(link, hello);
                             return Ok(None);
                         }
-                        // The maker had too many connections, or has just ended. The next try shows
-                        // which.
+                        // The maker had too many connections, or has just ended. The next try to
+                        // connect tells these two apart.
                         self.try_later(format!("{} closed the connection", self.address));
                         continue;
                     };
                     self.progress = self.welcome(link, &hello, &answer)?;
                 }
                 Progress::Noise(mut link, mut session) => {
-                    let end = link.pump();
+                    let state = link.pump();
                     let Some(message) = link.take::<HANDSHAKE_BYTES>() else {
-                        if end == End::Open {
+                        if state == LinkState::Open {
                             self.progress = Progress::Noise(link, session);
                             return Ok(None);
                         }
@@ -149,11 +151,11 @@ impl Client {
                     self.progress = self.register(link);
                 }
                 Progress::Ready(mut link) => {
-                    let end = link.pump();
+                    let state = link.pump();
                     let message = link.message().map_err(|why| {
                         Error::new(ncclRemoteError, format!("the maker of the unique id, at {}: {why}", self.address))
                     })?;
-                    if message.is_some() || end == End::Open {
+                    if message.is_some() || state == LinkState::Open {
                         self.progress = Progress::Ready(link);
                         return Ok(message);
                     }
@@ -176,7 +178,7 @@ impl Client {
         }
     }
 
-    /// Whether the connection stands. Where it has failed, the next try is set.
+    /// Whether the connection is established. Where it has failed, sets the time of the next try.
     fn is_connected(&mut self, link: &Link) -> Result<bool> {
         let mut poll = libc::pollfd { fd: link.fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: the structure outlives the call, which returns at once.
@@ -189,7 +191,8 @@ impl Client {
         }
     }
 
-    /// Sets the next try, unless the maker's host says that nobody listens there.
+    /// Sets the time of the next try. Fails where the maker's host says that nobody listens there,
+    /// because then no later try can succeed.
     fn failed_to_connect(&mut self, error: &io::Error) -> Result<()> {
         if error.kind() == ErrorKind::ConnectionRefused {
             return Err(Error::new(
@@ -204,6 +207,7 @@ impl Client {
         Ok(())
     }
 
+    /// Sets the time of the next try. `why` explains the failure, for the message at the deadline.
     fn try_later(&mut self, why: String) {
         self.last_failure = Some(why);
         self.progress = Progress::Idle(Instant::now() + RETRY);
@@ -252,14 +256,16 @@ impl Client {
         Ok(Progress::Noise(link, Box::new(session)))
     }
 
+    /// Sends this rank's first message.
     fn register(&self, mut link: Link) -> Progress {
-        link.expect(MESSAGE_BYTES);
-        // An error shows when the link is read.
+        link.allow_messages(MESSAGE_BYTES);
+        // After an error here, the next read finds the connection closed.
         let _ = link.put_frame(&link::frame(&self.first));
         let _ = link.push();
         Progress::Ready(link)
     }
 
+    /// Returns the error that the maker has another secret.
     fn other_secret(&self) -> Error {
         Error::usage(format!(
             "the maker of the unique id, at {}, has another secret than this process: set DM_STORE_SECRET to the same secret on all ranks",

@@ -30,7 +30,7 @@ pub(super) const PROOF_BYTES: usize = 32;
 /// The maker's answer to a greeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
-    /// The greeting fits an id.
+    /// The maker serves the id of the greeting.
     Welcome,
     /// The maker has no such id. There is no proof, because there is no token.
     UnknownId,
@@ -121,14 +121,15 @@ pub(super) fn is_proof(
     mac(token, &[b"rank", hello, answer]).verify_slice(proof).is_ok()
 }
 
-/// Returns the number of the id with that token. It is public: the token does not follow from it.
+/// Returns the number of the id with this token. The number is no secret, because nobody can
+/// compute the token from it.
 pub(super) fn number(token: &Token) -> u64 {
     let mac = mac(token, &[b"number"]).finalize().into_bytes();
     u64::from_le_bytes(*mac.first_chunk().expect("an HMAC-SHA-256 has 32 bytes"))
 }
 
 /// Returns the token by which the processes of a communicator prove to each other, on the wire,
-/// that they belong together. It follows from the id's token.
+/// that they belong together. It is computed from the id's token.
 pub(crate) fn wire_token(token: &Token) -> Token {
     let mac = mac(token, &[b"wire"]).finalize().into_bytes();
     *mac.first_chunk().expect("an HMAC-SHA-256 has 32 bytes")

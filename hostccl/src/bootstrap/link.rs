@@ -1,5 +1,5 @@
-//! A connection of a join. It sends and reads bytes without waiting, and finds the messages in
-//! them.
+//! A connection of a join. It sends and reads bytes without waiting, and cuts the bytes that it
+//! reads into messages.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,30 +11,31 @@ use super::message::Message;
 use crate::fork::Closed;
 use crate::noise::{RECORD_BYTES, Session, TAG_BYTES};
 
-/// How many bytes one look reads at most, so that the maker's thread serves other connections, too.
+/// The most bytes that one call of `pump` reads, so that the maker's thread also serves its other
+/// connections.
 const READ_AT_ONCE: usize = 256 << 10;
 
-/// How many bytes of a greeting a link keeps at most. Each part of a greeting is shorter.
+/// The most bytes of a greeting that a link keeps. Each part of a greeting is shorter.
 const GREETING_BYTES: usize = 256;
 
-/// The state of a connection after a look at it.
+/// Whether a connection is open, as far as its last read or write has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LinkState {
     /// The connection is open.
     Open,
-    /// The other side has closed the connection. The bytes that it sent before may still be taken.
+    /// The other side has closed the connection, or the connection has broken. The bytes that had
+    /// come before may still be taken.
     Closed,
 }
 
-/// A connection on which nothing waits.
+/// A connection whose reads and writes return at once.
 #[derive(Debug)]
 pub(super) struct Link {
     /// The connection.
     socket: Closed<TcpStream>,
-    /// The bytes that have come and have not been taken, as they came.
+    /// The bytes that have come and have not been taken, encrypted where the link is sealed.
     inbox: Vec<u8>,
-    /// Bytes of messages that have come and have not been taken, decrypted where the link is
-    /// sealed.
+    /// On a sealed link: the decrypted bytes of messages that have not been taken.
     plain: Vec<u8>,
     /// The pieces that wait to be sent. Several links may share a piece.
     outbox: VecDeque<Arc<[u8]>>,
@@ -61,7 +62,7 @@ impl Link {
     }
 
     /// Allows the other side to send messages of at most that many bytes.
-    pub(super) fn expect(&mut self, longest: usize) {
+    pub(super) fn allow_messages(&mut self, longest: usize) {
         self.longest = longest;
     }
 
@@ -75,7 +76,7 @@ impl Link {
         self.socket.as_raw_fd()
     }
 
-    /// Returns why the connection could not be made, or `None` where it stands.
+    /// Returns why the connection could not be made, or `None` where it is established.
     pub(super) fn failure(&self) -> Option<io::Error> {
         match self.socket.take_error() {
             Ok(error) => error,
@@ -94,7 +95,7 @@ impl Link {
     }
 
     /// Sends and reads what is possible without waiting.
-    pub(super) fn pump(&mut self) -> End {
+    pub(super) fn pump(&mut self) -> LinkState {
         // Bytes that have come are read even after the connection has broken.
         let is_broken = self.push().is_err();
         let room = self.room();
@@ -103,17 +104,17 @@ impl Link {
         while read < READ_AT_ONCE && self.inbox.len() < room {
             let wanted = buffer.len().min(room - self.inbox.len());
             match self.socket.read(&mut buffer[..wanted]) {
-                Ok(0) => return End::Closed,
+                Ok(0) => return LinkState::Closed,
                 Ok(bytes) => {
                     self.inbox.extend_from_slice(&buffer[..bytes]);
                     read += bytes;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return End::Closed,
+                Err(_) => return LinkState::Closed,
             }
         }
-        if is_broken { End::Closed } else { End::Open }
+        if is_broken { LinkState::Closed } else { LinkState::Open }
     }
 
     /// Sends what is possible without waiting.
@@ -140,12 +141,12 @@ impl Link {
         Some(taken)
     }
 
-    /// Puts bytes into the queue as they are.
+    /// Puts bytes into the queue without a frame, and without encryption.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.outbox.push_back(bytes.into());
     }
 
-    /// Puts the bytes of a message into the queue, in its frame.
+    /// Puts a message into the queue. `frame` is the message in its frame.
     pub(super) fn put_frame(&mut self, frame: &Arc<[u8]>) -> Result<(), String> {
         let Some(session) = &mut self.session else {
             self.outbox.push_back(frame.clone());
@@ -192,7 +193,7 @@ impl Link {
     }
 }
 
-/// Returns a message in its frame.
+/// Returns a message in its frame: its length in four bytes, and its bytes.
 pub(super) fn frame(message: &Message) -> Arc<[u8]> {
     let bytes = message.encode();
     [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat().into()

@@ -1,5 +1,5 @@
-//! The state of one join at the maker of the unique id. It does no input or output: it takes the
-//! messages that have come, and returns those to send.
+//! The state of one join at the maker of the unique id. It does no input or output: the server's
+//! thread hands it the messages that have come, and sends the messages that it returns.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,51 +14,52 @@ use crate::process::ProcessId;
 use crate::segment::Lobby;
 use crate::types::*;
 
-/// How long a rank that came with another number of ranks than the first waits for a third rank.
+/// When two ranks came with different numbers of ranks, how long the join waits for a third rank.
+/// The third rank shows which of the two is wrong.
 const THIRD_RANK: Duration = Duration::from_millis(250);
-/// When ranks have ended, the join waits until no further rank has ended for so long. Then it
-/// fails, and names all of them together.
+/// When a rank has ended, the join waits until no further rank has ended for this time. Then it
+/// fails, and names all ranks that have ended.
 const QUIET: Duration = Duration::from_millis(50);
-/// How often the ranks learn who has come.
+/// How often the ranks learn which ranks have done their part in the stage.
 const PACE: Duration = Duration::from_millis(100);
 
 /// The number of a connection of the maker.
-pub(super) type Connection = u64;
+pub(super) type ConnectionId = u64;
 
 /// A rank that has registered.
 #[derive(Debug)]
-struct Seat {
+struct Registered {
     /// The rank's connection.
-    connection: Connection,
+    connection: ConnectionId,
     /// The address from which the rank has connected.
     from: IpAddr,
-    /// The facts that the rank has told about itself.
+    /// The facts that the rank has told the maker about itself.
     member: Member,
-    /// The rank whose segment this rank has opened, once it has said so.
-    took: Option<u32>,
+    /// The rank whose segment this rank has opened, once this rank has said so.
+    opened: Option<u32>,
     /// Whether the rank has mapped the segment of its host.
     mapped: bool,
 }
 
-impl Seat {
+impl Registered {
     /// Whether the rank has done its part in the stage.
     fn has_done(&self, stage: Stage) -> bool {
         match stage {
             Stage::Registering => true,
-            Stage::Taking => self.took.is_some(),
+            Stage::Opening => self.opened.is_some(),
             Stage::Mapping | Stage::Over => self.mapped,
         }
     }
 }
 
-/// Something to send.
+/// A message to send.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// The connections to which it goes.
-    pub(super) to: Vec<Connection>,
+    /// The connections to which the message goes.
+    pub(super) to: Vec<ConnectionId>,
     /// The message in its frame.
     pub(super) frame: Arc<[u8]>,
-    /// Whether the connections are closed once the message has gone.
+    /// Whether the server closes the connections once the message is sent.
     pub(super) last: bool,
 }
 
@@ -71,18 +72,19 @@ pub(super) struct Meeting {
     comm: u64,
     /// The stage in which the join is.
     stage: Stage,
-    /// The ranks. The list is empty until the first rank has registered. That rank decides how many
-    /// ranks there are.
-    seats: Vec<Option<Seat>>,
+    /// The ranks that have registered, by their numbers. The list is empty until the first rank has
+    /// registered. The first rank decides the length of the list.
+    ranks: Vec<Option<Registered>>,
     /// How many ranks have done their part in the stage.
     done: usize,
-    /// The value of `done` when the maker told the ranks last.
+    /// The value of `done` that the maker last sent to the ranks.
     told: usize,
-    /// When the ranks were told last.
+    /// When the maker last looked whether to send `done` to the ranks.
     told_at: Instant,
-    /// The ranks that came with another number of ranks, and when the first of them came.
-    differ: Vec<(Member, Connection, Instant)>,
-    /// The ranks whose connections have ended, and when the last one ended.
+    /// The ranks that came with another number of ranks than the first rank, with their
+    /// connections, and when each came.
+    differ: Vec<(Member, ConnectionId, Instant)>,
+    /// The ranks whose connections have ended, and when each ended.
     gone: Vec<(usize, Instant)>,
     /// The failure that ended the join.
     failure: Option<Error>,
@@ -96,7 +98,7 @@ impl Meeting {
             lobby,
             comm,
             stage: Stage::Registering,
-            seats: Vec::new(),
+            ranks: Vec::new(),
             done: 0,
             told: 0,
             told_at: Instant::now(),
@@ -115,25 +117,24 @@ impl Meeting {
     /// Whether no rank can register any more, because the id has started a communicator in its
     /// segment.
     pub(super) fn is_spent(&self) -> bool {
-        self.seats.is_empty() && self.lobby.started().is_some()
+        self.ranks.is_empty() && self.lobby.started().is_some()
     }
 
     /// Whether ranks have registered and wait.
     pub(super) fn is_busy(&self) -> bool {
-        !self.seats.is_empty() && !self.is_over() && self.failure.is_none()
+        !self.ranks.is_empty() && !self.is_over() && self.failure.is_none()
     }
 
-    /// Takes what is to be sent.
+    /// Returns the messages to send, and forgets them.
     pub(super) fn outgoing(&mut self) -> Vec<Outgoing> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Takes a message from a connection on which `rank` has registered; `None` for one on which
-    /// nobody has. Returns the rank of the connection from now on. Fails for a message that is out
-    /// of place.
+    /// Handles a message from a connection. `rank` is the rank that has registered on it, if any.
+    /// Returns the rank of the connection from now on. Fails for a message at the wrong time.
     pub(super) fn take(
         &mut self,
-        connection: Connection,
+        connection: ConnectionId,
         rank: Option<usize>,
         from: IpAddr,
         message: Message,
@@ -144,16 +145,18 @@ impl Meeting {
                 self.fail(error);
                 Ok(rank)
             }
-            (Message::Took(took), Some(rank)) if self.stage == Stage::Taking && (took as usize) < self.seats.len() => {
-                if let Some(seat) = self.seats[rank].as_mut().filter(|seat| seat.took.is_none()) {
-                    seat.took = Some(took);
+            (Message::Opened(opened), Some(rank))
+                if self.stage == Stage::Opening && (opened as usize) < self.ranks.len() =>
+            {
+                if let Some(entry) = self.ranks[rank].as_mut().filter(|entry| entry.opened.is_none()) {
+                    entry.opened = Some(opened);
                     self.advance();
                 }
                 Ok(Some(rank))
             }
             (Message::Mapped, Some(rank)) if self.stage == Stage::Mapping => {
-                if let Some(seat) = self.seats[rank].as_mut().filter(|seat| !seat.mapped) {
-                    seat.mapped = true;
+                if let Some(entry) = self.ranks[rank].as_mut().filter(|entry| !entry.mapped) {
+                    entry.mapped = true;
                     self.advance();
                 }
                 Ok(Some(rank))
@@ -175,23 +178,24 @@ impl Meeting {
         if self.failure.is_some() || self.stage == Stage::Over {
             return;
         }
-        // The ranks may have started a communicator in the segment, which goes on.
+        // A communicator that the ranks have started in the segment must not learn of this failure.
         if self.lobby.started().is_none() {
             self.lobby.fail(&error);
         }
         let frame = link::frame(&Message::Failed(error.clone()));
-        let differing: Vec<Connection> = self.differ.iter().map(|(_, connection, _)| *connection).collect();
+        let differing: Vec<ConnectionId> = self.differ.iter().map(|(_, connection, _)| *connection).collect();
         let to = self.connections().into_iter().chain(differing).collect();
         self.outgoing.push(Outgoing { to, frame, last: true });
         self.failure = Some(error);
     }
 
-    /// Does what is due, and returns when something is due again.
+    /// Does the work whose time has come. Returns when the next work is due, or `None` where only
+    /// a message makes work.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
         if self.failure.is_some() || self.stage == Stage::Over {
             return None;
         }
-        if let Some(error) = self.lobby.failure().filter(|_| !self.seats.is_empty()) {
+        if let Some(error) = self.lobby.failure().filter(|_| !self.ranks.is_empty()) {
             self.fail(error);
             return None;
         }
@@ -210,10 +214,11 @@ impl Meeting {
             self.fail_differing();
             return None;
         }
-        if self.seats.is_empty() {
+        if self.ranks.is_empty() {
             return None;
         }
-        // The join looks at the lobby as often as it tells the ranks.
+        // The join looks for a failure in the lobby as often as it sends `StageDone`, because no
+        // descriptor tells of it.
         let due = self.told_at + PACE;
         if now < due {
             return Some(due);
@@ -221,16 +226,17 @@ impl Meeting {
         self.told_at = now;
         if self.told != self.done {
             self.told = self.done;
-            let came = (0..self.seats.len() as u32)
-                .filter(|rank| self.seats[*rank as usize].as_ref().is_some_and(|seat| seat.has_done(self.stage)));
-            let frame = link::frame(&Message::Came(self.stage, came.collect()));
+            let came = (0..self.ranks.len() as u32)
+                .filter(|rank| self.ranks[*rank as usize].as_ref().is_some_and(|entry| entry.has_done(self.stage)));
+            let frame = link::frame(&Message::StageDone(self.stage, came.collect()));
             self.outgoing.push(Outgoing { to: self.connections(), frame, last: false });
         }
         Some(now + PACE)
     }
 
-    /// Registers a rank. Returns the rank, or `None` where the rank gets an answer of its own.
-    fn register(&mut self, connection: Connection, from: IpAddr, member: Member) -> Option<usize> {
+    /// Registers a rank. Returns the rank, or `None` where the rank cannot join: it is refused, or
+    /// it came with another number of ranks.
+    fn register(&mut self, connection: ConnectionId, from: IpAddr, member: Member) -> Option<usize> {
         let refuse = |meeting: &mut Meeting, error: Error| {
             let frame = link::frame(&Message::Failed(error));
             meeting.outgoing.push(Outgoing { to: vec![connection], frame, last: true });
@@ -239,7 +245,7 @@ impl Meeting {
         if let Some(error) = self.failure.clone().or_else(|| self.lobby.failure()) {
             return refuse(self, error);
         }
-        let started = self.lobby.started().or((self.stage > Stage::Registering).then_some(self.seats.len() as u32));
+        let started = self.lobby.started().or((self.stage > Stage::Registering).then_some(self.ranks.len() as u32));
         if let Some(nranks) = started {
             return refuse(
                 self,
@@ -248,25 +254,25 @@ impl Meeting {
                 )),
             );
         }
-        if self.seats.is_empty() {
-            self.seats.resize_with(member.nranks as usize, || None);
+        if self.ranks.is_empty() {
+            self.ranks.resize_with(member.nranks as usize, || None);
             self.lobby.move_ranks();
         }
-        if member.nranks as usize != self.seats.len() {
+        if member.nranks as usize != self.ranks.len() {
             self.differ.push((member, connection, Instant::now()));
             return None;
         }
         let rank = member.rank as usize;
-        if let Some(seat) = &self.seats[rank] {
+        if let Some(entry) = &self.ranks[rank] {
             let message = format!(
                 "rank {rank} was taken twice: by pid {} and by pid {}",
-                seat.member.process.pid, member.process.pid
+                entry.member.process.pid, member.process.pid
             );
             let error = Error::usage(message).by(Blame::of([rank]));
             self.fail(error.clone());
             return refuse(self, error);
         }
-        self.seats[rank] = Some(Seat { connection, from, member, took: None, mapped: false });
+        self.ranks[rank] = Some(Registered { connection, from, member, opened: None, mapped: false });
         self.advance();
         Some(rank)
     }
@@ -275,17 +281,19 @@ impl Meeting {
     /// stage.
     fn advance(&mut self) {
         self.done += 1;
-        if self.done < self.seats.len() || self.failure.is_some() {
+        if self.done < self.ranks.len() || self.failure.is_some() {
             return;
         }
         (self.done, self.told) = (0, 0);
-        let seats = || self.seats.iter().flatten();
+        let registered = || self.ranks.iter().flatten();
         let (stage, message) = match self.stage {
             Stage::Registering => {
-                let members = seats().map(|seat| seat.member.clone()).collect();
-                (Stage::Taking, Message::Table { comm: self.comm, members })
+                let members = registered().map(|entry| entry.member.clone()).collect();
+                (Stage::Opening, Message::Table { comm: self.comm, members })
             }
-            Stage::Taking => (Stage::Mapping, Message::Groups(seats().filter_map(|seat| seat.took).collect())),
+            Stage::Opening => {
+                (Stage::Mapping, Message::Groups(registered().filter_map(|entry| entry.opened).collect()))
+            }
             Stage::Mapping | Stage::Over => (Stage::Over, Message::Go),
         };
         self.stage = stage;
@@ -293,17 +301,19 @@ impl Meeting {
             self.lobby.close();
         }
         let last = stage == Stage::Over;
-        // This process may end as soon as its own rank has joined, so that rank learns of it last.
-        let is_here = |seat: &&Seat| seat.member.process == ProcessId::current();
-        let (here, elsewhere): (Vec<&Seat>, Vec<&Seat>) = self.seats.iter().flatten().partition(is_here);
-        let to = elsewhere.into_iter().chain(here).map(|seat| seat.connection).collect();
+        // This process may end as soon as its own rank has joined. So the messages to all other
+        // ranks are sent before the one to its own rank.
+        let is_here = |entry: &&Registered| entry.member.process == ProcessId::current();
+        let (here, elsewhere): (Vec<&Registered>, Vec<&Registered>) = self.ranks.iter().flatten().partition(is_here);
+        let to = elsewhere.into_iter().chain(here).map(|entry| entry.connection).collect();
         self.outgoing.push(Outgoing { to, frame: link::frame(&message), last });
     }
 
+    /// Ends the join with an error, because ranks have ended.
     fn fail_gone(&mut self) {
         let gone: Vec<usize> = self.gone.iter().map(|(rank, _)| *rank).collect();
-        let describe = |rank: &usize| match &self.seats[*rank] {
-            Some(seat) => format!("rank {rank} (pid {} at {})", seat.member.process.pid, seat.from),
+        let describe = |rank: &usize| match &self.ranks[*rank] {
+            Some(entry) => format!("rank {rank} (pid {} at {})", entry.member.process.pid, entry.from),
             None => format!("rank {rank}"),
         };
         let message = match gone.as_slice() {
@@ -317,10 +327,10 @@ impl Meeting {
         self.fail(Error::new(ncclRemoteError, message).by(Blame::of_lost(gone)));
     }
 
-    /// Ends the join because ranks came with different numbers of ranks. The smaller part of the
-    /// ranks is to blame. Both parts are to blame where they have one size.
+    /// Ends the join because ranks came with different numbers of ranks. The failure blames the
+    /// smaller group of ranks, or all ranks where both groups have one size.
     fn fail_differing(&mut self) {
-        let (agreed, came) = (self.seats.len(), self.ranks());
+        let (agreed, came) = (self.ranks.len(), self.registered());
         let differing: Vec<usize> = self.differ.iter().map(|(member, ..)| member.rank as usize).collect();
         let to_blame = match came.len().cmp(&differing.len()) {
             std::cmp::Ordering::Less => came.clone(),
@@ -339,15 +349,17 @@ impl Meeting {
     }
 
     /// The ranks that have registered.
-    fn ranks(&self) -> Vec<usize> {
-        (0..self.seats.len()).filter(|rank| self.seats[*rank].is_some()).collect()
+    fn registered(&self) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| self.ranks[*rank].is_some()).collect()
     }
 
+    /// How many ranks have registered.
     fn count(&self) -> usize {
-        self.seats.iter().flatten().count()
+        self.ranks.iter().flatten().count()
     }
 
-    fn connections(&self) -> Vec<Connection> {
-        self.seats.iter().flatten().map(|seat| seat.connection).collect()
+    /// The connections of the ranks that have registered.
+    fn connections(&self) -> Vec<ConnectionId> {
+        self.ranks.iter().flatten().map(|entry| entry.connection).collect()
     }
 }

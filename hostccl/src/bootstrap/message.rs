@@ -1,5 +1,5 @@
-//! The messages of a join, and how they lie in bytes. Nothing that is read is trusted: each length
-//! is checked against the bytes that are there.
+//! The messages of a join, and their encoding in bytes. The reader trusts nothing: it checks each
+//! length against the bytes that are there.
 
 use crate::blame::Blame;
 use crate::error::Error;
@@ -10,7 +10,7 @@ use crate::wire::Contact;
 
 /// The longest address of a wire, in bytes.
 pub(crate) const ADDRESS_BYTES: usize = 512;
-/// The longest text of a failure, in bytes. A longer one is cut.
+/// The longest text of a failure, in bytes. The writer cuts a longer text.
 const TEXT_BYTES: usize = 2048;
 /// The longest message, in bytes. A table of 1024 ranks fits.
 pub(super) const MESSAGE_BYTES: usize = 1 << 20;
@@ -21,7 +21,7 @@ const _: () = assert!(MAX_RANKS as usize * (ADDRESS_BYTES + 256) < MESSAGE_BYTES
 pub(crate) struct Member {
     /// The rank in the communicator.
     pub(crate) rank: u32,
-    /// The number of ranks with which the rank's program called.
+    /// The number of ranks that the rank's program passed to its call.
     pub(crate) nranks: u32,
     /// The rank's process.
     pub(crate) process: ProcessId,
@@ -32,7 +32,7 @@ pub(crate) struct Member {
     pub(crate) host: u64,
     /// The process-id namespace of the rank; 0 where it is unknown.
     pub(crate) namespace: u64,
-    /// Whether the rank shares memory with other processes.
+    /// Whether the rank may share memory with other processes.
     pub(crate) shares: bool,
     /// The descriptor of the segment that the rank offers.
     pub(crate) fd: i32,
@@ -42,16 +42,16 @@ pub(crate) struct Member {
     pub(crate) contact: Contact,
 }
 
-/// A stage of the join that each rank reaches at its own time.
+/// A stage of the join. Each rank reaches a stage at its own time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     /// Ranks register.
     Registering,
-    /// Ranks say whose segment they took.
-    Taking,
+    /// Ranks open the segment of a rank of their host, and say whose it is.
+    Opening,
     /// Ranks map the segments of their hosts.
     Mapping,
-    /// All ranks have mapped.
+    /// All ranks have mapped their segments. The join is over.
     Over,
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum Message {
     /// A rank registers.
     Register(Member),
     /// These ranks have done their part in that stage.
-    Came(Stage, Vec<u32>),
+    StageDone(Stage, Vec<u32>),
     /// All ranks have registered.
     Table {
         /// The number of the communicator in the tags of the wire.
@@ -70,12 +70,12 @@ pub(crate) enum Message {
         members: Vec<Member>,
     },
     /// The sender has opened the segment that the rank with this number offers.
-    Took(u32),
+    Opened(u32),
     /// For each rank, the rank whose segment it has opened.
     Groups(Vec<u32>),
     /// The rank has mapped the segment of its host and has its seat.
     Mapped,
-    /// All ranks have mapped.
+    /// All ranks have mapped their segments, so each may use the communicator.
     Go,
     /// The join is over without a communicator.
     Failed(Error),
@@ -188,7 +188,7 @@ impl Member {
 
 impl Stage {
     fn read(byte: u8) -> Option<Stage> {
-        [Stage::Registering, Stage::Taking, Stage::Mapping, Stage::Over].get(usize::from(byte)).copied()
+        [Stage::Registering, Stage::Opening, Stage::Mapping, Stage::Over].get(usize::from(byte)).copied()
     }
 }
 
@@ -198,12 +198,12 @@ impl Message {
         let mut out = Writer::default();
         match self {
             Message::Register(member) => member.write(out.u8(1)),
-            Message::Came(stage, ranks) => drop(out.u8(2).u8(*stage as u8).list(ranks.iter().copied())),
+            Message::StageDone(stage, ranks) => drop(out.u8(2).u8(*stage as u8).list(ranks.iter().copied())),
             Message::Table { comm, members } => {
                 out.u8(3).u64(*comm).u32(members.len() as u32);
                 members.iter().for_each(|member| member.write(&mut out));
             }
-            Message::Took(rank) => drop(out.u8(4).u32(*rank)),
+            Message::Opened(rank) => drop(out.u8(4).u32(*rank)),
             Message::Groups(took) => drop(out.u8(5).list(took.iter().copied())),
             Message::Mapped => drop(out.u8(6)),
             Message::Go => drop(out.u8(7)),
@@ -223,7 +223,7 @@ impl Message {
         let mut bytes = Reader(bytes);
         let message = match bytes.u8()? {
             1 => Message::Register(Member::read(&mut bytes)?),
-            2 => Message::Came(Stage::read(bytes.u8()?)?, bytes.list()?),
+            2 => Message::StageDone(Stage::read(bytes.u8()?)?, bytes.list()?),
             3 => {
                 let (comm, count) = (bytes.u64()?, bytes.u32()?);
                 if count > MAX_RANKS {
@@ -237,7 +237,7 @@ impl Message {
                 }
                 Message::Table { comm, members }
             }
-            4 => Message::Took(bytes.u32()?),
+            4 => Message::Opened(bytes.u32()?),
             5 => Message::Groups(bytes.list()?),
             6 => Message::Mapped,
             7 => Message::Go,
@@ -246,9 +246,7 @@ impl Message {
                 let ranks = |ranks: Vec<u32>| ranks.into_iter().map(|rank| rank as usize).collect::<Vec<usize>>();
                 let blame = Blame { ranks: ranks(bytes.list()?), lost: ranks(bytes.list()?) };
                 let text = String::from_utf8_lossy(bytes.sized(TEXT_BYTES)?).into_owned();
-                // A failure must not look like a success.
-                let code = if [ncclSuccess, ncclInProgress].contains(&code) { ncclInternalError } else { code };
-                Message::Failed(Error::new(code, text).by(blame))
+                Message::Failed(Error::new(failure_of_another(code), text).by(blame))
             }
             _ => return None,
         };

@@ -7,10 +7,10 @@
 //! | rank | maker | content |
 //! |---|---|---|
 //! | `Register` | | who the rank is, the segment that it offers, and the contact of its wire |
-//! | | `Came` | which ranks have come as far as this one, for messages about missing ranks |
+//! | | `StageDone` | which ranks have done their part in the stage, for the message at a deadline |
 //! | | `Table` | what all ranks have registered, once all have |
-//! | `Took` | | whose segment this rank could open: that of the lowest rank of its host |
-//! | | `Groups` | what all ranks took: ranks that took one segment are one host |
+//! | `Opened` | | whose segment this rank has opened: that of the lowest rank of its host |
+//! | | `Groups` | whose segment each rank has opened: ranks that opened one segment are one host |
 //! | `Mapped` | | this rank has its seat in the segment of its host |
 //! | | `Go` | all ranks have their seats |
 //! | `Failed` | `Failed` | the join is over for all ranks, with the reason |
@@ -18,9 +18,12 @@
 //! Where a secret is set, everything after the proofs is encrypted (module `noise`).
 //!
 //! Files, from the bottom up: `message` (the messages), `link` (a connection), `greeting` (the
-//! proofs), `client` (the rank's side), `meeting` (the state of one join at the maker), `shared`
-//! and `server` (the maker's thread).
+//! proofs), `client` (the rank's side), `meeting` (the state of one join at the maker), `accepted`
+//! (a connection at the maker), `shared` and `server` (the maker's thread).
 
+mod accepted;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod any_bytes;
 pub(crate) mod client;
 mod greeting;
 mod link;

@@ -10,7 +10,7 @@ use crate::fork::{self, Closed};
 use crate::segment::Lobby;
 use crate::wire::Token;
 
-/// The thread of this process, while there is one.
+/// The thread of this process that serves joins, while there is one.
 pub(super) static SERVER: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
 
 /// The state that the thread shares with the threads that make and close ids.
@@ -22,7 +22,7 @@ pub(super) struct Shared {
     pub(super) address: SocketAddr,
     /// The commands that the thread has not carried out yet.
     pub(super) commands: Mutex<Vec<Command>>,
-    /// The thread polls this descriptor, which is readable when there is a command.
+    /// An event descriptor that the thread polls. It is readable when there is a command.
     pub(super) wake: Closed<OwnedFd>,
     /// Whether the thread takes no more commands.
     pub(super) ended: AtomicBool,
@@ -38,6 +38,7 @@ pub(super) enum Command {
 }
 
 impl Shared {
+    /// Gives the thread a command, and wakes it.
     pub(super) fn command(&self, command: Command) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
         let one = 1_u64.to_ne_bytes();
@@ -48,13 +49,14 @@ impl Shared {
 
     /// Ends the thread unless there is a command. Returns whether it has ended.
     pub(super) fn end(self: &Arc<Shared>) -> bool {
-        // A child that is forked meanwhile would find the lock taken, and nobody would free it.
+        // A child that is forked while the lock is held would find the lock taken for ever, because
+        // the thread that holds it does not exist in the child.
         fork::without_forks(|| {
             let Ok(mut server) = SERVER.try_lock() else { return false };
             let idle = self.commands.try_lock().is_ok_and(|commands| commands.is_empty());
             if idle {
                 self.ended.store(true, Ordering::SeqCst);
-                // The caller holds this value too, so nothing is closed here.
+                // The caller holds another reference, so dropping this one closes no descriptor.
                 drop(server.take_if(|shared| Arc::ptr_eq(shared, self)));
             }
             idle
@@ -65,7 +67,8 @@ impl Shared {
 /// Returns the thread of this process. In a forked child it forgets the parent's thread.
 pub(super) fn current(server: &mut Option<Arc<Shared>>) -> Option<Arc<Shared>> {
     if let Some(theirs) = server.take_if(|shared| shared.pid != std::process::id()) {
-        // The things that the thread owns belong to the parent.
+        // The descriptors belong to the parent's thread. Their numbers may belong to other files of
+        // this child by now, so the child must not close them.
         std::mem::forget(theirs);
     }
     server.clone().filter(|shared| !shared.ended.load(Ordering::SeqCst))

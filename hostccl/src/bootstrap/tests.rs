@@ -29,9 +29,9 @@ fn member(rank: u32, nranks: u32) -> Member {
 fn messages() -> Vec<Message> {
     vec![
         Message::Register(member(1, 3)),
-        Message::Came(Stage::Taking, vec![0, 2]),
+        Message::StageDone(Stage::Opening, vec![0, 2]),
         Message::Table { comm: u64::MAX - 3, members: (0..3).map(|rank| member(rank, 3)).collect() },
-        Message::Took(2),
+        Message::Opened(2),
         Message::Groups(vec![0, 0, 2]),
         Message::Mapped,
         Message::Go,
@@ -127,10 +127,10 @@ fn all_ranks_go_through_the_stages() {
     let members = (0..3).map(|rank| member(rank, 3)).collect();
     assert_eq!(out(&mut meeting), [(3, Message::Table { comm: 7, members })]);
     for (rank, took) in [(1, 0), (0, 0), (2, 2)] {
-        meeting.take(rank as u64, Some(rank), FROM, Message::Took(took)).unwrap();
+        meeting.take(rank as u64, Some(rank), FROM, Message::Opened(took)).unwrap();
     }
     assert_eq!(out(&mut meeting), [(3, Message::Groups(vec![0, 0, 2]))]);
-    assert!(meeting.take(0, Some(0), FROM, Message::Took(0)).is_err(), "a message at the wrong time");
+    assert!(meeting.take(0, Some(0), FROM, Message::Opened(0)).is_err(), "a message at the wrong time");
     for rank in 0..3 {
         meeting.take(rank as u64, Some(rank), FROM, Message::Mapped).unwrap();
     }
@@ -144,7 +144,7 @@ fn the_ranks_learn_who_has_come() {
     let mut meeting = meeting();
     register(&mut meeting, 2, 3);
     meeting.tick(Instant::now() + Duration::from_secs(1));
-    assert_eq!(out(&mut meeting), [(1, Message::Came(Stage::Registering, vec![2]))]);
+    assert_eq!(out(&mut meeting), [(1, Message::StageDone(Stage::Registering, vec![2]))]);
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Descriptor {
     }
 }
 
-/// Ends the communicator because the calls of its ranks differ, whose names are one. `calls` has the
+/// Ends the communicator because its ranks make different calls under one name. `calls` has the
 /// call of each rank of the whole communicator.
 pub(crate) fn fail_different_calls(comm: &Comm, calls: &[Descriptor]) -> Error {
     let first = calls[0].signature;

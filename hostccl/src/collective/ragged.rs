@@ -331,8 +331,8 @@ fn is_scaled(call: &Call) -> bool {
     matches!(call.reduction, Some(Reduction::PreMulSum(_)))
 }
 
-/// Ends the communicator because `from` sends another count than `to` expects. Both are ranks of the
-/// whole communicator.
+/// Ends the communicator because `from` sends another count than `to` expects. Both are ranks of
+/// the whole communicator.
 pub(crate) fn fail_different_counts(
     comm: &Comm,
     call: &Call,

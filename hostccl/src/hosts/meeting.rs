@@ -1,13 +1,14 @@
 //! The meeting with which every collective over several hosts begins.
 //!
-//! The ranks of a host post their calls and, for a small call, their data. Seat 0 compares the
-//! calls, reduces the data, gathers with the seats 0 of the other hosts, and tells the ranks of its
-//! host the outcome. So all ranks know whether their calls fit together before they move larger
-//! data. With one rank on a host, nothing happens in shared memory.
+//! The ranks of a host post their calls and, for a small call, their data. Seat 0 waits for them,
+//! compares the calls, reduces the data, and gathers with the seats 0 of the other hosts. Then it
+//! writes the outcome into its slot, and ends the step as the last rank of its host. So all ranks
+//! know whether their calls fit together before they move larger data. With one rank on a host,
+//! nothing happens in shared memory.
 
 use std::sync::Arc;
 
-use super::plan::Small;
+use super::plan::{Parcels, Small};
 use super::small;
 use crate::blame::Blame;
 use crate::collective::{Call, Descriptor, Ragged, fail_different_calls, keep_difference};
@@ -15,7 +16,7 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::flow::wait;
 use crate::gathering::{Content, Records, span_of};
-use crate::poll::Poll;
+use crate::rails::Rails;
 use crate::segment::{LINE, SLOTS};
 use crate::types::ncclInternalError;
 
@@ -60,6 +61,15 @@ pub(super) async fn step_over(comm: &Comm) -> Result<()> {
     .await
 }
 
+/// Waits on seat 0 until all other seats of this host have ended the step in which this rank is.
+async fn others_posted(comm: &Comm) -> Result<()> {
+    wait(|| match comm.others_blocked() {
+        None => Ok(None),
+        Some(blocked) => comm.check().map(|()| Some(blocked)),
+    })
+    .await
+}
+
 /// The meeting of one call.
 pub(super) struct Meeting<'a> {
     /// The communicator.
@@ -79,6 +89,7 @@ impl Meeting<'_> {
     /// The buffers hold what the call says.
     pub(super) async unsafe fn hold(&self) -> Result<Met> {
         let (comm, call) = (self.comm, self.call);
+        let _stay = comm.rails.as_deref().map(Rails::meet);
         let span = span_of(comm);
         let (seat, seats, posted) = (comm.rank, comm.nranks, comm.step());
         let small = Small::of(call, comm);
@@ -94,33 +105,34 @@ impl Meeting<'_> {
                 (None, Some(ragged)) => unsafe { mine.cast::<[u64; 2]>().write(ragged.fingerprints(span.rank)) },
                 _ => {}
             }
-            comm.end_step();
-            step_over(comm).await?;
             if seat != 0 {
+                // Seat 0 ends this step after it has written the outcome.
                 comm.end_step();
                 step_over(comm).await?;
                 // SAFETY: seat 0 has ended the step in which it wrote this.
                 return unsafe { self.read_verdict(small.as_ref(), posted) };
             }
+            comm.note_posted();
+            others_posted(comm).await?;
         }
-        let mut records = Records::new(comm);
-        let (content, bytes) = match self.different_calls(posted) {
+        let differ = self.different_calls(posted);
+        let mut records = Records::new(comm, differ.is_none() && small.is_some_and(|small| small.is_direct));
+        let mut parcels = None;
+        let (content, bytes) = match differ {
             Some(calls) => {
                 // SAFETY: a descriptor is plain numbers.
                 let bytes = unsafe { std::slice::from_raw_parts(calls.as_ptr().cast::<u8>(), size_of_val(&calls[..])) };
                 records.write_payload(bytes);
                 (Content::Calls, bytes.len())
             }
-            // SAFETY: all seats have ended the step in which they wrote their contributions.
-            None => (Content::Data, unsafe { self.pack(small.as_ref(), posted, &records) }),
+            // SAFETY: all other seats have ended the step in which they wrote their contributions.
+            None => (Content::Data, unsafe { self.pack(small.as_ref(), posted, &records, &mut parcels) }),
         };
-        let now = || None::<Poll>;
-        records.gather(content, self.descriptor, bytes, now).await?;
+        records.gather(content, self.descriptor, bytes, parcels.as_deref()).await?;
         // SAFETY: the records are complete.
-        let met = unsafe { self.conclude(small.as_ref(), posted, &records)? };
+        let met = unsafe { self.conclude(small.as_ref(), posted, &records).await? };
         if seats > 1 {
             comm.end_step();
-            step_over(comm).await?;
         }
         Ok(met)
     }
@@ -131,27 +143,47 @@ impl Meeting<'_> {
         (self.comm.nranks > 1 && !calls().all(|other| other.is_same(&self.descriptor))).then(|| calls().collect())
     }
 
-    /// Writes this host's payload and returns its length.
+    /// Writes this host's payload and returns its length. Where each host gets another payload, the
+    /// lengths of all of them are written to `parcels`.
     ///
     /// # Safety
-    /// All seats have ended the step in which they wrote their contributions.
-    unsafe fn pack(&self, small: Option<&Small>, posted: u64, records: &Records) -> usize {
+    /// All seats have written their contributions.
+    unsafe fn pack(
+        &self,
+        small: Option<&Small>,
+        posted: u64,
+        records: &Records,
+        parcels: &mut Option<Vec<usize>>,
+    ) -> usize {
         let (comm, call, to) = (self.comm, self.call, records.own_payload());
-        let here = span_of(comm).here();
+        let span = span_of(comm);
+        let (here, me) = (span.here(), span.host());
         // SAFETY: this function's contract. There is room for a payload.
         unsafe {
             match (small, self.ragged) {
-                (Some(small), _) if comm.nranks == 1 => {
-                    if !Small::gives(call, here[0]) {
-                        return 0;
-                    }
-                    small::contribute(call, small, to);
-                    small.contribution
-                }
                 (Some(small), _) => {
                     let givers = (0..comm.nranks).filter(|seat| Small::gives(call, here[*seat]));
-                    let slots: Vec<*const u8> = givers.map(|seat| slot(comm, seat, posted).cast_const()).collect();
-                    small::pack(call, small, &slots, to)
+                    let mut contributions: Vec<*const u8> =
+                        givers.map(|seat| slot(comm, seat, posted).cast_const()).collect();
+                    let mut scaled = Vec::new();
+                    if comm.nranks == 1 && !contributions.is_empty() {
+                        contributions[0] = call.send;
+                        if !call.own_from_send() {
+                            scaled = vec![0_u8; small.contribution];
+                            small::contribute(call, small, scaled.as_mut_ptr());
+                            contributions[0] = scaled.as_ptr();
+                        }
+                    }
+                    small::pack(call, small, comm, &contributions, me, to);
+                    if small.parcels != Parcels::Same {
+                        let hosts = span.hosts.len();
+                        for host in (0..hosts).filter(|host| *host != me) {
+                            small::pack(call, small, comm, &contributions, host, records.payload_for(host));
+                        }
+                        *parcels = Some((0..hosts).map(|host| small.payload(call, comm, me, host)).collect());
+                    }
+                    drop(scaled);
+                    small.payload(call, comm, me, me)
                 }
                 (None, Some(ragged)) => {
                     let mut sums = ragged.fingerprints(here[comm.rank]);
@@ -171,10 +203,10 @@ impl Meeting<'_> {
     ///
     /// # Safety
     /// The buffers hold what the call says.
-    unsafe fn conclude(&self, small: Option<&Small>, posted: u64, records: &Records) -> Result<Met> {
+    async unsafe fn conclude(&self, small: Option<&Small>, posted: u64, records: &Records) -> Result<Met> {
         let (comm, call) = (self.comm, self.call);
         let span = span_of(comm);
-        let verdict = slot(comm, 0, posted + 1);
+        let verdict = slot(comm, 0, posted);
         let tell = |other_names: u64, fingerprints: [u64; 2]| {
             // SAFETY: in this step the slot belongs to this rank.
             unsafe { verdict.cast::<Verdict>().write(Verdict { other_names, fingerprints }) };
@@ -201,16 +233,22 @@ impl Meeting<'_> {
         }
         tell(0, [0; 2]);
         let Some(small) = small else { return Ok(Met::Agreed) };
-        if let Some(rank) = small::is_complete(call, small, comm, records) {
+        if let Some(rank) = small::wrong_length(call, small, comm, records) {
             let message = format!("{} sent a record of a wrong length", comm.labels.rank(rank, None));
             return Err(comm.fail_whole(ncclInternalError, Blame::of([rank]), &message, ""));
         }
         let here = span.here();
+        let results = verdict.wrapping_add(LINE);
+        let mut shared = None;
+        if small.parcels == Parcels::Pieces {
+            let to = if comm.nranks == 1 { call.recv } else { results };
+            // SAFETY: the payloads are complete. There is room for the result.
+            unsafe { small::finish_pieces(call, comm, self.descriptor, records, to).await? };
+            shared = Some(to);
+        }
         // SAFETY: the payloads are complete. The slot has room for the results of all seats, and
         // the receive buffer for this rank's.
         unsafe {
-            let results = verdict.add(LINE);
-            let mut shared = None;
             for seat in (0..comm.nranks).filter(|seat| Small::gets(call, here[*seat])) {
                 let to = match (seat, comm.nranks) {
                     (0, _) => call.recv,
@@ -240,10 +278,10 @@ impl Meeting<'_> {
     /// Reads what seat 0 tells, and takes this rank's result.
     ///
     /// # Safety
-    /// Seat 0 has ended the step after `posted`, and the buffers hold what the call says.
+    /// Seat 0 has ended the step `posted`, and the buffers hold what the call says.
     unsafe fn read_verdict(&self, small: Option<&Small>, posted: u64) -> Result<Met> {
         let (comm, call) = (self.comm, self.call);
-        let at = slot(comm, 0, posted + 1);
+        let at = slot(comm, 0, posted);
         // SAFETY: this function's contract; seat 0 has written a verdict, and the results behind
         // it.
         unsafe {

@@ -2,11 +2,16 @@
 //!
 //! # The meeting
 //! Each call begins with a meeting of all ranks (file `meeting`), in which they find out whether
-//! their calls fit together. Within a host it takes one step in shared memory. Then the seats 0 of
-//! the hosts gather ([`gathering`](crate::gathering): `ceil(log2 H)` rounds for `H` hosts), and one
-//! more step hands the outcome to the host's other ranks. With one rank on each host, only the
-//! gathering is left. The data of a small call travels in the records of the meeting, so the
-//! meeting is the whole call (`plan` says what is small, `small` packs and unpacks).
+//! their calls fit together. Within a host it takes one step in shared memory: the ranks post
+//! their calls, and seat 0 ends the step after all others, once it has written the outcome.
+//! Meanwhile the seats 0 of the hosts gather ([`gathering`](crate::gathering)): at most eight
+//! hosts exchange their records directly, and `H` hosts in a ring take `ceil(log2 H)` rounds. With
+//! one rank on each host, only the gathering is left.
+//!
+//! The data of a small call travels in the records of the meeting, so the meeting is the whole call
+//! (`plan` says what is small, `small` packs and unpacks). In a direct exchange each host gets only
+//! its part of the data. No rank uses data before it has compared the calls of all hosts. So a rank
+//! that ends a call knows that all ranks have made this call.
 //!
 //! Calls of different names are withdrawn, and the hosts agree on a name that every rank has
 //! ([`admission`](crate::admission)).

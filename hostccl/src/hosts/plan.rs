@@ -1,9 +1,11 @@
 //! The decisions about a call that all ranks make alike, from its arguments and from the shape of
 //! the communicator alone.
 
-use crate::collective::{Call, Kind, Reduction};
+use crate::blocks::Block;
+use crate::collective::{Call, Kind, Reduction, part};
 use crate::comm::Comm;
-use crate::gathering::{most_payload, span_of};
+use crate::gathering::{MOST_DIRECT, most_payload, span_of};
+use crate::segment::{LINE, Layout};
 use crate::types::{DataType, ReduceOp};
 
 /// Whether the reduction of a call takes the elements of every rank as they are. Otherwise the
@@ -22,6 +24,19 @@ pub(super) fn is_flat(call: &Call, comm: &Comm) -> bool {
     }
 }
 
+/// The part of a host's data that each other host gets in the meeting of a small call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parcels {
+    /// All hosts get the same payload.
+    Same,
+    /// The host of the root gets a payload. The others get none.
+    Root,
+    /// Each host gets the blocks for its ranks.
+    Blocks,
+    /// Each host gets a piece of the elements, reduces it, and gives the others the result.
+    Pieces,
+}
+
 /// How the data of a small call travels in the records of the hosts' meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Small {
@@ -34,6 +49,10 @@ pub(super) struct Small {
     /// Whether a host's payload is the reduction of its ranks' contributions. Otherwise it is the
     /// contributions, one behind the other.
     pub(super) reduces: bool,
+    /// Which hosts get which part of the data.
+    pub(super) parcels: Parcels,
+    /// Whether the hosts exchange their records directly, and not in the ring.
+    pub(super) is_direct: bool,
 }
 
 impl Small {
@@ -41,24 +60,46 @@ impl Small {
     /// that.
     pub(super) fn of(call: &Call, comm: &Comm) -> Option<Small> {
         let span = span_of(comm);
+        let hosts = span.hosts.len();
         let bytes = call.count.checked_mul(call.dtype.size())?;
         let all = bytes.checked_mul(span.nranks)?;
-        let (contribution, result, is_shared) = match call.kind {
-            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (bytes, bytes, true),
-            Kind::AllGather | Kind::Gather => (bytes, all, true),
-            Kind::ReduceScatter | Kind::Scatter => (all, bytes, false),
-            Kind::AllToAll => (all, all, false),
+        let (contribution, result, is_shared, direct) = match call.kind {
+            Kind::AllReduce => (bytes, bytes, true, Parcels::Pieces),
+            Kind::Broadcast => (bytes, bytes, true, Parcels::Same),
+            Kind::Reduce => (bytes, bytes, true, Parcels::Root),
+            Kind::AllGather => (bytes, all, true, Parcels::Same),
+            Kind::Gather => (bytes, all, true, Parcels::Root),
+            Kind::ReduceScatter | Kind::Scatter => (all, bytes, false, Parcels::Blocks),
+            Kind::AllToAll => (all, all, false, Parcels::Blocks),
             _ => return None,
         };
         let reduces = call.reduction.is_some() && !is_flat(call, comm);
-        let small = Small { contribution, result, is_shared, reduces };
+        // Each of two hosts reduces all elements, because one exchange is then enough. A reduction
+        // of the elements of all ranks at once needs all elements in one place.
+        let direct = if direct == Parcels::Pieces && (hosts == 2 || !reduces) { Parcels::Same } else { direct };
+        let small = Small { contribution, result, is_shared, reduces, parcels: Parcels::Same, is_direct: false };
         let seats = comm.rails.as_ref().map_or(1, |rails| rails.count);
-        let payload = if reduces { contribution } else { contribution.checked_mul(seats)? };
         let results = if is_shared { result } else { result.checked_mul(seats)? };
         // With one rank on each host, nothing goes through a slot.
         let in_slots = if seats == 1 { 0 } else { results.max(contribution) };
-        let fits = payload <= most_payload(span.hosts.len()) && in_slots <= SLOT_ROOM;
-        fits.then_some(small)
+        let room = Layout::new(seats as u32).slot_bytes - 2 * LINE;
+        // Seat 0 alone moves the data of its host.
+        let is_quick = seats == 1 || contribution.checked_mul(seats)? <= MOST_FOR_A_SEAT;
+        if in_slots > room || !is_quick || contribution > MOST_CONTRIBUTION {
+            return None;
+        }
+        let longest = |small: &Small| {
+            // All other hosts may get the same payload.
+            let receivers = if small.parcels == Parcels::Same { 1 } else { hosts };
+            let pairs = (0..hosts).flat_map(|from| (0..receivers).map(move |to| (from, to)));
+            pairs.map(|(from, to)| small.payload(call, comm, from, to)).max().unwrap_or(0)
+        };
+        let in_ring = longest(&small);
+        if in_ring <= most_payload(hosts, false).min(if hosts > MOST_DIRECT { usize::MAX } else { MOST_IN_RING }) {
+            return Some(small);
+        }
+        let small = Small { parcels: direct, is_direct: true, ..small };
+        (hosts <= MOST_DIRECT && longest(&small) <= most_payload(hosts, true)).then_some(small)
     }
 
     /// Whether a rank contributes data.
@@ -71,12 +112,34 @@ impl Small {
         !matches!(call.kind, Kind::Reduce | Kind::Gather) || call.root == Some(rank)
     }
 
-    /// The length of a host's payload in bytes.
-    pub(super) fn payload(&self, call: &Call, ranks: &[usize]) -> usize {
-        let givers = ranks.iter().filter(|rank| Small::gives(call, **rank)).count();
-        if self.reduces { self.contribution * givers.min(1) } else { self.contribution * givers }
+    /// The elements that a host reduces where each host reduces a piece.
+    pub(super) fn piece(call: &Call, comm: &Comm, host: usize) -> Block {
+        let (start, count) = part(call.count, host, span_of(comm).hosts.len(), call.dtype.size());
+        Block { start, count }
+    }
+
+    /// How many bytes of one rank's contribution a host gets.
+    pub(super) fn share(&self, call: &Call, comm: &Comm, to: usize) -> usize {
+        let (span, size) = (span_of(comm), call.dtype.size());
+        match self.parcels {
+            Parcels::Same => self.contribution,
+            Parcels::Root if call.root.is_some_and(|root| span.host_of[root] == to) => self.contribution,
+            Parcels::Root => 0,
+            Parcels::Blocks => span.hosts[to].len() * call.count * size,
+            Parcels::Pieces => Small::piece(call, comm, to).count * size,
+        }
+    }
+
+    /// The length in bytes of the payload that one host has for another one, or for itself.
+    pub(super) fn payload(&self, call: &Call, comm: &Comm, from: usize, to: usize) -> usize {
+        let givers = span_of(comm).hosts[from].iter().filter(|rank| Small::gives(call, **rank)).count();
+        self.share(call, comm, to) * if self.reduces { givers.min(1) } else { givers }
     }
 }
 
-/// The room for results in a slot of any size: a slot has 64 KiB at least, and begins with a line.
-const SLOT_ROOM: usize = (64 << 10) - 128;
+/// The largest payload in bytes with which at most eight hosts gather in the ring.
+const MOST_IN_RING: usize = 2 << 10;
+/// The most bytes that the seats of a host together may contribute to a small call.
+const MOST_FOR_A_SEAT: usize = 256 << 10;
+/// The most bytes that a rank may contribute to a small call.
+const MOST_CONTRIBUTION: usize = if cfg!(test) { 24 << 10 } else { 128 << 10 };

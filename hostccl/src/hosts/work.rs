@@ -210,8 +210,8 @@ impl<'a> Work<'a> {
         let mut is_first = true;
         for range in chunks(most.max(1), each) {
             let mut transfers = self.transfers();
-            // The receives come first: a rank whose long message has been asked for sends it without
-            // announcing it.
+            // The receives come first: a rank whose long message has been asked for sends it
+            // without announcing it.
             // SAFETY: the blocks lie in the buffers, and the temporary has room for a chunk of
             // each.
             unsafe {

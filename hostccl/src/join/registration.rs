@@ -24,23 +24,24 @@ use crate::wire::{Token, Wire, here};
 /// The most times that a rank fails to open the segment of another rank before it takes its own.
 const MOST_TRIES: usize = 64;
 
-/// How long a rank waits on this road.
+/// How long a rank waits for the maker and for the other ranks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     /// The time.
     pub(super) time: Duration,
-    /// Whether the time is that of the whole join. Otherwise progress of other ranks begins it anew.
+    /// Whether `time` limits the whole join. Otherwise it limits each wait: it starts anew whenever
+    /// other ranks make progress.
     pub(super) is_total: bool,
 }
 
-/// The join of one rank.
+/// The join of one rank through the maker.
 #[derive(Debug)]
 pub(super) struct Registration {
     /// The connection to the maker.
     client: Client,
     /// The token of the id.
     token: Token,
-    /// The wire of this process, which lives until the communicator has it.
+    /// The wire of this process. The join holds it until the communicator holds it.
     wire: Arc<dyn Wire>,
     /// The host of this process.
     host: Host,
@@ -48,16 +49,16 @@ pub(super) struct Registration {
     _offer: Private<OwnedFd>,
     /// The stage in which this rank is.
     stage: Stage,
-    /// The ranks that have come as far as this one, as far as this rank knows.
-    came: Vec<u32>,
+    /// The ranks of which the maker has said that they have done their part in the stage.
+    done: Vec<u32>,
     /// When this rank began.
     began: Instant,
-    /// When this rank last learned of progress.
+    /// When this rank last learned that another rank made progress.
     since: Instant,
-    /// The number of the communicator and its ranks, once all have registered.
+    /// The number of the communicator, and its ranks, once all ranks have registered.
     table: Option<(u64, Vec<Member>)>,
-    /// The rank whose segment this one has opened, and the segment.
-    took: Option<(usize, Private<OwnedFd>)>,
+    /// The rank whose segment this rank has opened, and that segment.
+    opened: Option<(usize, Private<OwnedFd>)>,
     /// The communicator, once this rank has mapped the segment of its host.
     comm: Option<Arc<Comm>>,
     /// The communicator in the segment of the id, where this rank waited first.
@@ -94,27 +95,28 @@ impl Registration {
             host,
             _offer: offer,
             stage: Stage::Registering,
-            came: Vec::new(),
+            done: Vec::new(),
             began: Instant::now(),
             since: Instant::now(),
             table: None,
-            took: None,
+            opened: None,
             comm: None,
             lobby,
         })
     }
 
-    /// The connection for which this rank waits.
+    /// The descriptor for which this rank waits, and whether it waits to write there.
     pub(super) fn connection(&self) -> Option<(RawFd, bool)> {
         self.client.waits_for()
     }
 
-    /// Goes on as far as possible without waiting. Returns the communicator once all ranks have
+    /// Does all that can be done without waiting. Returns the communicator once all ranks have
     /// joined. An error ends the join for all ranks.
     pub(super) fn poll(&mut self, context: &Context, limit: Limit) -> Result<Option<Arc<Comm>>> {
         loop {
             let outcome = match self.client.poll() {
-                // These errors come from the maker, or from the connection to it.
+                // Such an error comes from the maker, or from the connection to it. So this rank
+                // need not tell the maker.
                 Err(error) | Ok(Some(Message::Failed(error))) => {
                     self.end(&error);
                     return Err(error);
@@ -140,32 +142,33 @@ impl Registration {
         self.end(error);
     }
 
-    /// Ends what this rank has made so far.
+    /// Fails the communicators that this rank has made or waited in so far.
     fn end(&mut self, error: &Error) {
         for comm in self.comm.iter().chain(&self.lobby) {
             comm.fail_whole(error.code(), error.blame().clone(), error.message(), "");
         }
     }
 
-    /// Handles a message of the maker.
+    /// Handles a message of the maker. Returns whether another message may be handled at once.
     fn take(&mut self, context: &Context, message: Message) -> Result<bool> {
         match message {
-            Message::Came(stage, ranks) => {
+            Message::StageDone(stage, ranks) => {
                 if stage == self.stage {
-                    (self.came, self.since) = (ranks, Instant::now());
+                    (self.done, self.since) = (ranks, Instant::now());
                 }
             }
             Message::Table { comm, members } if self.stage == Stage::Registering => {
                 if members.len() != context.nranks as usize {
                     return Err(garbled());
                 }
-                let took = self.open(&members).map_err(|error| context.labels().refused(self.rank(context), error))?;
-                self.client.send(&Message::Took(took.0 as u32));
-                (self.table, self.took) = (Some((comm, members)), Some(took));
-                self.next(Stage::Taking);
+                let opened =
+                    self.open(&members).map_err(|error| context.labels().refused(self.rank(context), error))?;
+                self.client.send(&Message::Opened(opened.0 as u32));
+                (self.table, self.opened) = (Some((comm, members)), Some(opened));
+                self.next(Stage::Opening);
             }
-            Message::Groups(took) if self.stage == Stage::Taking => {
-                self.comm = Some(self.map(context, &took)?);
+            Message::Groups(opened) if self.stage == Stage::Opening => {
+                self.comm = Some(self.map(context, &opened)?);
                 self.client.send(&Message::Mapped);
                 self.next(Stage::Mapping);
             }
@@ -180,7 +183,7 @@ impl Registration {
 
     fn next(&mut self, stage: Stage) {
         (self.stage, self.since) = (stage, Instant::now());
-        self.came.clear();
+        self.done.clear();
     }
 
     /// Opens the segment of the lowest rank whose segment this process can open. Returns the rank
@@ -205,16 +208,16 @@ impl Registration {
     }
 
     /// Maps the segment of this rank's host.
-    fn map(&mut self, context: &Context, took: &[u32]) -> Result<Arc<Comm>> {
+    fn map(&mut self, context: &Context, opened: &[u32]) -> Result<Arc<Comm>> {
         let me = context.rank as usize;
-        let (Some((number, members)), Some((leader, fd))) = (&self.table, &self.took) else { return Err(garbled()) };
-        if took.len() != members.len() || took[me] as usize != *leader {
+        let (Some((number, members)), Some((leader, fd))) = (&self.table, &self.opened) else { return Err(garbled()) };
+        if opened.len() != members.len() || opened[me] as usize != *leader {
             return Err(garbled());
         }
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let mut host_of_leader: Vec<Option<usize>> = vec![None; members.len()];
         let mut host_of = Vec::with_capacity(members.len());
-        for (rank, leader) in took.iter().enumerate() {
+        for (rank, leader) in opened.iter().enumerate() {
             let host = host_of_leader.get_mut(*leader as usize).ok_or_else(garbled)?;
             let host = *host.get_or_insert_with(|| {
                 hosts.push(Vec::new());
@@ -237,7 +240,7 @@ impl Registration {
         take_seat(fd, (seat, here.len()), on_machine, labels, context, span)
     }
 
-    /// Fails when the time is up, or when a rank that waited in the segment of the id has died.
+    /// Fails when the time is up, or when a rank that waited in the segment of the id has ended.
     fn check(&self, context: &Context, limit: Limit) -> Result<()> {
         if let (Some(lobby), Stage::Registering) = (&self.lobby, self.stage) {
             let seen = lobby.segment.header().arrived.value();
@@ -257,9 +260,9 @@ impl Registration {
             ));
         }
         let missing: Vec<usize> =
-            (0..context.nranks).filter(|rank| !self.came.contains(rank)).map(|rank| rank as usize).collect();
+            (0..context.nranks).filter(|rank| !self.done.contains(rank)).map(|rank| rank as usize).collect();
         if missing.is_empty() {
-            let message = format!("the maker of the unique id did not go on within {millis} ms");
+            let message = format!("the maker of the unique id did not complete the join within {millis} ms");
             return Err(Error::new(ncclTimeout, message));
         }
         let message = format!("{} did not come within {millis} ms", context.labels().ranks(&missing));
@@ -268,5 +271,5 @@ impl Registration {
 }
 
 fn garbled() -> Error {
-    Error::new(ncclRemoteError, "the maker of the unique id sent a message that does not fit")
+    Error::new(ncclRemoteError, "the maker of the unique id sent a message that does not fit this join")
 }

@@ -28,7 +28,7 @@ pub(super) struct Context {
     pub(super) name: String,
     /// The numbers by which messages name the ranks.
     pub(super) global_ranks: GlobalRanks,
-    /// Raised by `ncclCommAbort`, which may come before there is a communicator.
+    /// Whether `ncclCommAbort` was called. The call may come before there is a communicator.
     pub(super) aborted: Arc<AtomicBool>,
 }
 
@@ -39,8 +39,8 @@ impl Context {
     }
 }
 
-/// Maps the segment, takes a seat of it, and counts this rank in. `seats` has the seat and the
-/// number of seats.
+/// Maps the segment, takes this rank's seat in it, and counts the rank in. `seats` is the rank's
+/// seat and the number of seats.
 pub(super) fn take_seat(
     fd: &OwnedFd,
     seats: (usize, usize),

@@ -48,9 +48,9 @@ macro_rules! float {
             fn product(self, other: Self) -> Self {
                 self * other
             }
-            // The two choices differ for zeros and NaNs only. Where both are zeros, the maximum is -0 when
-            // both have the sign bit, and the minimum is -0 when either has. Every NaN becomes one
-            // and the same NaN, so the order of the inputs makes no difference.
+            // The two choices differ for zeros and NaNs only. Where both are zeros, the maximum is
+            // -0 when both have the sign bit, and the minimum is -0 when either has. Every NaN
+            // becomes one and the same NaN, so the order of the inputs makes no difference.
             #[inline(always)]
             fn maximum(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };

@@ -1,6 +1,7 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
+use crate::call_name::NAME_BYTES;
 use crate::error::Result;
 use crate::hosts_of_threads;
 use crate::news;
@@ -53,6 +54,27 @@ fn messages_of_all_sizes_arrive_in_order() {
         }
     });
     assert!(!ends[0].remote.as_ref().unwrap().is_busy() && !ends[1].remote.as_ref().unwrap().is_busy());
+}
+
+/// This test takes 3 s, and up to 5 s on a busy machine. Two ranks that wait for each other wait one
+/// second longer than their timeout, because each says that it waits. If answers are late, the
+/// ranks wait for twice the timeout and one second at most.
+#[test]
+fn two_ranks_that_receive_from_each_other_fail_within_a_bound() {
+    let timeout = Duration::from_secs(2);
+    let ends = registered(&[&[0], &[1]]);
+    ends.iter().for_each(|end| end.set_timeout(timeout.as_millis() as u64));
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for (me, end) in ends.iter().enumerate() {
+            scope.spawn(move || {
+                let error = recv(end, 1 - me, 3, Name::NONE).unwrap_err();
+                assert_eq!(error.code(), ncclTimeout, "{}", error.message());
+                let took = began.elapsed();
+                assert!(took < 2 * timeout + Duration::from_millis(1600), "{took:?}: {}", error.message());
+            });
+        }
+    });
 }
 
 #[test]
@@ -154,4 +176,17 @@ fn two_messages_of_one_name_at_one_time_are_refused() {
             assert!(error.message().contains("two threads of rank 0 call at the same time"), "{}", error.message());
         }
     });
+}
+
+#[test]
+fn bytes_that_are_no_message_end_the_communicator_and_blame_their_sender() {
+    let ends = registered(&[&[0], &[1]]);
+    let span = ends[0].span.as_ref().unwrap();
+    let (peer, tag, bytes) = (span.peers[1].unwrap(), span.to(1, Name::NONE.tag), [1_u8; 5]);
+    // SAFETY: the bytes outlive the transfer.
+    let _sent = unsafe { Transfer::send(&span.wire, peer, tag, bytes.as_ptr(), bytes.len()) };
+    let error = recv(&ends[1], 0, 3, Name::NONE).unwrap_err();
+    assert!(error.message().contains("sent 5 bytes where 44 belong"), "{error:?}");
+    assert_eq!(error.blame().ranks, [0], "{error:?}");
+    assert!(ends[1].check_open().is_err(), "the communicator has ended");
 }

@@ -135,9 +135,16 @@ pub(crate) struct Seat {
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
     /// In a communicator over several hosts: odd while this rank has waited for other ranks for a
-    /// moment. A rank that waits changes the number again and again, so that one that was stopped in
-    /// its wait does not look as if it still waited. It is a hint for diagnoses.
+    /// moment. A rank that waits changes the number again and again, so that one that was stopped
+    /// in its wait does not look as if it still waited. It is a hint for diagnoses.
     pub(crate) waits: AtomicU32,
+    /// How many milliseconds this rank, or a rank for which it waits, would still wait before it
+    /// blames another rank. The value is from the time when this rank last changed `waits`.
+    pub(crate) waits_millis: AtomicU32,
+    /// In a communicator over several hosts, on seat 0: the number of the step, plus one, for which
+    /// this rank posted its call last. Seat 0 ends a step after all other ranks of its host, so
+    /// `step` does not tell that seat 0 has begun a call.
+    pub(crate) posted: AtomicU32,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
     /// The tags of the collectives in which this rank's threads are or wait, where there are

@@ -145,6 +145,12 @@ impl Remaining {
         error.by(blame)
     }
 
+    /// Returns an error as the ranks of the parent know it. While the new communicator is made,
+    /// the error has the ranks of the new communicator, whose numbers differ from the parent's.
+    pub(super) fn for_parent(&self, error: Error) -> Error {
+        if self.join.is_some() { self.in_parent(error) } else { error }
+    }
+
     /// Returns the ranks that an error of the parent blames, with their numbers in the new
     /// communicator.
     pub(super) fn blame_in_child(&self, error: &Error) -> Blame {

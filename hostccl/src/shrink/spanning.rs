@@ -21,6 +21,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::leaders::{Leaders, Role};
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::letter::check_letter;
 use super::remaining::Remaining;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -266,6 +268,6 @@ impl ChildOperation for SpanShrink {
     }
 
     fn for_parent(&self, error: Error) -> Error {
-        if self.remaining.join.is_some() { self.remaining.in_parent(error) } else { error }
+        self.remaining.for_parent(error)
     }
 }

@@ -133,21 +133,61 @@ pub(crate) fn to_bytes(address: &SocketAddr) -> Vec<u8> {
     out
 }
 
-/// Reads the address of a contact; `None` where the bytes are no address. `scope` is the number of
-/// this host's interface: a link-local address needs it, and the sender's number means nothing
-/// here.
+/// The most bytes of the name of a host in a contact.
+const MOST_NAME: usize = 64;
+
+/// Returns the name of this host.
+pub(crate) fn host_name() -> String {
+    let mut name = [0_u8; MOST_NAME + 1];
+    // SAFETY: the call writes at most that many bytes, and the last one stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), MOST_NAME) };
+    readable(name.split(|byte| *byte == 0).next().unwrap_or_default())
+}
+
+/// Returns a text without the characters that would disturb a message.
+fn readable(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).chars().filter(|letter| !letter.is_control()).collect()
+}
+
+/// Returns the bytes of an address and the name of its host, for a contact.
+pub(crate) fn with_name(mut address: Vec<u8>, host: &str) -> Vec<u8> {
+    address.extend_from_slice(&host.as_bytes()[..host.len().min(MOST_NAME)]);
+    address
+}
+
+/// Returns "beta (10.0.0.2:4711)" for the text of an address of the host with that contact, or the
+/// text alone where the contact has no name.
+pub(crate) fn in_words(contact: &[u8], address: &str) -> String {
+    let bytes = match contact.first() {
+        Some(4) => V4_BYTES,
+        _ => V6_BYTES,
+    };
+    let name = contact.get(bytes..).unwrap_or_default();
+    match readable(&name[..name.len().min(MOST_NAME)]) {
+        name if name.is_empty() => address.to_owned(),
+        name => format!("{name} ({address})"),
+    }
+}
+
+/// The length of an address in a contact.
+const V4_BYTES: usize = 7;
+const V6_BYTES: usize = 23;
+
+/// Reads the address of a contact, behind which the name of the host may follow. Returns `None`
+/// where the bytes are no address. `scope` is the number of this host's interface: a link-local
+/// address needs it, and the sender's number means nothing here.
 pub(crate) fn parse(bytes: &[u8], scope: u32) -> Option<SocketAddr> {
     let (family, rest) = bytes.split_first()?;
     let (port, rest) = rest.split_first_chunk::<2>()?;
     let port = u16::from_le_bytes(*port);
     match family {
         4 => {
-            let octets: [u8; 4] = rest.try_into().ok()?;
+            let octets: [u8; 4] = *rest.first_chunk()?;
             Some(SocketAddr::V4(SocketAddrV4::new(octets.into(), port)))
         }
         6 => {
             let (theirs, rest) = rest.split_first_chunk::<4>()?;
-            let octets: [u8; 16] = rest.try_into().ok()?;
+            let octets: [u8; 16] = *rest.first_chunk()?;
             let address = Ipv6Addr::from(octets);
             let scope = match address.is_unicast_link_local() {
                 true if scope != 0 => scope,
@@ -211,6 +251,9 @@ mod tests {
         for text in ["10.0.0.2:41733", "[2001:db8::1]:80"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(parse(&to_bytes(&address), 9), Some(address));
+            let (text, named) = (address.to_string(), with_name(to_bytes(&address), "be\nta"));
+            assert_eq!((parse(&named, 9), in_words(&named, &text)), (Some(address), format!("beta ({text})")));
+            assert_eq!(in_words(&to_bytes(&address), &text), text);
         }
         let link = SocketAddr::V6(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 0, 2));
         assert_eq!(parse(&to_bytes(&link), 9).unwrap().to_string(), "[fe80::1%9]:80");

@@ -114,7 +114,8 @@ pub(super) fn all_sizes(make: Make<'_>) {
     assert_eq!(wires[1].waiting(peers[1], 5), []);
 }
 
-/// Messages of one tag keep their order, whatever their sizes, also more of them than a wire keeps.
+/// Messages of one tag keep their order, whatever their sizes are, even if there are more messages
+/// than a wire keeps.
 pub(super) fn order(make: Make<'_>) {
     let (wires, peers) = pair(make);
     let sizes = [10, 100_000, 0, EAGER_BYTES, 4, 3 << 20, EAGER_BYTES, 7];
@@ -181,8 +182,8 @@ pub(super) fn too_long(make: Make<'_>) {
     }
 }
 
-/// Notices come, and a wire that goes is lost with all that waits for it. What had come before can
-/// still be received.
+/// Notices arrive. A wire that ends is lost for its peers, with all requests that wait for it. A
+/// message that had arrived before can still be received.
 pub(super) fn loss(make: Make<'_>) {
     let ([first, second], peers) = pair(make);
     first.notify(peers[0], 9, b"left");

@@ -25,8 +25,9 @@ use std::time::Duration;
 
 use crate::event::{Event, Watch};
 
-/// The longest message that a wire delivers before the receiver asks for it, in bytes.
-pub(crate) const EAGER_BYTES: usize = 64 << 10;
+/// The longest message that a wire delivers before the receiver asks for it, in bytes: 64 KiB of
+/// data, and a head with which a collective begins.
+pub(crate) const EAGER_BYTES: usize = (64 << 10) + 256;
 
 /// The longest notice, in bytes.
 pub(crate) const NOTICE_BYTES: usize = 1 << 10;
@@ -155,7 +156,7 @@ pub(crate) trait Wire: Debug + Send + Sync {
     }
 
     /// Whether this host's kernel has everything that was sent to the peer over the connection that
-    /// there is. What waits for a connection does not count. The answer is yes where the peer is
+    /// there is. Bytes that wait for a connection do not count. The answer is yes where the peer is
     /// lost. A wire whose `close` waits for that has no other answer.
     fn is_flushed(&self, peer: Peer) -> bool {
         let _ = peer;
@@ -163,8 +164,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     }
 
     /// Whether the other hosts have everything that this process has sent to any peer, so that
-    /// nothing gets lost when this process ends now. What waits for a connection counts. Lost peers
-    /// do not count. A wire whose `close` waits for that has no other answer than yes.
+    /// nothing gets lost when this process ends now. Bytes that wait for a connection count. Lost
+    /// peers do not count. A wire whose `close` waits for all of that always answers yes.
     fn has_all_arrived(&self) -> bool {
         true
     }

@@ -96,8 +96,8 @@ pub fn last_error() -> String {
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
-/// Returns when all threads of a process have slept for a while, which means that they wait for other
-/// processes.
+/// Returns when all threads of a process have slept for a while, which means that they wait for
+/// other processes.
 #[track_caller]
 pub fn until_asleep(pid: u32) {
     let is_asleep = |task: std::fs::DirEntry| {

@@ -59,6 +59,37 @@ fn a_rank_with_another_call_is_found_by_all_ranks() {
 }
 
 #[test]
+fn calls_that_gather_in_different_ways_are_found_by_all_ranks() {
+    let sum = Some(Reduction::Plain(ReduceOp::Sum));
+    let usual = Args { kind: Kind::AllReduce, count: 4, dtype: DataType::Float32, reduction: sum, root: None };
+    // In the ring, in a direct exchange, and with data behind the meeting.
+    let counts = [4, 2_000, 100_000];
+    let singles: [&[usize]; 9] = [&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7], &[8]];
+    let mut random = Random(11);
+    for turn in 0..60 {
+        let hosts: &[&[usize]] = match turn % 4 {
+            0 => &singles[..random.of(&[8, 9])],
+            1 => &[&[0, 3], &[1], &[2, 4], &[5]],
+            _ => &singles[..3 + random.next(3)],
+        };
+        let ranks = Ranks::new(hosts);
+        let n = ranks.ends.len();
+        let mut calls: Vec<usize> = (0..n).map(|_| random.of(&counts)).collect();
+        if calls.iter().all(|count| *count == calls[0]) {
+            calls[n - 1] = counts[counts.iter().position(|count| *count != calls[0]).unwrap()];
+        }
+        let errors = ranks.errors(|me, comm| make(comm, &Args { count: calls[me], ..usual.clone() }));
+        let other = calls.iter().position(|count| *count != calls[0]).unwrap();
+        let call = |rank: usize| format!("rank {rank} calls ncclAllReduce({} x float32, sum)", calls[rank]);
+        let message = format!("the ranks make different calls: {}, {}", call(0), call(other));
+        for error in errors {
+            assert_eq!(error.code(), ncclInvalidUsage, "{hosts:?} {calls:?}: {}", error.message());
+            assert!(error.message().contains(&message), "{hosts:?} {calls:?}: {}", error.message());
+        }
+    }
+}
+
+#[test]
 fn a_count_that_one_rank_sends_and_another_does_not_expect_is_found_by_all_ranks() {
     for (hosts, (from, to)) in HOSTS.into_iter().zip([(0, 2), (3, 1), (4, 0)]) {
         let ranks = Ranks::new(hosts);

@@ -1,8 +1,10 @@
 //! Collectives among threads on several "hosts", over the memory wire.
 
+mod beginnings;
 mod data;
 mod differences;
 mod endings;
+mod late;
 mod names;
 mod results;
 

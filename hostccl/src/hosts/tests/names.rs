@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Ranks, name, sum};
+use super::{Args, Ranks, call, name, sum};
+use crate::call_name::Name;
+use crate::collective::{Kind, Reduction};
 use crate::comm::Comm;
 use crate::error::Result;
-use crate::types::ncclInvalidUsage;
+use crate::types::{DataType, ReduceOp, ncclInvalidUsage};
 
 #[test]
 fn names_in_any_order_on_any_host_all_make_progress() {
@@ -23,6 +25,35 @@ fn names_in_any_order_on_any_host_all_make_progress() {
                             assert_eq!(sum(comm, number, name(names[which])).unwrap(), n * number);
                         }
                     });
+                }
+            });
+        });
+    }
+}
+
+/// Sums `count` numbers over the ranks, under a name. Checks the result.
+fn sum_many(comm: &Arc<Comm>, count: usize, under: Name) -> Result<()> {
+    let (me, n) = comm.whole();
+    let reduction = Some(Reduction::Plain(ReduceOp::Sum));
+    let args = Args { kind: Kind::AllReduce, count, dtype: DataType::Uint64, reduction, root: None };
+    let mut numbers = vec![me as u64; count];
+    // SAFETY: the numbers outlive the call, which is in place.
+    unsafe { call(comm, &args, numbers.as_ptr().cast(), numbers.as_mut_ptr().cast(), None, under)? };
+    assert!(numbers.iter().all(|number| *number == (n * (n - 1) / 2) as u64), "{count} numbers along {under:?}");
+    Ok(())
+}
+
+#[test]
+fn names_of_calls_that_gather_in_different_ways_make_progress() {
+    // In the ring, in a direct exchange, and with data behind the meeting.
+    let calls = [("tp", 1), ("ep", 2_000), ("dp", 20_000)];
+    for hosts in [&[&[0][..], &[1], &[2]][..], &[&[0, 1], &[2], &[3]], &[&[0], &[1], &[2], &[3], &[4]]] {
+        let ranks = Ranks::new(hosts);
+        ranks.run(|me, comm| {
+            std::thread::scope(|scope| {
+                for turn in 0..calls.len() {
+                    let (along, count) = calls[(turn + me) % calls.len()];
+                    scope.spawn(move || (0..4).for_each(|_| sum_many(comm, count, name(along)).unwrap()));
                 }
             });
         });

@@ -21,7 +21,7 @@ const KINDS: [Kind; 11] = [
 ];
 
 /// Returns random arguments.
-fn random_args(random: &mut Random, n: usize) -> Args {
+pub(super) fn random_args(random: &mut Random, n: usize) -> Args {
     let kind = random.of(&KINDS);
     let dtype = random.of(&DataType::ALL);
     let rooted = matches!(kind, Kind::Reduce | Kind::Broadcast | Kind::Gather | Kind::Scatter);
@@ -43,7 +43,7 @@ fn random_args(random: &mut Random, n: usize) -> Args {
 }
 
 /// Performs a call on a rank, and returns its receive buffer.
-fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, case: &Case, in_place: bool) -> Vec<u8> {
+pub(super) fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, case: &Case, in_place: bool) -> Vec<u8> {
     let size = args.dtype.size();
     let place = case.in_place.filter(|_| in_place);
     // Room for both buffers, wherever one begins in the other.
@@ -66,7 +66,7 @@ fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, case: &Case, i
 }
 
 /// Compares a result with that of a plain loop.
-fn check(args: &Args, case: &Case, got: &[u8], in_place: bool, what: &str) {
+pub(super) fn check(args: &Args, case: &Case, got: &[u8], in_place: bool, what: &str) {
     let size = args.dtype.size();
     let is_average = matches!(args.reduction, Some(Reduction::Plain(ReduceOp::Avg))) && is_float(args.dtype);
     for (index, (bytes, expected)) in got.chunks(size).zip(&case.expected).enumerate() {

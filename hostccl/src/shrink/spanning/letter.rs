@@ -81,14 +81,24 @@ impl Letter {
                     ranks.iter().all(|rank| *rank < nranks).then_some(ranks)
                 };
                 let blame = Blame { ranks: ranks()?, lost: ranks()? };
-                let code = u32::try_from(second).ok()? as ncclResult_t;
-                // A failure must not look like a success.
-                let code = if [ncclSuccess, ncclInProgress].contains(&code) { ncclInternalError } else { code };
-                let error = Error::new(code, String::from_utf8_lossy(rest)).by(blame);
+                let code = ncclResult_t::try_from(second).ok()?;
+                let error = Error::new(failure_of_another(code), String::from_utf8_lossy(rest)).by(blame);
                 Letter::Failed { attempt: first, error }
             }
             _ => return None,
         })
+    }
+}
+
+/// Checks what holds for any bytes in place of a letter: a letter that can be read fits into a
+/// letter when it is written, and no failure looks like a success.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_letter(bytes: &[u8]) {
+    let Some(letter) = Letter::decode(bytes, 9) else { return };
+    let again = letter.encode();
+    assert!(again.len() <= LETTER_BYTES && Letter::decode(&again, 9).is_some(), "{letter:?}");
+    if let Letter::Failed { error, .. } = letter {
+        assert_eq!(failure_of_another(error.code()), error.code());
     }
 }
 

@@ -6,6 +6,7 @@ use socket2::Socket;
 
 use super::cipher::Cipher;
 use super::frame::{HEADER, Header, Kind, PIECE};
+use super::inbox::Inbox;
 use super::incoming::Sink;
 use super::ledger::{Key, Ledger};
 use super::remote::{Remote, Send, slice};
@@ -51,10 +52,8 @@ pub(super) struct Connection {
     pub(super) socket: Private<Socket>,
     /// The other side's address, for messages.
     pub(super) address: String,
-    /// Bytes that were read and not parsed: those from `start` to `end`.
-    buffer: Box<[u8]>,
-    start: usize,
-    end: usize,
+    /// Bytes that were read and not parsed.
+    inbox: Inbox,
     /// Where the bytes of the current frame belong. It is the frame whose header came last.
     sink: Sink,
     /// How many bytes of the current frame have not come.
@@ -89,9 +88,7 @@ impl Connection {
             silence: Silence::of(&socket),
             socket,
             address,
-            buffer: vec![0; room].into_boxed_slice(),
-            start: 0,
-            end: 0,
+            inbox: Inbox::new(room),
             sink: Sink::None,
             left: 0,
             head: Vec::new(),
@@ -171,18 +168,18 @@ impl Connection {
                 }
             }
             let (direct, direct_left) = match self.sink {
-                Sink::Direct { to, .. } if self.start == self.end => (to, self.left),
+                Sink::Direct { to, .. } if self.inbox.bytes().is_empty() => (to, self.left),
                 _ => (0, 0),
             };
-            self.make_room(HEADER);
-            let room = self.buffer.len() - self.end;
+            let free = self.inbox.room(HEADER);
+            let room = free.len();
             let mut parts = [
                 libc::iovec { iov_base: direct as *mut libc::c_void, iov_len: direct_left },
-                libc::iovec { iov_base: self.buffer[self.end..].as_mut_ptr().cast(), iov_len: room },
+                libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: room },
             ];
             let parts = if direct_left > 0 { &mut parts[..] } else { &mut parts[1..] };
             // SAFETY: the parts are the rest of a posted receive's buffer, which stays valid until
-            // its request ends, and the free part of `buffer`.
+            // its request ends, and the free part of the inbox.
             let got = match unsafe { sockets::receive(&self.socket, parts) } {
                 Ok(Some(0)) => {
                     return Err(Lost { ended: true, why: format!("{} closed the connection", self.address) });
@@ -197,7 +194,7 @@ impl Connection {
             if into > 0 {
                 self.advance(into, remote, ledger);
             }
-            self.end += got - into;
+            self.inbox.wrote(got - into);
             self.parse(remote, ledger).map_err(|why| garbage(&self.address, &why))?;
             if got < room + direct_left {
                 return Ok(done);
@@ -205,16 +202,6 @@ impl Connection {
         }
         done.more = true;
         Ok(done)
-    }
-
-    /// Makes room for at least `wanted` more bytes in the buffer.
-    fn make_room(&mut self, wanted: usize) {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.buffer.len() - self.end < wanted {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
     }
 
     /// Reads and opens records of an encrypted connection. Returns how many bytes they have, or
@@ -236,14 +223,8 @@ impl Connection {
                 None => return Ok(Some(got)),
             };
             // The parser leaves less than a header, so a record fits.
-            if self.start == self.end {
-                (self.start, self.end) = (0, 0);
-            } else if self.buffer.len() - self.end < plain.len() {
-                self.buffer.copy_within(self.start..self.end, 0);
-                (self.start, self.end) = (0, self.end - self.start);
-            }
-            self.buffer[self.end..self.end + plain.len()].copy_from_slice(plain);
-            self.end += plain.len();
+            self.inbox.room(plain.len())[..plain.len()].copy_from_slice(plain);
+            self.inbox.wrote(plain.len());
             self.parse(remote, ledger).map_err(|why| garbage(&self.address, &why))?;
         }
     }
@@ -260,16 +241,16 @@ impl Connection {
         }
     }
 
-    /// Takes frames from the buffer.
+    /// Takes frames from the inbox.
     fn parse(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<(), String> {
         loop {
-            let have = self.end - self.start;
+            let waiting = self.inbox.bytes();
             if self.left > 0 {
-                let bytes = have.min(self.left);
+                let bytes = waiting.len().min(self.left);
                 if bytes == 0 {
                     return Ok(());
                 }
-                let data = &self.buffer[self.start..self.start + bytes];
+                let data = &waiting[..bytes];
                 match &mut self.sink {
                     // SAFETY: the frame's bytes fit into the posted receive's buffer, which stays
                     // valid until its request ends.
@@ -279,13 +260,13 @@ impl Connection {
                     Sink::Keep { data: kept, .. } | Sink::Notice { text: kept, .. } => kept.extend_from_slice(data),
                     Sink::None | Sink::Drop => {}
                 }
-                self.start += bytes;
+                self.inbox.drop_first(bytes);
                 self.advance(bytes, remote, ledger);
                 continue;
             }
-            let Some(raw) = self.buffer[self.start..self.end].first_chunk::<HEADER>() else { return Ok(()) };
+            let Some(raw) = waiting.first_chunk::<HEADER>() else { return Ok(()) };
             let header = Header::parse(raw)?;
-            self.start += HEADER;
+            self.inbox.drop_first(HEADER);
             self.left = header.bytes;
             self.sink = remote.take_header(header, ledger)?;
             if self.left == 0 {

@@ -1,6 +1,7 @@
 //! The wire's thread. It makes connections and accepts them. Ten times a second it moves messages
 //! that came while no thread waited for them.
 
+mod attempts;
 mod door;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{SockAddr, Socket};
 
+use self::attempts::{Attempts, PAUSE, TRIES};
 use self::door::Door;
 use super::cipher::Cipher;
 use super::connection::Connection;
@@ -21,19 +23,15 @@ use super::state::{Inner, State};
 use super::stranger::{self, NAMED_A_TOKEN, Step, Stranger};
 use crate::fork::{self, Private};
 use crate::thread;
-use crate::wire::Lost;
+use crate::wire::{Lost, address};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a process that connects may take to prove itself, and how long this process may not
 /// know it yet.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long this process tries to reach another one that answers without taking the connection.
-const TRIES: Duration = Duration::from_secs(30);
 /// The number of `Alive` frames in the time after which a silent host is lost.
 const BEATS: u32 = 8;
-/// The time from one try to the next.
-const PAUSE: Duration = Duration::from_millis(50);
 /// How long the wire goes on after its last owner has gone, until its bytes have been sent.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -44,21 +42,6 @@ const MOST_STRANGERS: usize = 128;
 const LISTENER: u64 = u64::MAX;
 /// The number of the bell in the thread's epoll set.
 const BELL: u64 = u64::MAX - 1;
-
-/// A peer to which this process tries to connect.
-#[derive(Debug)]
-struct Attempt {
-    /// When the first try began.
-    since: Instant,
-    /// When the next try may begin. It counts while no try is under way.
-    next: Instant,
-    /// The number of the stranger that is the try under way.
-    stranger: Option<u64>,
-    /// Why the last try failed.
-    why: String,
-    /// The number of tries that have failed. Each try uses another token, the newest first.
-    tokens: usize,
-}
 
 /// The state that the thread owns.
 struct Keeper {
@@ -73,7 +56,7 @@ struct Keeper {
     /// The number of the last stranger.
     last: u64,
     /// The peers to connect to.
-    attempts: HashMap<u32, Attempt>,
+    attempts: Attempts,
     /// The function that is called at each tick.
     tick: fn(),
 }
@@ -83,7 +66,7 @@ pub(super) fn start(inner: Arc<Inner>, listener: Private<Socket>, tick: fn()) ->
     let set = Epoll::new()?;
     let door = Door::new(listener, &set, LISTENER)?;
     set.add(inner.keeper.as_raw_fd(), BELL, false)?;
-    let (strangers, attempts) = (HashMap::new(), HashMap::new());
+    let (strangers, attempts) = (HashMap::new(), Attempts::default());
     let keeper = Keeper { inner, door, set, strangers, last: 0, attempts, tick };
     thread::spawn("dm-wire", move || keeper.run()).map(drop)
 }
@@ -95,8 +78,7 @@ impl Keeper {
         let mut next_beat = Instant::now() + beat;
         while !self.inner.is_over.load(Ordering::SeqCst) {
             let is_relied_on = self.is_relied_on();
-            let tries = self.attempts.values().filter(|attempt| attempt.stranger.is_none());
-            let wake = tries.map(|attempt| attempt.next).chain(self.door.shut_until).fold(next_tick, Instant::min);
+            let wake = self.attempts.next().chain(self.door.shut_until).fold(next_tick, Instant::min);
             let timeout = wake.saturating_duration_since(Instant::now());
             let all = [self.set.as_raw_fd(), self.inner.connections.as_raw_fd()];
             epoll::wait_for(if is_relied_on { &all } else { &all[..1] }, timeout);
@@ -196,19 +178,8 @@ impl Keeper {
     fn look(&mut self) {
         let wanted = std::mem::take(&mut self.inner.lock().to_connect);
         let now = Instant::now();
-        for peer in wanted {
-            self.attempts.entry(peer).or_insert(Attempt {
-                since: now,
-                next: now,
-                stranger: None,
-                why: String::new(),
-                tokens: 0,
-            });
-        }
-        let is_due = |attempt: &Attempt| attempt.stranger.is_none() && attempt.next <= now;
-        let due: Vec<u32> =
-            self.attempts.iter().filter(|(_, attempt)| is_due(attempt)).map(|(peer, _)| *peer).collect();
-        for peer in due {
+        wanted.into_iter().for_each(|peer| self.attempts.begin(peer, now));
+        for peer in self.attempts.due(now) {
             self.connect(peer);
         }
         let unknown: Vec<u64> =
@@ -217,19 +188,19 @@ impl Keeper {
             let Some(mut stranger) = self.strangers.remove(&number) else { continue };
             let step = stranger.answer(&self.inner, |peer| self.is_taken(peer));
             self.strangers.insert(number, stranger);
-            self.follow(number, step);
+            self.act_on(number, step);
         }
     }
 
     /// Whether this process has proved itself to that peer.
     fn is_taken(&self, peer: u32) -> bool {
-        let mine = self.attempts.get(&peer).and_then(|attempt| attempt.stranger);
+        let mine = self.attempts.get(peer).and_then(|attempt| attempt.stranger);
         mine.and_then(|number| self.strangers.get(&number)).is_some_and(Stranger::is_proved)
     }
 
     /// Gives up a peer.
     fn fail(&mut self, peer: u32, ended: bool, why: String) {
-        self.attempts.remove(&peer);
+        self.attempts.remove(peer);
         let mut state = self.inner.lock();
         if state.links.get(&peer).is_some_and(|link| link.connection.is_none()) {
             state.lose(peer, Lost { ended, why });
@@ -238,14 +209,14 @@ impl Keeper {
 
     /// Begins a try to connect to a peer.
     fn connect(&mut self, peer: u32) {
-        let tried = self.attempts.get(&peer).map_or(0, |attempt| attempt.tokens);
+        let tried = self.attempts.get(peer).map_or(0, |attempt| attempt.tokens);
         let known = {
             let state = self.inner.lock();
             let link = state.links.get(&peer).filter(|link| link.connection.is_none() && link.remote.lost.is_none());
             link.map(|link| (link.remote.contact.clone(), link.remote.token(tried)))
         };
         let Some((contact, token)) = known else {
-            self.attempts.remove(&peer);
+            self.attempts.remove(peer);
             return;
         };
         let Some(address) = self.inner.options.address(&contact.address) else {
@@ -260,7 +231,7 @@ impl Keeper {
                 _ => Ok(socket),
             }
         };
-        let address = address.to_string();
+        let address = address::in_words(&contact.address, &address.to_string());
         let begun = begin().map_err(|reason| stranger::refused(&address, &reason)).and_then(|socket| {
             Stranger::connecting(&self.inner, socket, address.clone(), (peer, contact.id, token))
                 .map_err(|why| Step::Fail(false, why))
@@ -268,7 +239,7 @@ impl Keeper {
         match begun {
             Ok(stranger) => {
                 let number = self.enter(stranger);
-                if let Some(attempt) = self.attempts.get_mut(&peer) {
+                if let Some(attempt) = self.attempts.get_mut(peer) {
                     (attempt.stranger, attempt.next) = (number, Instant::now() + PAUSE);
                 }
             }
@@ -280,13 +251,10 @@ impl Keeper {
 
     /// Ends a try. The peer is tried again until the time is up.
     fn try_again(&mut self, peer: u32, why: String) {
-        let Some(attempt) = self.attempts.get_mut(&peer) else { return };
         let known = self.inner.lock().links.get(&peer).map_or(0, |link| link.remote.tokens.len());
-        attempt.tokens += 1;
-        // The peer may know another token, so the next one is tried at once. After all of them have
-        // failed, a pause gives the peer time to learn one.
-        let pause = if attempt.tokens % known.max(1) == 0 { PAUSE } else { Duration::ZERO };
-        (attempt.stranger, attempt.next, attempt.why) = (None, Instant::now() + pause, why);
+        if let Some(attempt) = self.attempts.get_mut(peer) {
+            attempt.fail(known, why);
+        }
     }
 
     /// Takes the next step of a stranger.
@@ -294,11 +262,11 @@ impl Keeper {
         let Some(mut stranger) = self.strangers.remove(&number) else { return };
         let step = stranger.step(&self.inner, |peer| self.is_taken(peer));
         self.strangers.insert(number, stranger);
-        self.follow(number, step);
+        self.act_on(number, step);
     }
 
     /// Does what a step has led to.
-    fn follow(&mut self, number: u64, step: Step) {
+    fn act_on(&mut self, number: u64, step: Step) {
         let Some(stranger) = self.strangers.get(&number) else { return };
         match step {
             Step::Wait => {}
@@ -307,18 +275,18 @@ impl Keeper {
                 // Both processes may connect at once. Then the connection of the one with the
                 // smaller number stays, unless the other one has proved itself already.
                 let peer = stranger.peer.filter(|peer| from < self.inner.contact.id && !self.is_taken(*peer));
-                let Some(attempt) = peer.and_then(|peer| self.attempts.get_mut(&peer)) else { return };
+                let Some(attempt) = peer.and_then(|peer| self.attempts.get_mut(peer)) else { return };
                 attempt.next = Instant::now() + PATIENCE;
                 if let Some(mine) = attempt.stranger.take() {
                     self.remove(mine);
                 }
             }
-            Step::Settled(cipher) => self.settle(number, cipher),
+            Step::Proved(cipher) => self.make_connection(number, cipher),
             Step::Drop(why) => {
                 let Some(stranger) = self.remove(number) else { return };
                 log::debug!("the wire refuses {}: {why}", stranger.address);
                 // This process may have given up its own try for that connection.
-                let attempt = stranger.peer.and_then(|peer| self.attempts.get_mut(&peer));
+                let attempt = stranger.peer.and_then(|peer| self.attempts.get_mut(peer));
                 if let Some(attempt) = attempt.filter(|attempt| attempt.stranger.is_none()) {
                     attempt.next = attempt.next.min(Instant::now() + PAUSE);
                 }
@@ -335,9 +303,11 @@ impl Keeper {
     }
 
     /// Makes a stranger the connection of its peer.
-    fn settle(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
-        let Some(Stranger { socket, address, peer: Some(peer), .. }) = self.remove(number) else { return };
-        if let Some(other) = self.attempts.remove(&peer).and_then(|attempt| attempt.stranger) {
+    fn make_connection(&mut self, number: u64, cipher: Option<Box<Cipher>>) {
+        let Some(stranger) = self.remove(number) else { return };
+        let is_mine = stranger.is_mine();
+        let Stranger { socket, mut address, peer: Some(peer), .. } = stranger else { return };
+        if let Some(other) = self.attempts.remove(peer).and_then(|attempt| attempt.stranger) {
             self.remove(other);
         }
         let inner = self.inner.clone();
@@ -346,6 +316,9 @@ impl Keeper {
         let Some(link) = state.links.get_mut(&peer) else { return };
         if link.connection.is_some() || link.remote.lost.is_some() {
             return;
+        }
+        if !is_mine {
+            address = address::in_words(&link.remote.contact.address, &address);
         }
         if let Err(reason) = inner.connections.add(socket.as_raw_fd(), u64::from(peer), false) {
             let why = format!("using the connection to {address}: {reason}");
@@ -375,11 +348,8 @@ impl Keeper {
             let why = format!("{} does not answer: no connection within {} ms", stranger.address, silence.as_millis());
             stranger.peer.into_iter().for_each(|peer| self.fail(peer, false, why.clone()));
         }
-        let is_late = |attempt: &Attempt| now.duration_since(attempt.since) > TRIES;
-        let late: Vec<u32> =
-            self.attempts.iter().filter(|(_, attempt)| is_late(attempt)).map(|(peer, _)| *peer).collect();
-        for peer in late {
-            let Some(attempt) = self.attempts.remove(&peer) else { continue };
+        for peer in self.attempts.late(now) {
+            let Some(attempt) = self.attempts.remove(peer) else { continue };
             let stranger = attempt.stranger.and_then(|number| self.remove(number));
             let why = stranger.map_or(attempt.why, |stranger| format!("{} does not answer", stranger.address));
             self.fail(peer, false, format!("{why}: no connection within {} s", TRIES.as_secs()));
@@ -397,11 +367,7 @@ impl Keeper {
             for number in state.connected.clone() {
                 state.serve(&inner, u64::from(number));
                 let link = state.links.get(&number);
-                let is_sent = link.is_none_or(|link| {
-                    let is_flushed = |connection: &Connection| connection.is_flushed(true);
-                    !link.remote.has_output() && link.connection.as_deref().is_none_or(is_flushed)
-                });
-                if is_sent {
+                if link.is_none_or(|link| link.is_flushed(true).unwrap_or(true)) {
                     state.forget(number);
                 }
             }

@@ -12,15 +12,15 @@ pub(super) type Key = (Tag, u64);
 /// A quick hash for the keys of messages, which are small numbers. A peer that chose its tags to
 /// make them collide would only delay itself.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Quick(u64);
+pub(super) struct KeyHasher(u64);
 
-impl Quick {
+impl KeyHasher {
     fn mix(&mut self, number: u64) {
         self.0 = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
-impl Hasher for Quick {
+impl Hasher for KeyHasher {
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.mix(u64::from(*byte)));
     }
@@ -39,8 +39,8 @@ impl Hasher for Quick {
     }
 }
 
-/// A table that uses [`Quick`].
-pub(super) type Table<K, V> = HashMap<K, V, BuildHasherDefault<Quick>>;
+/// A table that uses [`KeyHasher`].
+pub(super) type Table<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
 
 /// A request under way: the peer, and the message that it sends or receives.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@
 //! | `frame` | headers |
 //! | `ledger` | the requests |
 //! | `remote`, `incoming`, `ends`, `uses` | the messages to and from one process |
-//! | `sockets`, `cipher`, `connection` | bytes to and from a socket |
+//! | `sockets`, `cipher`, `inbox`, `connection` | bytes to and from a socket |
 //! | `silence` | hosts from which nothing comes any more |
 //! | `state` | what the owners of a wire share with its thread |
 //! | `hello` | the proof that a connection belongs to this job |
@@ -21,12 +21,15 @@
 //! sleeps in `epoll`. A thread that also waits for words in memory sleeps on a futex, and the
 //! wire's thread moves its messages meanwhile.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod any_bytes;
 mod cipher;
 mod connection;
 mod ends;
 mod epoll;
 mod frame;
 mod hello;
+mod inbox;
 mod incoming;
 mod keeper;
 mod ledger;
@@ -47,7 +50,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::connection::Connection;
 use self::epoll::{Bell, Epoll};
 use self::frame::{Header, Kind};
 use self::options::Options;
@@ -56,6 +58,7 @@ use self::state::{BELL, Inner, Link};
 use super::{Broken, Contact, Lost, NOTICE_BYTES, Notice, Peer, Request, Tag, Token, Wire};
 use crate::error::{Error, Result};
 use crate::event::{self, Event, Watch};
+use crate::wire::address;
 use crate::{fork, token};
 
 /// The most bytes of notices that wait for one peer.
@@ -77,7 +80,10 @@ impl Tcp {
             (sleeper.map_err(system("making an eventfd"))?, keeper.map_err(system("making an eventfd"))?);
         connections.add(sleeper.as_raw_fd(), BELL, false).map_err(system("using epoll"))?;
         let inner = Arc::new(Inner {
-            contact: Contact { id: token::random_token()?, address },
+            contact: Contact {
+                id: token::random_token()?,
+                address: address::with_name(address, &address::host_name()),
+            },
             options,
             state: Mutex::default(),
             moved: Event::default(),
@@ -230,22 +236,13 @@ impl Wire for Tcp {
 
     fn is_flushed(&self, peer: Peer) -> bool {
         let state = self.0.lock();
-        let Some(Link { remote, connection, .. }) = state.links.get(&peer.0).map(|link| &**link) else {
-            return true;
-        };
-        let is_flushed = |connection: &Connection| !remote.has_output() && connection.is_flushed(false);
-        remote.is_self || remote.lost.is_some() || connection.as_deref().is_none_or(is_flushed)
+        state.links.get(&peer.0).and_then(|link| link.is_flushed(false)).unwrap_or(true)
     }
 
     fn has_all_arrived(&self) -> bool {
-        self.0.lock().links.values().all(|link| {
-            let Link { remote, connection, is_connecting } = &**link;
-            let is_over = || match connection {
-                Some(connection) => connection.is_flushed(true),
-                None => !*is_connecting,
-            };
-            remote.is_self || remote.lost.is_some() || (!remote.has_output() && is_over())
-        })
+        // A connection that is being made has something to send.
+        let has_arrived = |link: &Link| link.is_flushed(true).unwrap_or(!link.is_connecting);
+        self.0.lock().links.values().all(|link| has_arrived(link))
     }
 
     fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {

@@ -16,7 +16,7 @@ use super::frame::{Header, Kind};
 use super::ledger::{Key, Ledger, Open, Table};
 use crate::wire::{Broken, Contact, EAGER_BYTES, Lost, Peer, Tag, Token};
 
-/// The most that short messages may cost which the receiver has not taken, in bytes.
+/// The highest cost of all short messages that the receiver has not taken, in bytes.
 pub(super) const CREDIT: usize = 4 << 20;
 /// The cost of each short message besides its bytes, in bytes.
 pub(super) const COST: usize = 128;
@@ -36,7 +36,7 @@ pub(super) struct Send {
     pub(super) from: usize,
     /// The message's length.
     pub(super) bytes: usize,
-    /// How many bytes are in frames that were sent or are being sent.
+    /// How many bytes of the message are in frames that were sent or are being sent.
     pub(super) sent: usize,
     /// Whether the message goes without having been asked for.
     pub(super) eager: bool,
@@ -283,8 +283,8 @@ impl Remote {
         }
     }
 
-    /// Gives the sender the credit for a short message back. It is told when much has come
-    /// together.
+    /// Gives the credit for a short message back to the sender. A frame does this once a quarter
+    /// of all credit has accumulated.
     pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes + COST;
         if self.owed >= CREDIT / 4 {

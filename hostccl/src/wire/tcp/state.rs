@@ -65,6 +65,18 @@ pub(super) struct Link {
     pub(super) is_connecting: bool,
 }
 
+impl Link {
+    /// Whether everything for the process has been handed to the kernel. With `arrival`, whether
+    /// the other host has acknowledged it. `None` where there is no connection.
+    pub(super) fn is_flushed(&self, arrival: bool) -> Option<bool> {
+        let Link { remote, connection, .. } = self;
+        if remote.is_self || remote.lost.is_some() {
+            return Some(true);
+        }
+        connection.as_ref().map(|connection| !remote.has_output() && connection.is_flushed(arrival))
+    }
+}
+
 /// The state that the lock of a wire guards.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -188,11 +200,12 @@ impl State {
             let written = write(inner, remote, connection, &mut self.ledger)?;
             Ok(read.moved || written.moved)
         });
-        self.settle(inner, number as u32, served)
+        self.handle_outcome(inner, number as u32, served)
     }
 
-    /// Does what the outcome of a connection's use calls for. Returns whether something has moved.
-    fn settle(&mut self, inner: &Inner, number: u32, used: Result<bool, Lost>) -> bool {
+    /// Loses the peer or closes the connection if the outcome of its use calls for that. Returns
+    /// whether something has moved.
+    fn handle_outcome(&mut self, inner: &Inner, number: u32, used: Result<bool, Lost>) -> bool {
         let Some(link) = self.links.get_mut(&number) else { return true };
         let moved = match used {
             Ok(moved) => moved,
@@ -282,7 +295,7 @@ impl State {
             Some(connection) if connection.waits_for_room => {}
             Some(connection) => {
                 let written = write(inner, remote, connection, &mut self.ledger);
-                self.settle(inner, number, written.map(|done| done.moved));
+                self.handle_outcome(inner, number, written.map(|done| done.moved));
             }
             None if *is_connecting => {}
             None => {
@@ -299,9 +312,10 @@ impl State {
     pub(super) fn beat(&mut self, inner: &Inner) {
         for number in self.connected.clone() {
             let Some(link) = self.links.get_mut(&number) else { continue };
-            let Link { remote, connection: Some(connection), .. } = &mut **link else { continue };
+            let is_idle = link.is_flushed(true) == Some(true);
+            let remote = &mut link.remote;
             let is_ending = remote.uses == 0 || remote.is_closing || remote.is_closed;
-            if !is_ending && !remote.has_output() && !connection.is_writing() && sockets::is_sent(&connection.socket) {
+            if is_idle && !is_ending {
                 remote.say(Header::plain(Kind::Alive, 0), &[]);
                 self.push(inner, number);
             }

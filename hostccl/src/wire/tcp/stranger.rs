@@ -66,8 +66,8 @@ pub(super) enum Step {
     Sent,
     /// This process has answered the process with that number, which connected.
     Answered([u8; 16]),
-    /// Both sides have proved themselves.
-    Settled(Option<Box<Cipher>>),
+    /// Both sides have proved themselves. The value is the cipher of an encrypted connection.
+    Proved(Option<Box<Cipher>>),
     /// The connection is of no use. The reason is for the log.
     Drop(String),
     /// This process connected, and may try again.
@@ -195,7 +195,7 @@ impl Stranger {
             Stage::Proved(session) => {
                 let read = session.read_message(&came, &mut Vec::new());
                 match (read, std::mem::replace(&mut self.stage, Stage::Asked)) {
-                    (Ok(()), Stage::Proved(session)) => Step::Settled(Some(Box::new(Cipher::new(*session)))),
+                    (Ok(()), Stage::Proved(session)) => Step::Proved(Some(Box::new(Cipher::new(*session)))),
                     (Err(why), _) => {
                         Step::Fail(false, format!("{}: {why}: set DM_STORE_SECRET alike on all hosts", self.address))
                     }
@@ -323,7 +323,7 @@ impl Stranger {
             }
         }
         match (send_all(&self.socket, &bytes), session) {
-            (Ok(()), None) => Step::Settled(None),
+            (Ok(()), None) => Step::Proved(None),
             (Ok(()), Some(session)) => {
                 self.stage = Stage::Proved(Box::new(session));
                 Step::Wait
@@ -338,7 +338,7 @@ impl Stranger {
         if !hello::is_proof(&self.token, Side::Connects, &self.first, &self.second, proof) {
             return Step::Drop("it could not prove that it belongs to this job".to_owned());
         }
-        let Some(secret) = inner.options.secret.as_deref() else { return Step::Settled(None) };
+        let Some(secret) = inner.options.secret.as_deref() else { return Step::Proved(None) };
         let mut answer = Vec::new();
         let made = Session::responder(secret, &self.prologue()).and_then(|mut session| {
             session.read_message(message, &mut Vec::new())?;
@@ -347,7 +347,7 @@ impl Stranger {
         });
         match made {
             Ok(session) => match send_all(&self.socket, &answer) {
-                Ok(()) => Step::Settled(Some(Box::new(Cipher::new(session)))),
+                Ok(()) => Step::Proved(Some(Box::new(Cipher::new(session)))),
                 Err(reason) => self.broken(Some(&reason)),
             },
             Err(why) => {

@@ -1,5 +1,6 @@
-//! Tests of what only the wire over TCP does; `promises` has what every wire promises. The wires of a test belong to one process, and are as separate as
-//! those of two processes.
+//! Tests of what only the wire over TCP does. The tests of what every wire promises are in
+//! `promises`. The wires of a test belong to one process, and are as separate as those of two
+//! processes.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;

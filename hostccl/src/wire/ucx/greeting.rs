@@ -96,7 +96,8 @@ impl Core {
         let me = self.contact.id;
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         let proofs = if remote.proved.0 == theirs { remote.proved.1 } else { 0 };
-        let next = remote.tokens.iter().rev().nth(proofs % remote.tokens.len().max(1));
+        let tokens = remote.newest_tokens().len();
+        let next = remote.newest_tokens().nth(proofs % tokens.max(1));
         let Some(token) = remote.token.or(next.copied()) else { return };
         (remote.proved, remote.proved_by) = ((theirs, proofs + 1), token);
         let outward = remote.outward(&me, &theirs);
@@ -131,7 +132,7 @@ impl Core {
         }
         let inward = remote.inward(&me, &theirs);
         let proves = |token: &&Token| inward.proves(token, &greeting.proof);
-        let Some(token) = remote.tokens.iter().find(proves).copied() else { return };
+        let Some(token) = remote.newest_tokens().find(proves).copied() else { return };
         let cookie = inward.cookie(&token);
         let proved = remote.proved.0 == theirs && remote.proved_by == token;
         (remote.their_nonce, remote.cookie_in, remote.token) = (Some(theirs), cookie, Some(token));
@@ -161,15 +162,16 @@ impl Core {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Greeting) else { return };
         let Some(theirs) = remote.their_nonce else { return };
         let outward = remote.outward(&me, &theirs);
-        if !remote.tokens.iter().any(|token| outward.cookie(token) == cookie) {
+        if !remote.newest_tokens().any(|token| outward.cookie(token) == cookie) {
             return;
         }
-        (remote.cookie_out, remote.stage) = (cookie, Stage::Ready);
+        remote.make_ready(cookie);
         self.start_backlog(peer);
     }
 
-    /// Looks at what UCX has reported. Returns whether there was anything.
-    pub(super) fn settle(&mut self) -> bool {
+    /// Handles what UCX has reported since the last call, and the greetings and losses that follow
+    /// from it. Returns whether there was anything.
+    pub(super) fn handle_reports(&mut self) -> bool {
         let mail = self.worker.mail();
         let mut any = !mail.over.is_empty() || !mail.broken.is_empty();
         for (flight, status) in mail.over {

@@ -30,6 +30,8 @@
 //! `driver` and `shared` (the choice of the thread that moves messages), `threads` (the sleep of
 //! threads), and this file.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod any_bytes;
 mod api;
 mod arrival;
 mod driver;
@@ -150,10 +152,7 @@ impl Wire for Ucx {
                 core.last_peer
             });
             if let Some(remote) = core.peers.get_mut(&peer) {
-                remote.uses += 1;
-                if !remote.tokens.contains(token) {
-                    remote.tokens.push(*token);
-                }
+                remote.begin_use(token);
                 if remote.stage == Stage::Greeting {
                     // The other process may have used the new token before this one knew it.
                     core.greet(peer);
@@ -162,7 +161,7 @@ impl Wire for Ucx {
             // The other process may have greeted before.
             if let Some(at) = core.strangers.iter().position(|stranger| stranger.from == contact.id) {
                 core.greetings.extend(core.strangers.remove(at));
-                core.settle();
+                core.handle_reports();
             }
             peer
         });
@@ -173,8 +172,8 @@ impl Wire for Ucx {
         self.close_all(&[peer], token);
     }
 
-    fn close_all(&self, peers: &[Peer], _token: &Token) {
-        let leave = |core: &mut Core| peers.iter().filter_map(|peer| core.leave(peer.0)).collect();
+    fn close_all(&self, peers: &[Peer], token: &Token) {
+        let leave = |core: &mut Core| peers.iter().filter_map(|peer| core.leave(peer.0, token)).collect();
         let flushes: Vec<u64> = self.edit(leave).unwrap_or_default();
         let is_under_way = |core: &Core| flushes.iter().any(|flush| core.worker.flights.contains_key(flush));
         if !flushes.is_empty() && !self.wait_until(FLUSH, |core| !is_under_way(core)) {
@@ -238,6 +237,12 @@ impl Wire for Ucx {
         connected == Some(true)
     }
 
+    fn has_all_arrived(&self) -> bool {
+        // `close` waits for what has gone over a connection.
+        self.edit(|core| core.unsent.is_empty() && core.peers.values().all(|remote| remote.backlog.is_empty()))
+            .unwrap_or(true)
+    }
+
     fn moved_bytes(&self, peer: Peer, comm: u64) -> u64 {
         let moved = self.edit(|core| core.peers.get(&peer.0).and_then(|remote| remote.moved.get(&comm)).copied());
         moved.flatten().unwrap_or(0)
@@ -287,9 +292,9 @@ impl Wire for Ucx {
 impl Core {
     /// Ends one use of a peer. Returns the operation that ends when all that was sent has arrived,
     /// where that is to be waited for.
-    fn leave(&mut self, peer: u32) -> Option<u64> {
+    fn leave(&mut self, peer: u32, token: &Token) -> Option<u64> {
         let remote = self.peers.get_mut(&peer)?;
-        remote.uses = remote.uses.saturating_sub(1);
+        remote.end_use(token);
         if remote.uses > 0 {
             return None;
         }

@@ -39,6 +39,10 @@ impl Notices {
         fits
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Takes all notices.
     pub(super) fn take(&mut self) -> Vec<Waiting> {
         self.bytes = 0;

@@ -46,8 +46,9 @@ pub(super) struct Remote {
     pub(super) place: String,
     /// How many times `meet` was called, less the number of calls of `close`.
     pub(super) uses: u32,
-    /// The tokens through which the processes met, the newest last.
-    pub(super) tokens: Vec<Token>,
+    /// The tokens through which the processes met, the newest last, and how many uses have each.
+    /// The list is empty once the connection is ready, because only `token` counts from then on.
+    tokens: Vec<(Token, u32)>,
     /// How far the connection is.
     pub(super) stage: Stage,
     /// The endpoint; NULL where there is none.
@@ -133,6 +134,41 @@ impl Remote {
             moved: HashMap::new(),
             retired: VecDeque::new(),
         }
+    }
+
+    /// Notes a use of the peer by a communicator with that token.
+    pub(super) fn begin_use(&mut self, token: &Token) {
+        self.uses += 1;
+        if self.is_ready() {
+            return;
+        }
+        match self.tokens.iter_mut().find(|(known, _)| known == token) {
+            Some((_, uses)) => *uses += 1,
+            None => self.tokens.push((*token, 1)),
+        }
+    }
+
+    /// Notes the end of a use. A token without uses is forgotten, unless the peer may be about to
+    /// prove itself by the token.
+    pub(super) fn end_use(&mut self, token: &Token) {
+        self.uses = self.uses.saturating_sub(1);
+        if let Some((_, uses)) = self.tokens.iter_mut().find(|(known, _)| known == token) {
+            *uses = uses.saturating_sub(1);
+        }
+        if self.stage == Stage::Idle {
+            self.tokens.retain(|(_, uses)| *uses > 0);
+        }
+    }
+
+    /// The tokens by which the two wires may prove themselves to each other, the newest first.
+    pub(super) fn newest_tokens(&self) -> impl ExactSizeIterator<Item = &Token> {
+        self.tokens.iter().rev().map(|(token, _)| token)
+    }
+
+    /// Notes that messages may go to the peer, and carry that number.
+    pub(super) fn make_ready(&mut self, cookie: u64) {
+        (self.cookie_out, self.stage) = (cookie, Stage::Ready);
+        self.tokens = Vec::new();
     }
 
     /// Fills in what every header carries.

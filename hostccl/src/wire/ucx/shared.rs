@@ -18,7 +18,7 @@ use crate::event::Event;
 use crate::fork::{self, Own, Private};
 use crate::token::random_token;
 use crate::types::ncclSystemError;
-use crate::wire::Contact;
+use crate::wire::{Contact, address};
 
 /// How often UCX is asked at most before a call returns.
 const TURNS: u32 = 64;
@@ -144,9 +144,9 @@ impl Shared {
             };
             // SAFETY: the caller's contract, and no callback runs now.
             let core = unsafe { &mut *core };
-            let settled = core.settle();
+            let any_report = core.handle_reports();
             self.tell(core);
-            if !moved && !settled {
+            if !moved && !any_report {
                 break;
             }
             any = true;
@@ -169,15 +169,15 @@ impl Shared {
     pub(super) fn end_worker(&self) {
         let lost = worker_ended();
         self.with(|core| {
-            // SAFETY: this thread holds the lock. No reference to the core exists while UCX ends the
-            // worker, because UCX's callbacks may use the core.
+            // SAFETY: this thread holds the lock. No reference to the core exists while UCX ends
+            // the worker, because UCX's callbacks may use the core.
             unsafe {
                 (*core).lose_all(&lost);
                 let (end, worker) = (*core).worker.take();
                 if !worker.is_null() {
                     end(worker);
                 }
-                (*core).settle();
+                (*core).handle_reports();
                 (*core).release_all(&lost);
                 self.tell(&mut *core);
             }
@@ -200,9 +200,5 @@ impl Shared {
 
 /// Says where this process is, for the messages of others.
 fn place() -> String {
-    let mut name = [0_u8; 65];
-    // SAFETY: the call writes at most 64 bytes, and the last one stays 0.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), 64) };
-    let host: String = String::from_utf8_lossy(&name).chars().take_while(|letter| *letter != '\0').collect();
-    format!("process {} on {host}", std::process::id())
+    format!("process {} on {}", std::process::id(), address::host_name())
 }

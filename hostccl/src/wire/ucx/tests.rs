@@ -1,6 +1,7 @@
 //! Tests of the wire over UCX. They run where UCX's library is found: Debian's libucx0, or the one
 //! that `DM_UCX_LIBRARY` names. Elsewhere they say that they are skipped.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -371,6 +372,58 @@ fn peers_are_closed_at_once_and_the_wire_stays_usable_meanwhile() {
         });
         assert!(began.elapsed() < FLUSH * 4, "{:?}", began.elapsed());
         assert!(looks > 5, "other threads used the wire only {looks} times meanwhile");
+    });
+}
+
+#[test]
+fn a_notice_that_waits_for_its_connection_has_not_arrived() {
+    with_ucx(|_| {
+        let (wire, other) = (Ucx::new(LONG, || ()).unwrap(), Ucx::new(LONG, || ()).unwrap());
+        let there = wire.meet(&other.contact(), &TOKEN);
+        assert!(wire.has_all_arrived());
+        wire.notify(there, 1, b"left");
+        assert!(!wire.has_all_arrived(), "the other process does not know this one");
+        let back = other.meet(&wire.contact(), &TOKEN);
+        until("the notice does not arrive", || {
+            wire.progress();
+            wire.has_all_arrived()
+        });
+        wire.close(there, &TOKEN);
+        drop(wire);
+        let got = RefCell::new(Vec::new());
+        until("the notice is lost", || {
+            other.progress();
+            got.borrow_mut().extend(other.news().0);
+            !got.borrow().is_empty()
+        });
+        let got = got.into_inner();
+        assert_eq!((got[0].from, &got[0].text[..]), (back, &b"left"[..]));
+    });
+}
+
+#[test]
+fn many_communicators_with_one_process_leave_no_tokens() {
+    with_ucx(|_| {
+        let (wire, other) = (Ucx::new(LONG, || ()).unwrap(), Ucx::new(LONG, || ()).unwrap());
+        let there = wire.meet(&other.contact(), &TOKEN);
+        let tokens = |wire: &Ucx, peer: Peer| wire.edit(|core| core.peers[&peer.0].newest_tokens().len()).unwrap();
+        let meet_often = || {
+            for number in 0..100 {
+                let peer = wire.meet(&other.contact(), &[number; 16]);
+                wire.close(peer, &[number; 16]);
+            }
+        };
+        meet_often();
+        assert_eq!(tokens(&wire, there), 1, "without a connection");
+        other.meet(&wire.contact(), &TOKEN);
+        wire.notify(there, 1, b"hello");
+        until("there is no connection", || {
+            wire.progress();
+            other.progress();
+            wire.edit(|core| core.peers[&there.0].is_ready()).unwrap()
+        });
+        meet_often();
+        assert_eq!(tokens(&wire, there), 0, "with a connection");
     });
 }
 

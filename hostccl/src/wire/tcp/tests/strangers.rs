@@ -166,7 +166,7 @@ fn frames_that_lie_end_their_connection_alone() {
         ("not asked for", header(Kind::Data, 5).to_bytes().to_vec()),
         ("no question", header(Kind::TooLong, 5).to_bytes().to_vec()),
         ("no question", header(Kind::Closed, 0).to_bytes().to_vec()),
-        ("with 65537 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
+        ("with 65793 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
     ];
     for (why, bytes) in lies {
         let (mut stream, peer) = raw_peer(&wire);

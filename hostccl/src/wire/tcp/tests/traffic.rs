@@ -99,7 +99,7 @@ fn wait_as_a_call(wire: &Arc<Tcp>, request: &Request) -> usize {
             wire.progress();
             wire.moved().value() != seen
         };
-        if !crate::spin::poll_wire(changed) {
+        if !crate::spin::poll_wire(crate::spin::Purpose::Other, changed) {
             wire.sleep_on_wire(seen, &[], Duration::from_millis(100));
         }
     }

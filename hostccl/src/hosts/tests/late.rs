@@ -1,0 +1,45 @@
+//! Tests with ranks that come late to a collective, and with one that never comes.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::{Ranks, sum};
+use crate::call_name::Name;
+use crate::types::*;
+
+/// This test takes 2.4 s. A rank that waits for a waiting rank waits one second longer than its
+/// timeout, and the late rank must come even later.
+#[test]
+fn a_rank_that_came_late_is_not_blamed_while_it_waits_for_the_missing_one() {
+    let timeout = Duration::from_millis(1_200);
+    // Rank 2 never comes. Rank 4 waits for it, rank 0 waits for rank 4, and rank 3 waits for rank 0
+    // on the same host.
+    let ranks = Ranks::new(&[&[0, 3], &[1], &[2], &[4]]);
+    ranks.ends.iter().for_each(|end| end.set_timeout(timeout.as_millis() as u64));
+    let errors = ranks.run(|me, comm| {
+        match me {
+            2 => return None,
+            4 => sleep(timeout - Duration::from_millis(100)),
+            _ => {}
+        }
+        Some(sum(comm, 1, Name::NONE).expect_err("rank 2 is missing"))
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[2][..]), "{}", error.message());
+    }
+}
+
+#[test]
+fn a_rank_says_that_it_waits_only_while_it_does() {
+    let ranks = Ranks::new(&[&[0, 3], &[1], &[2]]);
+    ranks.run(|me, comm| {
+        if me == 2 {
+            // The others have waited for a while before they get their results.
+            while [0, 1, 3].iter().any(|other| !ranks.ends[*other].seat_waits(ranks.ends[*other].rank)) {
+                sleep(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(sum(comm, 1, Name::NONE), Ok(4));
+        assert!(!comm.seat_waits(comm.rank), "rank {me} waits for nobody");
+    });
+}
