@@ -20,6 +20,7 @@ use once_cell::sync::OnceCell;
 
 pub use log::{Level, LevelFilter};
 
+pub use self::line::utc;
 pub(crate) use self::rank::{Me, set_rank};
 pub(crate) use self::sink::Callback;
 use self::sink::SINK;

@@ -18,7 +18,8 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    /// Returns what the host engine tells about this thread's last error. `None` in other libraries.
+    /// Returns what the host engine tells about this thread's last error. `None` in other
+    /// libraries.
     pub(super) fn last(functions: &Functions) -> Option<Blame> {
         // A communicator of the host engine has no more ranks.
         const MOST: usize = 1024;

@@ -32,7 +32,8 @@ pub(super) const CAPTURE_IMPLICIT: Code = 906;
 impl Library {
     /// Fails where `call`, which makes or ends communicators, would meet the capture of a CUDA
     /// graph: with [`Status::InvalidState`](crate::error::Status), because the arguments are right
-    /// and the call may be made after the capture. `stream` is the stream on which the call was asked to work, if there is one.
+    /// and the call may be made after the capture. `stream` is the stream on which the call was
+    /// asked to work, if there is one.
     pub(crate) fn check_no_capture(&self, call: &str, stream: Option<*mut c_void>) -> Result<()> {
         if !self.has_streams() || self.is_rccl() {
             return Ok(());

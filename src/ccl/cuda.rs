@@ -41,6 +41,7 @@ pub(super) struct Driver {
     get_count: unsafe extern "C" fn(*mut c_int) -> Code,
     get_device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
     get_uuid: Option<unsafe extern "C" fn(*mut [u8; 16], c_int) -> Code>,
+    get_pci_address: Option<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code>,
     retain_primary: unsafe extern "C" fn(*mut Context, c_int) -> Code,
     get_current: unsafe extern "C" fn(*mut Context) -> Code,
     set_current: unsafe extern "C" fn(Context) -> Code,
@@ -87,6 +88,7 @@ impl Driver {
             // The second version of the function (CUDA 11.4) tells the parts of a shared device
             // (MIG) apart.
             get_uuid: symbol!("cuDeviceGetUuid_v2").or_else(|| symbol!("cuDeviceGetUuid")),
+            get_pci_address: symbol!("cuDeviceGetPCIBusId"),
             retain_primary: symbol!("cuDevicePrimaryCtxRetain", core),
             get_current: symbol!("cuCtxGetCurrent", core),
             set_current: symbol!("cuCtxSetCurrent", core),
@@ -136,6 +138,16 @@ impl Driver {
         // SAFETY: as above.
         let code = unsafe { (self.get_uuid?)(&mut uuid, device) };
         (code == 0).then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The device's PCI address in the form that Linux uses, as "0000:17:00.0"; `None` where the
+    /// driver does not tell it.
+    pub(super) fn pci_address(&self, device: c_int) -> Option<String> {
+        let mut text = [0; 32];
+        // SAFETY: the driver writes at most the length that it is given, with a zero at the end.
+        let code = unsafe { (self.get_pci_address?)(text.as_mut_ptr().cast(), text.len() as c_int, device) };
+        let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| code == 0)?;
+        Some(text.to_str().ok()?.to_ascii_lowercase())
     }
 
     /// The context that the runtime API uses on that device. It is kept until the process ends, as

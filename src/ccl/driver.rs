@@ -137,6 +137,15 @@ pub fn devices() -> Result<(usize, String)> {
     Ok((driver.count()?, dotted(driver.version()?)))
 }
 
+/// The PCI address of each device that the driver sees, by the device's number in this process
+/// (CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER count), in the form that Linux uses, as
+/// "0000:17:00.0". `None` for a device whose address the driver does not tell.
+/// `DM_STATUS_DEVICE` with the reason where there is no driver that works.
+pub fn device_addresses() -> Result<Vec<Option<String>>> {
+    let driver = Driver::get()?;
+    (0..driver.count()?).map(|number| Ok(driver.pci_address(driver.device(number)?))).collect()
+}
+
 /// The CUDA release that the driver supports, for messages; `None` without a driver.
 pub(super) fn supported() -> Option<String> {
     Driver::get().and_then(Driver::version).ok().map(dotted)

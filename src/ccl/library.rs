@@ -19,7 +19,8 @@ use crate::error::{Error, Result, Status};
 pub struct Library {
     /// Its name in messages: a path, a SONAME, or the embedded engine.
     name: String,
-    /// The name of the library as a C string, for C programs, which may read it for as long as a world has this library.
+    /// The name of the library as a C string, for C programs, which may read it for as long as a
+    /// world has this library.
     c_name: CString,
     /// The number that `ncclGetVersion` gave.
     version: i32,

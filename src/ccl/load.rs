@@ -39,17 +39,17 @@ struct OfProgram {
     /// The library behind the program's resolver.
     library: Option<Arc<Library>>,
     /// Whether a library for cuda was given out.
-    is_settled: bool,
+    is_in_use: bool,
 }
 
-static OF_PROGRAM: Mutex<OfProgram> = Mutex::new(OfProgram { library: None, is_settled: false });
+static OF_PROGRAM: Mutex<OfProgram> = Mutex::new(OfProgram { library: None, is_in_use: false });
 
 /// Makes the functions that `resolver` gives the library for device type cuda. `None` takes an
 /// earlier resolver back. Fails where a library for cuda was given out already, because its
 /// communicators would be strangers in the other library.
 pub(crate) fn set_resolver(resolver: Option<Resolver>) -> Result<()> {
     let mut of_program = OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
-    if of_program.is_settled {
+    if of_program.is_in_use {
         return Err(Error::invalid_state(
             "dm_set_ccl_resolver: a library for device type cuda is in use already; call it before the first dm_init, dm_world_init and dm_get_device_proc of device type cuda or NULL",
         ));
@@ -71,8 +71,8 @@ pub(super) fn of_program() -> Option<Arc<Library>> {
 }
 
 /// Notes that a library for device type cuda is in use.
-pub(super) fn settle(found: Arc<Library>) -> Arc<Library> {
-    OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).is_settled = true;
+pub(super) fn note_in_use(found: Arc<Library>) -> Arc<Library> {
+    OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).is_in_use = true;
     found
 }
 
@@ -176,13 +176,13 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
             _ => embedded(),
         },
         (None, None, "cpu") => embedded(),
-        (Some(path), ..) => open(path).map(vouched).map(settle),
+        (Some(path), ..) => open(path).map(vouched).map(note_in_use),
         (None, variable, _) => match (of_program(), variable) {
             (Some(library), _) => Ok(library),
             (None, Some(path)) => open(&path),
             (None, None) => search(),
         }
-        .map(settle),
+        .map(note_in_use),
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use libloading::os::unix;
 
 use super::library::Library;
-use super::load::{LIBRARY_VARIABLE, fill, for_device, of_program, settle};
+use super::load::{LIBRARY_VARIABLE, fill, for_device, note_in_use, of_program};
 use crate::error::{Error, Result, Status};
 use crate::logging::Me;
 
@@ -25,7 +25,7 @@ pub(crate) fn to_adopt(device_type: &str, of_world: Option<&Arc<Library>>) -> Re
         return Ok(Arc::clone(library));
     }
     if let Some(library) = of_program() {
-        return Ok(settle(library));
+        return Ok(note_in_use(library));
     }
     let mut copies = copies();
     // The host engine stands beside NCCL in a program that has meshes of both device types.
@@ -47,7 +47,7 @@ pub(crate) fn to_adopt(device_type: &str, of_world: Option<&Arc<Library>>) -> Re
         (Some(only), Some(world)) if only.is_same(world) => Ok(Arc::clone(world)),
         (Some(only), None) => {
             log::debug!("{Me}: adopts communicators of {} at {}, which is in this process", only.label(), only.path());
-            Ok(settle(Arc::new(only)))
+            Ok(note_in_use(Arc::new(only)))
         }
         (only, _) => Err(Error::new(
             Status::Library,

@@ -33,7 +33,7 @@ pub(crate) use call_name::CallName;
 pub use config::{CommConfig, NotAConfig};
 pub(crate) use config::{config_digest, copied_config, lasting};
 pub(crate) use driver::{Device, DeviceChoice, check_devices, select_device};
-pub use driver::{devices, has_device};
+pub use driver::{device_addresses, devices, has_device};
 pub use functions::RawComm;
 pub use library::Library;
 pub use load::{LIBRARY_VARIABLE, describe_wire, for_device, named_or_usual, open};

@@ -1,5 +1,6 @@
-//! Runs what may block on threads of the library's own: calls of a communicator library, so that
-//! the caller's wait ends by its deadline, and the end of what nobody uses any more.
+//! Runs work that may block on the library's own threads. One kind of work is a call of a
+//! communicator library, whose caller waits only until its deadline. The other kind ends things
+//! that nobody uses any more.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +15,7 @@ use crate::ccl::Library;
 use crate::error::{Error, Result};
 use crate::wait::Deadline;
 
-/// Where the work of a thread stands.
+/// How far the work of a thread is.
 enum Progress<T> {
     UnderWay,
     Done(Result<T>),
@@ -46,10 +47,11 @@ impl<T> Pending<T> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads of makings that are over. They wait for the next making, and never end.
+/// The idle threads that have made communicators. They wait for the next call that makes one, and
+/// never end.
 static IDLE: Mutex<Vec<Arc<Worker>>> = Mutex::new(Vec::new());
 
-/// A [`Worker`] for one call of ours that makes communicators.
+/// A [`Worker`] for one call of this library that makes communicators.
 ///
 /// All of NCCL's calls that make a communicator, and the abort after a failure, run on one thread,
 /// and this thread lives as long as the process. The reason is in NCCL up to 2.26: the job that
@@ -202,8 +204,8 @@ impl Worker {
     }
 }
 
-/// Counts a call of a [`Worker`] while this lives: until the call has returned, or was not handed
-/// to the thread.
+/// Counts a call of a [`Worker`] as long as this value lives. It is dropped when the call has
+/// returned, or when the call could not be handed to the thread.
 struct CallUnderWay(Arc<AtomicUsize>);
 
 impl CallUnderWay {
@@ -231,7 +233,7 @@ thread_local! {
     static IS_HANDED_OVER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Counts a thread of [`hand_over`] while this lives.
+/// Counts a thread of [`hand_over`] as long as this value lives.
 struct Counted;
 
 impl Counted {

@@ -86,8 +86,8 @@ impl Memory {
         let place = match world.device_type() {
             "cpu" => Place::Host,
             device_type => {
-                // The host engine under a device's name has no device of its own, but its memory is
-                // on one.
+                // Where the host engine makes the communicators of a world of GPUs, the world has
+                // chosen no device. The memory lies on a device all the same.
                 match world.device() {
                     Some(_) => world.select_device()?,
                     None => select_device(DeviceChoice::LocalRank(world.local_place().local_rank)).map(drop)?,
@@ -130,9 +130,10 @@ impl Memory {
         Ok(Buffer { place: Rc::clone(&self.place), address, len: bytes, capacity })
     }
 
-    /// Returns when everything on the stream is done. In host memory that is at once, because each
-    /// call is done when it returns. `check` is asked now and then whether the wait still makes
-    /// sense: [`View::check`](crate::comm::View::check) tells of a communicator that has failed.
+    /// Returns when everything on the stream is done. In host memory it returns at once, because
+    /// each call there is done when it returns. `check` is asked now and then whether the wait
+    /// still makes sense: [`View::check`](crate::comm::View::check) tells of a communicator that
+    /// has failed.
     pub fn wait(&self, timeout: Duration, check: impl Fn() -> Result<()>) -> Result<()> {
         let Place::Device { stream, .. } = &*self.place else { return Ok(()) };
         let began = Instant::now();

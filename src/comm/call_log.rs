@@ -118,8 +118,8 @@ impl Log {
         Communicator::end_all_soon(&unused);
     }
 
-    /// Undoes the changes, the last one first. The communicators end at the same time, so that their
-    /// waits do not add up.
+    /// Undoes the changes, the last one first. The communicators end at the same time, so that
+    /// their waits do not add up.
     fn undo(&mut self) {
         let mut unused: Vec<Arc<Communicator>> = Vec::new();
         for change in self.changes.drain(..).rev() {

@@ -38,11 +38,16 @@ pub enum Collective {
     AllToAll,
     /// Sends to the next rank along the dimension, and receives from the one before, as a ring.
     Shift,
+    /// Sends to one rank of the dimension and receives from it. Only these two ranks make the call.
+    Swap {
+        /// The other rank, as its rank along the dimension.
+        peer: usize,
+    },
 }
 
 impl Collective {
-    /// How many times `count` elements the send and the receive buffer hold in a group of `size`
-    /// ranks.
+    /// Returns how many blocks of `count` elements the send buffer and the receive buffer hold in a
+    /// group of `size` ranks.
     pub fn blocks(self, size: usize) -> (usize, usize) {
         match self {
             Collective::AllGather => (1, size),
@@ -61,6 +66,7 @@ impl Collective {
             Collective::ReduceScatter(_) => "reduce_scatter",
             Collective::AllToAll => "all_to_all",
             Collective::Shift => "shift",
+            Collective::Swap { .. } => "swap",
         }
     }
 }
@@ -114,11 +120,18 @@ impl View {
             _ => BufferShape::Same,
         };
         self.check_overlap(name, index, operands, send, recv, shape)?;
-        if collective == Collective::Shift {
+        let peers = match collective {
+            Collective::Shift => Some(((me + 1) % size, (me + size - 1) % size)),
+            Collective::Swap { peer } => Some((peer, peer)),
+            _ => None,
+        };
+        if let Some((next, before)) = peers {
             if send == recv && size > 1 && count > 0 {
-                return Err(Error::invalid("shift: send and recv overlap, and it never works in place"));
+                return Err(Error::invalid(format!("{name}: send and recv overlap, and it never works in place")));
             }
-            let (next, before) = (((me + 1) % size) as i32, ((me + size - 1) % size) as i32);
+            let as_peer = |rank: usize| i32::try_from(rank).unwrap_or(i32::MAX);
+            let (next, before) = (as_peer(next), as_peer(before));
+            self.check_peer(name, index, "peer", next)?;
             self.group_start()?;
             let sent = self.operate("send", index, operands, &[("send", send)], |library, comm| {
                 // SAFETY: as below; the group ends in this call.
@@ -157,7 +170,7 @@ impl View {
                     Collective::ReduceScatter(op) => {
                         library.reduce_scatter(send, recv, count, dtype, op as i32, comm, stream)
                     }
-                    Collective::AllToAll | Collective::Shift => {
+                    Collective::AllToAll | Collective::Shift | Collective::Swap { .. } => {
                         library.all_to_all(send, recv, count, dtype, comm, stream)
                     }
                 }

@@ -19,7 +19,7 @@ use crate::rendezvous::Scope;
 use crate::wait::Deadline;
 
 /// The shortest time that the end of a communicator and a question about it may take, however short
-/// the timeout of its mesh is. The threads on which they run have to come to their turn.
+/// the timeout of its mesh is. They run on threads, which a busy host may start late.
 const LEAST: Duration = Duration::from_secs(1);
 
 /// Whether a communicator has a raw handle, and why it has none.
@@ -122,8 +122,8 @@ pub(crate) struct Communicator {
     /// different from every other communicator's. It is empty where no such call planned the
     /// communicator.
     agreed_name: OnceLock<String>,
-    /// The first failure of this communicator, which later errors repeat. It is empty until this rank
-    /// knows of one.
+    /// The first failure of this communicator, which later errors repeat. It is empty until this
+    /// rank knows of one.
     failure: FirstFailure,
     /// Keeps forked children from using the communicator.
     _own: Own<()>,
@@ -243,8 +243,8 @@ impl Communicator {
     }
 
     /// Undoes [`set_ready`](Communicator::set_ready) and [`set_absent`](Communicator::set_absent),
-    /// so that a later call can make it again. [`end_all_soon`](Communicator::end_all_soon) then ends
-    /// the raw communicator.
+    /// so that a later call can make it again. [`end_all_soon`](Communicator::end_all_soon) then
+    /// ends the raw communicator.
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
@@ -265,9 +265,9 @@ impl Communicator {
         self.handle.take_away();
     }
 
-    /// Aborts, at the same time, what was taken away of several communicators. Waits only for a
-    /// moment, and not at all for those inside which a thread stays. The ends go on in the
-    /// background.
+    /// Aborts, at the same time, the raw communicators that were taken from several communicators.
+    /// Waits only for a moment, and not at all for those inside which a thread stays. The aborts go
+    /// on in the background.
     pub(super) fn end_all_soon(communicators: &[Arc<Communicator>]) {
         let mut handles: Vec<Arc<Handle>> = Vec::new();
         for communicator in communicators {

@@ -137,8 +137,8 @@ impl RootComms {
     }
 }
 
-/// The position of this process in a mesh of that shape that joins no world: the position of the
-/// coordinate that its communicators say.
+/// The position of this process in a mesh of that shape that joins no world. The communicators say
+/// the coordinate: it is the rank in each of them.
 pub(crate) fn adopted_position(whole: &Mesh, library: &Arc<Library>, comms: &[RawComm]) -> Result<usize> {
     let mut position = 0;
     for (index, comm) in comms.iter().enumerate() {

@@ -28,9 +28,10 @@ fn joined_default_world(device_type: &str) -> Option<Arc<World>> {
     }
 }
 
-/// Returns the default world in which the other ranks wait for a call of this rank that was refused,
-/// if this process is in it. `device_type` is `None` where the call did not name it rightly: that
-/// is the only default world that this process is in, if there is one.
+/// Returns the default world in which the other ranks wait for a call of this rank that was
+/// refused, if this process is in it. `device_type` is `None` where the call named no valid device
+/// type. Then the result is the only default world that this process is in; where it is in two,
+/// nobody is told.
 pub(crate) fn default_world_to_tell(device_type: Option<&str>) -> Option<Arc<World>> {
     match (device_type, joined_default_world("cpu"), joined_default_world("cuda")) {
         (Some(device_type), ..) => joined_default_world(device_type),

@@ -193,7 +193,7 @@ impl DimMaker<'_, '_> {
                 );
                 Arc::clone(known)
             }
-            None => self.plan(view, index, options)?,
+            None => self.unmade_or_shared(view, index, options)?,
         };
         // The dimension is noted before its communicator is made, so that an abort meanwhile finds
         // the communicator.
@@ -206,9 +206,9 @@ impl DimMaker<'_, '_> {
         Ok(())
     }
 
-    /// A new communicator for this dimension, not made yet, or the one that all dimensions of size
-    /// 1 share.
-    fn plan(&self, view: &Mesh, index: usize, options: &DimOptions) -> Result<Arc<Communicator>> {
+    /// Returns a new communicator for this dimension, which is not made yet. A dimension of size 1
+    /// gets the communicator that all dimensions of size 1 share.
+    fn unmade_or_shared(&self, view: &Mesh, index: usize, options: &DimOptions) -> Result<Arc<Communicator>> {
         let library = self.maker.library;
         let (name, dim) = (view.dim_name(index), view.dim_layout(index));
         // A rank outside a range has no group along the dimension.

@@ -16,11 +16,11 @@ use crate::wait::{Wait, Watch};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl RootComms {
-    /// Ends this root on this rank: raises its cancel flag and aborts its communicators. That
-    /// wakes every call that looks at the flag or is blocked in a communicator. Local, from any
-    /// thread; takes no lock that a blocked call holds. Communicators that another root mesh
-    /// shares end for that root as well. Adopted communicators are left to their owner, unless the
-    /// library was to destroy them.
+    /// Ends this root on this rank: raises its cancel flag and aborts its communicators. That wakes
+    /// every call that looks at the flag or is blocked in a communicator. The call is local, may
+    /// come from any thread, and takes no lock that a blocked call holds. Communicators that
+    /// another root mesh shares end for that root as well. Adopted communicators are left to their
+    /// owner, unless the library was to destroy them.
     pub fn abort(&self) -> Result<()> {
         // Shrinking has ended everything but the communicator from which the next one is being
         // made. If that communicator ended here too, this rank would be lost for the others.

@@ -111,8 +111,8 @@ fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, t
             let (working, ending) = (Arc::clone(library), Arc::clone(library));
             let run = move || Ok(work(&working, raw));
             let discard = move |_| late(&ending, raw);
-            // The outer error says that the call has not returned, and the next one that it was not
-            // made.
+            // The outer error says that the call has not returned. The inner error says that it was
+            // not made.
             worker.run(run, discard, |is_done| poll_until_done(wait, what, sleep, is_done))
         };
     let give_up = |error: Error| {

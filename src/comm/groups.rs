@@ -284,11 +284,10 @@ pub(crate) fn end_in_vain(error: &Error) {
     let _ = end(&library);
 }
 
-/// Ends the groups that this thread has open in `library`, after a mesh or the world was
-/// aborted by the call `by`: later
-/// operations must not wait for an end of the group that the program may have left out. The host
-/// engine drops the operations of the group. NCCL ends a group only where no operation of an
-/// aborted communicator is queued in it; otherwise the group is lost.
+/// Ends the groups that this thread has open in `library`, after a mesh or the world was aborted by
+/// the call `by`: later operations must not wait for an end of the group that the program may have
+/// left out. The host engine drops the operations of the group. NCCL ends a group only where no
+/// operation of an aborted communicator is queued in it; otherwise the group is lost.
 pub(super) fn abandon(library: &Arc<Library>, by: &str) {
     let found = with_group(library, |group| (group.is_lost, group.holds_ended(), group.queued));
     let Some((false, holds_ended, queued)) = found else { return };

@@ -3,7 +3,8 @@
 //! A communicator library may not return. `ncclCommAbort` and `ncclCommFinalize` of NCCL wait until
 //! every captured CUDA graph with work of the communicator is destroyed, and until the ranks of
 //! this host have ended theirs. So on a library with streams each call that ends a communicator or
-//! asks about it runs on a thread of its own, and the caller waits for that thread until a deadline.
+//! asks about it runs on a thread of its own, and the caller waits for that thread until a
+//! deadline.
 //!
 //! When the deadline passes, the thread is left behind inside the library, where nothing can end
 //! it. The thread keeps its stack, this handle and the communicator's memory. If the call returns
@@ -59,13 +60,13 @@ struct Ending {
     takers: usize,
 }
 
-/// How an end has begun.
+/// The outcome of the try to end a communicator.
 enum Begun {
-    /// It is over.
+    /// The communicator has ended, or its end has failed.
     Done(Result<()>),
-    /// A thread has begun it.
+    /// A thread has begun to end it.
     UnderWay(Pending<()>),
-    /// Another thread is inside the communicator, or ends it.
+    /// Nothing was begun, because another thread is inside the communicator or ends it.
     Busy,
 }
 
@@ -141,8 +142,8 @@ impl Handle {
         }
     }
 
-    /// Takes over a raw communicator that was never put in place, so that it ends with what was taken
-    /// away.
+    /// Takes over a raw communicator that was never put in place, so that it ends with what was
+    /// taken away.
     pub(super) fn take_over(&self, raw: RawComm) {
         self.ending().taken.push(raw);
     }

@@ -21,10 +21,10 @@ impl View {
         Ok(lost)
     }
 
-    /// Adds to the error of a call the lost ranks among those that the error is about. A rank that
-    /// aborts its world ends its communicators as dm_abort does, and the communicator library cannot
-    /// tell the two apart. The store has a note of the first. Asks the store, for half a second at
-    /// most.
+    /// Adds to the error of a call the lost ranks among those that the error is about. For the
+    /// communicator library, a rank that aborts its world looks like a rank that calls dm_abort on
+    /// a mesh. Only the first is lost, and the store has a note of it. So this function asks the
+    /// store, for half a second at most.
     pub(super) fn with_losses(&self, error: Error) -> Error {
         if error.status() != Status::PeerLost || error.lost().len() == error.ranks().len() {
             return error;

@@ -29,8 +29,8 @@ pub(super) fn world_ranks(group: &Mesh) -> String {
 
 /// The configuration of a non-blocking communicator from which others are split, with that name. No
 /// operation ever runs on it, so it takes as little of the device as NCCL allows. A child that is
-/// split with a configuration of its own inherits nothing of this one. With the environment's
-/// `NCCL_COMM_SPLIT_SHARE_RESOURCES` a child uses its parent's channels, so there the parent gets
+/// split with a configuration of its own inherits nothing of this one. If the environment has
+/// `NCCL_COMM_SPLIT_SHARE_RESOURCES`, a child uses its parent's channels, so the parent then gets
 /// all of them.
 pub(super) fn parent_config(library: &Library, name: Option<&str>) -> CommConfig {
     let shares = std::env::var("NCCL_COMM_SPLIT_SHARE_RESOURCES").is_ok_and(|value| !matches!(value.trim(), "" | "0"));

@@ -60,7 +60,8 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 /// use devicemesh::cudarc::driver::CudaContext;
 ///
 /// let world = Arc::new(World::join("cuda", &WorldOptions::default())?);
-/// let device = CudaContext::new(world.device().unwrap_or(0))?; // the one that the library has chosen for this rank
+/// // The library has chosen a device for this rank.
+/// let device = CudaContext::new(world.device().unwrap_or(0))?;
 /// let mesh = View::init(&world, &[world.size()], &["dp"])?;
 ///
 /// let stream = device.new_stream()?;

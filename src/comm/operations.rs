@@ -117,16 +117,16 @@ impl View {
         let outcome = match library.is_host_engine() {
             true => {
                 library.name_next_call(call);
-                self.settle(name, communicator, raw, issue(library, raw))
+                self.finish(name, communicator, raw, issue(library, raw))
             }
             false => self.through_gate(name, index, communicator, call, |raw| {
                 let checked = library.check_pointers(raw, buffers);
                 checked.map_err(|error| Unexplained::Known(error.within(name)))?;
-                self.settle(name, communicator, raw, issue(library, raw))
+                self.finish(name, communicator, raw, issue(library, raw))
             }),
         };
-        // Explaining an error writes to the log, and the program's log callback may end the mesh. So
-        // the communicator is left before.
+        // Explaining an error writes to the log, and the program's log callback may end the mesh.
+        // So the communicator is left before.
         let outcome = outcome.map_err(|unexplained| self.explain(name, communicator, unexplained));
         if outcome.is_ok() {
             groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
@@ -295,7 +295,7 @@ impl View {
 
     /// Waits for the operation where it is in progress, and asks the library for its words on a
     /// failure. Runs inside the communicator, so it writes nothing to the log.
-    fn settle(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Outcome {
+    fn finish(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Outcome {
         if code == result::SUCCESS {
             return Ok(());
         }

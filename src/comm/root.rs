@@ -128,7 +128,7 @@ impl RootComms {
         let has_peers = world.as_ref().filter(|world| !world.rendezvous().is_offline() && mesh.is_member());
         let departures = match (outer, has_peers) {
             (Some(outer), _) => outer.departures.clone(),
-            (None, Some(world)) => Some(Arc::new(world.rendezvous().departures(&id, mesh.root_ranks().into())?)),
+            (None, Some(world)) => Some(Arc::new(world.rendezvous().departures(&id)?)),
             (None, None) => None,
         };
         let scope = has_peers.zip(departures.as_ref());
@@ -215,7 +215,7 @@ impl RootComms {
         &self.control
     }
 
-    /// The words that tell this mesh from others with the same dimension names, for messages.
+    /// Words for messages that tell this mesh from other meshes with the same dimension names.
     pub(super) fn apart(&self) -> String {
         let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
         let made = match self.id.strip_prefix("mesh").filter(|call| call.parse::<u64>().is_ok()) {

@@ -326,8 +326,9 @@ impl RootComms {
             timeout: self.timeout(),
             outer: None,
         })?;
-        // The ranks whose replica goes cannot agree with the others on what these share with
-        // earlier meshes. So the new mesh shares nothing.
+        // The ranks whose replica is left out have no part in the new mesh, so they cannot agree
+        // with its ranks on which communicators it shares with earlier meshes. So the new mesh
+        // shares none.
         world.comms().share_no_more(root.mesh());
         world.register(as_weak(&root));
         call.run(|work| {

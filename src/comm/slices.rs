@@ -39,8 +39,8 @@ impl View {
     /// there, with a ready communicator along each dimension: PyTorch's `DeviceMesh(device_type,
     /// mesh)`. The array has any number of dimensions, and its elements are distinct ranks of the
     /// world. **Collective over the world**, also for the ranks that are not in the array. The
-    /// ranks agree on the array as on every other argument: one that gives another array is told so
-    /// on all ranks.
+    /// ranks agree on the array as on every other argument: if one rank gives another array, all
+    /// ranks get an error that says so.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -49,7 +49,9 @@ impl View {
     ///
     /// let world = Arc::new(World::join("cpu", &WorldOptions::default())?);
     /// let size = world.size() as i32;
-    /// let ranks = Array::from_iter((0..size).rev()).into_shape_with_order((1, size as usize)).unwrap(); // the last rank first
+    /// // The last rank comes first.
+    /// let ranks = Array::from_iter((0..size).rev());
+    /// let ranks = ranks.into_shape_with_order((1, size as usize)).unwrap();
     /// let mesh = View::from_rank_array(&world, ranks.view(), &["dp", "tp"])?;
     /// assert_eq!(mesh.mesh().rank_array(), ranks.into_dyn());
     /// mesh.root_comms().finalize()?;

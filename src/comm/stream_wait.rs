@@ -24,7 +24,7 @@ use crate::wait::{Deadline, Wait};
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 /// The longest pause between two questions to the stream.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// A pause lasts this part of the time that has passed, so the wait ends late by about 3 %.
+/// A pause lasts one part in so many of the time that has passed. So the wait ends about 3 % late.
 const PART_OF_WAIT: u32 = 32;
 /// The pause between two questions to the communicators while the stream has work. The questions
 /// run on a thread of the wait, because NCCL may not answer them.

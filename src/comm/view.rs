@@ -80,8 +80,8 @@ impl View {
         self.space.tell_if_refused(function, call)
     }
 
-    /// Does what [`tell_if_refused`](View::tell_if_refused) does, for a call that is collective over
-    /// the whole root mesh also where this view is one of a range.
+    /// Does what [`tell_if_refused`](View::tell_if_refused) does, for a call that is collective
+    /// over the whole root mesh also where this view is one of a range.
     pub(crate) fn tell_root_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
         self.root.tell_if_refused(function, call)
     }

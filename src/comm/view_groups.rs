@@ -39,9 +39,10 @@ impl View {
     }
 }
 
-/// Waits until nothing is in progress on the communicators `used` of the group's operations, whose
-/// meshes may be others, and on those of the root, on which the program may have issued operations
-/// of the group itself. There is something to wait for only on non-blocking communicators.
+/// Waits until nothing is in progress on the communicators of a group. These are the communicators
+/// `used` by the group's operations, which may belong to other meshes, and those of the root, on
+/// which the program may have issued operations itself. Only on non-blocking communicators there is
+/// something to wait for.
 fn wait_until_idle(root: &RootComms, used: &[Arc<Communicator>]) -> Result<()> {
     // The end of the root is no reason to give up. An abort of the communicator ends the wait.
     let wait = Wait::after(root.timeout());
@@ -57,8 +58,8 @@ fn wait_until_idle(root: &RootComms, used: &[Arc<Communicator>]) -> Result<()> {
 }
 
 /// The error of a group that failed, with its reason. A library does not say which communicator
-/// failed, so the first one that knows of a failure explains the error: of those in `used`, which
-/// have operations in the group, and then of those of the root.
+/// failed. So the communicators are asked in turn, first those in `used`, which have operations in
+/// the group, and then those of the root. The first one that knows of a failure explains the error.
 fn explain(root: &RootComms, used: &[Arc<Communicator>], error: Error) -> Error {
     for communicator in used.iter().cloned().chain(root.communicators()) {
         match communicator.state() {

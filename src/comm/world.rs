@@ -34,8 +34,9 @@ pub struct WorldOptions {
     /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
     /// vouched for the library.
     pub(crate) library: Option<String>,
-    /// The device on which the communicators are made. `None`: the current device of the thread
-    /// that joins, or else the one of the rank's number in its host.
+    /// The device on which the communicators are made. `None` stands for the current device of the
+    /// thread that joins. Where that thread has none, it is the device whose number is the rank's
+    /// number on its host.
     pub device: Option<usize>,
 }
 

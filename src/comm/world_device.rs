@@ -39,7 +39,7 @@ pub(super) fn check_reaches_hosts(library: &Library, local: LocalPlace) -> Resul
     )))
 }
 
-/// Whether this library chooses the device on which that library makes communicators.
+/// Whether libdevicemesh chooses the device on which `library` makes communicators.
 pub(super) fn takes_device(library: &Library) -> bool {
     !library.is_host_engine() && !library.is_rccl()
 }

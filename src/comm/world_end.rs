@@ -16,8 +16,9 @@ const CALL: &str = "dm_world_finalize()";
 impl World {
     /// Waits for the outstanding work of all meshes of the world, destroys their communicators, and
     /// ends the world. `timeout` bounds the call; `None` stands for the world's timeout.
-    /// **Collective over the world** unless it is offline. When a rank never made the call, the
-    /// world is as before. When the work of a rank has failed, the world has ended all the same.
+    /// **Collective over the world** unless it is offline. If a rank does not make the call, the
+    /// call fails and the world stays as it was. If the work of a rank has failed, the call fails
+    /// too, but the world has ended.
     pub fn finalize(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
         if self.rendezvous().is_offline() {

@@ -47,11 +47,11 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Every 100 ms
 /// it asks the communicators for their asynchronous errors. It asks the store for lost ranks after
 /// 250 ms, and then with growing pauses of at most two seconds. dim names the dimension whose
-/// communicator and ranks it asks about. dim NULL stands for the communicators of dm_check with dim
-/// NULL, and for the ranks of the view. A communicator that is not made yet is left out. timeout_ms
-/// 0: the mesh's timeout. The stream may hold other work, too. A stream that is being captured is refused. On cpu
-/// a collective is done when it returns: stream is NULL there, and the call asks the communicators
-/// once and returns.
+/// communicator and ranks it asks about. dim NULL stands for the communicators of dm_check with
+/// dim NULL, and for the ranks of the view. A communicator that is not made yet is left out.
+/// timeout_ms 0: the mesh's timeout. The stream may hold other work, too. A stream that is being
+/// captured is refused. On cpu a collective is done when it returns: stream is NULL there, and the
+/// call asks the communicators once and returns.
 ///
 /// When the call fails, the work stays on the stream: dm_abort ends the work. When a rank is lost,
 /// the call waits one second more, because work that does not need the rank may end by itself.

@@ -115,12 +115,12 @@ impl Subrange {
     pub fn inner(&self, position: usize) -> Option<usize> {
         let steps = self.whole.coordinate(position).checked_sub(self.start)?;
         let index = Some(steps / self.step).filter(|index| steps % self.step == 0 && *index < self.len)?;
-        Some(self.beside(position) + index * self.stride)
+        Some(self.at_start(position) + index * self.stride)
     }
 
     /// Returns the position at index 0 of the range that has all other digits of `position`. The
     /// position itself may lie outside.
-    pub fn beside(&self, position: usize) -> usize {
+    pub fn at_start(&self, position: usize) -> usize {
         self.others.iter().map(|digits| position / digits.outer % digits.size * digits.inner).sum()
     }
 

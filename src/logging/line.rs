@@ -37,8 +37,9 @@ fn name(level: Level) -> &'static str {
     }
 }
 
-/// The time in UTC with milliseconds, as ISO 8601 writes it.
-fn utc(now: SystemTime) -> String {
+/// The time in UTC with milliseconds, as ISO 8601 writes it: `2026-11-22T09:30:01.123Z`. The
+/// lines of the log begin with it, and those of `devicemesh run --timestamps`.
+pub fn utc(now: SystemTime) -> String {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = date(days);

@@ -183,7 +183,9 @@ fn dim_names(names: Option<&[&str]>, ndim: usize) -> Result<Vec<Arc<str>>> {
         return Ok((0..ndim).map(|index| format!("dim_{index}").into()).collect());
     };
     if names.len() != ndim {
-        return Err(Error::invalid(format!("the shape has {ndim} dimensions, but there are {} names", names.len())));
+        let dims = if ndim == 1 { "1 dimension" } else { &format!("{ndim} dimensions") };
+        let count = if names.len() == 1 { "is 1 name" } else { &format!("are {} names", names.len()) };
+        return Err(Error::invalid(format!("the shape has {dims}, but there {count}")));
     }
     check_names(names.iter().copied())?;
     Ok(names.iter().map(|name| (*name).into()).collect())

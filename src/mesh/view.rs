@@ -192,7 +192,7 @@ impl Mesh {
         };
         let dims: Arc<[NamedDim]> = self.dims.iter().enumerate().map(inner).collect::<Result<_>>()?;
         let position = self.root.position.and_then(|position| range.inner(position));
-        let base = range.beside(self.base);
+        let base = range.at_start(self.base);
         let root = Root {
             device_type: self.root.device_type.clone(),
             size: range.size(),

@@ -1,11 +1,11 @@
 //! Finds the other ranks in a store that may hold what an earlier run left: the store of an agent,
 //! a folder, or the caller's own store.
 //!
-//! Rank 0 chooses a nonce, and all keys of this run stand under it. Every other rank makes a token,
-//! which nothing old can contain. The rank leaves the token under the next number, with the nonces
-//! that it has tried in vain. Rank 0 answers with the nonce, under a key with that token. Rank 0
-//! does not ask whose token it is, so ranks that take the world to have another size get the nonce
-//! too, and the agreement that follows tells them.
+//! Rank 0 chooses a nonce, and all keys of this run stand under it. Every other rank makes a random
+//! token, so no earlier run has left the same one. The rank leaves the token under the next number,
+//! with the nonces that it has tried in vain. Rank 0 answers with the nonce, under a key with that
+//! token. Rank 0 does not ask whose token it is, so ranks that take the world to have another size
+//! get the nonce too, and the agreement that follows tells them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -266,7 +266,7 @@ impl World {
         };
         let offers = engine.iter().flatten().flat_map(EnginePlace::offers).collect::<Vec<_>>();
         let (round, shared) = session.scope.agree_to_join(&call, &offers, engine.as_ref().err(), wait)?;
-        let settle = || {
+        let find_places = || {
             let local = match engine.as_ref().map_err(Error::clone)? {
                 Some(_) if shared[0] => {
                     let local = LocalPlace::on_one_host(&self.place);
@@ -283,7 +283,7 @@ impl World {
             }
             Ok(local)
         };
-        let outcome = settle();
+        let outcome = find_places();
         if let Err(error) = &outcome {
             round.fail(error, wait);
         }

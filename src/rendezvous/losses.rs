@@ -1,10 +1,11 @@
 //! The ranks of the world that are lost, as far as this rank knows. The store tells who is lost
 //! where the store can know it. Otherwise the ranks of each host watch each other's processes.
 //!
-//! The key `<prefix>/lost` counts the lost ranks, and `<prefix>/lost/<k>` holds the k-th one. A
-//! server of this library writes them when the connections of a rank end. On any other store each
-//! rank leaves its process number under the name of its host, and a rank that waits for long looks
-//! whether the processes of its own host live.
+//! The key `<prefix>/lost` counts the lost ranks, and `<prefix>/lost/<k>` holds the k-th one
+//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
+//! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
+//! each rank leaves its process number under the name of its host, and a rank that waits for long
+//! looks whether the processes of its own host live. There the ranks fill the gaps.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use hostccl::machine;
 use hostccl::process::{Process, ProcessId};
 
-use super::agreement::WorldKeys;
+use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
@@ -23,11 +24,14 @@ use crate::wait::{Deadline, Wait};
 /// How long it may take to write or read a note of a lost rank.
 const SHORT: Duration = Duration::from_millis(500);
 
+/// How long after a failed announcement of a loss the next attempt follows.
+const AGAIN: Duration = Duration::from_secs(2);
+
 /// When no further loss follows for this long, no more losses are expected.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// The longest time for which a call that has found a loss waits for further losses.
-const LONGEST_SETTLING: Duration = Duration::from_millis(250);
+const LONGEST_WAIT_FOR_QUIET: Duration = Duration::from_millis(250);
 
 /// The ranks of one world that are lost, as far as this rank knows.
 pub(super) struct Losses {
@@ -37,9 +41,12 @@ pub(super) struct Losses {
     prefix: String,
     /// This process's rank.
     me: i32,
+    /// Whether the store itself knows who is lost, and fills the gaps among the notes.
+    store_knows: bool,
     /// The losses that were read so far.
     known: Mutex<Known>,
-    /// The ranks of this host; `None` where the store itself knows who is lost.
+    /// The ranks of this host; `None` where the store itself knows who is lost, and where this
+    /// process cannot see the processes of its host.
     local_ranks: Option<LocalRanks>,
     /// The last deadlocks between calls of this world of which this rank's caller was told. The
     /// list is kept here, because every scope of the world has this value.
@@ -65,6 +72,10 @@ struct Known {
     /// The moment at which this rank learned of the last loss, which tells whether further losses
     /// may follow.
     last: Option<Instant>,
+    /// The ranks whose loss this rank could not announce, because the store failed.
+    unannounced: Vec<i32>,
+    /// The moment at which the last announcement failed.
+    failed: Option<Instant>,
 }
 
 impl Known {
@@ -84,14 +95,17 @@ impl Losses {
         (rank, size): (usize, usize),
         wait: &Wait,
     ) -> Result<Losses> {
-        let mut local_ranks = None;
-        if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
-            local_ranks = LocalRanks::join(&*store, prefix, leftovers, rank, wait)?;
-        }
+        let store_knows =
+            size == 1 || store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)?;
+        let local_ranks = match store_knows {
+            true => None,
+            false => LocalRanks::join(&*store, prefix, leftovers, rank, wait)?,
+        };
         Ok(Losses {
             store,
             prefix: prefix.to_owned(),
             me: rank as i32,
+            store_knows,
             known: Mutex::default(),
             local_ranks,
             told_deadlocks: Mutex::default(),
@@ -105,6 +119,7 @@ impl Losses {
             store,
             prefix: prefix.to_owned(),
             me: 0,
+            store_knows: false,
             known: Mutex::default(),
             local_ranks: None,
             told_deadlocks: Mutex::default(),
@@ -123,7 +138,7 @@ impl Losses {
     /// Returns the key of the next note, and its number.
     pub(super) fn next(&self) -> (usize, String) {
         let number = self.known().read + 1;
-        (number, format!("{}/lost/{number}", self.prefix))
+        (number, note_key(&self.list(), number))
     }
 
     /// Notes what the key of that number held.
@@ -138,7 +153,7 @@ impl Losses {
         }
     }
 
-    /// Keeps, for the log, how this rank has noticed a loss. The first way stands.
+    /// Keeps, for the log, how this rank has noticed a loss. A second way of one loss is not kept.
     pub(super) fn noticed(&self, rank: i32, how: &'static str) {
         self.known().noticed.entry(rank).or_insert(how);
     }
@@ -182,8 +197,8 @@ impl Losses {
 
     /// Returns once no further rank was lost for a moment. Ranks whose host or launcher has ended
     /// are lost one right after the other.
-    pub(super) fn settle(&self, of_caller: &Wait) {
-        let end = Deadline::after(LONGEST_SETTLING);
+    pub(super) fn wait_until_quiet(&self, of_caller: &Wait) {
+        let end = Deadline::after(LONGEST_WAIT_FOR_QUIET);
         let wait = Wait { watch: None, ..of_caller.clone() };
         loop {
             self.look(&wait);
@@ -215,9 +230,15 @@ impl Losses {
         Ok(())
     }
 
+    /// The key that counts the notes.
+    fn list(&self) -> String {
+        format!("{}/lost", self.prefix)
+    }
+
     /// Looks at the processes of this host, where the store does not know who is lost. Announces
-    /// the losses that it finds to all ranks.
+    /// the losses that it finds to all ranks, and those that it could not announce before.
     pub(super) fn look(&self, of_caller: &Wait) {
+        self.announce_again();
         let Some(local_ranks) = &self.local_ranks else { return };
         for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
             self.noticed(rank, "its process on this host has ended");
@@ -225,17 +246,37 @@ impl Losses {
         }
     }
 
-    /// Announces to all ranks, through the store, that one is lost.
+    /// Announces to all ranks, through the store, that one is lost. Where the store fails, this
+    /// rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
     pub(super) fn announce(&self, rank: i32) {
         let wait = Wait::after(SHORT);
-        let number = self.store.add(&format!("{}/lost", self.prefix), 1, &wait);
-        let told = number.and_then(|number| {
-            self.store.set(&format!("{}/lost/{number}", self.prefix), rank.to_string().as_bytes(), &wait)
-        });
-        // The store may have ended with that rank.
+        let (list, wrote) = (self.list(), |_| {});
+        let told = add_note(&*self.store, &list, rank.to_string().as_bytes(), &wait, &wrote);
         if told.is_err() {
-            self.known().add(Some(rank));
+            let mut known = self.known();
+            // The store may have ended with that rank.
+            if !known.ranks.contains(&rank) {
+                known.add(Some(rank));
+            }
+            known.unannounced.push(rank);
+            known.failed = Some(Instant::now());
         }
+        if let (Ok(number), false) = (told, self.store_knows) {
+            // The next rank that announces a loss fills the gaps where this rank cannot.
+            let _ = fill_gaps(&*self.store, &list, number, &wait, &wrote);
+        }
+    }
+
+    /// Announces the losses of which the store could not be told before.
+    fn announce_again(&self) {
+        let mut known = self.known();
+        if known.failed.is_none_or(|failed| failed.elapsed() < AGAIN) {
+            return;
+        }
+        known.failed = None;
+        let ranks = std::mem::take(&mut known.unannounced);
+        drop(known);
+        ranks.into_iter().for_each(|rank| self.announce(rank));
     }
 }
 
@@ -312,3 +353,6 @@ impl LocalRanks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

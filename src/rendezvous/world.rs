@@ -123,13 +123,12 @@ impl World {
         Ok(Scope::new(membership, prefix))
     }
 
-    /// Returns the list of the ranks that have ended a mesh of these `ranks` by dm_abort. `id` is the
-    /// same on all of them and is used once.
-    pub fn departures(&self, id: &str, ranks: Arc<[i32]>) -> Result<Departures> {
+    /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all
+    /// ranks of the mesh and is used once.
+    pub fn departures(&self, id: &str) -> Result<Departures> {
         let session = self.session()?;
-        let members = if ranks.len() == self.place.size { Members::All(ranks.len()) } else { Members::Listed(ranks) };
         let (store, prefix) = (Arc::clone(&session.store), format!("{}/{id}", session.prefix));
-        Ok(Departures::new(store, prefix, self.place.rank as i32, &members, &session.leftovers))
+        Ok(Departures::new(store, prefix, self.place.rank as i32, &session.leftovers))
     }
 
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.

@@ -41,8 +41,8 @@ impl Communicator {
         self.handle.leave();
     }
 
-    /// The call that this thread has entered with, for the thread that leaves the communicator in its
-    /// place.
+    /// The call that this thread has entered with, for the thread that leaves the communicator in
+    /// its place.
     pub(in crate::comm) fn inside(&self) -> Inside {
         Inside::of(&self.handle)
     }

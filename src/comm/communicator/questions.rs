@@ -25,7 +25,8 @@ impl Communicator {
             let has_failed = outcome.is_err() && library.poll(raw).is_err();
             (outcome, has_failed)
         });
-        // A failure is logged, so others may ask again before.
+        // A failure is written to the log, and the program's log callback may ask the library. So
+        // the question is over before.
         let (outcome, has_failed) = set?;
         outcome.map_err(|error| self.explain_as(error, has_failed))
     }
@@ -96,9 +97,10 @@ impl Communicator {
         self.handle.is_owned() && self.holders.load(Ordering::SeqCst) == 0 && self.has_failed()
     }
 
-    /// Does what [`poll`](Communicator::poll) does, on the calling thread and so without a deadline:
-    /// for calls that put operations on a stream, which run on the calling thread as well. A thread
-    /// would cost more than the operation. The inner error is not explained and not logged yet.
+    /// Does what [`poll`](Communicator::poll) does, on the calling thread and so without a
+    /// deadline. Calls that put operations on a stream use it: they run on the calling thread as
+    /// well, and handing the question to another thread would cost more than the operation. The
+    /// inner error is not explained and not logged yet.
     pub(in crate::comm) fn poll_here(&self) -> Result<Result<bool>> {
         self.ask_here(|raw| self.library.poll(raw))
     }

@@ -124,10 +124,10 @@ impl Maker<'_> {
         }
     }
 
-    /// Starts the making of a child by the library's `function` and waits until the parent is idle.
-    /// Returns the place of the child's handle, and how the wait ended. The place is on the heap. It
-    /// is freed only by the caller, because the library may write to it at any time until the parent
-    /// is idle.
+    /// Starts the making of a child by the library's `function` and waits until the parent is
+    /// idle. Returns the place of the child's handle, and how the wait ended. The place is on the
+    /// heap. It is freed only by the caller, because the library may write to it at any time until
+    /// the parent is idle.
     fn child(
         &self,
         parent: &Communicator,

@@ -66,8 +66,8 @@ impl Maker<'_> {
             Some(maker) if error.status() == Status::PeerLost && error.blamed().is_empty() => {
                 error.within(&format!("rank {maker} was lost (it made the id)")).with_lost(&[*maker])
             }
-            // Over several hosts the ranks join with the help of the one that made the id. An engine
-            // that has not heard of it within the time blames no rank.
+            // Over several hosts the ranks join with the help of the one that made the id. An
+            // engine that has not heard of it within the time blames no rank.
             Some(maker) if is_silent_maker(&error) && self.library.is_host_engine() => {
                 error.within(&format!("rank {maker} did not come (it made the id)")).with_ranks(&[*maker])
             }
@@ -124,7 +124,7 @@ impl Maker<'_> {
 }
 
 /// Whether the engine says that it cannot reach the process that made the id, or that the process
-/// does not go on.
+/// is stopped.
 fn is_silent_maker(error: &Error) -> bool {
     error.status() == Status::Timeout
         && error.blamed().is_empty()

@@ -74,8 +74,8 @@ impl RootComms {
         });
     }
 
-    /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the communicator
-    /// where nobody uses it any more, and the caller then ends it.
+    /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the
+    /// communicator where nobody uses it any more, and the caller then ends it.
     #[must_use]
     pub(in crate::comm) fn remove_dim(&self, communicator: &Arc<Communicator>) -> Option<Arc<Communicator>> {
         let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
@@ -119,8 +119,8 @@ impl RootComms {
     }
 
     /// Undoes [`set_parent`](RootComms::set_parent). A parent that was replaced does not come
-    /// back, because the ranks have agreed not to use it. Returns the parent where nobody uses it any
-    /// more, and the caller then ends it.
+    /// back, because the ranks have agreed not to use it. Returns the parent where nobody uses it
+    /// any more, and the caller then ends it.
     #[must_use]
     pub(in crate::comm) fn remove_parent(&self) -> Option<Arc<Communicator>> {
         let removed = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();

@@ -80,12 +80,6 @@ impl ScopeKeys {
         keys.into_iter().for_each(|key| self.leftovers.note(key));
     }
 
-    /// Notes that a thread is about to write keys that this rank's next call relies on.
-    pub(super) fn begin_writing(&self) -> Writing {
-        *lock(&self.leftovers.writing) += 1;
-        Writing(Arc::clone(&self.leftovers))
-    }
-
     /// Waits until no thread of this rank writes such keys of the world any more. Returns early when
     /// `wait` has ended.
     pub(super) fn await_written(&self, wait: &Wait) {
@@ -139,6 +133,12 @@ impl WorldKeys {
     /// Notes a key that is needed for as long as any rank is in the world.
     pub(in crate::rendezvous) fn note(&self, key: String) {
         self.lock().of_world.push(key);
+    }
+
+    /// Notes that a thread is about to write keys that this rank's next call relies on.
+    pub(super) fn begin_writing(self: &Arc<Self>) -> Writing {
+        *lock(&self.writing) += 1;
+        Writing(Arc::clone(self))
     }
 
     /// Takes the keys of the scopes that were dropped since `examined` and whose ranks are all

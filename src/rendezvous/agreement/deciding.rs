@@ -4,14 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
-use super::round::Round;
+use super::round::{LEAST_ASK, Round};
 use super::verdict::{Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
-
-/// How long the store may take to say who is missing, even if the deadline passed long ago.
-const LEAST_ASK: Duration = Duration::from_millis(200);
 
 /// Returns how long after its deadline a rank may take to find out which ranks it missed.
 fn grace(wait: &Wait) -> Duration {
@@ -105,7 +102,7 @@ impl Round {
                 return Err(self.membership.explain(error));
             }
         };
-        let is_of_another = verdict.is_of_another(function_of(&self.call)) || self.is_of_another_mesh(&verdict);
+        let is_of_another = verdict.is_of_another(function_of(&self.call)) || self.is_of_another_mesh(&verdict, wait);
         if phase.is_empty() && (is_of_another || self.was_told_before(&verdict)) {
             return Ok(Settled::PassedOver);
         }
@@ -133,10 +130,10 @@ impl Round {
                 Found::Verdict(verdict) => return Ok(verdict),
                 Found::Value(theirs) => {
                     let (theirs, their_mesh) = split_mesh(&theirs);
-                    if their_mesh != my_mesh
-                        && let Some(departure) = self.departure_between(&theirs, &their_mesh, wait)?
-                    {
-                        return self.decide(phase, &departure, wait);
+                    if their_mesh != my_mesh {
+                        if let Some(departure) = self.departure_between(&theirs, &their_mesh, wait)? {
+                            return self.decide(phase, &departure, wait);
+                        }
                     }
                     if !self.is_like(mine, &theirs) {
                         return self.dissent(phase, mine, &theirs, wait);

@@ -6,34 +6,25 @@
 //! an abort ends the wait in whatever step of the call it falls, and whether or not the aborting rank
 //! has begun the call.
 //!
-//! The notes are read in order. A rank that dies before it has written the note of its number leaves
-//! a gap, and nobody would read the later notes. So each rank fills the gaps before its own number
-//! ([`GAP`]). A slow rank may find its own number filled. It takes a new number then.
+//! The file notes.rs has the rules for such notes. The notes and their count stay in the store for
+//! as long as any rank is in the world. If they were removed earlier, a rank that ends the mesh later
+//! would begin again with the number 1, where ranks that have read the first note do not look any
+//! more.
 //!
 //! The next call of the aborting rank begins when its note is written. So another rank that compares
 //! a call on the mesh with that next call finds the note (deciding.rs).
 
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::cleanup::{ScopeKeys, WorldKeys};
-use super::members::Members;
+use super::cleanup::WorldKeys;
+use super::notes::{add_note, fill_gaps, note_key};
 use crate::error::Result;
 use crate::rendezvous::store::Store;
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// How long the thread that writes the note may take. No caller waits for it.
 const TELL: Duration = Duration::from_secs(10);
-
-/// This text stands in place of a note that nobody has written.
-const GAP: &[u8] = b"-";
-
-/// How long a rank that has a number may take to write its note before others take it for dead.
-const MOMENT: Duration = Duration::from_millis(250);
-
-/// How many numbers before its own a rank looks at for gaps.
-const LOOKED_BACK: i64 = 64;
 
 /// The ranks of one mesh that have ended it by dm_abort, as far as this rank knows.
 pub struct Departures {
@@ -45,8 +36,8 @@ pub struct Departures {
     me: i32,
     /// The notes that this rank has read so far.
     known: Mutex<Known>,
-    /// The keys that this rank has written. They are removed like the keys of a scope.
-    left: ScopeKeys,
+    /// The keys of the world, to which this value adds the keys that this rank has written.
+    leftovers: Arc<WorldKeys>,
 }
 
 /// The notes that this rank has read.
@@ -59,21 +50,20 @@ struct Known {
 }
 
 impl Departures {
-    /// Watches the mesh of the ranks `members`, whose keys begin with `prefix`.
+    /// Watches the mesh whose keys begin with `prefix`.
     pub(in crate::rendezvous) fn new(
         store: Arc<dyn Store>,
         prefix: String,
         me: i32,
-        members: &Members,
         leftovers: &Arc<WorldKeys>,
     ) -> Departures {
-        Departures { store, prefix, me, known: Mutex::default(), left: ScopeKeys::new(members, leftovers) }
+        Departures { store, prefix, me, known: Mutex::default(), leftovers: Arc::clone(leftovers) }
     }
 
     /// Tells the other ranks of the mesh that this one has ended it. Does not wait for the store: a
     /// thread writes the note. This rank's next call begins when the note is written.
     pub fn tell(self: &Arc<Self>) {
-        let (departures, writing) = (Arc::clone(self), self.left.begin_writing());
+        let (departures, writing) = (Arc::clone(self), self.leftovers.begin_writing());
         let tell = move || {
             departures.write(&Wait::after(TELL));
             drop(writing);
@@ -82,38 +72,18 @@ impl Departures {
         let _ = hostccl::thread::spawn("dm-farewell", tell);
     }
 
-    /// Writes the note under the next free number.
+    /// Writes the note. Where the store fails, the others find this rank missing at their
+    /// deadlines.
     fn write(&self, wait: &Wait) {
-        let (count, mine) = (format!("{}/left", self.prefix), self.me.to_string());
-        while !wait.deadline.passed() {
-            let Ok(number) = self.store.add(&count, 1, wait) else { return };
-            if number == 1 {
-                self.left.note([count.clone()]);
-            }
-            let key = note_key(&self.prefix, number);
-            let stands = self.store.set_once(&key, mine.as_bytes(), wait);
-            if stands.as_ref().is_ok_and(|stands| stands != mine.as_bytes()) {
-                // Another rank has taken this one for dead.
-                continue;
-            }
-            // A store that fails may have the note all the same.
-            self.left.note([key]);
-            return self.fill_gaps(number, wait);
-        }
+        let (list, mine) = (self.list(), self.me.to_string());
+        let wrote = |key| self.leftovers.note(key);
+        let written = add_note(&*self.store, &list, mine.as_bytes(), wait, &wrote);
+        let _ = written.and_then(|number| fill_gaps(&*self.store, &list, number, wait, &wrote));
     }
 
-    /// Fills the gaps before that number, so that the note of that number is read.
-    fn fill_gaps(&self, number: i64, wait: &Wait) {
-        let earlier: Vec<String> =
-            ((number - LOOKED_BACK).max(1)..number).map(|number| note_key(&self.prefix, number)).collect();
-        let Ok(present) = self.store.present(&earlier, wait) else { return };
-        let moment = wait.with_deadline(Deadline::after(MOMENT.min(wait.deadline.left())));
-        for (key, _) in earlier.into_iter().zip(present).filter(|(_, is_there)| !is_there) {
-            if self.store.get(&key, &moment).is_err() {
-                let stands = self.store.set_once(&key, GAP, wait);
-                self.left.note(stands.is_ok_and(|stands| stands == GAP).then_some(key));
-            }
-        }
+    /// The key that counts the notes.
+    fn list(&self) -> String {
+        list_of(&self.prefix)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -128,7 +98,7 @@ impl Departures {
     /// Returns the key of the next note, and its number.
     pub(super) fn next(&self) -> (usize, String) {
         let number = self.known().read + 1;
-        (number, note_key(&self.prefix, number))
+        (number, note_key(&self.list(), number))
     }
 
     /// Reads the notes that the store has by now.
@@ -167,15 +137,15 @@ impl Departures {
 pub(super) fn read(store: &dyn Store, mesh: &str, wait: &Wait) -> Result<Vec<i32>> {
     let mut ranks = Vec::new();
     for number in 1_usize.. {
-        let Some(value) = store.try_get(&note_key(mesh, number), wait)? else { break };
+        let Some(value) = store.try_get(&note_key(&list_of(mesh), number), wait)? else { break };
         ranks.extend(rank_in(&value));
     }
     Ok(ranks)
 }
 
-/// Returns the key of the note of that number.
-fn note_key(mesh: &str, number: impl Display) -> String {
-    format!("{mesh}/left/{number}")
+/// Returns the key that counts the notes of the mesh of that name.
+fn list_of(mesh: &str) -> String {
+    format!("{mesh}/left")
 }
 
 /// Returns the rank that a note tells of; `None` for a gap and for an unreadable note.

@@ -11,10 +11,14 @@ use super::verdict::{Reason, Verdict, ranges, split};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
-use crate::wait::{Nearing, Wait};
+use crate::wait::{Deadline, Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
+
+/// How long the store may take to answer a question about a call, even if the deadline passed long
+/// ago.
+pub(super) const LEAST_ASK: Duration = Duration::from_millis(200);
 
 /// The ranks that agree, and their store. A scope shares it with its rounds.
 pub(in crate::rendezvous) struct Membership {
@@ -252,22 +256,33 @@ impl Round {
     }
 
     /// Makes the verdict that this rank has failed with `error`. A communicator may tell this rank
-    /// that others have ended the mesh before their note does.
+    /// that others have ended the mesh before their note does. Where this rank has ended the mesh
+    /// itself, `error` names this rank alone.
     pub(super) fn of_failure(&self, phase: &str, error: &Error) -> Verdict {
         let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
-        let others_left = phase.is_empty()
-            && error.status() == Status::PeerLost
-            && error.lost().is_empty()
-            && error.ranks().iter().any(|rank| self.is_other(*rank));
-        match self.departures.as_ref().filter(|_| others_left) {
-            Some(departures) => verdict.after_departure(departures.mesh()),
-            None => verdict,
+        let is_by_abort = phase.is_empty() && error.status() == Status::PeerLost && error.lost().is_empty();
+        let Some(departures) = self.departures.as_ref().filter(|_| is_by_abort) else { return verdict };
+        match error.ranks() {
+            [rank] if *rank == self.my_rank() => verdict.of_abort(departures.mesh()),
+            ranks if ranks.iter().any(|rank| self.is_other(*rank)) => verdict.after_departure(departures.mesh()),
+            _ => verdict,
         }
     }
 
-    /// Whether the verdict is that ranks have ended the mesh of another call than this one.
-    pub(super) fn is_of_another_mesh(&self, verdict: &Verdict) -> bool {
-        matches!(&verdict.reason, Reason::Departed { mesh } if mesh != self.mesh())
+    /// Whether the verdict is that ranks have ended the mesh of another call than this one, and
+    /// this rank takes no part in that other call. Where the mesh ended on a rank that was in the
+    /// other call, only the ranks that have ended that mesh themselves take no part.
+    pub(super) fn is_of_another_mesh(&self, verdict: &Verdict, wait: &Wait) -> bool {
+        match &verdict.reason {
+            Reason::Departed { mesh } => mesh != self.mesh(),
+            Reason::Aborted { mesh } if mesh != self.mesh() => {
+                let wait = wait.with_deadline(Deadline::after(LEAST_ASK.max(wait.deadline.left())));
+                // This rank's own note was written before this call began.
+                departures::read(&*self.membership.store, mesh, &wait)
+                    .is_ok_and(|ended| ended.contains(&self.my_rank()))
+            }
+            _ => false,
+        }
     }
 
     /// Whether this is a rank of the scope, and not this rank itself.

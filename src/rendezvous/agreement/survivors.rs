@@ -81,7 +81,7 @@ impl Round {
             if self.are_all_here(phase, wait)? {
                 // Ranks that are lost together, for example all ranks of a host, are left out
                 // together.
-                losses.settle(wait);
+                losses.wait_until_quiet(wait);
                 self.check_not_lost()?;
                 return self.decide(phase, &self.proposal(), wait);
             }

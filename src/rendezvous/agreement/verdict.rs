@@ -43,6 +43,11 @@ pub(super) enum Reason {
         /// The name of the mesh, which is equal on all its ranks.
         mesh: String,
     },
+    /// A rank has ended the mesh of the call by dm_abort while it was in the call.
+    Aborted {
+        /// The name of the mesh, which is equal on all its ranks.
+        mesh: String,
+    },
 }
 
 /// The verdict of a call: a status and, when the status is not OK, a message with the codes of the
@@ -112,6 +117,11 @@ impl Verdict {
     /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have ended.
     pub(super) fn after_departure(self, mesh: &str) -> Verdict {
         Verdict { reason: Reason::Departed { mesh: mesh.to_owned() }, ..self }
+    }
+
+    /// Returns this verdict for a call that dm_abort of the mesh of that name has ended on a rank.
+    pub(super) fn of_abort(self, mesh: &str) -> Verdict {
+        Verdict { reason: Reason::Aborted { mesh: mesh.to_owned() }, ..self }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
@@ -202,6 +212,7 @@ impl Verdict {
             Reason::Refused { function } => (2, format!("{function}\n")),
             Reason::Deadlock { id } => (3, format!("{id}\n")),
             Reason::Departed { mesh } => (4, format!("{mesh}\n")),
+            Reason::Aborted { mesh } => (5, format!("{mesh}\n")),
         };
         let codes = [self.status as i32, self.ccl, self.device, self.os, kind];
         // A lost rank r is written as -1 - r.
@@ -246,6 +257,10 @@ impl Verdict {
             4 => {
                 let (mesh, message) = rest.split_once('\n')?;
                 (Reason::Departed { mesh: mesh.to_owned() }, message)
+            }
+            5 => {
+                let (mesh, message) = rest.split_once('\n')?;
+                (Reason::Aborted { mesh: mesh.to_owned() }, message)
             }
             _ => return None,
         };

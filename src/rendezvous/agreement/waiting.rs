@@ -30,8 +30,8 @@ impl Round {
         }
     }
 
-    /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or has
-    /// ended the mesh of the call, and neither is there, that becomes the verdict.
+    /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or
+    /// has ended the mesh of the call, and neither is there, that becomes the verdict.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
         let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
@@ -43,7 +43,7 @@ impl Round {
                 }
                 // Ranks that are lost together, for example all ranks of a host, are reported
                 // together.
-                self.membership.losses.settle(wait);
+                self.membership.losses.wait_until_quiet(wait);
                 let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
@@ -65,8 +65,8 @@ impl Round {
                 (3, Some((departures, (number, _)))) => departures.note(number, &value),
                 _ => self.membership.losses.note(number, &value),
             }
-            // A store may report without end losses of ranks that are not in this scope. The call ends
-            // at its deadline all the same.
+            // A store may report without end losses of ranks that are not in this scope. The call
+            // ends at its deadline all the same.
             wait.cancel.check()?;
             if wait.deadline.passed() && !self.has_lost() && self.departure().is_none() {
                 return Err(Error::timeout(format!("the store at {} reports lost ranks without end", store.name())));

@@ -26,6 +26,10 @@ use crate::error::{Error, Result};
 use family::{Family, KUBERNETES, MPI, SLURM, TORCH, partial};
 use variables::{Number, Variables};
 
+/// The variable by which the ranks of `devicemesh run` differ from those of torchrun. Its value is
+/// the job's MASTER_ADDR and MASTER_PORT, as "host:port".
+pub const STARTED_BY_RUN: &str = "DM_STARTED_BY_RUN";
+
 /// The facts that a launcher states about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -72,6 +76,12 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
         place.launcher = "torchrun";
     }
     place.meet(&env)?;
+    // A torchrun that runs under `devicemesh run` has a store of its own, but passes the variable
+    // on.
+    let store = place.address.as_ref().map(|(host, port)| format!("{host}:{port}"));
+    if place.launcher == "torchrun" && store.is_some() && store == env.text(STARTED_BY_RUN) {
+        place.launcher = "devicemesh run";
+    }
     if place.address.is_none() && size.value > 1 {
         let one_host = local_size.is_some_and(|local| local.value == size.value);
         if let Some((address, job)) = meeting::address(&env, family, one_host)? {

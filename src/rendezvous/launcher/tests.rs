@@ -136,7 +136,7 @@ fn the_manifests_of_kubernetes_say_all_that_is_needed() {
     assert!(with_run.agent && detect_in(KUBERNETES_POD).is_err());
     let by_run = include_str!("../../../examples/kubernetes/train.yaml");
     let (pods, ranks) = (by_run.matches("completions: 4 ").count(), by_run.contains("- --nnodes=4\n"));
-    assert!(pods == 1 && ranks && by_run.contains("- --node-rank=$(JOB_COMPLETION_INDEX)\n"));
+    assert!(pods == 1 && ranks && !by_run.contains("--rdzv-endpoint"));
 }
 
 #[test]
@@ -145,6 +145,13 @@ fn master_addr_and_port_count_under_every_launcher() {
         let place = detect_in(&format!("{launcher} MASTER_ADDR=node1 MASTER_PORT=29500")).unwrap();
         assert_eq!((place.address, place.job), (Some(("node1".to_owned(), 29_500)), 0), "{launcher}");
     }
+}
+
+#[test]
+fn devicemesh_run_differs_from_torchrun() {
+    let launcher = |run: &str| detect_in(&format!("{TORCHRUN} DM_STARTED_BY_RUN={run}")).unwrap().launcher;
+    assert_eq!(launcher("vm:41829"), "devicemesh run");
+    assert_eq!(launcher("127.0.0.1:29400"), "torchrun", "a torchrun that a rank of devicemesh run started");
 }
 
 #[test]

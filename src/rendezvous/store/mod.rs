@@ -22,6 +22,7 @@ pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;
 pub use file::FileStore;
 pub use memory::MemoryStore;
+pub use names::resolve;
 pub use secret::Secret;
 pub(in crate::rendezvous) use server::NotListening;
 pub use server::Server;
@@ -31,6 +32,12 @@ use std::net::IpAddr;
 
 use crate::error::{Error, Result};
 use crate::wait::Wait;
+
+/// This text stands in place of a numbered note (agreement/notes.rs) that nobody has written.
+pub(in crate::rendezvous) const GAP: &[u8] = b"-";
+
+/// How many numbers before a note are looked at for gaps.
+pub(in crate::rendezvous) const LOOKED_BACK: i64 = 64;
 
 /// A key-value service shared by all ranks of a job.
 ///
@@ -80,7 +87,8 @@ pub trait Store: Send + Sync {
     }
 
     /// Asks the store to tell the others when this process has gone, or has dropped this handle.
-    /// Then `key` counts one more, and `word` stands under `<key>/<count>`. Returns `false` when
+    /// Then `key` counts one more, and `word` stands under `<key>/<count>`. Where a client has
+    /// counted and has written no word, the text "-" stands under the number. Returns `false` when
     /// this store cannot know. It is called once for a handle.
     fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {
         Ok(false)

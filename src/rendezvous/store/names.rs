@@ -11,7 +11,7 @@ use rustix::system::uname;
 /// A pod of Kubernetes knows itself by its short name at once, and the cluster's name server may
 /// learn the pod's long name later. So where the long name of this host has no address yet, that
 /// of the short name counts.
-pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let of = |name: &str| (name, port).to_socket_addrs().map(Iterator::collect);
     of(host).or_else(|error| match short_name_of_this_host(host) {
         Some(short) => of(short).map_err(|_| error),

@@ -9,11 +9,11 @@ use crate::rendezvous::agreement::cleanup::WorldKeys;
 use crate::rendezvous::agreement::{Departures, Members, Membership, Scope, ScopeKeys};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
+use crate::wait::{Cancel, Wait};
 
 /// One rank of a world over a store in memory.
 struct Rank {
     me: usize,
-    size: usize,
     store: Arc<dyn Store>,
     keys: Arc<WorldKeys>,
     world: Scope,
@@ -26,13 +26,13 @@ impl Rank {
         let left = ScopeKeys::new(&members, &keys);
         let membership =
             Membership { store: Arc::clone(&store), losses, members, me, served: false, serving: false, left };
-        Rank { me, size, store, keys, world: Scope::new(membership, "test/world".to_owned()) }
+        Rank { me, store, keys, world: Scope::new(membership, "test/world".to_owned()) }
     }
 
     /// A mesh of all ranks, whose calls are numbered with those of the world.
     fn mesh(&self, name: &str) -> (Arc<Departures>, Scope) {
-        let (store, members) = (Arc::clone(&self.store), Members::All(self.size));
-        let departures = Arc::new(Departures::new(store, format!("test/{name}"), self.me as i32, &members, &self.keys));
+        let store = Arc::clone(&self.store);
+        let departures = Arc::new(Departures::new(store, format!("test/{name}"), self.me as i32, &self.keys));
         let scope = self.world.of_mesh(&departures);
         (departures, scope)
     }
@@ -139,6 +139,51 @@ fn several_ranks_that_end_a_mesh_meet_in_their_next_call() {
     }
 }
 
+/// Rank 0 ends the mesh while its own thread is in a call on the mesh, and writes that as the
+/// verdict. Rank 2 has ended the mesh, too, and is in its next call. Rank 1 is in the call on the mesh.
+#[test]
+fn a_call_that_is_aborted_is_passed_over_by_ranks_that_have_ended_its_mesh() {
+    let errors = run(3, |rank| {
+        let (mesh, on_mesh) = rank.mesh("mesh0");
+        let mut error = None;
+        if rank.me == 0 {
+            let wait = Wait { cancel: Cancel::new(), ..soon() };
+            wait.cancel.raise();
+            error = on_mesh.agree("dm_flatten()", &wait).map(drop).err();
+            mesh.tell();
+        } else {
+            rank.store.get("test/world/0/verdict", &soon()).unwrap();
+            match rank.me {
+                1 => error = on_mesh.agree("dm_flatten()", &soon()).map(drop).err(),
+                _ => mesh.tell(),
+            }
+        }
+        whole_call(&rank.world, "dm_init()");
+        error.map(|error| (error.status(), error.ranks().to_vec()))
+    });
+    assert_eq!(errors, [Some((Status::Aborted, vec![])), Some((Status::PeerLost, vec![0])), None]);
+}
+
+/// Rank 0 ends the mesh while its own thread is in a call on the mesh. Rank 1, which has not ended
+/// the mesh, makes another call, which rank 0 does not make.
+#[test]
+fn a_rank_with_another_call_than_the_aborted_one_is_told_of_the_abort() {
+    let errors = run(2, |rank| {
+        let (mesh, on_mesh) = rank.mesh("mesh0");
+        if rank.me == 0 {
+            let wait = Wait { cancel: Cancel::new(), ..soon() };
+            wait.cancel.raise();
+            on_mesh.agree("dm_flatten()", &wait).map(drop).unwrap_err();
+            mesh.tell();
+            return None;
+        }
+        rank.store.get("test/world/0/verdict", &soon()).unwrap();
+        rank.world.agree("dm_world_barrier()", &soon()).map(drop).err()
+    });
+    let error = errors.into_iter().flatten().next().unwrap();
+    assert_eq!((error.status(), error.ranks()), (Status::PeerLost, &[0][..]), "{error}");
+}
+
 #[test]
 fn calls_on_whole_meshes_are_compared_as_ever() {
     let errors = run(2, |rank| {
@@ -183,4 +228,30 @@ fn a_rank_whose_number_was_filled_takes_a_new_one() {
     assert_eq!(store.get("test/mesh0/left/2", &soon()).unwrap(), b"0");
     departures.catch_up(&soon()).unwrap();
     assert_eq!(departures.all(|_| true), [0]);
+}
+
+/// Rank 0 has ended the mesh and forgotten it, and all ranks have agreed on later calls. Rank 1 has
+/// read the note of rank 0, and then learns that rank 2 has ended the mesh, too.
+#[test]
+fn the_end_of_a_forgotten_mesh_does_not_hide_later_ends_of_the_mesh() {
+    let known = run(3, |rank| {
+        let (mesh, on_mesh) = rank.mesh("mesh0");
+        if rank.me == 0 {
+            mesh.tell();
+        }
+        rank.store.get("test/mesh0/left/1", &soon()).unwrap();
+        mesh.catch_up(&soon()).unwrap();
+        let mesh = (rank.me > 0).then_some(mesh);
+        drop(on_mesh);
+        (0..3).for_each(|_| whole_call(&rank.world, "dm_init()"));
+        let mesh = mesh?;
+        if rank.me == 2 {
+            mesh.tell();
+            return None;
+        }
+        let (number, next) = mesh.next();
+        mesh.note(number, &rank.store.get(&next, &soon()).unwrap());
+        Some(mesh.all(|_| true))
+    });
+    assert_eq!(known, [None, Some(vec![0, 2]), None]);
 }

@@ -214,8 +214,8 @@ impl Store for TcpStore {
             return Ok(false);
         }
         let (key, word) = self.last_word.get_or_init(|| (full(key), word.to_vec()));
-        // These are the connections that are open already. A later connection gets the last word
-        // when it is made.
+        // The word is left on the connections that are open already. A later connection gets the
+        // last word when it is made.
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
             let left = leave(&mut connection, key, word, wait);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::frame::MAX_KEY;
 use super::super::value::Value;
+use super::super::{GAP, LOOKED_BACK};
 use super::limits::{ALLOWANCE, MAX_PROMISED, MAX_WAITS, MOST_STORED, Refusal, cost_of_word, is_verdict};
 use super::state::{Client, Key, Replies, Table};
 
@@ -187,9 +188,18 @@ impl Table {
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
             // The value comes first, so whoever sees the count finds it. There is room for both,
             // because the room that the word took is free now.
-            for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
+            for (key, value) in [(numbered, word), (key.clone(), count.to_string().into_bytes())] {
                 let value = Value::new(value, &self.loose);
                 let _ = self.put_up_to(MOST_STORED, client, key, value, replies);
+            }
+            // Clients add such words, too (agreement/notes.rs). A client that takes a number and
+            // ends before it has written the word leaves a gap, and nobody would read this word.
+            for number in count.saturating_sub(LOOKED_BACK).max(1)..count {
+                let earlier = [&key[..], b"/", number.to_string().as_bytes()].concat();
+                if !self.values.contains_key(&earlier) {
+                    let value = Value::new(GAP.to_vec(), &self.loose);
+                    let _ = self.put_up_to(MOST_STORED, client, earlier, value, replies);
+                }
             }
         }
     }

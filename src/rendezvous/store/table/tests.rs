@@ -140,6 +140,23 @@ fn a_last_word_is_passed_on_by_a_full_store() {
     assert_eq!((&table.values[&b"gone"[..]][..], &table.values[&b"gone/1"[..]][..]), (&b"1"[..], &b"1"[..]));
 }
 
+/// Client 2 has taken a number for a word of its own, and has gone before it wrote the word.
+#[test]
+fn a_last_word_fills_the_gaps_before_it() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    carry_out(&mut table, 1, Request::LastWord(b"gone".to_vec(), b"1".to_vec()), &mut replies).unwrap();
+    for _ in 0..2 {
+        carry_out(&mut table, 2, Request::Add(b"gone".to_vec(), 1), &mut replies).unwrap();
+    }
+    carry_out(&mut table, 2, Request::Set(b"gone/1".to_vec(), b"2".to_vec()), &mut replies).unwrap();
+    [2, 1].into_iter().for_each(|client| table.leave(client, &mut replies));
+    let words = [1, 2, 3].map(|number| table.values[format!("gone/{number}").as_bytes()].to_vec());
+    assert_eq!(words, [&b"2"[..], b"-", b"1"]);
+    carry_out(&mut table, 3, Request::LastWord(b"far".to_vec(), b"3".to_vec()), &mut replies).unwrap();
+    carry_out(&mut table, 4, Request::Set(b"far".to_vec(), i64::MIN.to_string().into_bytes()), &mut replies).unwrap();
+    table.leave(3, &mut replies);
+}
+
 #[test]
 fn where_many_keys_are_waited_for_others_can_still_wait_and_store() {
     let (mut table, mut replies) = (Table::default(), Replies::new());

@@ -1,0 +1,100 @@
+//! Losses that ranks announce to each other through a store.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::error::Error;
+use crate::rendezvous::store::MemoryStore;
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(20))
+}
+
+/// A store that refuses to count while `is_ill` holds.
+struct Unwell {
+    store: MemoryStore,
+    is_ill: AtomicBool,
+}
+
+impl Store for Unwell {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.store.set(key, value, wait)
+    }
+
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        self.store.get_any(keys, wait)
+    }
+
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        self.store.try_get(key, wait)
+    }
+
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        match self.is_ill.load(Ordering::SeqCst) {
+            true => Err(Error::store("the store is ill")),
+            false => self.store.add(key, amount, wait),
+        }
+    }
+
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        self.store.set_once(key, value, wait)
+    }
+
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        self.store.present(keys, wait)
+    }
+
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.store.delete(key, wait)
+    }
+
+    fn name(&self) -> &str {
+        "a store that is ill at times"
+    }
+}
+
+/// The ranks that a rank knows to be lost, in ascending order, once it has read the store.
+fn known(losses: &Losses) -> Vec<i32> {
+    losses.refresh(&soon()).unwrap();
+    let mut known: Vec<i32> = losses.all(|_| true).into_iter().collect();
+    known.sort_unstable();
+    known
+}
+
+/// A rank has taken the first number and has died. The loss that has the second number is read all
+/// the same, also by a rank that joins later.
+#[test]
+fn a_rank_that_dies_while_it_announces_a_loss_does_not_hide_later_losses() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let early = Losses::none(Arc::clone(&store), "test");
+    assert!(known(&early).is_empty());
+    store.add("test/lost", 1, &soon()).unwrap();
+    Losses::none(Arc::clone(&store), "test").announce(3);
+    assert_eq!(known(&early), [3]);
+    assert_eq!(known(&Losses::none(Arc::clone(&store), "test")), [3]);
+    // A rank that was slow finds its number filled, and takes another one.
+    store.set("test/lost/3", b"-", &soon()).unwrap();
+    early.announce(5);
+    assert_eq!(store.get("test/lost/4", &soon()).unwrap(), b"5");
+    assert_eq!(known(&Losses::none(store, "test")), [3, 5]);
+}
+
+/// This test takes 2 s, because that is the pause before the second announcement.
+#[test]
+fn a_loss_that_could_not_be_announced_is_announced_later() {
+    let unwell = Arc::new(Unwell { store: MemoryStore::new(), is_ill: AtomicBool::new(true) });
+    let [finder, other] = [(); 2].map(|()| Losses::none(Arc::clone(&unwell) as Arc<dyn Store>, "test"));
+    finder.announce(3);
+    finder.look(&soon());
+    assert_eq!((known(&finder), known(&other)), (vec![3], vec![]));
+    unwell.is_ill.store(false, Ordering::SeqCst);
+    let began = Instant::now();
+    while known(&other).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20), "nobody has announced the loss again");
+        finder.look(&soon());
+        let _ = unwell.get("test/lost/1", &Wait::after(Duration::from_millis(50)));
+    }
+    assert_eq!((known(&finder), known(&other)), (vec![3], vec![3]));
+    finder.look(&soon());
+    assert_eq!(unwell.store.get("test/lost", &soon()).unwrap(), b"1", "the loss is announced once");
+}
