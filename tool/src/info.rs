@@ -1,7 +1,6 @@
 //! `devicemesh info`: reports what the library finds on this machine and in this environment.
 
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use devicemesh::ccl::{self, Library};
 use devicemesh::printable::printable;
-use devicemesh::rendezvous::launcher::{self, Place};
+use devicemesh::rendezvous::launcher::{self, Place, STARTED_BY_RUN};
 use devicemesh::rendezvous::store::frame::SERVER_KEY;
 use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
 use devicemesh::wait::Wait;
@@ -19,9 +18,11 @@ use serde::Serialize;
 
 use crate::endpoint::endpoint;
 use crate::failure::Failure;
+use crate::labelled::Labelled;
 use crate::library::for_cuda;
 use crate::stdio::print;
 use crate::style::{Style, When};
+use crate::terminal;
 
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
@@ -33,7 +34,7 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 13] = [
+const OWN: [&str; 15] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
@@ -47,6 +48,8 @@ const OWN: [&str; 13] = [
     "DM_HOST_TIMEOUT_MS",
     "DM_HOSTCCL_SHM",
     "DM_HOSTCCL_HOST",
+    STARTED_BY_RUN,
+    "DM_RSH_AGENT",
 ];
 
 /// The options of `devicemesh info`. The comments of the fields are their help.
@@ -71,11 +74,11 @@ pub(crate) struct Options {
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
-    /// It is there, with what can be said about it.
+    /// The thing is there. The text describes it.
     Found(String),
-    /// It is not there, and why.
+    /// The thing is not there. The text says why.
     Missing(String),
-    /// It is not there, and nothing needs it, for this reason.
+    /// The thing is not there, and nothing needs it. The text says why.
     Unneeded(String),
 }
 
@@ -90,7 +93,7 @@ struct Report {
     cuda: Answer,
     /// The GPUs that the driver sees.
     devices: Answer,
-    /// Who started this process, and as which rank.
+    /// The launcher that started this process, and the rank that it gave.
     launcher: Answer,
     /// This process's rank. This and the world size are `None` where the launcher's variables do
     /// not fit together.
@@ -150,22 +153,24 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
         true => serde_json::to_string(&report)
             .map(|text| text + "\n")
             .map_err(|error| Failure::new(1, error.to_string()))?,
-        false => report.text(Style::new(options.color, &io::stdout())),
+        false => report.text(terminal::width(), Style::new(options.color, &io::stdout())),
     };
     print(text)?;
     Ok(0)
 }
 
 impl Report {
-    fn text(&self, style: Style) -> String {
-        let mut text = format!("{}{}\n", style.bold(&format!("{:<12}", "devicemesh")), self.devicemesh);
-        let mut line = |what: &str, found: &Answer, missing: &str| {
+    /// The lines of the report. A line that is wider than `width` goes on below its beginning.
+    fn text(&self, width: Option<usize>, style: Style) -> String {
+        let mut lines = Labelled::new(style, width);
+        lines.line("devicemesh", self.devicemesh);
+        let mut line = |label: &str, found: &Answer, missing: &str| {
             let said = match found {
                 Answer::Found(said) => printable(said).into_owned(),
                 Answer::Unneeded(said) => format!("none: {}", printable(said)),
                 Answer::Missing(said) => style.wrong(&format!("{missing}{}", printable(said))),
             };
-            let _ = writeln!(text, "{}{said}", style.bold(&format!("{what:<12}")));
+            lines.line(label, &said);
         };
         line("cpu", &self.cpu, "none: ");
         line("cuda", &self.cuda, "none: ");
@@ -176,7 +181,7 @@ impl Report {
         line("variables", &Answer::Found(variables), "");
         line("store", &self.store, "not reached: ");
         line("wire", &self.wire, "none: ");
-        text
+        lines.into_text()
     }
 }
 
@@ -192,6 +197,10 @@ fn shown(name: &str, value: &str) -> String {
 /// Tries to reach the store that the command line names, else the one that the launcher names.
 /// Returns also the address of this host from which the store was reached.
 fn store(options: &Options, place: Option<&Place>) -> (Answer, Option<IpAddr>) {
+    // A job with such a secret is refused.
+    if let Err(error) = Secret::from_environment() {
+        return (Answer::Missing(error.message().to_owned()), None);
+    }
     if let Some(url) = &options.store {
         return match (url.strip_prefix("file://"), url.strip_prefix("tcp://")) {
             (Some(path), _) => (folder(url, path), None),
@@ -238,8 +247,14 @@ fn folder(url: &str, path: &str) -> Answer {
     if !path.starts_with('/') {
         return Answer::Missing(format!("{url}: the path is not absolute; it is file:///path"));
     }
-    let parent = Path::new(path).ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
+    let direct = Path::new(path).parent().unwrap_or(Path::new("/"));
+    let parent = direct.ancestors().find(|parent| parent.exists()).unwrap_or(Path::new("/"));
     match access(parent, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) if parent != direct => Answer::Missing(format!(
+            "{url}: {} is not there yet; the ranks can make it in {}",
+            direct.display(),
+            parent.display()
+        )),
         Ok(()) => Answer::Found(format!("{url}, in {}, which can be written", parent.display())),
         Err(error) => {
             let error = io::Error::from(error);

@@ -3,26 +3,37 @@
 
 #![deny(unsafe_code)]
 
+mod byte_size;
 mod check;
 mod columns;
+mod duration;
 mod endpoint;
 mod failure;
 mod info;
+mod labelled;
 mod library;
+mod number_set;
+mod other_launchers;
 mod pages;
+mod proc;
+mod ps;
 mod run;
 mod show;
 mod stdio;
 mod style;
+mod suggestions;
+mod terminal;
+mod words;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Command as Line, CommandFactory, FromArgMatches, Parser, Subcommand};
 use devicemesh::printable::printable;
 
 use self::stdio::{cannot_print, ignore_gone_reader, say};
 use self::style::{Style, When};
+use self::suggestions::with_suggestion;
 
 /// The end of `--help` and of the manual page.
 const HELP: &str = "\
@@ -43,6 +54,12 @@ enum Command {
     /// torchrun gives, and end all when one fails
     #[command(after_long_help = run::HELP)]
     Run(run::Options),
+    /// List the jobs of this user on this host: ranks, elapsed time, state, memory and CPU
+    #[command(after_long_help = ps::HELP)]
+    Ps(ps::PsOptions),
+    /// Become a node of a job (`devicemesh run --hosts` starts this on each host)
+    #[command(hide = true)]
+    Agent,
     /// Say which libraries, devices and launcher are found here, with their versions, what was
     /// tried where none is, and whether the store is in reach
     #[command(after_long_help = info::HELP)]
@@ -59,6 +76,7 @@ enum Command {
     /// Examples:
     ///   devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
     ///   srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
+    ///   srun devicemesh check -1,8 dp,tp --compare last-week.json --save this-week.json --fail-slow
     ///
     /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1
     /// wrong data; 2 a wrong command line, or a shape that does not fit the world; 3 the check
@@ -71,20 +89,27 @@ enum Command {
         after_long_help = "Examples:\n  source <(devicemesh completions bash)\n  devicemesh completions zsh > ~/.zfunc/_devicemesh\n  devicemesh completions fish > ~/.config/fish/completions/devicemesh.fish"
     )]
     Completions(pages::Completions),
-    /// Print the manual page, or write those of all subcommands
+    /// Print the manual page of the tool or of a subcommand, or write the pages of all
     #[command(
-        after_long_help = "Examples:\n  devicemesh man | man -l -\n  devicemesh man --dir ~/.local/share/man/man1"
+        after_long_help = "Examples:\n  devicemesh man | man -l -\n  devicemesh man run | man -l -\n  devicemesh man --dir ~/.local/share/man/man1"
     )]
     Man(pages::Manual),
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let line = run::command_line();
+    let tool = fitted(Arguments::command());
+    let parsed = tool.clone().try_get_matches_from(&line);
+    let arguments = match parsed.and_then(|mut matches| Arguments::from_arg_matches_mut(&mut matches)) {
         Ok(arguments) => arguments,
-        Err(error) => return refuse(&error),
+        // Every rank of a check finds such a mistake, so rank 0 alone reports it.
+        Err(error) if error.use_stderr() && check::is_other_rank() => return ExitCode::from(error.exit_code() as u8),
+        Err(error) => return refuse(&with_suggestion(error, &line, &tool)),
     };
     let (name, done) = match arguments.command {
         Command::Run(options) => ("run", run::run(&options)),
+        Command::Ps(options) => ("ps", ps::ps(&options)),
+        Command::Agent => ("agent", run::agent()),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
         Command::Check(options) => ("check", check::check(&options)),
@@ -99,6 +124,15 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// The command line with a help that fits the terminal. Elsewhere its lines may have any length.
+fn fitted(line: Line) -> Line {
+    let width = terminal::width();
+    let line = line.term_width(width.unwrap_or(0));
+    let end = line.get_after_long_help().map(|end| terminal::wrap(&end.to_string(), width));
+    let line = if let Some(end) = end { line.after_long_help(end) } else { line };
+    line.mut_subcommands(fitted)
 }
 
 /// Prints what is wrong with the command line, or the help that was asked for.

@@ -5,6 +5,7 @@ mod arguments;
 mod blocks;
 mod canvas;
 mod grid;
+mod hosts;
 mod html;
 mod json;
 mod options;
@@ -21,6 +22,7 @@ use self::view::{Axis, MAX_DRAWN, View, wrong};
 use crate::failure::Failure;
 use crate::stdio::print;
 use crate::style::{Style, When};
+use crate::terminal;
 
 pub use self::arguments::Names;
 pub use self::options::{HELP, Options};
@@ -48,7 +50,8 @@ pub fn show(options: &Options) -> Result<u8, Failure> {
     } else {
         // A file gets no colours by itself.
         let when = if options.output.is_some() && options.color == When::Auto { When::Never } else { options.color };
-        text::text(&view, axes.last().copied(), Style::new(when, &io::stdout()))
+        let width = if options.output.is_some() { None } else { terminal::width() };
+        text::text(&view, axes.last().copied(), Style::new(when, &io::stdout()), width)
     };
     write(options, &out)?;
     Ok(0)

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::fstat;
 use rustix::io::{Errno, retry_on_intr, write};
 
 use crate::failure::Failure;
@@ -27,6 +28,12 @@ pub fn cannot_print(error: &io::Error) -> String {
 pub fn say(line: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(format!("{line}\n").as_bytes());
+}
+
+/// Whether two descriptors lead to one file, pipe or terminal.
+pub fn same_file(one: impl AsFd, other: impl AsFd) -> bool {
+    let (Ok(one), Ok(other)) = (fstat(one), fstat(other)) else { return false };
+    (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
 }
 
 /// The outcome of a write. A reader that has closed its end, as `head` does, is no error.

@@ -16,6 +16,13 @@ fn info(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<(String, String)>
     text.lines().filter_map(split).collect()
 }
 
+/// Runs the tool with these variables alone, and returns its JSON.
+fn json(arguments: &[&str], variables: &[(&str, &str)]) -> serde_json::Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+    command.args(["info", "--json"]).args(arguments).env_clear().envs(variables.iter().copied());
+    serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+}
+
 fn said<'a>(lines: &'a [(String, String)], what: &str) -> &'a str {
     &lines.iter().find(|(known, _)| known == what).unwrap_or_else(|| panic!("{what} is not in {lines:?}")).1
 }
@@ -66,12 +73,17 @@ fn the_store_is_tried() {
         let said = said(&lines, "store");
         assert!(said.starts_with(&format!("{name}, served by libdevicemesh, reached in ")), "{said}");
     }
+    assert!(said(&info(&[], &[("DM_STORE_SECRET", "")]), "store").contains("DM_STORE_SECRET is set but empty"));
     drop(server);
     let began = Instant::now();
     let lines = info(&[], &launched);
     assert!(said(&lines, "store").starts_with(&format!("not reached: no store at {name} within 2000 ms")), "{lines:?}");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     let folder = format!("file://{}/not/there", env!("CARGO_TARGET_TMPDIR"));
+    let made = format!("/not is not there yet; the ranks can make it in {}", env!("CARGO_TARGET_TMPDIR"));
+    assert!(said(&info(&["--store", &folder], &[]), "store").ends_with(&made));
+    assert!(json(&["--store", &folder], &[])["store"]["missing"].as_str().unwrap().ends_with(&made));
+    let folder = format!("file://{}/there", env!("CARGO_TARGET_TMPDIR"));
     assert!(said(&info(&["--store", &folder], &[]), "store").ends_with("which can be written"));
     assert!(!Path::new(env!("CARGO_TARGET_TMPDIR")).join("not").exists(), "nothing is made");
     assert!(
@@ -82,9 +94,7 @@ fn the_store_is_tried() {
 
 #[test]
 fn json_says_the_same() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    let output = command.args(["info", "--json"]).env_clear().env("RANK", "0").env("WORLD_SIZE", "1").output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = json(&[], &[("RANK", "0"), ("WORLD_SIZE", "1")]);
     assert_eq!(json["devicemesh"], env!("CARGO_PKG_VERSION"));
     assert_eq!(json["launcher"]["found"], "the environment: rank 0 of 1, local rank 0");
     assert_eq!(json["variables"][0], serde_json::json!(["RANK", "0"]));

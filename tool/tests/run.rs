@@ -72,15 +72,19 @@ fn ranks_have_torchruns_environment() {
 
 #[test]
 fn the_first_failure_is_named_and_its_code_passed_on() {
-    let output = run(&["--grace-period", "0.1"], "3", "if [ $RANK = 1 ]; then exit 41; fi; exec sleep 1000");
+    let output = run(&["--failure-grace", "0.1"], "3", "if [ $RANK = 1 ]; then exit 41; fi; exec sleep 1000");
     assert_eq!(output.status.code(), Some(41));
     let said = text(&output.stderr);
-    assert!(said.contains("rank 1 (pid ") && said.contains("exited with code 41; ending the other 2 ranks"), "{said}");
+    assert!(
+        said.contains("rank 1 (pid ")
+            && said.contains("exited with code 41; 2 ranks still run and get SIGTERM in 0.1 s"),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_rank_that_a_signal_killed_is_named_with_the_signal() {
-    let output = run(&["--grace-period", "0.1"], "2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
+    let output = run(&["--failure-grace", "0.1"], "2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
     assert_eq!(output.status.code(), Some(137));
     assert!(text(&output.stderr).contains("was killed by signal 9 (SIGKILL)"), "{}", text(&output.stderr));
 }
@@ -88,7 +92,7 @@ fn a_rank_that_a_signal_killed_is_named_with_the_signal() {
 #[test]
 fn the_others_may_end_by_themselves_in_the_grace_period() {
     let output =
-        run(&["--grace-period", "60"], "2", "if [ $RANK = 0 ]; then exit 3; fi; sleep 0.3; echo survivor saw it");
+        run(&["--failure-grace", "60"], "2", "if [ $RANK = 0 ]; then exit 3; fi; sleep 0.3; echo survivor saw it");
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "survivor saw it\n"));
 }
 
@@ -96,7 +100,7 @@ fn the_others_may_end_by_themselves_in_the_grace_period() {
 fn ranks_that_ignore_sigterm_are_killed() {
     let began = Instant::now();
     let output = run(
-        &["--grace-period", "0.1"],
+        &["--failure-grace", "0.1"],
         "2",
         "if [ $RANK = 0 ]; then exit 7; fi; trap '' TERM; while :; do sleep 0.1; done",
     );
@@ -187,14 +191,14 @@ fn a_program_that_cannot_be_started_is_named() {
     assert!(text(&missing.stderr).contains("/nonexistent/program"), "{}", text(&missing.stderr));
     let folder = tool(&["-n", "1", "--", "/tmp"]).output().unwrap();
     assert_eq!(folder.status.code(), Some(126));
-    for wrong in [&["-n", "0", "--", "true"][..], &["-n", "2"], &["--", "true"]] {
+    for wrong in [&["-n", "0", "--", "true"][..], &["-n", "2"]] {
         assert_eq!(tool(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
     }
 }
 
 #[test]
 fn the_whole_job_can_have_a_limit() {
-    let output = run(&["--timeout", "0.3", "--grace-period", "0.1"], "2", "exec sleep 1000");
+    let output = run(&["--timeout", "0.3", "--failure-grace", "0.1"], "2", "exec sleep 1000");
     assert_eq!(output.status.code(), Some(124));
     assert!(text(&output.stderr).contains("not done after 0.3 s"), "{}", text(&output.stderr));
 }
@@ -215,13 +219,15 @@ fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error() {
+fn output_that_cannot_be_written_ends_the_job() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let script = ["-n", "2", "--", "/bin/sh", "-c", "echo out; exit 0"];
-    let prefixed = tool(&[&["--prefix"], &script[..]].concat()).stdout(full()).output().unwrap();
+    let endless = ["-n", "2", "--", "/bin/sh", "-c", "echo out; exec sleep 1000"];
+    let prefixed = tool(&[&["--prefix"], &endless[..]].concat()).stdout(full()).output().unwrap();
     let said = text(&prefixed.stderr);
     assert_eq!(prefixed.status.code(), Some(1), "{said}");
-    assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 1, "{said}");
+    // The tool says it at once, and again in the last line, after the ranks that it ended.
+    assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 2, "{said}");
+    assert!(said.lines().next_back().is_some_and(|line| line.contains("cannot write to standard output")), "{said}");
     // Without a prefix the ranks write to standard output themselves. A rank that checks its
     // writes fails.
     let shared = tool(&["-n", "2", "--", "/bin/echo", "out"]).stdout(full()).output().unwrap();
@@ -231,14 +237,6 @@ fn output_that_cannot_be_written_is_an_error() {
     assert_eq!(mute.status.code(), Some(1));
     let failed = run_with_stderr(full(), &["-n", "1", "--", "/bin/sh", "-c", "exit 7"]);
     assert_eq!(failed.status.code(), Some(7), "the job's own code stands");
-    // With --tee the tool writes the log itself.
-    let logs = format!("{}/full-logs", env!("CARGO_TARGET_TMPDIR"));
-    let _ = std::fs::remove_dir_all(&logs);
-    std::fs::create_dir_all(&logs).unwrap();
-    std::os::unix::fs::symlink("/dev/full", format!("{logs}/rank-0.log")).unwrap();
-    let logged = tool(&["--log-dir", &logs, "--tee", "-n", "1", "--", "/bin/echo", "out"]).output().unwrap();
-    assert_eq!((logged.status.code(), text(&logged.stdout).as_str()), (Some(1), "out\n"));
-    assert!(text(&logged.stderr).contains("rank-0.log: No space left on device"), "{}", text(&logged.stderr));
     // Help and manual pages cannot be written either, and the tool fails.
     for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["man"], &["completions", "bash"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
@@ -251,11 +249,43 @@ fn run_with_stderr(stderr: std::fs::File, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_no_error() {
-    let mut child =
-        tool(&["--prefix", "-n", "1", "--", "/bin/sh", "-c", "sleep 0.2; echo out; echo more"]).spawn().unwrap();
+fn ranks_that_write_to_a_reader_that_has_gone_end_as_without_the_tool() {
+    for options in [&["--prefix"][..], &["--timestamps"], &[]] {
+        let mut child = tool(&[options, &["-n", "1", "--", "yes"]].concat()).spawn().unwrap();
+        lines(&mut child, 1);
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + 13), "{options:?}: {}", text(&output.stderr));
+    }
+    // A rank that writes nothing more does not notice this.
+    let mut child = tool(&["--prefix", "-n", "1", "--", "/bin/sh", "-c", "echo; read line <$0; exit 5", "/dev/null"]);
+    let mut child = child.spawn().unwrap();
     drop(child.stdout.take());
-    assert!(child.wait().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn a_reader_that_has_stopped_keeps_no_deadline_and_no_signal() {
+    for options in [&["--prefix", "--timeout", "0.3"][..], &["--tee", "--log-dir", env!("CARGO_TARGET_TMPDIR")]] {
+        let mut child = tool(&[options, &["-n", "2", "--", "yes"]].concat()).spawn().unwrap();
+        // Nobody reads the rest.
+        lines(&mut child, 1);
+        let code = if options[0] == "--tee" {
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+            let is_over =
+                || !std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap().contains(' ');
+            let until = Instant::now() + Duration::from_secs(20);
+            while !is_over() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // The ranks have ended, and a second signal ends the wait for the reader.
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+            143
+        } else {
+            124
+        };
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{options:?}");
+    }
 }
 
 /// Runs the tool under these limits on open files.
@@ -296,4 +326,48 @@ fn a_signal_that_is_ignored_stays_so() {
     let output = Command::new("/bin/sh").args(["-c", script, env!("CARGO_BIN_EXE_devicemesh")]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "lives\n");
+}
+
+#[test]
+fn options_of_other_launchers_are_explained() {
+    for (options, advice) in [
+        (&["--standalone"][..], "leave it out"),
+        (&["--master_port", "1"], "--rdzv-endpoint"),
+        (&["-m", "pkg"], "python3 -m MODULE"),
+        (&["--tag-output"], "--prefix"),
+        (&["-np2"], "-np2 is mpirun's option; here it is -n 2"),
+        (&["-np=2"], "here it is -n 2"),
+        (&["--nnodes", "1:2"], "number of nodes is fixed"),
+        (&["--timeout", "0"], "leave --timeout out"),
+    ] {
+        let output = tool(&[options, &["true"]].concat()).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(advice), "{options:?}: {said}");
+        assert!(!said.contains("as a value"), "{said}");
+    }
+}
+
+#[test]
+fn a_script_that_cannot_be_started_gets_its_command_line() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("not-in-path");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("train.py"), "print()\n").unwrap();
+    for (program, code, advice) in [
+        ("train.py", 127, "train.py is not in PATH; ./train.py is here: -- python3 train.py"),
+        ("./train.py", 126, "-- python3 train.py"),
+        ("", 127, "cannot start '' as rank 0"),
+    ] {
+        let output = tool(&["-n", "1", "--", program]).current_dir(&folder).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(advice), "{program:?}: {said}");
+    }
+}
+
+#[test]
+fn devicemesh_as_a_program_is_this_tool_where_path_has_no_other() {
+    let output = tool(&["-n", "1", "--", "devicemesh", "--version"]).env("PATH", "/bin").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), concat!("devicemesh ", env!("CARGO_PKG_VERSION"), "\n"));
+    let output = tool(&["-n", "1", "--", "elsewhere", "--version"]).env("PATH", "/bin").output().unwrap();
+    assert_eq!(output.status.code(), Some(127), "{}", text(&output.stderr));
 }

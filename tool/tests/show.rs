@@ -36,12 +36,19 @@ fn refused(arguments: &str) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// The output of the tool on a terminal.
+/// The output of the tool on a wide terminal.
 fn on_a_terminal(command: &mut Command) -> String {
+    on_a_terminal_of(200, command)
+}
+
+/// The output of the tool on a terminal of that many columns.
+fn on_a_terminal_of(columns: u16, command: &mut Command) -> String {
     let (mut main, mut side) = (0, 0);
     let none = std::ptr::null_mut();
-    // SAFETY: the call writes two descriptors. Name, settings and size are not asked for.
-    let opened = unsafe { libc::openpty(&mut main, &mut side, none, none.cast(), none.cast()) };
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call writes two descriptors and reads the size. Name and settings are not asked
+    // for.
+    let opened = unsafe { libc::openpty(&mut main, &mut side, none, none.cast(), &size) };
     assert_eq!(opened, 0);
     // SAFETY: both were opened above and have no other owner.
     let (mut main, side) = unsafe { (File::from_raw_fd(main), File::from_raw_fd(side)) };
@@ -155,9 +162,55 @@ fn colour_is_for_terminals_that_want_it() {
 }
 
 #[test]
+fn nothing_is_wider_than_the_terminal() {
+    for arguments in [
+        "2,4 dp,tp --rank 6 --hosts 4x2",
+        "2,2,2 dp,cp,tp --flatten dp,cp=dpcp --flatten dp,cp,tp=all --rank 7 --hosts 3x4",
+        "16,16 replicate,shard --rank 255",
+        "4,4,4 dp,cp,tp",
+        "1024,128,8 dp,pp,tp --rank 777777 --hosts 131072x8",
+        "3,2 a_dimension_with_a_name_that_is_too_long,b --ranks 0,1,2,3,6,7",
+    ] {
+        let narrow = on_a_terminal_of(60, &mut tool(&format!("{arguments} --color never")));
+        let wide = on_a_terminal_of(200, &mut tool(&format!("{arguments} --color never")));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{arguments}:\n{narrow}");
+        assert!(wide.lines().all(|line| line.chars().count() <= 200), "{arguments}:\n{wide}");
+    }
+    assert_eq!(
+        on_a_terminal_of(60, &mut tool("2,2,2 dp,cp,tp --rank 3 --hosts 2x4 --color never")),
+        "\
+DeviceMesh((dp=2, cp=2, tp=2), 'cuda', stride=(4, 2, 1))
+8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)
+
+dimension  size  stride  groups  across hosts
+  ranks of the groups
+dp            2       4       4        4 of 4
+  {0, 4} {1, 5} {2, 6} *{3, 7}
+cp            2       2       4            no
+  {0, 2} *{1, 3} {4, 6} {5, 7}
+tp            2       1       4            no
+  {0, 1} *{2, 3} {4, 5} {6, 7}
+* the groups of rank 3
+
+dp 0          dp 1
+  tp  0  1      tp  0  1
+cp 0  0  1    cp 0  4  5
+cp 1  2 [3]   cp 1  6  7
+"
+    );
+}
+
+#[test]
+fn hosts_without_ranks_do_not_count() {
+    assert!(shown("2,2,2 dp,cp,tp --hosts 3x4").contains("\n8 ranks on 2 of 3 hosts of 4\n"));
+    assert!(shown("2,2,2 dp,cp,tp --hosts 3x4 --cyclic").contains("\n8 ranks on 3 hosts of 4, dealt out in turn\n"));
+    assert!(shown("2,4 dp,tp --hosts 2x4 --rank 5 --slice tp").contains("\n4 of 8 ranks on 1 of 2 hosts of 4; "));
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_the_values() {
     for (arguments, values) in [
-        ("2,2 dp", &["the shape has 2 dimensions, but there are 1 names"][..]),
+        ("2,2 dp", &["the shape has 2 dimensions, but there is 1 name"][..]),
         ("2,0 dp,tp", &["dimension 1 has size 0"]),
         ("2,x dp,tp", &["\"x\" is not a size", "2,2,2"]),
         ("2,2 dp,dp", &["dp is repeated"]),

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use devicemesh::ccl::Library;
 
-use super::measure::{Schedule, Timed, copies};
+use super::copies;
+use super::links;
+use super::measure::{Schedule, Timed, gbps};
 use super::notes::Notes;
 use super::operation::Collective;
 use super::options::Options;
+use super::record;
 use super::report::{Dimension, Evidence, Host, Measurement, Rank, Report, SCHEMA, SlowDimension, SlowGroup, SlowRank};
 use super::slow::{Rule, crossing, median};
 use super::verify::Wrong;
@@ -29,7 +32,7 @@ pub struct Subject<'a> {
     /// The sizes that were measured, and how often.
     pub schedule: &'a Schedule,
     pub options: &'a Options,
-    /// How long the check has taken.
+    /// The seconds that the check has taken.
     pub seconds: f64,
 }
 
@@ -95,25 +98,33 @@ pub fn assess(subject: &Subject<'_>, notes: &[Notes]) -> Report {
     }
     let host = |rank: i32| hosts.get(rank as usize).cloned().unwrap_or_default();
     let mut slow_ranks = slow_copies(notes, options.slow_factor, ranks_per_core, &host);
+    let links = links::assess(notes, hosts, options.slow_factor, ranks_per_core);
+    for slow in links.slow_ranks {
+        if !slow_ranks.iter().any(|known| known.rank == slow.rank) {
+            slow_ranks.push(slow);
+        }
+    }
     for rank in crossing(&lines) {
         if !slow_ranks.iter().any(|slow| slow.rank == rank) {
             slow_ranks.push(SlowRank { rank, host: host(rank), evidence: "crossing", times: None });
         }
     }
     let slow_dimensions = below(&dimensions, &options.expect);
-    let slow = !(slow_dimensions.is_empty() && slow_groups.is_empty() && slow_ranks.is_empty());
-    let verdict = match (wrong.is_empty(), !slow) {
+    let are_groups_well = slow_dimensions.is_empty() && slow_groups.is_empty() && slow_ranks.is_empty();
+    let are_links_well = links.slow_pairs.is_empty() && links.slow_hosts.is_empty();
+    let verdict = match (wrong.is_empty(), are_groups_well && are_links_well) {
         (false, _) => "wrong",
         (true, false) => "slow",
         (true, true) => "good",
     };
     let version = subject.library.version();
-    let (copied, _) = copies(subject.device_type == "cuda");
+    let (copied, _) = copies::batch(subject.device_type == "cuda");
     let copy_gbps = |notes: &Notes| (!notes.copies.is_empty()).then(|| gbps(copied, median(notes.copies.clone())));
     let ranks = notes.iter().enumerate();
     Report {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION"),
+        date: record::now(),
         verdict,
         mesh: subject.mesh.clone(),
         device_type: subject.device_type.to_owned(),
@@ -127,7 +138,7 @@ pub fn assess(subject: &Subject<'_>, notes: &[Notes]) -> Report {
         repeats: schedule.repeats,
         slow_factor: options.slow_factor,
         ranks_per_core,
-        hosts: by_host(hosts),
+        hosts: by_host(hosts, &links.host_gbps),
         ranks: ranks
             .map(|(rank, notes)| Rank {
                 rank,
@@ -137,17 +148,16 @@ pub fn assess(subject: &Subject<'_>, notes: &[Notes]) -> Report {
             })
             .collect(),
         dimensions,
+        pairs: links.pairs,
         wrong,
         slow_dimensions,
         slow_groups,
         slow_ranks,
+        slow_pairs: links.slow_pairs,
+        slow_hosts: links.slow_hosts,
+        comparison: None,
         seconds: subject.seconds,
     }
-}
-
-/// The bandwidth in GB/s.
-fn gbps(bytes: usize, seconds: f64) -> f64 {
-    if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }
 
 /// The dimensions below their expected bus bandwidth. The first collective that was measured counts
@@ -172,12 +182,17 @@ fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimens
 }
 
 /// The hosts with their ranks, in the order of their first ranks.
-fn by_host(hosts: &[String]) -> Vec<Host> {
+fn by_host(hosts: &[String], pair_gbps: &BTreeMap<String, f64>) -> Vec<Host> {
     let mut found: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (rank, host) in hosts.iter().enumerate() {
         found.entry(host).or_default().push(rank);
     }
-    let mut found: Vec<Host> = found.into_iter().map(|(name, ranks)| Host { name: name.to_owned(), ranks }).collect();
+    let host = |(name, ranks): (&str, Vec<usize>)| Host {
+        name: name.to_owned(),
+        ranks,
+        pair_gbps: pair_gbps.get(name).copied(),
+    };
+    let mut found: Vec<Host> = found.into_iter().map(host).collect();
     found.sort_by_key(|host| host.ranks[0]);
     found
 }
@@ -225,7 +240,10 @@ fn measurements(
                     );
                 }
             }
-            let medians: Vec<f64> = batches.into_iter().map(median).collect();
+            let count = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
+            let of_batch = |batch: usize| median(peers.iter().map(|batches| batches[batch]).collect());
+            let batch_seconds = (0..count).map(of_batch).collect();
+            let medians: Vec<f64> = batches.iter().cloned().map(median).collect();
             let worst = medians.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(place, _)| place);
             let seconds = median(medians.clone());
             let algbw = gbps(first.bytes, seconds);
@@ -236,6 +254,7 @@ fn measurements(
                 seconds,
                 algbw_gbps: algbw,
                 busbw_gbps: algbw * collective.bus_factor(subject.dimensions[dimension].size),
+                batch_seconds,
                 slowest_seconds: medians[worst],
                 slowest_group: groups.values().nth(worst).cloned().unwrap_or_default(),
             });
@@ -257,10 +276,7 @@ fn slowest<'a>(ranks: impl Iterator<Item = &'a Timed>) -> Vec<f64> {
 /// The ranks that copy slowly in their own memory.
 fn slow_copies(notes: &[Notes], factor: f64, ranks_per_core: f64, host: &dyn Fn(i32) -> String) -> Vec<SlowRank> {
     let peers: Vec<&[f64]> = notes.iter().map(|notes| notes.copies.as_slice()).collect();
-    // The copies of a batch take long enough for several turns of the scheduler, so a turn is
-    // spread over them.
-    let rule = Rule::new(factor, ranks_per_core, 30);
-    let found = rule.slow(&peers).into_iter();
+    let found = copies::slow(&peers, factor, ranks_per_core).into_iter();
     found
         .map(|slow| {
             let rank = slow.place as i32;

@@ -1,9 +1,9 @@
 //! Measures how long the collectives along a dimension take, while all its groups run them at the
-//! same time, and how fast each rank copies in its own memory.
+//! same time.
 
 use std::time::Instant;
 
-use devicemesh::comm::{Buffer, Memory};
+use devicemesh::comm::Memory;
 use devicemesh::error::Result;
 use serde::{Deserialize, Serialize};
 
@@ -13,13 +13,6 @@ use super::verify::Bench;
 
 /// About how long a batch takes at most, in seconds. A batch of one call may take longer.
 const BATCH: f64 = 0.05;
-/// The bytes of one copy, and the number of copies in a batch. A batch takes several milliseconds,
-/// so that on a rank with frequent short pauses each batch contains a pause.
-const COPIES_OF_HOST: (usize, usize) = (4 << 20, 150);
-/// The bytes of one copy and the number of copies in a batch, on a GPU. A copy is larger than the
-/// GPU's caches.
-const COPIES_OF_DEVICE: (usize, usize) = (64 << 20, 40);
-
 /// The sizes that are measured, and how often.
 #[derive(Debug, Clone)]
 pub struct Schedule {
@@ -54,11 +47,7 @@ pub fn measure(
     exchange: &Exchange<'_>,
 ) -> Result<Vec<Timed>> {
     let element = bench.kind.bytes();
-    let calls: Vec<Call> = schedule
-        .sizes
-        .iter()
-        .map(|bytes| Call::plain(collective, collective.count(*bytes, element, bench.size())))
-        .collect();
+    let calls: Vec<Call> = schedule.sizes.iter().map(|bytes| call(bench, collective, *bytes)).collect();
     let mut estimates = Vec::new();
     for call in &calls {
         let mut seconds = 0.0;
@@ -93,9 +82,14 @@ pub fn measure(
     Ok(timed)
 }
 
+/// The call that is measured where the larger buffer is to have that many bytes.
+pub fn call(bench: &Bench<'_>, collective: Collective, bytes: usize) -> Call {
+    Call::plain(collective, collective.count(bytes, bench.kind.bytes(), bench.size()))
+}
+
 /// The seconds per call of one batch. A small all_reduce before it has the ranks of the group begin
 /// at about the same time.
-fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
+pub fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
     bench.run(&Call::plain(Collective::AllReduce, 1), bench.send, (0, 0))?;
     let began = Instant::now();
     for _ in 0..iterations {
@@ -105,33 +99,13 @@ fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64() / f64::from(iterations))
 }
 
-/// The seconds that this rank takes for a copy in its own memory, by batch, while all ranks copy.
-/// A copy uses no network and no memory of another rank. This is called inside a step.
-pub fn copy(
-    memory: &Memory,
-    (send, recv): (&Buffer, &Buffer),
-    repeats: u32,
-    exchange: &Exchange<'_>,
-) -> Result<Vec<f64>> {
-    let (bytes, copies) = copies(memory.is_on_device());
-    recv.copy_from(send, bytes, copies / 10)?;
-    (0..repeats)
-        .map(|_| {
-            exchange.alive()?;
-            let began = Instant::now();
-            recv.copy_from(send, bytes, copies)?;
-            Ok(began.elapsed().as_secs_f64() / copies as f64)
-        })
-        .collect()
+/// The bandwidth in GB/s.
+pub fn gbps(bytes: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }
 
-/// The bytes of one copy, and the copies of a batch.
-pub fn copies(on_device: bool) -> (usize, usize) {
-    if on_device { COPIES_OF_DEVICE } else { COPIES_OF_HOST }
-}
-
-/// How many ranks of this host share one of its cores. Above 1 the measured times also contain
-/// waits for a core. 0 on devices, which ranks do not share.
+/// The number of ranks of this host for each of its cores. Above 1 the measured times also contain
+/// waits for a core. It is 0 on devices, which ranks do not share.
 pub fn ranks_per_core(team: &Team, memory: &Memory) -> f64 {
     let here = team.hosts.iter().filter(|host| *host == team.host()).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

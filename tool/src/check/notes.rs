@@ -4,6 +4,7 @@ use devicemesh::error::{Error, Result, Status};
 use serde::{Deserialize, Serialize};
 
 use super::measure::Timed;
+use super::pairs::Met;
 use super::verify::Wrong;
 
 /// The findings of one rank. Lists by dimension have the order of the mesh's dimensions, then of
@@ -12,19 +13,21 @@ use super::verify::Wrong;
 pub struct Notes {
     /// The name of its device, where it has one.
     pub device: Option<String>,
-    /// How many ranks share a core of its host. 0 on devices, which ranks do not share.
+    /// The number of ranks for each core of its host. It is 0 on devices, which ranks do not share.
     pub ranks_per_core: f64,
-    /// How many calls were verified, by dimension.
+    /// The number of calls that were verified, by dimension.
     pub calls: Vec<usize>,
     /// The first wrong results of each collective.
     pub wrong: Vec<Wrong>,
     /// The first world rank of this rank's group and this rank's position in the group, by
     /// dimension.
     pub groups: Vec<(i32, usize)>,
-    /// How long the calls took, by dimension, collective and size.
+    /// The times of the calls, by dimension, collective and size.
     pub times: Vec<Vec<Vec<Timed>>>,
     /// Seconds per copy in its own memory, for each batch. Empty where it was not measured.
     pub copies: Vec<f64>,
+    /// The times of the pairs of this rank and one with a higher number.
+    pub met: Vec<Met>,
 }
 
 impl Notes {

@@ -13,7 +13,8 @@ pub enum Collective {
     AllGather,
     ReduceScatter,
     AllToAll,
-    /// To the next rank of the group and from the one before, in one group of calls
+    /// Each rank sends to the next rank of the group and receives from the one before, in one group
+    /// of calls
     SendRecv,
 }
 

@@ -6,7 +6,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::operation::Collective;
+use super::record_options::RecordOptions;
 use super::values::{CHECKED, Kind};
+use crate::byte_size::byte_size;
+use crate::duration::duration;
 use crate::show::Names;
 
 /// The options of `devicemesh check`. The comments of the fields are their help.
@@ -57,11 +60,13 @@ pub struct Options {
     /// Exit with 4 where something is slow
     #[arg(long)]
     pub fail_slow: bool,
+    #[command(flatten)]
+    pub record: RecordOptions,
     /// Verify, but measure nothing
     #[arg(long)]
     pub no_measure: bool,
-    /// The whole check ends by then
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    /// End the whole check after this time, which includes the join: seconds, or 90s, 10m, 2h, 1d
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = timeout)]
     pub timeout: Duration,
     /// The report as one line of JSON
     #[arg(long)]
@@ -151,14 +156,27 @@ impl Options {
         }
     }
 
+    /// Fails where a size of `--sizes` is no whole number of elements.
+    pub fn whole_elements(&self) -> Result<(), String> {
+        let (element, name) = (self.dtype.bytes(), self.dtype.name());
+        let mut sizes = self.sizes.iter().flat_map(|Sizes(sizes)| sizes);
+        sizes.find(|size| *size % element != 0).map_or(Ok(()), |size| {
+            let next = size.next_multiple_of(element);
+            Err(format!(
+                "--sizes: {size} B is no whole number of elements of {name}, which have {element} B each; take {next}"
+            ))
+        })
+    }
+
     /// The options that must be equal on every rank, apart from the mesh.
     pub fn agreed(&self) -> String {
         let collectives: Vec<&str> = self.collectives().iter().map(|collective| collective.name()).collect();
-        let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, .. } = self;
+        let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
         format!(
-            "devicemesh check(flatten={flatten:?}, op={}, dtype={}, sizes={sizes:?}, iterations={iterations}, warmup={warmup}, repeats={repeats}, no_measure={no_measure}, timeout={timeout:?})",
+            "devicemesh check(flatten={flatten:?}, op={}, dtype={}, sizes={sizes:?}, iterations={iterations}, warmup={warmup}, repeats={repeats}, no_measure={no_measure}, timeout={timeout:?}, {})",
             collectives.join(","),
-            dtype.name()
+            dtype.name(),
+            record.agreed()
         )
     }
 }
@@ -193,44 +211,25 @@ fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (1.0..1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("not a number of seconds, at least 1".to_owned()),
+fn timeout(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        long if long >= Duration::from_secs(1) => Ok(long),
+        _ => Err("a check takes at least 1 second".to_owned()),
     }
 }
 
 fn sizes(text: &str) -> Result<Sizes, String> {
     let mut sizes: Vec<usize> = match text.split_once(':') {
         Some((least, most)) => {
-            let (least, most) = (bytes(least)?, bytes(most)?);
+            let (least, most) = (byte_size(least)?, byte_size(most)?);
             let steps = std::iter::successors(Some(least), |size| size.checked_mul(32));
             steps.take_while(|size| *size < most).chain([most.max(least)]).collect()
         }
-        None => text.split(',').map(bytes).collect::<Result<_, _>>()?,
+        None => text.split(',').map(byte_size).collect::<Result<_, _>>()?,
     };
     sizes.sort_unstable();
     sizes.dedup();
     Ok(Sizes(sizes))
-}
-
-/// Reads a size. 64MiB, 64M and 67108864 are equal, as with nccl-tests.
-fn bytes(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err(format!("{text:?} has the unit {unit:?}; there are B, KiB, MiB and GiB")),
-    };
-    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
-    match size {
-        Some(size) if (1..=64 << 30).contains(&size) => Ok(size),
-        _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write it like 4B:64MiB or 4B,1MiB")),
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,17 @@
 //! Tells on rank 0's standard error how far the check has come. On a terminal it is one line that
-//! is written over, else a line for each phase.
+//! is written over, else a line for each step.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
+
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::run::is_ignored;
+
+/// Empties the line of a terminal.
+const CLEAR: &str = "\r\x1b[K";
 
 /// The progress of a check.
 pub struct Progress {
@@ -11,18 +20,16 @@ pub struct Progress {
     done: Cell<usize>,
     /// The steps that there will be.
     steps: Cell<usize>,
-    /// The phase that the last plain line named.
-    said: RefCell<String>,
 }
 
-/// How the progress is told.
+/// The form in which the progress is told.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
-    /// Not at all.
+    /// Nothing is told.
     Silent,
-    /// A line for each phase.
+    /// Each step gets a line.
     Plain,
-    /// One line that is written over.
+    /// Each step writes over the line of the step before.
     Line,
 }
 
@@ -34,7 +41,10 @@ impl Progress {
             (false, true) => Form::Line,
             (false, false) => Form::Plain,
         };
-        Progress { form, done: Cell::new(0), steps: Cell::new(0), said: RefCell::default() }
+        if form == Form::Line {
+            clear_before_a_signal_ends();
+        }
+        Progress { form, done: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// Sets how many steps there will be.
@@ -42,31 +52,40 @@ impl Progress {
         self.steps.set(steps);
     }
 
-    /// Begins the next step, for example "verifying tp: all_reduce". The part before the colon is
-    /// the phase.
+    /// Begins the next step, for example "verifying tp: all_reduce".
     pub fn step(&self, what: &str) {
         let done = self.done.get() + 1;
         self.done.set(done);
         let steps = self.steps.get().max(done);
         match self.form {
             Form::Silent => {}
-            Form::Line => write(&format!("\r\x1b[K[{done}/{steps}] {what}")),
-            Form::Plain => {
-                let phase = what.split(':').next().unwrap_or(what);
-                if *self.said.borrow() != phase {
-                    write(&format!("devicemesh check: [{done}/{steps}] {phase}\n"));
-                    phase.clone_into(&mut self.said.borrow_mut());
-                }
-            }
+            Form::Line => write(&format!("{CLEAR}[{done}/{steps}] {what}")),
+            Form::Plain => write(&format!("devicemesh check: [{done}/{steps}] {what}\n")),
         }
     }
 
     /// Removes the line, so that something else can be written.
     pub fn clear(&self) {
         if self.form == Form::Line {
-            write("\r\x1b[K");
+            write(CLEAR);
         }
     }
+}
+
+/// Removes the line when a signal ends the check, so that whoever writes next has a line of their
+/// own. It does so as far as threads and pipes can be had, because the check does not depend on it.
+fn clear_before_a_signal_ends() {
+    let _ = std::thread::Builder::new().name("dm-check-signals".to_owned()).spawn(|| {
+        // The signals are caught here, because they would be lost if there were no thread.
+        let caught = [SIGINT, SIGQUIT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal));
+        let Ok(mut signals) = Signals::new(caught) else { return };
+        if let Some(signal) = signals.forever().next() {
+            // The lock keeps the next step from writing its line again.
+            let mut stderr = io::stderr().lock();
+            let _ = stderr.write_all(CLEAR.as_bytes()).and_then(|()| stderr.flush());
+            let _ = emulate_default_handler(signal);
+        }
+    });
 }
 
 /// Writes to standard error. An error is ignored, because the check does not depend on it.

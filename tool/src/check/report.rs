@@ -16,6 +16,8 @@ pub struct Report {
     pub schema: &'static str,
     /// The version of the tool.
     pub version: &'static str,
+    /// When the report was made, in UTC.
+    pub date: String,
     /// "good", "slow" or "wrong".
     pub verdict: &'static str,
     /// The mesh in the words of `dm_describe`.
@@ -35,18 +37,25 @@ pub struct Report {
     pub warmup: u32,
     /// The number of batches.
     pub repeats: u32,
-    /// How many times as long as its peers a slow group or rank takes.
+    /// The factor by which a slow group or rank takes longer than its peers.
     pub slow_factor: f64,
-    /// How many ranks share a core, on the host where they are most. 0 on devices.
+    /// The number of ranks for each core, on the host where it is largest. It is 0 on devices.
     pub ranks_per_core: f64,
     pub hosts: Vec<Host>,
     pub ranks: Vec<Rank>,
     pub dimensions: Vec<Dimension>,
+    /// The pairs of ranks within hosts, then those between hosts, each by size.
+    pub pairs: Vec<Pairs>,
     pub wrong: Vec<Wrong>,
     pub slow_dimensions: Vec<SlowDimension>,
     pub slow_groups: Vec<SlowGroup>,
     pub slow_ranks: Vec<SlowRank>,
-    /// How long the check took.
+    pub slow_pairs: Vec<SlowPair>,
+    pub slow_hosts: Vec<SlowHost>,
+    /// The findings of the comparison, with `--compare`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comparison: Option<Comparison>,
+    /// The seconds that the check took.
     pub seconds: f64,
 }
 
@@ -55,6 +64,9 @@ pub struct Report {
 pub struct Host {
     pub name: String,
     pub ranks: Vec<usize>,
+    /// The median bandwidth between this host and the others with the largest size. Null where it
+    /// was not measured.
+    pub pair_gbps: Option<f64>,
 }
 
 /// A rank by itself.
@@ -80,8 +92,8 @@ pub struct Dimension {
     pub measurements: Vec<Measurement>,
 }
 
-/// How long a collective takes at one size. Times are seconds per call. The time of a group is that
-/// of its slowest rank in the median batch.
+/// The times of a collective at one size, in seconds per call. The time of a group is the time of
+/// its slowest rank in the median batch.
 #[derive(Serialize)]
 pub struct Measurement {
     pub collective: &'static str,
@@ -95,6 +107,8 @@ pub struct Measurement {
     /// them.
     pub algbw_gbps: f64,
     pub busbw_gbps: f64,
+    /// The time of the median group in each batch. Rows that were measured again have more batches.
+    pub batch_seconds: Vec<f64>,
     /// The time of the slowest group.
     pub slowest_seconds: f64,
     /// The world ranks of the slowest group.
@@ -121,7 +135,7 @@ pub struct SlowGroup {
     pub ranks: Vec<i32>,
     /// The hosts of its ranks.
     pub hosts: Vec<String>,
-    /// How many times as long as its peers it takes, at the most.
+    /// Its time, divided by the time of its peers, where this factor is largest.
     pub times: f64,
     /// The collectives and sizes at which it is slow.
     pub evidence: Vec<Evidence>,
@@ -132,8 +146,77 @@ pub struct SlowGroup {
 pub struct Evidence {
     pub collective: &'static str,
     pub bytes: usize,
-    /// How many times as long as its peers the group takes.
+    /// The time of the group, divided by the time of its peers.
     pub times: f64,
+}
+
+/// The exchange of data between pairs of ranks at one size. Both ranks send at the same time, and
+/// bandwidths are those of one direction.
+#[derive(Serialize)]
+pub struct Pairs {
+    /// "within hosts" or "between hosts".
+    pub kind: &'static str,
+    /// The bytes that each rank sends.
+    pub bytes: usize,
+    /// The number of pairs that were measured, and the number of pairs that were not.
+    pub pairs: usize,
+    pub left_out: usize,
+    /// The calls of a batch of the slowest pair. Faster pairs make more.
+    pub iterations: u32,
+    /// The time and the bandwidth of the median pair.
+    pub seconds: f64,
+    pub gbps: f64,
+    /// The time of the median pair in each batch.
+    pub batch_seconds: Vec<f64>,
+    pub slowest: Pair,
+}
+
+/// A pair of ranks.
+#[derive(Serialize)]
+pub struct Pair {
+    /// The world ranks, and the host of each.
+    pub ranks: [usize; 2],
+    pub hosts: [String; 2],
+    pub seconds: f64,
+    pub gbps: f64,
+}
+
+/// A pair that takes longer than the other pairs of its kind.
+#[derive(Serialize)]
+pub struct SlowPair {
+    /// "within hosts" or "between hosts".
+    pub kind: &'static str,
+    pub ranks: [usize; 2],
+    pub hosts: [String; 2],
+    /// Its time, divided by the time of its peers, where this factor is largest.
+    pub times: f64,
+    /// The sizes at which it is slow.
+    pub evidence: Vec<PairEvidence>,
+}
+
+/// A host most of whose pairs with other hosts are slow.
+#[derive(Serialize)]
+pub struct SlowHost {
+    pub host: String,
+    /// The time of its slow pairs, divided by the time of their peers. It is the median of its
+    /// slow pairs, at the size where this median is largest.
+    pub times: f64,
+    /// The number of its slow pairs, and the number of all its pairs.
+    pub slow_pairs: usize,
+    pub pairs: usize,
+    /// The medians of its slow pairs, by size.
+    pub evidence: Vec<PairEvidence>,
+}
+
+/// A size at which a pair is slow.
+#[derive(Serialize)]
+pub struct PairEvidence {
+    pub bytes: usize,
+    /// The time of the pair, divided by the time of its peers.
+    pub times: f64,
+    /// The time of the pair, and of the median pair.
+    pub seconds: f64,
+    pub median_seconds: f64,
 }
 
 /// A rank that is slow, or that is likely to be the reason for slow groups.
@@ -141,14 +224,65 @@ pub struct Evidence {
 pub struct SlowRank {
     pub rank: i32,
     pub host: String,
-    /// "copy" where its own memory is slow. "crossing" where it is in a slow group along every
-    /// dimension that has any.
+    /// "copy": its own memory is slow. "pairs": most of its pairs are slow. "crossing": it is in a
+    /// slow group along every dimension that has slow groups.
     pub evidence: &'static str,
-    /// How many times as long as the other ranks it takes for a copy.
+    /// The time of its copies or its pairs, divided by the time of the other ranks'. It is null for
+    /// "crossing".
     pub times: Option<f64>,
 }
 
+/// The findings of a comparison. They are a field of the JSON report.
+#[derive(Serialize)]
+pub struct Comparison {
+    /// The file of the record, and when the record was made.
+    pub file: String,
+    pub date: Option<String>,
+    /// The share by which a row may take longer.
+    pub tolerance: f64,
+    /// The differences between the two checks, in words.
+    pub differences: Vec<String>,
+    /// The number of rows that both checks have.
+    pub compared: usize,
+    /// The number of rows that looked slower, and therefore got further batches.
+    pub measured_again: usize,
+    pub slower: Vec<Change>,
+    pub faster: Vec<Change>,
+    /// The rows that only this check has, and those that only the record has.
+    pub only_now: Vec<String>,
+    pub only_then: Vec<String>,
+    /// The time of each row as a multiple of the time in the record. The table shows it.
+    #[serde(skip)]
+    pub ratios: Vec<(String, f64)>,
+}
+
+/// A row that takes another time than in the record.
+#[derive(Serialize)]
+pub struct Change {
+    pub row: String,
+    /// Its third quickest batch, now and in the record.
+    pub seconds: f64,
+    pub then_seconds: f64,
+    /// The time as a multiple of the time in the record.
+    pub times: f64,
+}
+
+impl Comparison {
+    /// The time of that row as a multiple of the time in the record.
+    pub fn ratio(&self, row: &str) -> Option<f64> {
+        self.ratios.iter().find(|(name, _)| name == row).map(|(_, ratio)| *ratio)
+    }
+}
+
 impl Report {
+    /// Adds what a comparison has found.
+    pub fn compare(&mut self, comparison: Comparison) {
+        if self.verdict == "good" && !comparison.slower.is_empty() {
+            self.verdict = "slow";
+        }
+        self.comparison = Some(comparison);
+    }
+
     /// The exit code of a check with this report.
     pub fn exit_code(&self, fail_slow: bool) -> u8 {
         match self.verdict {

@@ -14,12 +14,12 @@ const FLOOR: f64 = 20e-6;
 /// cores.
 const SLICE: f64 = 4e-3;
 
-/// When a group or rank is slow.
+/// The rule by which a group or rank is slow.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// How many times the median of its peers it must take.
+    /// The least time of a slow one, divided by the median of its peers.
     pub factor: f64,
-    /// How many seconds more than that median it must take.
+    /// The least difference between its time and that median, in seconds.
     pub floor: f64,
 }
 
@@ -28,7 +28,7 @@ pub struct Rule {
 pub struct Slow {
     /// Its index in the list of those that were compared.
     pub place: usize,
-    /// How many times as long as its peers' its median batch takes.
+    /// The time of its median batch, divided by the time of its peers.
     pub times: f64,
 }
 

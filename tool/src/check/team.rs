@@ -2,7 +2,7 @@
 //! gathers in them, and the time limit.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use devicemesh::comm::World;
@@ -13,46 +13,73 @@ use devicemesh::wait::Wait;
 
 use super::progress::Progress;
 
-/// How much longer a wait in the store may take than a collective. So the collective fails first,
-/// and its error names the missing rank.
+/// The time that a wait in the store may take longer than a collective. So the collective fails
+/// first, and its error names the missing rank.
 const LATER: Duration = Duration::from_secs(5);
-/// How long before `--timeout` the waits end, so that there is time to report.
-const BEFORE: Duration = Duration::from_millis(1500);
-/// How often a rank that measures asks whether another rank has failed.
+/// The time before `--timeout` at which the waits end, so that there is time to report. It is a
+/// tenth of the timeout where that is shorter.
+const BEFORE: Duration = Duration::from_secs(1);
+/// The time after which a rank that measures asks again whether another rank has failed.
 const ASK: Duration = Duration::from_secs(1);
 
 /// The time for the whole check. When it has passed, a thread ends the process, because the process
-/// may wait for something that never comes.
+/// may wait for something that never comes. Clones are the same clock.
+#[derive(Clone)]
 pub struct Clock {
-    began: Instant,
     /// The time from the beginning.
     limit: Duration,
+    shared: Arc<Shared>,
+}
+
+/// The state that the thread of a clock shares with the check.
+struct Shared {
+    state: Mutex<State>,
+    /// Is notified when the beginning has changed.
+    changed: Condvar,
+}
+
+struct State {
+    began: Instant,
     /// The current step, for the message of the thread.
-    doing: Arc<Mutex<String>>,
+    doing: String,
 }
 
 impl Clock {
     /// Starts the clock. When the time has passed, `late` gets the current step, reports it, and
     /// gives the exit code.
     pub fn start(limit: Duration, late: impl FnOnce(&str) -> u8 + Send + 'static) -> std::io::Result<Clock> {
-        let doing = Arc::new(Mutex::new("joining the world".to_owned()));
-        let told = Arc::clone(&doing);
+        let state = State { began: Instant::now(), doing: "joining the world".to_owned() };
+        let clock = Clock { limit, shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }) };
+        let watched = clock.clone();
         std::thread::Builder::new().name("dm-check-clock".to_owned()).spawn(move || {
-            std::thread::sleep(limit);
-            let doing = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let mut state = watched.state();
+            while state.began.elapsed() < limit {
+                let left = limit.saturating_sub(state.began.elapsed());
+                state = watched.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let doing = state.doing.clone();
+            drop(state);
             let code = late(&doing);
             // Destructors and exit handlers do not run here, because they could wait for what is
             // stuck.
             signal_hook::low_level::exit(i32::from(code))
         })?;
-        Ok(Clock { began: Instant::now(), limit, doing })
+        Ok(clock)
     }
 
     pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+        self.state().began.elapsed()
     }
 
-    /// How long one wait may take. It is long enough for slow networks, and short enough to name
+    /// Takes over the beginning of the rank that began first, so that all ranks end at one time.
+    /// `elapsed` is how long ago that was.
+    fn adopt(&self, elapsed: Duration) {
+        let mut state = self.state();
+        state.began = Instant::now().checked_sub(elapsed).map_or(state.began, |began| began.min(state.began));
+        self.shared.changed.notify_all();
+    }
+
+    /// The longest time of one wait. It is long enough for slow networks, and short enough to name
     /// the ranks that are missed before the time is over.
     pub fn patience(&self) -> Duration {
         (self.limit / 4).min(Duration::from_secs(60))
@@ -62,8 +89,33 @@ impl Clock {
         self.limit
     }
 
+    /// The time that is left for waits.
+    pub fn left(&self) -> Duration {
+        let waits = self.limit - self.before();
+        waits.saturating_sub(self.elapsed())
+    }
+
+    /// Whether an error now comes from the end of the time. A rank that began a little earlier may
+    /// give up before this rank does, and then this rank finds it lost.
+    pub fn is_over(&self) -> bool {
+        self.left() <= self.before()
+    }
+
+    fn before(&self) -> Duration {
+        BEFORE.min(self.limit / 10)
+    }
+
+    /// The current step.
+    pub fn doing(&self) -> String {
+        self.state().doing.clone()
+    }
+
     fn note(&self, doing: &str) {
-        doing.clone_into(&mut self.doing.lock().unwrap_or_else(PoisonError::into_inner));
+        doing.clone_into(&mut self.state().doing);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,11 +129,15 @@ pub struct Team {
 }
 
 impl Team {
-    /// Learns the hosts of all ranks. **Collective over the world.**
+    /// Learns the hosts of all ranks, and when the first rank began. **Collective over the world.**
     pub fn new(world: Arc<World>, clock: Clock, progress: Progress) -> Result<Team> {
-        let hosts = world.locations(None, None)?;
+        let hosts = world.locations(None, Some(clock.left()))?;
         let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
-        Ok(Team { world, hosts, clock, progress })
+        let team = Team { world, hosts, clock, progress };
+        let elapsed = [team.clock.elapsed().as_secs_f64()];
+        let first = team.step("comparing the clocks", |exchange| exchange.largest(&elapsed))?[0];
+        team.clock.adopt(Duration::try_from_secs_f64(first).unwrap_or_default());
+        Ok(team)
     }
 
     pub fn world(&self) -> &Arc<World> {
@@ -131,8 +187,7 @@ impl Team {
 
     /// A wait in the store.
     fn wait(&self) -> Wait {
-        let left = self.clock.limit.saturating_sub(self.clock.elapsed()).saturating_sub(BEFORE);
-        Wait::after((self.clock.patience() + LATER).min(left))
+        Wait::after((self.clock.patience() + LATER).min(self.clock.left()))
     }
 }
 
@@ -171,6 +226,11 @@ impl Exchange<'_> {
         }
     }
 
+    /// The time that is left for waits.
+    pub fn left(&self) -> Duration {
+        self.team.clock.left()
+    }
+
     /// Fails if another rank has failed by now. This is for work that would not notice the
     /// failure. It asks the store once a second at most.
     pub fn alive(&self) -> Result<()> {
@@ -181,7 +241,7 @@ impl Exchange<'_> {
         self.round.failed(self.wait)?.map_or(Ok(()), Err)
     }
 
-    /// For each place the largest of all ranks' numbers.
+    /// Gives for each place the largest of all ranks' numbers.
     pub fn largest(&self, mine: &[f64]) -> Result<Vec<f64>> {
         let all = self.gather("numbers", encode(mine))?;
         let largest = all.map(|all| {
@@ -201,10 +261,12 @@ impl Exchange<'_> {
     }
 }
 
-fn encode(numbers: &[f64]) -> Vec<u8> {
+/// Numbers as they pass through the store.
+pub fn encode(numbers: &[f64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-fn decode(bytes: &[u8]) -> Vec<f64> {
+/// Reads what [`encode`] has written.
+pub fn decode(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect()
 }

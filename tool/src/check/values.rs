@@ -19,8 +19,8 @@ pub struct Kind {
 pub struct Expected {
     /// The number.
     pub value: f64,
-    /// How far the element may be from the number. It is not 0 for averages in floating point,
-    /// which are rounded.
+    /// The largest difference between the element and the number. It is not 0 for averages in
+    /// floating point, which are rounded.
     pub tolerance: f64,
     /// The number as an element.
     bits: Element,

@@ -22,7 +22,7 @@ const SMALL: usize = 17;
 const ROOTS: usize = 8;
 /// The value of every byte of the receive buffer before a call.
 const POISON: u8 = 0xa5;
-/// How many bytes after the result must keep that value.
+/// The number of bytes after the result that must keep that value.
 const GUARD: usize = 64;
 /// The maximum number of wrong results that a rank reports for each collective.
 const TOLD: usize = 2;
@@ -49,9 +49,9 @@ pub struct Wrong {
     pub got: Option<f64>,
     /// The world rank from which the element comes, where it comes from one.
     pub source: Option<i32>,
-    /// How many elements are wrong.
+    /// The number of elements that are wrong.
     pub elements: usize,
-    /// How many elements there are.
+    /// The number of all elements.
     pub of: usize,
 }
 
@@ -71,7 +71,7 @@ pub struct Bench<'a> {
     /// The buffers of all calls.
     pub send: &'a Buffer,
     pub recv: &'a Buffer,
-    /// How long one call may take.
+    /// The longest time of one call.
     pub patience: Duration,
 }
 

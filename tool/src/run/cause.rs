@@ -30,6 +30,11 @@ impl Ended {
         self.how != How::Exited(0)
     }
 
+    /// Whether a signal killed it with which the tool ends ranks.
+    pub fn was_ended(&self) -> bool {
+        [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
+    }
+
     /// The exit code that a shell would give for it.
     pub fn code(&self) -> u8 {
         match self.how {
@@ -71,6 +76,7 @@ pub fn signal_name(signal: i32) -> &'static str {
         Some(Signal::ALARM) => "SIGALRM",
         Some(Signal::USR1) => "SIGUSR1",
         Some(Signal::USR2) => "SIGUSR2",
+        Some(Signal::POWER) => "SIGPWR",
         _ => "see kill -l",
     }
 }
@@ -83,25 +89,30 @@ pub enum Cause {
     /// All ranks ended well.
     Done,
     /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last
-    /// lines of its standard error, or nothing where they did not go through the tool. `log` is the
-    /// file with all of its output.
-    Rank { ended: Ended, host: Option<String>, output: String, log: Option<String> },
+    /// lines of its standard error, or nothing where they did not go through the tool. `reason` is
+    /// the text after its exit code, which comes from those lines. `log` is the file with all of
+    /// its output.
+    Rank { ended: Ended, host: Option<String>, output: String, reason: String, log: Option<String> },
     /// The program could not be started.
     Start { code: u8, message: String, node: Option<String> },
     /// The tool got a signal.
     Signal { signal: i32, node: Option<String> },
     /// `--timeout` passed.
     Timeout { seconds: f64, node: Option<String> },
-    /// The tool of another node has ended without a report.
-    Gone { node: String },
+    /// Some of the ranks' output cannot be written, for the reason that the message gives.
+    Output { message: String, node: Option<String> },
+    /// The tool of another node has ended without a report. `number` is the node's number, where it
+    /// is known.
+    Gone { node: String, number: Option<u32> },
     /// The nodes do not fit together, or some did not come.
     Refused { message: String },
-    /// The store is out of reach, so this node knows nothing of the others.
-    Lost { message: String },
+    /// The node with that number has lost its connection to the starter, or it serves the store and
+    /// is out of reach, so that this node knows nothing of the others.
+    Lost { message: String, number: Option<u32> },
 }
 
 /// The exit code when `--timeout` has passed. It is timeout(1)'s.
-const TIMED_OUT: u8 = 124;
+pub const TIMED_OUT: u8 = 124;
 
 impl Cause {
     /// The tool's exit code.
@@ -112,7 +123,17 @@ impl Cause {
             Cause::Start { code, .. } => *code,
             Cause::Signal { signal, .. } => 128 + *signal as u8,
             Cause::Timeout { .. } => TIMED_OUT,
-            Cause::Gone { .. } | Cause::Refused { .. } | Cause::Lost { .. } => 1,
+            Cause::Output { .. } | Cause::Gone { .. } | Cause::Refused { .. } | Cause::Lost { .. } => 1,
+        }
+    }
+}
+
+impl Cause {
+    /// The number of the node that the job has lost.
+    pub fn lost_node(&self) -> Option<u32> {
+        match self {
+            Cause::Gone { number, .. } | Cause::Lost { number, .. } => *number,
+            _ => None,
         }
     }
 }
@@ -126,15 +147,18 @@ impl fmt::Display for Cause {
             Cause::Rank { ended: Ended { rank, pid, how }, host: Some(host), .. } => {
                 write!(f, "rank {rank} (pid {pid}) on {host} {how}")
             }
+            Cause::Output { message, node } => {
+                write!(f, "{}{message}; some of the ranks' output is lost", reporter(node))
+            }
             Cause::Start { message, node, .. } => write!(f, "{}{message}", reporter(node)),
             Cause::Signal { signal, node } => {
                 write!(f, "{}got signal {signal} ({})", reporter(node), signal_name(*signal))
             }
             Cause::Timeout { seconds, node } => write!(f, "{}not done after {seconds} s (--timeout)", reporter(node)),
-            Cause::Gone { node } => {
+            Cause::Gone { node, .. } => {
                 write!(f, "{node} has gone: its devicemesh run was killed, or its host is down or out of reach")
             }
-            Cause::Refused { message } | Cause::Lost { message } => f.write_str(message),
+            Cause::Refused { message } | Cause::Lost { message, .. } => f.write_str(message),
         }
     }
 }

@@ -11,14 +11,21 @@
 //! | `devicemesh/run/served` | set where a `devicemesh run` for several nodes serves the store |
 //! | `devicemesh/run/finished/<n>` | set when the ranks of that node have ended well |
 //! | `devicemesh/run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
+//! | `devicemesh/run/strangers` | how many nodes of other jobs were refused |
+//! | `devicemesh/run/stranger/<n>` | what the n-th of them said, for the nodes that wait |
 //! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
+//! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
 //! Every wait also waits for the cause.
 
 mod entry;
 mod join;
 mod keys;
+mod name;
 mod peer;
+mod port;
+mod progress;
+mod reach;
 mod shared;
 mod watch;
 
@@ -78,9 +85,19 @@ impl Nodes {
         self.shared.end(cause)
     }
 
+    /// Makes the other nodes kill their ranks. The end of the job has already begun.
+    pub fn end_at_once(&self) {
+        self.shared.end_at_once();
+    }
+
     /// Tells the other nodes that the ranks of this node have ended well.
     pub fn finished(&self) {
         self.shared.finished();
+    }
+
+    /// Whether this node has reached the store, so that the other nodes know what it knows.
+    pub fn has_store(&self) -> bool {
+        self.shared.reached.get().is_some()
     }
 
     /// Whether this node serves the store, which the other nodes need to the end.

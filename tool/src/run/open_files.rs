@@ -11,15 +11,16 @@ use crate::failure::Failure;
 const WHILE_STARTING: u64 = 12;
 
 /// The most files that the tool itself opens for a job of one node: its signals, and the server of
-/// the store with its listeners and its own connections.
-const OWN: u64 = 16;
+/// the store with its listeners and its own connections, the bell of the output, and the input of a
+/// rank.
+const OWN: u64 = 18;
 
 /// How many ranks there are, for the number of files that they need.
 #[derive(Clone, Copy)]
 pub struct Ranks {
     /// The ranks on this node.
     pub here: u32,
-    /// The ranks in the job, where the job's store is in this process. Else 0.
+    /// The ranks in the job where the job's store is in this process, and 0 elsewhere.
     pub served: u32,
     /// The tools of the job, one for each node.
     pub tools: u32,

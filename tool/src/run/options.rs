@@ -1,15 +1,16 @@
 //! The command line of `devicemesh run`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fmt::{self, Display, Formatter};
 
 use clap::Args;
 use devicemesh::ccl;
 
-use super::output::Route;
-use super::rendezvous::Rendezvous;
-use crate::endpoint::endpoint;
+use super::binding::BindingOptions;
+use super::ending::Ending;
+use super::hosts::Hosts;
+use super::meeting::Meeting;
+use super::output::OutputOptions;
 use crate::failure::Failure;
 use crate::style::When;
 
@@ -18,7 +19,9 @@ pub const HELP: &str = "\
 Examples:
   devicemesh run -n 8 -- ./train --epochs 10
   devicemesh run -n gpu --log-dir logs --tee --prefix -- python train.py
+  devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train      (by ssh)
   devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train      (on both hosts)
+  srun --ntasks-per-node 1 devicemesh run -- ./train
 
 Exit codes:
   0        all ranks, of all nodes, exited with 0
@@ -28,12 +31,14 @@ Exit codes:
   126      the program cannot be started
   127      the program is not there
   2        wrong command line
-  1        everything else: nodes that do not come or do not fit, a node that has gone
+  1        everything else: nodes that do not arrive or do not fit together, a lost node
 
 Environment:
-  DM_STORE_SECRET  only who has it joins the job; the same on all nodes
+  DM_STORE_SECRET  the secret of the job, the same on all nodes; a node without it cannot join
+  DM_RSH_AGENT     the command that reaches the hosts of --hosts
   DM_LOG           what the ranks log: error, warn, info or debug
-  OMP_NUM_THREADS  1 for the ranks, where it is not set and there are several on a host
+  OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with --bind core, else 1
+                   if there are several ranks on a host
   NO_COLOR         no colours
 
 The ranks get:
@@ -45,41 +50,22 @@ The ranks get:
 #[derive(Args)]
 pub struct Options {
     /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each
-    /// device), or "auto" (gpu where there is one, else cpu)
+    /// device), or "auto" (gpu where there is one, else cpu) [default: one for each device, else 1]
     #[arg(short = 'n', long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", value_parser = count)]
-    pub ranks: Count,
-    /// Number of nodes: hosts that run this same command
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub nnodes: u32,
-    /// This node's number, from 0; left out, the nodes are numbered as they come. Node 0 has the
-    /// first ranks
-    #[arg(long, alias = "node_rank", value_name = "NODE")]
-    pub node_rank: Option<u32>,
-    /// Where the ranks meet, the same on all nodes: a host of the job (node 0's, where nodes are
-    /// numbered), and a port that is free there [port: 29400]
-    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
-    pub rdzv_endpoint: Option<(String, u16)>,
-    /// A name for the job, the same on all nodes; a node with another one is refused
-    #[arg(long, alias = "rdzv_id", value_name = "NAME")]
-    pub rdzv_id: Option<String>,
-    /// How long to wait until all nodes are there
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
-    pub rdzv_timeout: Duration,
-    /// Put "[rank R] " before every line that a rank writes
+    pub ranks: Option<Count>,
+    #[command(flatten)]
+    pub meeting: Meeting,
+    #[command(flatten)]
+    pub hosts: Hosts,
+    #[command(flatten)]
+    pub output: OutputOptions,
+    #[command(flatten)]
+    pub ending: Ending,
+    #[command(flatten)]
+    pub binding: BindingOptions,
+    /// Show what would be started, with which variables and on which CPUs, and start nothing
     #[arg(long)]
-    pub prefix: bool,
-    /// Write each rank's output to DIR/rank-R.log instead of to the terminal
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
-    pub log_dir: Option<PathBuf>,
-    /// With --log-dir: show it here too
-    #[arg(long, requires = "log_dir")]
-    pub tee: bool,
-    /// After the first failure, how long the other ranks have to notice and end by themselves
-    #[arg(long, value_name = "TIME", default_value = "3", value_parser = duration)]
-    pub grace_period: Duration,
-    /// End the whole job after that time
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub timeout: Option<Duration>,
+    pub dry_run: bool,
     /// Colours in what the tool itself says; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub color: When,
@@ -100,8 +86,25 @@ pub enum Count {
     DevicesOrCores,
 }
 
+impl Display for Count {
+    /// Writes the count in the form that `-n` takes.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Count::Ranks(ranks) => ranks.fmt(f),
+            Count::Cores => f.write_str("cpu"),
+            Count::Devices => f.write_str("gpu"),
+            Count::DevicesOrCores => f.write_str("auto"),
+        }
+    }
+}
+
 fn count(text: &str) -> Result<Count, String> {
     match text {
+        // clap reads the -np 2 and -np2 of mpirun as -n with the values p and p2.
+        _ if text.starts_with(['p', 'P']) => {
+            let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
+            Err(format!("-n{text} is mpirun's option; here it is -n {}", if number.is_empty() { "N" } else { number }))
+        }
         "cpu" => Ok(Count::Cores),
         "gpu" => Ok(Count::Devices),
         "auto" => Ok(Count::DevicesOrCores),
@@ -112,95 +115,33 @@ fn count(text: &str) -> Result<Count, String> {
     }
 }
 
-/// Reads a time as timeout(1) does: a number of seconds, or a number with the unit s, m, h or d.
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.char_indices().last() {
-        Some((at, 's')) => (&text[..at], 1.0),
-        Some((at, 'm')) => (&text[..at], 60.0),
-        Some((at, 'h')) => (&text[..at], 3600.0),
-        Some((at, 'd')) => (&text[..at], 86_400.0),
-        _ => (text, 1.0),
-    };
-    match number.parse::<f64>().map(|number| number * unit) {
-        Ok(seconds) if (0.0..1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("not a time: seconds, or 90s, 10m, 2h, 1d".to_owned()),
-    }
-}
-
 impl Options {
     /// Checks what clap cannot: options that do not fit together.
     pub fn check(&self) -> Result<(), Failure> {
-        let wrong = |message: String| Err(Failure::new(2, message));
-        let nodes = self.nnodes;
-        match self.node_rank {
-            Some(node) if node >= nodes => {
-                return wrong(format!("--node-rank {node} with --nnodes {nodes}: the nodes are 0 to {}", nodes - 1));
-            }
-            _ => {}
+        if self.hosts.starts() && self.output.stdin.0.is_some() {
+            let message = "--stdin reaches no other host, so it does not go with --hosts and --hostfile: let the ranks read a file";
+            return Err(Failure::new(2, message));
         }
-        if nodes > 1 && self.rdzv_endpoint.is_none() {
-            return wrong(format!(
-                "--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, the same on all nodes: a host of the job that the others reach, and a port that is free there"
-            ));
-        }
-        if self.prefix && self.log_dir.is_some() && !self.tee {
-            return wrong(
-                "--prefix is for the terminal, and --log-dir takes the output from there: add --tee".to_owned(),
-            );
-        }
-        Ok(())
+        self.output.check()
     }
 
     /// The number of ranks to start on this node.
     pub fn ranks_here(&self) -> Result<u32, Failure> {
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let devices = || ccl::devices().map(|(count, _)| count as u32);
-        match self.ranks {
-            Count::Ranks(ranks) => Ok(ranks),
-            Count::Cores => Ok(cores()),
-            Count::DevicesOrCores => Ok(devices().ok().filter(|count| *count > 0).unwrap_or_else(cores)),
-            Count::Devices => match devices() {
+        let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);
+        match share.map(Count::Ranks).or(self.ranks) {
+            Some(Count::Ranks(ranks)) => Ok(ranks),
+            Some(Count::Cores) => Ok(cores()),
+            Some(Count::DevicesOrCores) => Ok(devices().ok().filter(|count| *count > 0).unwrap_or_else(cores)),
+            None => Ok(devices().ok().filter(|count| *count > 0).unwrap_or(1)),
+            Some(Count::Devices) => match devices() {
                 Ok(count) if count > 0 => Ok(count),
                 Ok(_) => Err(Failure::new(1, "-n gpu: this host has no device; say a number, or -n cpu")),
                 Err(error) => {
                     Err(Failure::new(1, format!("-n gpu: {}; say a number, or see devicemesh info", error.message())))
                 }
             },
-        }
-    }
-
-    /// Returns where the ranks' output goes.
-    pub fn route(&self) -> Route {
-        Route {
-            prefix: self.prefix,
-            logs: self.log_dir.clone(),
-            tee: self.tee,
-            keep_stderr: self.nnodes > 1,
-            color: self.color,
-        }
-    }
-
-    /// Returns where this node meets the others.
-    pub fn rendezvous(&self, ranks: u32) -> Rendezvous {
-        let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
-        let (nodes, node, id) = (self.nnodes, self.node_rank, self.rdzv_id.clone());
-        Rendezvous { host, port, nodes, node, ranks, id, timeout: self.rdzv_timeout }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::duration;
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
-        assert_eq!(duration("1.5h"), Ok(Duration::from_secs(5400)));
-        for wrong in ["", "m", "-1", "nan", "inf", "1w", "5 x", "2µ"] {
-            assert!(duration(wrong).is_err(), "{wrong}");
         }
     }
 }

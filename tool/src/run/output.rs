@@ -1,80 +1,67 @@
-//! Passes on what the ranks write. It goes to the tool's own descriptors, with the rank before each
-//! line, into a file for each rank, or both. The end of it is kept for the report of a failure.
+//! Passes on what the ranks write. It goes to the tool's own descriptors, into files for each
+//! rank, or both, with the time and the rank before each line where asked. The tool keeps the last
+//! lines for the report of a failure.
+
+mod input;
+mod lines;
+mod logs;
+mod options;
+mod route;
+mod sink;
+mod sinks;
+mod tails;
 
 use std::fs::File;
-use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::{ChildStderr, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
 
+use devicemesh::logging::utc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::tail::{TAIL, last_lines};
-use crate::stdio::{cannot_print, ignore_gone_reader, write_all};
-use crate::style::{Style, When};
+pub use self::input::copy_terminal;
+use self::lines::{Block, Lines};
+use self::logs::{Folder, Log};
+pub use self::options::OutputOptions;
+pub use self::route::Route;
+use self::sink::Sink;
+use self::sinks::Sinks;
+pub use self::tails::{LastWords, TAIL};
+use self::tails::{Tails, last_words_of};
+use super::assignment::Assignment;
+use crate::failure::Failure;
+use crate::stdio::{cannot_print, same_file, say};
+use crate::style::Style;
 
-/// The longest line in bytes that is passed on whole. A longer one is passed on in parts.
-const MAX_LINE: usize = 64 << 10;
 /// How many times a pipe of a rank that has ended is read for its last words, so that a process
 /// that holds the pipe and goes on writing cannot keep the tool.
 const LAST_READS: usize = 1024;
+/// How many bytes are read from a pipe at once. A pipe holds as many bytes.
+const READ: usize = 64 << 10;
 
-/// The places to which the ranks' output goes.
-pub struct Route {
-    /// Whether the rank stands before each line.
-    pub prefix: bool,
-    /// The folder with a file for each rank, where there is one.
-    pub logs: Option<PathBuf>,
-    /// Whether the output is also shown, where it goes into files.
-    pub tee: bool,
-    /// Whether standard error always passes through the tool, so that a report on any node can
-    /// quote it.
-    pub keep_stderr: bool,
-    /// When the rank prefixes of the lines are coloured.
-    pub color: When,
-}
-
-impl Route {
-    /// The file of a rank.
-    pub fn log(&self, rank: u32) -> Option<PathBuf> {
-        self.logs.as_ref().map(|folder| folder.join(format!("rank-{rank}.log")))
-    }
-
-    /// The number of files that this process holds open for the output of one rank: pipes, and for
-    /// each of them the log.
-    pub fn files_per_rank(&self) -> u64 {
-        match (self.logs.is_some(), self.prefix) {
-            (true, _) if self.only_logs() => 0,
-            (true, _) => 4,
-            (false, true) => 2,
-            (false, false) => u64::from(self.reads_stderr()),
-        }
-    }
-
-    fn only_logs(&self) -> bool {
-        self.logs.is_some() && !self.tee
-    }
-
-    /// Whether standard error passes through the tool where standard output does not.
-    fn reads_stderr(&self) -> bool {
-        self.keep_stderr || !io::stderr().is_terminal()
-    }
-}
+/// How long a line of the rank that reads the input waits for its end before it is shown.
+const PROMPT: Duration = Duration::from_millis(200);
 
 /// The output of all ranks that passes through the tool.
 pub struct Output {
     route: Route,
+    /// The folder of this run's logs, where there is one.
+    folder: Option<Folder>,
+    /// This host's name in a job of several nodes, for the prefixes.
+    host: Option<String>,
+    sinks: Sinks,
     /// The pipes that have not ended.
     streams: Vec<Stream>,
-    /// The last bytes of each rank's standard error, by rank, for those that have written any.
-    tails: Vec<(u32, Vec<u8>)>,
-    /// The style of what goes to standard output.
-    out: Style,
-    /// The style of what goes to standard error.
-    err: Style,
+    /// The last lines of each rank's standard error.
+    tails: Tails,
+    /// The style of what goes to standard output, and to standard error.
+    styles: (Style, Style),
     /// Why some of the output is lost. The first reason stays.
     loss: Option<String>,
+    /// The bytes of the last read.
+    buffer: Vec<u8>,
 }
 
 /// One output of one rank.
@@ -84,20 +71,52 @@ struct Stream {
     pipe: File,
     /// Whether this is standard error.
     is_error: bool,
-    /// The rank's file, where there is one.
-    log: Option<File>,
-    /// The line that has begun and not ended, where lines get a prefix.
-    line: Vec<u8>,
+    /// The rank's file, where there is one that can be written.
+    log: Option<Log>,
+    /// The line that the rank has begun and not ended.
+    lines: Lines,
+    /// When the line that has not ended is shown, where that is due: only of the rank that reads
+    /// the input, because it may be a prompt.
+    prompt: Option<Instant>,
 }
+
+/// The logs of a rank that is about to start, where the tool writes them: of its standard output
+/// and of its standard error.
+pub struct Logs([Option<Log>; 2]);
 
 impl Output {
     pub fn new(route: Route) -> Output {
-        let (out, err) = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
-        Output { route, streams: Vec::new(), tails: Vec::new(), out, err, loss: None }
+        let styles = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
+        let (folder, host, sinks, loss) = (None, None, Sinks::default(), None);
+        let (streams, tails, buffer) = (Vec::new(), Tails::default(), Vec::new());
+        Output { route, folder, host, sinks, streams, tails, styles, loss, buffer }
     }
 
     pub fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Prepares for the ranks of this node: makes the folder of their logs, and starts the threads
+    /// that write what passes through the tool.
+    pub fn begin(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+        if let Some(rank) = self.route.reader.filter(|rank| *rank >= assignment.world_size) {
+            let last = assignment.world_size - 1;
+            return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
+        }
+        self.host.clone_from(&assignment.host_name);
+        if let Some(logs) = &self.route.logs {
+            let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
+            say(&format!("devicemesh run: logs in {}", folder.path().display()));
+            self.folder = Some(folder);
+        }
+        let cannot = |error| Failure::new(1, format!("cannot start a thread for the output: {error}"));
+        self.sinks = Sinks::start(&self.route).map_err(cannot)?;
+        Ok(())
+    }
+
+    /// Says a line on standard error, after what the ranks have written there.
+    pub fn say(&self, line: &str) {
+        self.sinks.say(line);
     }
 
     /// Why some of the ranks' output could not be written, where that has happened.
@@ -105,95 +124,148 @@ impl Output {
         self.loss.as_deref()
     }
 
-    /// Sets up a rank's output before the rank starts. Returns its file, where the tool writes
-    /// that.
-    pub fn prepare(&self, rank: u32, child: &mut Command) -> io::Result<Option<File>> {
-        let file = match self.route.log(rank) {
-            Some(path) => {
-                let append = |path: &PathBuf| File::options().create(true).append(true).open(path);
-                // A file that exists is from an earlier job, so it is emptied.
-                let file = File::create(&path).and_then(|_| append(&path));
-                Some(file.map_err(|error| io::Error::other(format!("cannot write {}: {error}", path.display())))?)
-            }
-            None => None,
-        };
-        match file {
-            Some(file) if self.route.only_logs() => {
-                child.stdout(file.try_clone()?).stderr(file);
-                Ok(None)
-            }
-            file => {
-                if self.route.prefix || file.is_some() {
-                    child.stdout(Stdio::piped()).stderr(Stdio::piped());
-                } else if self.route.reads_stderr() {
-                    child.stderr(Stdio::piped());
+    /// The file of a rank's standard error, where there is one.
+    pub fn log(&self, rank: u32) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.log(rank, true))
+    }
+
+    /// Sets up a rank's input and output before the rank starts.
+    pub fn prepare(&self, rank: u32, child: &mut Command) -> io::Result<Logs> {
+        child.stdin(input::source(self.route.reader == Some(rank)));
+        let mut logs = Logs([None, None]);
+        for is_error in [false, true] {
+            let file = self.folder.as_ref().map(|folder| folder.create(rank, is_error)).transpose()?;
+            let to = match file {
+                Some(file) if self.route.writes_logs_directly() => Stdio::from(file),
+                Some(file) => {
+                    let path = self.folder.as_ref().map(|folder| folder.log(rank, is_error)).unwrap_or_default();
+                    logs.0[usize::from(is_error)] = Some(Log::new(path, file, self.route.rotation));
+                    Stdio::piped()
                 }
-                Ok(file)
-            }
+                None if self.route.reads(is_error) => Stdio::piped(),
+                None => Stdio::inherit(),
+            };
+            if is_error {
+                child.stderr(to)
+            } else {
+                child.stdout(to)
+            };
         }
+        Ok(logs)
     }
 
     /// Takes over the pipes of a rank that has started.
-    pub fn add(
-        &mut self,
-        rank: u32,
-        stdout: Option<ChildStdout>,
-        stderr: Option<ChildStderr>,
-        log: Option<File>,
-    ) -> io::Result<()> {
-        for (pipe, is_error) in [(stdout.map(OwnedFd::from), false), (stderr.map(OwnedFd::from), true)] {
+    pub fn add(&mut self, rank: u32, child: &mut Child, logs: Logs) -> io::Result<()> {
+        child.stdin.take().map(input::copy_terminal).transpose()?;
+        let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
+        for ((pipe, log), is_error) in pipes.into_iter().zip(logs.0).zip([false, true]) {
             let Some(pipe) = pipe else { continue };
             rustix::io::ioctl_fionbio(&pipe, true)?;
-            let log = log.as_ref().map(File::try_clone).transpose()?;
-            self.streams.push(Stream { rank, pipe: pipe.into(), is_error, log, line: Vec::new() });
+            self.streams.push(Stream { rank, pipe: pipe.into(), is_error, log, lines: Lines::default(), prompt: None });
         }
         Ok(())
     }
 
-    /// The open pipes, one entry for poll(2) each.
+    /// The descriptors to wait for, one entry for poll(2) each: the bell, and the open pipes. A
+    /// rank whose output cannot be written yet has the bell in the place of its pipe.
     pub fn entries(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.streams.iter().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN))
+        let bell = self.sinks.bell();
+        let first = bell.into_iter().map(|bell| PollFd::new(bell, PollFlags::IN));
+        first.chain(self.streams.iter().map(move |stream| match bell {
+            Some(bell) if self.must_wait(stream) => PollFd::new(bell, PollFlags::IN),
+            _ => PollFd::new(&stream.pipe, PollFlags::IN),
+        }))
     }
 
     /// Passes on what can be read from the pipes, where `ready` says so for each of
     /// [`entries`](Output::entries).
     pub fn pass_on(&mut self, ready: &[bool]) {
-        let mut ready = ready.iter();
+        if self.sinks.bell().is_none() {
+            return;
+        }
+        if ready.first() == Some(&true) {
+            self.sinks.silence();
+        }
+        let mut ready = ready.iter().skip(1);
         let mut streams = std::mem::take(&mut self.streams);
         streams.retain_mut(|stream| match ready.next() {
-            Some(true) => self.read(stream),
+            // The sink may have been emptied or filled since the entries were made.
+            Some(true) if !self.must_wait(stream) => self.read(stream),
             _ => true,
         });
+        let now = Instant::now();
+        for stream in streams.iter_mut().filter(|stream| stream.prompt.is_some_and(|due| now >= due)) {
+            self.show_prompt(stream);
+        }
         self.streams = streams;
+        self.notice_failures();
     }
 
-    /// Passes on the rest, until every pipe has ended or that moment has come.
+    /// When a line that has not ended is to be shown.
+    pub fn next_moment(&self) -> Option<Instant> {
+        self.streams.iter().filter_map(|stream| stream.prompt).min()
+    }
+
+    /// Shows the line that a rank has not ended.
+    fn show_prompt(&self, stream: &mut Stream) {
+        stream.prompt = None;
+        let Some(sink) = self.sinks.of(stream.is_error) else { return };
+        let before = self.time() + &self.prefix(stream);
+        let owner = (stream.rank, stream.is_error);
+        let text = stream.lines.show();
+        match sink.is_open(owner) {
+            true => sink.push_on(text.to_vec()),
+            false => sink.open(owner, [before.as_bytes(), text].concat()),
+        }
+    }
+
+    /// The time as it stands before each line, or nothing.
+    fn time(&self) -> String {
+        if self.route.timestamps { utc(SystemTime::now()) + " " } else { String::new() }
+    }
+
+    /// Passes on the rest, until every pipe has ended or that moment has come. All ranks have
+    /// ended, so the rest is at most the content of the pipes.
     pub fn drain(&mut self, until: Instant) {
         let a_while = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.streams.is_empty() && Instant::now() < until {
-            let mut entries: Vec<PollFd<'_>> = self.entries().collect();
+            let mut entries: Vec<_> =
+                self.streams.iter().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN)).collect();
             let _ = poll(&mut entries, Some(&a_while));
             let ready: Vec<bool> = entries.iter().map(|entry| !entry.revents().is_empty()).collect();
-            self.pass_on(&ready);
+            let mut ready = ready.into_iter();
+            let mut streams = std::mem::take(&mut self.streams);
+            streams.retain_mut(|stream| ready.next() != Some(true) || self.read(stream));
+            self.streams = streams;
+            self.notice_failures();
         }
         for mut stream in std::mem::take(&mut self.streams) {
             self.finish(&mut stream);
         }
     }
 
+    /// Whether some of the output is not written yet. Then there is a bell, which rings when that
+    /// may have changed.
+    pub fn is_busy(&mut self) -> bool {
+        self.notice_failures();
+        self.sinks.is_busy()
+    }
+
+    /// How many bytes of the ranks are not written yet.
+    pub fn unwritten(&self) -> usize {
+        self.sinks.unwritten()
+    }
+
+    /// Waits until the tool's own messages are written, or that moment has come.
+    pub fn wait_for_messages(&self, until: Instant) {
+        self.sinks.wait_for_messages(until);
+    }
+
     /// The last lines of a rank's standard error, or of its file. Empty where they did not pass
     /// through the tool. The rank has ended.
-    pub fn last_words(&mut self, rank: u32) -> String {
-        if self.route.only_logs() {
-            let read = || -> io::Result<Vec<u8>> {
-                let mut file = File::open(self.route.log(rank).unwrap_or_default())?;
-                let length = file.metadata()?.len();
-                file.seek(SeekFrom::Start(length.saturating_sub(TAIL as u64)))?;
-                let mut text = Vec::new();
-                file.take(TAIL as u64).read_to_end(&mut text)?;
-                Ok(text)
-            };
-            return last_lines(&read().unwrap_or_default());
+    pub fn last_words(&mut self, rank: u32) -> LastWords {
+        if self.route.writes_logs_directly() {
+            return last_words_of(&self.log(rank).unwrap_or_default());
         }
         // Because the rank has ended, everything that it wrote is in its pipe.
         let mut streams = std::mem::take(&mut self.streams);
@@ -205,103 +277,106 @@ impl Output {
             }
         }
         self.streams = streams;
-        self.tails.iter().find(|(known, _)| *known == rank).map_or(String::new(), |(_, tail)| last_lines(tail))
+        self.tails.last_words(rank)
+    }
+
+    /// Whether what this rank writes has to wait until more of the output is written.
+    fn must_wait(&self, stream: &Stream) -> bool {
+        self.sinks.of(stream.is_error).is_some_and(Sink::is_full)
+    }
+
+    /// Acts on the failures of the sinks. Where the reader of the tool's output has gone, the pipes
+    /// from the ranks are closed, so that a rank that goes on writing ends as it would without the
+    /// tool (SIGPIPE).
+    fn notice_failures(&mut self) {
+        for is_error in [false, true] {
+            let Some(error) = self.sinks.of(is_error).and_then(Sink::failure) else { continue };
+            if error.kind() != ErrorKind::BrokenPipe {
+                let message = if is_error { cannot_say(&error) } else { cannot_print(&error) };
+                self.loss.get_or_insert(message);
+                continue;
+            }
+            let is_both = same_file(io::stdout(), io::stderr());
+            self.streams.retain(|stream| stream.is_error != is_error && !is_both);
+        }
     }
 
     /// Reads once from a pipe and passes it on. Returns false when the pipe has ended.
     fn read(&mut self, stream: &mut Stream) -> bool {
-        let mut buffer = [0; 16 << 10];
-        match stream.pipe.read(&mut buffer) {
-            Ok(0) => {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(READ, 0);
+        let read = stream.pipe.read(&mut buffer);
+        let goes_on = match read {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => true,
+            Ok(0) | Err(_) => {
                 self.finish(stream);
                 false
             }
             Ok(count) => {
-                self.take(stream, &buffer[..count]);
+                if stream.is_error {
+                    self.tails.keep(stream.rank, &buffer[..count]);
+                }
+                // A progress bar without a prefix is shown each time that the rank writes over it.
+                if let Some(block) = stream.lines.take(&buffer[..count], !self.route.decorates()) {
+                    self.write(stream, block);
+                }
+                let may_be_prompt = self.route.reader == Some(stream.rank) && stream.lines.has_news();
+                stream.prompt = may_be_prompt.then(|| stream.prompt.unwrap_or_else(|| Instant::now() + PROMPT));
                 true
             }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => true,
-            Err(_) => {
-                self.finish(stream);
-                false
-            }
-        }
-    }
-
-    /// Passes on what a rank has written.
-    fn take(&mut self, stream: &mut Stream, bytes: &[u8]) {
-        if let Some(log) = &mut stream.log {
-            let written = log.write_all(bytes);
-            let path = self.route.log(stream.rank).unwrap_or_default();
-            self.note(written, |error| format!("cannot write {}: {error}", path.display()));
-        }
-        if stream.is_error {
-            self.keep(stream.rank, bytes);
-        }
-        if !self.route.prefix {
-            return self.write(stream.is_error, bytes);
-        }
-        stream.line.extend_from_slice(bytes);
-        let lines = stream.line.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
-        if let Some(end) = lines.or((stream.line.len() > MAX_LINE).then_some(stream.line.len())) {
-            let rest = stream.line.split_off(end);
-            let lines = std::mem::replace(&mut stream.line, rest);
-            self.write_with_prefix(stream, &lines);
-        }
-    }
-
-    /// Keeps the last bytes of a rank's standard error.
-    fn keep(&mut self, rank: u32, bytes: &[u8]) {
-        let index = self.tails.iter().position(|(known, _)| *known == rank).unwrap_or_else(|| {
-            self.tails.push((rank, Vec::new()));
-            self.tails.len() - 1
-        });
-        let tail = &mut self.tails[index].1;
-        tail.extend_from_slice(bytes);
-        let too_long = tail.len().saturating_sub(TAIL);
-        tail.drain(..too_long);
+        };
+        self.buffer = buffer;
+        goes_on
     }
 
     /// Passes on the last line of a pipe that has ended.
     fn finish(&mut self, stream: &mut Stream) {
-        let rest = std::mem::take(&mut stream.line);
-        if !rest.is_empty() {
-            self.write_with_prefix(stream, &rest);
+        if let Some(block) = stream.lines.finish() {
+            self.write(stream, block);
         }
     }
 
-    fn write_with_prefix(&mut self, stream: &Stream, lines: &[u8]) {
-        let style = if stream.is_error { self.err } else { self.out };
-        let prefix = style.numbered(stream.rank, &format!("[rank {}]", stream.rank));
-        let mut text = Vec::with_capacity(lines.len() + 16);
-        for line in lines.split_inclusive(|byte| *byte == b'\n') {
-            text.extend_from_slice(prefix.as_bytes());
-            text.push(b' ');
-            text.extend_from_slice(line);
-        }
-        if text.last() != Some(&b'\n') {
-            text.push(b'\n');
-        }
-        self.write(stream.is_error, &text);
-    }
-
-    /// Writes to the tool's standard output or standard error.
-    fn write(&mut self, is_error: bool, bytes: &[u8]) {
-        match is_error {
-            true => {
-                self.note(write_all(io::stderr(), bytes), |error| format!("cannot write to standard error: {error}"))
+    /// Passes on lines to the log and to the tool's own output.
+    fn write(&mut self, stream: &mut Stream, mut block: Block) {
+        let time = self.time();
+        if let Some(log) = &mut stream.log {
+            let written = if time.is_empty() { log.write(&block.bytes) } else { log.write(&block.decorated(&time)) };
+            if let Err(message) = written {
+                stream.log = None;
+                self.loss.get_or_insert(message);
             }
-            false => self.note(write_all(io::stdout(), bytes), cannot_print),
+        }
+        let Some(sink) = self.sinks.of(stream.is_error) else { return };
+        let before = time + &self.prefix(stream);
+        let was_shown = block.without_shown();
+        let is_open = sink.is_open((stream.rank, stream.is_error));
+        // The line was shown, and another output has ended it.
+        if was_shown && !is_open && matches!(&block.bytes[..], b"" | b"\n") {
+            return;
+        }
+        let block_is_empty = block.bytes.is_empty();
+        let text = if self.route.decorates() { block.decorated(&before) } else { block.bytes };
+        match is_open {
+            true if block_is_empty => sink.close(b"\n".to_vec()),
+            // The prefix stands before the line already.
+            true => sink.close(text[before.len().min(text.len())..].to_vec()),
+            false => sink.push(text),
         }
     }
 
-    /// Remembers that output is lost. The ranks run on, because their work is worth more than their
-    /// output.
-    fn note(&mut self, written: io::Result<()>, message: impl FnOnce(&io::Error) -> String) {
-        if let (None, Err(error)) = (&self.loss, ignore_gone_reader(written)) {
-            self.loss = Some(message(&error));
+    /// The prefix with the rank for each line, or nothing.
+    fn prefix(&self, stream: &Stream) -> String {
+        if !self.route.prefix {
+            return String::new();
         }
+        let host = self.host.as_ref().map_or(String::new(), |host| format!(" on {host}"));
+        let style = if stream.is_error { self.styles.1 } else { self.styles.0 };
+        style.numbered(stream.rank, &format!("[rank {}{host}]", stream.rank)) + " "
     }
+}
+
+fn cannot_say(error: &io::Error) -> String {
+    format!("cannot write to standard error: {error}")
 }
 
 fn is_readable(pipe: impl AsFd) -> bool {

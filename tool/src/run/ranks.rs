@@ -3,18 +3,23 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, getppid, kill_process,
-    kill_process_group, set_child_subreaper, set_parent_process_death_signal, setrlimit, wait, waitid, waitpid,
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, getppid, kill_process_group,
+    set_parent_process_death_signal, setrlimit, waitid, waitpid,
 };
 
 use super::assignment::Assignment;
+use super::binding::Binding;
 use super::cause::{Ended, How};
+use super::environment::variables;
+use super::identity::shell_word;
+use super::orphans;
 use super::output::Output;
+use super::program;
 use crate::failure::Failure;
 
 /// How long it may take to end the processes that the ranks have left behind.
@@ -39,15 +44,16 @@ impl Ranks {
     pub fn start(
         assignment: &Assignment,
         command: &[OsString],
+        binding: &Binding,
         open_files: Rlimit,
         output: &mut Output,
     ) -> Result<Ranks, Failure> {
         // Grandchildren whose parents have ended become children of this process, so that it can
         // end and reap them.
-        let _ = set_child_subreaper(Some(getpid()));
+        orphans::adopt();
         let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
-            match start_rank(local_rank, assignment, command, open_files, output) {
+            match start_rank(local_rank, assignment, command, binding, open_files, output) {
                 Ok(pid) => ranks.pids.push(Some(pid)),
                 Err(error) => {
                     ranks.undo();
@@ -72,6 +78,12 @@ impl Ranks {
     /// The number of ranks that have not ended.
     pub fn running(&self) -> usize {
         self.pids.iter().flatten().count()
+    }
+
+    /// The ranks that have not ended.
+    pub fn still_running(&self) -> Vec<u32> {
+        let ranks = (self.first_rank..).zip(&self.pids);
+        ranks.filter_map(|(rank, pid)| pid.map(|_| rank)).collect()
     }
 
     /// Sends a signal to every rank that has not ended, and to the processes in its group.
@@ -108,21 +120,7 @@ impl Ranks {
     /// process, also those in a group or a session of their own, and the processes that these have
     /// started, which become children of this process in turn.
     pub fn end_orphans(&self) {
-        let until = Instant::now() + ORPHANS_END;
-        loop {
-            for pid in children() {
-                // Nobody has reaped this child, so its number is still its own. One that may not be
-                // signalled (set-user-ID) is left alone.
-                let _ = kill_process(pid, Signal::KILL);
-            }
-            loop {
-                match wait(WaitOptions::NOHANG) {
-                    Ok(Some(_)) => {}
-                    Ok(None) if Instant::now() < until => break std::thread::sleep(Duration::from_millis(2)),
-                    _ => return,
-                }
-            }
-        }
+        orphans::end_all(Instant::now() + ORPHANS_END);
     }
 
     /// The ranks that failed, without the rank `first`, in the order in which they ended.
@@ -140,7 +138,9 @@ fn cannot_start(program: &OsString, rank: u32, error: &io::Error) -> Failure {
         }
         _ => "",
     };
-    Failure::new(code, format!("cannot start {} as rank {rank}: {error}{advice}", program.to_string_lossy()))
+    let missing = program::why(program, error).unwrap_or_else(|| error.to_string());
+    let program = shell_word(&program.to_string_lossy());
+    Failure::new(code, format!("cannot start {program} as rank {rank}: {missing}{advice}"))
 }
 
 /// Starts one rank in torchrun's environment.
@@ -148,21 +148,21 @@ fn start_rank(
     local_rank: u32,
     assignment: &Assignment,
     command: &[OsString],
+    binding: &Binding,
     open_files: Rlimit,
     output: &mut Output,
 ) -> io::Result<Pid> {
     let rank = assignment.first_rank + local_rank;
-    let mut child = Command::new(&command[0]);
-    child.args(&command[1..]).stdin(Stdio::null()).process_group(0);
-    child.envs(environment(local_rank, assignment));
-    if assignment.ranks > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
-        child.env("OMP_NUM_THREADS", "1");
-    }
-    let log = output.prepare(rank, &mut child)?;
+    let mut child = Command::new(program::resolve(&command[0]));
+    child.args(&command[1..]).process_group(0);
+    child.envs(variables(local_rank, assignment, binding.own_cores(local_rank)));
+    let logs = output.prepare(rank, &mut child)?;
     before_exec(&mut child, open_files);
+    let bound = binding.enter(local_rank)?;
     let mut child = child.spawn()?;
+    drop(bound);
     let pid = Pid::from_child(&child);
-    output.add(rank, child.stdout.take(), child.stderr.take(), log)?;
+    output.add(rank, &mut child, logs)?;
     Ok(pid)
 }
 
@@ -182,41 +182,6 @@ fn before_exec(child: &mut Command, open_files: Rlimit) {
     // SAFETY: between fork and exec the closure only makes three system calls, without an
     // allocation or a lock.
     unsafe { child.pre_exec(prepare) };
-}
-
-fn environment(local_rank: u32, assignment: &Assignment) -> [(&'static str, String); 15] {
-    let rank = assignment.first_rank + local_rank;
-    [
-        ("RANK", rank.to_string()),
-        ("LOCAL_RANK", local_rank.to_string()),
-        ("ROLE_RANK", rank.to_string()),
-        ("WORLD_SIZE", assignment.world_size.to_string()),
-        ("LOCAL_WORLD_SIZE", assignment.ranks.to_string()),
-        ("ROLE_WORLD_SIZE", assignment.world_size.to_string()),
-        ("GROUP_RANK", assignment.node.to_string()),
-        ("GROUP_WORLD_SIZE", assignment.nodes.to_string()),
-        ("ROLE_NAME", "default".to_owned()),
-        ("MASTER_ADDR", assignment.host.clone()),
-        ("MASTER_PORT", assignment.port.to_string()),
-        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
-        ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
-        ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-    ]
-}
-
-/// The children of this process, from `/proc`.
-fn children() -> Vec<Pid> {
-    let me = std::process::id();
-    let is_mine = |pid: &i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The state and the parent follow the program's name, which may contain anything.
-        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
-        parent == Some(me)
-    };
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(is_mine).filter_map(Pid::from_raw).collect()
 }
 
 /// How a child ended, or `None` while it runs. Does not reap it.

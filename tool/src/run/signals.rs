@@ -2,14 +2,20 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use rustix::process::Signal;
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::failure::Failure;
 
-const CAUGHT: [i32; 7] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+const CAUGHT: [i32; 9] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
+
+/// Signals that come within this time of the first one are the same wish: timeout(1) signals the
+/// tool and its process group, and Slurm signals a step and the processes in it.
+const ONE_WISH: Duration = Duration::from_millis(500);
 
 /// The signals that have come and are not handled yet.
 pub struct Signals {
@@ -21,7 +27,7 @@ impl Signals {
     /// with SIGHUP, stays ignored in the tool and in the ranks.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
-        let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || ignored & (1 << (**signal - 1)) == 0);
+        let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal));
         let delivery =
             UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {
@@ -41,6 +47,21 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.delivery.get_read().as_fd()
     }
+}
+
+/// Whether a signal is a second wish to end, where the first one came at that moment.
+pub fn is_impatient(first: Instant, signal: Signal) -> bool {
+    // A terminal that closes sends SIGHUP, and that is no sign of impatience.
+    Instant::now() >= first + ONE_WISH && signal != Signal::HUP
+}
+
+/// Whether this process ignores a signal.
+pub fn is_ignored(signal: i32) -> bool {
+    is_in(ignored(), signal)
+}
+
+fn is_in(mask: u64, signal: i32) -> bool {
+    mask & (1 << (signal - 1)) != 0
 }
 
 /// The signals that this process ignores, signal n at bit n - 1, from `/proc`. None where that

@@ -1,11 +1,13 @@
 //! The grid of ranks for a terminal. The last two dimensions are rows and columns. The others are
 //! blocks of such grids, which stand beside each other.
 
-use super::view::{Axis, Ranks, View, count};
-use super::words::{WIDTH, short};
+use super::view::{Axis, Ranks, View};
+use super::words::short;
 use crate::style::Style;
+use crate::words::count;
 
-/// The most ranks in a line. A longer row continues in the next line.
+/// The largest number of ranks in a line. A narrow terminal has fewer. A longer row continues in
+/// the next line.
 const COLUMNS: usize = 16;
 /// The most characters of a dimension's name.
 const NAME: usize = 12;
@@ -33,15 +35,17 @@ struct Layout<'a> {
     digits: usize,
     /// The characters of the labels to the left of the ranks.
     head: usize,
+    /// The most ranks in a line.
+    in_line: usize,
 }
 
-/// All blocks. The ranks are coloured by their groups along `axis`.
-pub fn blocks(view: &View, axis: Option<&Axis>, style: Style) -> String {
-    let layout = Layout::new(view, axis, style);
+/// All blocks, in lines of that width. The ranks are coloured by their groups along `axis`.
+pub fn blocks(view: &View, axis: Option<&Axis>, style: Style, width: usize) -> String {
+    let layout = Layout::new(view, axis, style, width);
     let size = layout.rows * layout.columns;
     let blocks: Vec<Vec<Line>> = (0..view.grid.ranks.len()).step_by(size).map(|first| layout.block(first)).collect();
     let wide = blocks.iter().flatten().map(|line| line.0).max().unwrap_or(0);
-    let beside = ((WIDTH + BETWEEN) / (wide + BETWEEN)).max(1);
+    let beside = ((width + BETWEEN) / (wide + BETWEEN)).max(1);
     let mut out = String::new();
     for blocks in blocks.chunks(beside) {
         out.push('\n');
@@ -64,7 +68,7 @@ pub fn blocks(view: &View, axis: Option<&Axis>, style: Style) -> String {
 }
 
 impl<'a> Layout<'a> {
-    fn new(view: &'a View, axis: Option<&'a Axis>, style: Style) -> Layout<'a> {
+    fn new(view: &'a View, axis: Option<&'a Axis>, style: Style, width: usize) -> Layout<'a> {
         let Ranks { names, sizes, ranks } = &view.grid;
         let from_end = |index: usize| sizes.len().checked_sub(index).map(|dim| (short(&names[dim], NAME), sizes[dim]));
         let (column_name, columns) = from_end(1).unwrap_or((String::new(), 1));
@@ -72,6 +76,7 @@ impl<'a> Layout<'a> {
         let length = |text: &str| text.chars().count();
         let digits = ranks.iter().map(|rank| length(&rank.to_string())).max().unwrap_or(1);
         let labels = if sizes.len() > 1 { length(&format!("{row_name} {}", rows - 1)) } else { 0 };
+        let head = labels.max(length(&column_name));
         Layout {
             view,
             axis,
@@ -79,7 +84,8 @@ impl<'a> Layout<'a> {
             rows,
             columns,
             outer: sizes.len().saturating_sub(2),
-            head: labels.max(length(&column_name)),
+            head,
+            in_line: (width.saturating_sub(head + 1) / (digits + 2)).clamp(1, COLUMNS),
             row_name,
             column_name,
             digits,
@@ -97,19 +103,19 @@ impl<'a> Layout<'a> {
             let title = parts.join(", ");
             lines.push((title.chars().count(), self.style.bold(&title)));
         }
-        if self.columns <= COLUMNS && !self.view.grid.sizes.is_empty() {
+        if self.columns <= self.in_line && !self.view.grid.sizes.is_empty() {
             let digits = self.digits;
             let numbers: String = (0..self.columns).map(|column| format!(" {column:>digits$} ")).collect();
             let text = format!("{} {}", self.label(&self.column_name), numbers.trim_end());
             lines.push((text.chars().count(), self.style.dim(&text)));
         }
         for row in 0..self.rows {
-            for start in (0..self.columns).step_by(COLUMNS) {
+            for start in (0..self.columns).step_by(self.in_line) {
                 let label = match start == 0 && self.view.grid.sizes.len() > 1 {
                     true => format!("{} {row}", self.row_name),
                     false => String::new(),
                 };
-                let end = self.columns.min(start + COLUMNS);
+                let end = self.columns.min(start + self.in_line);
                 let mut text = self.style.dim(&self.label(&label)) + " ";
                 text.extend((start..end).map(|column| self.cell(first + row * self.columns + column)));
                 lines.push((self.head + 1 + (end - start) * (self.digits + 2), text));

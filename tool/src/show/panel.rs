@@ -4,8 +4,9 @@
 use super::canvas::{Canvas, escape, shorten, text_width};
 use super::grid::{CELL, Grid, place};
 use super::outline::outlines;
-use super::view::{Axis, MAX_DRAWN, Ranks, View, count};
+use super::view::{Axis, MAX_DRAWN, Ranks, View};
 use super::words::group_text;
+use crate::words::count;
 
 /// The least width of a panel.
 const NARROWEST: i32 = 170;

@@ -7,12 +7,11 @@ use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::topology::{Plan, plan};
 
 use super::arguments::{HostSizes, Operation};
+use super::hosts::{Hosts, MAX_RANKS};
 use super::options::Options;
 use crate::failure::Failure;
+use crate::words::count;
 
-/// The most ranks of a mesh. Larger meshes are refused, because the list of their ranks takes much
-/// memory.
-pub const MAX_RANKS: usize = 1 << 24;
 /// The most ranks that are listed and drawn. A larger view has a summary.
 pub const MAX_DRAWN: usize = 256;
 
@@ -36,13 +35,6 @@ pub struct Axis {
     walk: Dim,
     /// The way from group to group, over the row-major indices of the view.
     rest: Dim,
-}
-
-/// The hosts on which the ranks run.
-pub struct Hosts {
-    pub sizes: HostSizes,
-    /// Whether the ranks are dealt out to the hosts in turn.
-    pub cyclic: bool,
 }
 
 /// A view of a mesh, as it is shown.
@@ -196,9 +188,11 @@ impl View {
             ranks = format!("{} of {}", self.grid.ranks.len(), count(root.ranks.len(), "rank"));
         }
         if let Some(hosts) = &self.hosts {
-            let HostSizes { hosts: n, each } = hosts.sizes;
+            let HostSizes { hosts: all, each } = hosts.sizes;
+            let used = hosts.used_by(&self.grid.ranks);
             let dealt = if hosts.cyclic { ", dealt out in turn" } else { "" };
-            ranks += &format!(" on {} of {each}{dealt}", count(n, "host"));
+            let some = if used < all { format!("{used} of ") } else { String::new() };
+            ranks += &format!(" on {some}{} of {each}{dealt}", count(all, "host"));
         }
         let mut parts = vec![ranks];
         if self.parallel > 1 {
@@ -274,31 +268,6 @@ impl Axis {
             [] => "-".to_owned(),
             [(_, stride)] => stride.to_string(),
             pairs => format!("({})", pairs.iter().map(|(_, stride)| stride.to_string()).collect::<Vec<_>>().join(", ")),
-        }
-    }
-}
-
-impl Hosts {
-    /// The host of a rank.
-    pub fn of(&self, rank: i32) -> usize {
-        match self.cyclic {
-            true => rank as usize % self.sizes.hosts,
-            false => rank as usize / self.sizes.each,
-        }
-    }
-
-    /// The number of ranks on all hosts. Fails where a mesh of that size has more.
-    fn room_for(&self, size: usize) -> Result<usize, Failure> {
-        let HostSizes { hosts, each } = self.sizes;
-        match hosts * each {
-            room if room > MAX_RANKS => {
-                Err(wrong(format!("--hosts {hosts}x{each} has {room} ranks; show goes up to {MAX_RANKS}")))
-            }
-            room if room < size => Err(wrong(format!(
-                "the mesh has {size} ranks, --hosts {hosts}x{each} has {room}: give --hosts {}x{each}",
-                size.div_ceil(each)
-            ))),
-            room => Ok(room),
         }
     }
 }
@@ -382,11 +351,6 @@ fn parts(name: &str, names: &[&str], flattened: &[Flattened]) -> Option<Vec<usiz
     let flat = flattened.iter().find(|flat| flat.name == name && !flat.dims.contains(&flat.name))?;
     let dims: Vec<Vec<usize>> = flat.dims.iter().map(|dim| parts(dim, names, flattened)).collect::<Option<_>>()?;
     Some(dims.concat())
-}
-
-/// A number with its noun: "1 rank", "2 ranks".
-pub fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 /// All values where there are at most `most`, else the first ones and the last.

@@ -2,7 +2,8 @@
 
 use super::view::{Axis, View, list};
 
-/// The most characters of a line, unless one part of it is longer.
+/// The largest width of a line in characters, unless one part of the line is longer. On a narrower
+/// terminal the limit is the terminal's width.
 pub const WIDTH: usize = 100;
 /// The most ranks of a group that are listed.
 const MEMBERS: usize = 8;

@@ -1,7 +1,7 @@
 //! The entry in which each node tells the others about itself, and the number that the node gets.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Store, TcpStore};
@@ -10,21 +10,26 @@ use serde::{Deserialize, Serialize};
 
 use super::keys;
 use super::peer::from_a_peer;
+use crate::run::assignment::run_name;
 use crate::run::cause::Cause;
+use crate::run::identity::Identity;
 use crate::run::rendezvous::Rendezvous;
+use crate::words::listed;
 
 /// How many nodes a message lists.
 const LISTED: usize = 8;
 
-/// A node as it describes itself. All of this except `host`, `pid`, `node` and `ranks` must be the
-/// same on all nodes.
+/// A node as it describes itself.
 #[derive(Serialize, Deserialize)]
 pub struct Entry {
     /// The name of its host.
     pub host: String,
     /// The process id of its tool.
     pub pid: u32,
-    /// Its `--nnodes`.
+    /// The name that it gives to this run ([`run_name`]). The name that the first node gives
+    /// counts.
+    pub run: String,
+    /// Its `--nnodes`, the same on all nodes.
     pub nodes: u32,
     /// Its `--node-rank`, where it has one.
     pub node: Option<u32>,
@@ -32,8 +37,11 @@ pub struct Entry {
     pub ranks: u32,
     /// Its `--rdzv-id`, where it has one.
     pub id: Option<String>,
-    /// The version of its tool.
+    /// The version of its tool, the same on all nodes.
     pub version: String,
+    /// The job that it belongs to. Tools before 0.3 do not say it.
+    #[serde(default)]
+    pub identity: Identity,
 }
 
 impl fmt::Display for Entry {
@@ -48,11 +56,13 @@ impl Entry {
         Entry {
             host: host_name(),
             pid: std::process::id(),
+            run: run_name(SystemTime::now(), std::process::id()),
             nodes: rendezvous.nodes,
             node: rendezvous.node,
             ranks: rendezvous.ranks,
             id: rendezvous.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            identity: rendezvous.identity.clone(),
         }
     }
 
@@ -64,20 +74,36 @@ impl Entry {
         })
     }
 
-    /// Why this node and another one are not nodes of one job, if they are not.
-    pub fn disagreement(&self, other: &Entry) -> Option<String> {
+    /// Returns why this node and the node that serves the store belong to two jobs, or `None` if
+    /// they belong to one.
+    pub fn strangeness(&self, first: &Entry, store: &str) -> Option<String> {
         let id = |entry: &Entry| entry.id.as_ref().map_or("none".to_owned(), |id| format!("{id:?}"));
+        let same_id = self.id.is_some() && self.id == first.id;
+        let (why, advice) = if self.id != first.id {
+            (format!("their --rdzv-id are {} and {}", id(first), id(self)), "")
+        } else {
+            let advice = if same_id { "" } else { "; if they are one job, give both the same --rdzv-id" };
+            (self.identity.difference(&first.identity, same_id)?.to_owned(), advice)
+        };
+        Some(format!(
+            "{store} serves {}, while this is {} on {self}: {why}. Two jobs need two ports in --rdzv-endpoint{advice}",
+            first.job(),
+            self.identity.describe(self.nodes)
+        ))
+    }
+
+    /// The job of this node for messages, with its age and its host.
+    pub fn job(&self) -> String {
+        format!("{}, started {} ago on {self}", self.identity.describe(self.nodes), self.identity.age())
+    }
+
+    /// Returns why this node and another one of the same job do not fit together, or `None` if
+    /// they fit.
+    pub fn disagreement(&self, other: &Entry) -> Option<String> {
         if self.version != other.version {
             return Some(format!(
                 "{self} has devicemesh {}, {other} has {}: install the same on all nodes",
                 self.version, other.version
-            ));
-        }
-        if self.id != other.id {
-            return Some(format!(
-                "{self} has --rdzv-id {}, {other} has {}: two jobs need two ports in --rdzv-endpoint",
-                id(self),
-                id(other)
             ));
         }
         if self.nodes != other.nodes {
@@ -87,7 +113,7 @@ impl Entry {
             ));
         }
         match (self.node, other.node) {
-            (Some(mine), Some(theirs)) if mine == theirs => Some(format!(
+            (Some(mine), Some(theirs)) if mine == theirs && self.nodes > 1 => Some(format!(
                 "{self} and {other} both have --node-rank {mine}: number the nodes 0 to {}, or leave --node-rank out",
                 self.nodes - 1
             )),
@@ -110,15 +136,12 @@ pub fn list(entries: &[Entry]) -> String {
         Some(node) => format!("node {node} on {entry}"),
         None => format!("one on {entry}"),
     };
-    let mut names: Vec<String> = entries.iter().take(LISTED).map(text).collect();
-    if entries.len() > LISTED {
-        names.push(format!("{} more", entries.len() - LISTED));
-    }
-    names.join(", ")
+    listed(entries.iter().map(text), LISTED)
 }
 
-/// The n-th node to arrive, as "node 1 (beta)". Asks the store, for that time at most each time.
-pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> String {
+/// The n-th node to arrive, as "node 1 (beta)", and its number where that is known. Asks the store,
+/// for that time at most each time.
+pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> (String, Option<u32>) {
     let read = |arrival: u32| {
         let text = store.try_get(&keys::node(arrival), &Wait::after(timeout)).ok().flatten()?;
         Entry::read(&text).ok()
@@ -127,8 +150,9 @@ pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> St
     match entries {
         Some(entries) => {
             let index = arrival as usize - 1;
-            format!("node {} ({})", numbers(&entries)[index], entries[index].host)
+            let number = numbers(&entries)[index];
+            (format!("node {number} ({})", entries[index].host), Some(number))
         }
-        None => format!("node number {arrival} to come"),
+        None => (format!("node number {arrival} to come"), None),
     }
 }

@@ -4,9 +4,11 @@
 use std::fmt::Display;
 
 pub const OVER: &str = "devicemesh/run/over";
+pub const AT_ONCE: &str = "devicemesh/run/at_once";
 pub const NODES: &str = "devicemesh/run/nodes";
 pub const SERVED: &str = "devicemesh/run/served";
 pub const GONE: &str = "devicemesh/run/gone";
+pub const STRANGERS: &str = "devicemesh/run/strangers";
 
 pub fn node(arrival: impl Display) -> String {
     format!("devicemesh/run/node/{arrival}")
@@ -18,4 +20,8 @@ pub fn finished(arrival: u32) -> String {
 
 pub fn gone(count: usize) -> String {
     format!("{GONE}/{count}")
+}
+
+pub fn stranger(count: impl Display) -> String {
+    format!("devicemesh/run/stranger/{count}")
 }

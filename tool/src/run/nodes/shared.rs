@@ -12,7 +12,7 @@ use devicemesh::wait::{Cancel, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::keys::{self, OVER};
+use super::keys::{self, AT_ONCE, OVER};
 use super::peer::read_cause;
 use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
@@ -22,10 +22,14 @@ pub const TELL: Duration = Duration::from_secs(3);
 
 /// News that the waiting thread finds out while the main thread watches the ranks.
 pub enum News {
+    /// A line for the user.
+    Note(String),
     /// All nodes have arrived.
     Joined(Assignment),
     /// The job is over on every node for this cause.
     Over(Cause),
+    /// A node wants all ranks to be killed.
+    AtOnce,
     /// This node serves the store, and no other node needs it any more.
     StoreUnused,
 }
@@ -44,8 +48,8 @@ pub struct Shared {
     pub reached: OnceLock<Reached>,
     /// This node's arrival number: 1 for the node that came first.
     pub arrival: OnceLock<u32>,
-    /// The name of the node that serves the store, once that is known.
-    pub serving: OnceLock<String>,
+    /// The name and the number of the node that serves the store, once they are known.
+    pub serving: OnceLock<(String, u32)>,
 }
 
 /// The job's store.
@@ -105,6 +109,13 @@ impl Shared {
         reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
     }
 
+    /// Tells the other nodes to kill their ranks.
+    pub fn end_at_once(&self) {
+        let Some(reached) = self.reached.get() else { return };
+        // If this write fails, the other nodes end their ranks at the end of their grace periods.
+        let _ = reached.store.set(AT_ONCE, b"1", &Wait::after(TELL));
+    }
+
     /// Notes that the ranks of this node have ended well.
     pub fn finished(&self) {
         let (Some(reached), Some(arrival)) = (self.reached.get(), self.arrival.get()) else { return };
@@ -125,14 +136,16 @@ impl Shared {
         }
     }
 
-    /// The message for a store that does not answer any more.
-    pub fn store_lost(&self, error: &Error) -> String {
-        let who = self.serving.get().map_or("the node that serves the store", String::as_str);
+    /// The cause for a store that does not answer any more.
+    pub fn store_lost(&self, error: &Error) -> Cause {
+        let serving = self.serving.get();
+        let who = serving.map_or("the node that serves the store", |(name, _)| name.as_str());
         let name = self.reached.get().map_or("", |reached| reached.store.name());
         let timed_out = error.status() == Status::Timeout || error.os_error() == Errno::TIMEDOUT.raw_os_error();
         let what = if timed_out { "is out of reach" } else { "has gone" };
-        format!(
+        let message = format!(
             "{who} {what}, and with it the store at {name}: its devicemesh run was killed, or its host or the network is down"
-        )
+        );
+        Cause::Lost { message, number: serving.map(|(_, number)| *number) }
     }
 }

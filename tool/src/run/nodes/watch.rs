@@ -1,5 +1,5 @@
-//! Waits in the store for the end of the job, and where this node serves the store, for the other
-//! nodes to leave.
+//! Waits in the store for the end of the job, then for a node that ends it at once, and where this
+//! node serves the store, for the other nodes to leave.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
 use super::entry::name;
-use super::keys::{self, NODES, OVER};
+use super::keys::{self, AT_ONCE, NODES, OVER};
 use super::peer::read_cause;
 use super::shared::{News, Reached, Shared, TELL};
 use crate::run::cause::Cause;
@@ -21,20 +21,26 @@ pub fn watch(shared: &Shared, mut over: bool) {
     let Some(Reached { store, server }) = shared.reached.get() else { return };
     // How many tools have gone, this one aside.
     let mut gone = 0;
+    // Whether the job ends at once.
+    let mut at_once = false;
     let wait = shared.wait(FOREVER);
     loop {
-        if over && server.is_none() {
+        if at_once && server.is_none() {
             return;
         }
-        if over && gone + 1 >= arrived(store) {
+        if over && server.is_some() && gone + 1 >= arrived(store) {
             return shared.tell(News::StoreUnused);
         }
         let next = keys::gone(gone + 1);
-        let wanted = [OVER, &next];
-        match store.get_any(if over { &wanted[1..] } else { &wanted }, &wait) {
+        let wanted = [if over { AT_ONCE } else { OVER }, &next];
+        match store.get_any(&wanted[usize::from(at_once)..], &wait) {
             Ok((0, text)) if !over => {
                 over = true;
                 shared.tell(News::Over(read_cause(&text)));
+            }
+            Ok((0, _)) if !at_once => {
+                at_once = true;
+                shared.tell(News::AtOnce);
             }
             Ok((_, arrival)) => {
                 gone += 1;
@@ -44,8 +50,8 @@ pub fn watch(shared: &Shared, mut over: bool) {
             }
             Err(_) if over || shared.is_cancelled() => return,
             Err(error) => {
-                let message = shared.store_lost(&error);
-                return shared.tell(News::Over(Cause::Lost { message }));
+                let cause = shared.store_lost(&error);
+                return shared.tell(News::Over(cause));
             }
         }
     }
@@ -60,7 +66,10 @@ fn tool_has_gone(shared: &Shared, store: &TcpStore, arrival: &[u8]) {
     }
     match store.try_get(&keys::finished(arrival), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
-        Ok(None) => drop(shared.end(Cause::Gone { node: name(store, shared.nodes, arrival, TELL) })),
+        Ok(None) => {
+            let (node, number) = name(store, shared.nodes, arrival, TELL);
+            shared.end(Cause::Gone { node, number });
+        }
         // The store has gone too. The next wait finds that.
         Err(_) => {}
     }

@@ -1,0 +1,24 @@
+//! Sizes on the command line.
+
+/// Reads a size of 1 byte to 64 GiB. 64MiB, 64M and 67108864 are equal, as with nccl-tests.
+pub fn byte_size(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => {
+            return Err(format!(
+                "{text:?} has the unit {unit:?}; there are B, K or KiB, M or MiB, and G or GiB (powers of 1024)"
+            ));
+        }
+    };
+    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
+    match size {
+        Some(size) if (1..=64 << 30).contains(&size) => Ok(size),
+        _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write it like 64MiB")),
+    }
+}

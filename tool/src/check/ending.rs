@@ -1,0 +1,95 @@
+//! Ends a check that has no report, because there was an error or the time has passed.
+
+use std::io;
+use std::time::Duration;
+
+use devicemesh::error::{Error, Status};
+use devicemesh::printable::printable;
+
+use super::exit_code::{NOT_MADE, TIMED_OUT};
+use super::options::Options;
+use super::report;
+use super::team::Clock;
+use crate::stdio::{print, say};
+
+/// The time that the other ranks live longer than the rank that failed.
+const AFTER_FAILED: Duration = Duration::from_millis(300);
+
+/// The advice to a user whose check did not end in time.
+const MORE_TIME: &str = "allow more with --timeout, or look at this step with a smaller world";
+
+/// The thread of the clock calls this when the time has passed. Reports the current step on rank
+/// 0, and returns the exit code.
+pub fn when_late(rank: usize, options: &Options) -> impl FnOnce(&str) -> u8 + Send + 'static {
+    let (json, limit) = (options.json, options.timeout.as_secs_f64());
+    move |doing| {
+        if rank == 0 {
+            tell(json, "TIMEOUT", &format!("not done after {limit} s (--timeout), while {doing}; {MORE_TIME}"));
+        }
+        TIMED_OUT
+    }
+}
+
+/// Reports an error on one rank, and returns the exit code.
+pub fn end(error: &Error, rank: usize, device_type: &str, options: &Options, clock: &Clock) -> u8 {
+    // Near the end of the time every wait ends, whatever it waits for.
+    let is_late = clock.is_over();
+    if rank == 0 || rank == 1 && may_miss_rank_0(error) {
+        let (json, limit) = (options.json && rank == 0, options.timeout.as_secs_f64());
+        let (what, next) = (error.message(), advice(error, device_type));
+        match is_late {
+            true => {
+                let doing = clock.doing();
+                let message = format!("not done after {limit} s (--timeout), while {doing}: {what}; {MORE_TIME}");
+                tell(json, "TIMEOUT", &message);
+            }
+            false => tell(json, error.status().name().trim_start_matches("DM_STATUS_"), &format!("{what}{next}")),
+        }
+    }
+    // `devicemesh run` names the rank that ends first, so the rank that failed must end first. A
+    // rank that was lost or did not arrive has ended already, or ends by itself.
+    let has_failed = ![Status::PeerLost, Status::Timeout].contains(&error.status());
+    if has_failed && !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
+        std::thread::sleep(AFTER_FAILED.min(clock.left() / 2));
+    }
+    if is_late { TIMED_OUT } else { NOT_MADE }
+}
+
+/// Whether rank 0 may be unable to report this error, because rank 0 itself may be lost or late.
+/// Then rank 1 reports it too.
+fn may_miss_rank_0(error: &Error) -> bool {
+    let is_loss = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
+    is_loss && (error.ranks().is_empty() || error.ranks().contains(&0))
+}
+
+/// Reports an error that ends the check.
+fn tell(json: bool, status: &str, message: &str) {
+    // On a terminal the current line may hold the progress, so it is cleared.
+    let clear = if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" };
+    say(&format!("{clear}devicemesh check: {}", printable(message)));
+    if json {
+        let _ = print(report::failure(status, message) + "\n");
+    }
+}
+
+/// Says what the user can do next, where the message does not say it. `device_type` is that of the
+/// mesh.
+fn advice(error: &Error, device_type: &str) -> &'static str {
+    match error.status() {
+        // The host engine has no such variable, and its messages say what to do.
+        Status::Ccl if device_type == "cpu" => "",
+        Status::Timeout if device_type == "cpu" => {
+            "; next: see what the ranks named are doing (gdb -p on their hosts), and check again without these hosts"
+        }
+        Status::PeerLost => {
+            "; next: look at that rank's own output and its host's kernel log, and check again without that host"
+        }
+        Status::Timeout => {
+            "; next: see what the ranks named are doing (gdb -p, nvidia-smi on their hosts), and check again without these hosts"
+        }
+        Status::Ccl => "; next: run again with NCCL_DEBUG=INFO, which says what the library met",
+        Status::Mismatch => "; next: start every rank with the same command line and the same version",
+        Status::Library => "; devicemesh info says what is found here",
+        _ => "",
+    }
+}

@@ -1,0 +1,75 @@
+//! Numbers and ranks as the report writes them.
+
+use crate::words::listed_with;
+
+/// The most ranks of a group that are listed.
+const MEMBERS: usize = 8;
+
+/// The ranks of a host, which are in ascending order: "ranks 0-3, 8".
+pub fn runs(ranks: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let listed = listed_with(runs.iter().map(text), MEMBERS, ", ", |_| format!(", ... {} ranks", ranks.len()));
+    format!("{noun} {listed}")
+}
+
+/// The ranks of a group: "{0, 4}".
+pub fn members(ranks: &[i32]) -> String {
+    let listed = listed_with(ranks, MEMBERS, ", ", |_| format!(", ... {} ranks", ranks.len()));
+    format!("{{{listed}}}")
+}
+
+/// The first ones of a list, and how many there are in all.
+pub fn listed<T: ToString>(values: &[T]) -> String {
+    listed_with(values.iter().map(T::to_string), MEMBERS, ", ", |_| format!(", ... {} in all", values.len()))
+}
+
+/// A bandwidth with three digits, but not more than two after the point.
+pub fn gbps(bandwidth: f64) -> String {
+    let digits = if bandwidth < 9.995 { 2 } else { usize::from(bandwidth < 99.95) };
+    format!("{bandwidth:.digits$}")
+}
+
+pub fn time(seconds: f64) -> String {
+    match seconds {
+        short if short < 1e-3 => format!("{:.1} us", short * 1e6),
+        middle if middle < 1.0 => format!("{:.2} ms", middle * 1e3),
+        long => format!("{long:.2} s"),
+    }
+}
+
+pub fn bytes(bytes: usize) -> String {
+    match bytes {
+        whole if whole >= 1 << 20 && whole % (1 << 20) == 0 => format!("{} MiB", whole >> 20),
+        whole if whole >= 1 << 10 && whole % (1 << 10) == 0 => format!("{} KiB", whole >> 10),
+        odd => format!("{odd} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{gbps, runs};
+
+    #[test]
+    fn the_ranks_of_a_host_are_listed_in_runs() {
+        assert_eq!(runs(&[3]), "rank 3");
+        assert_eq!(runs(&[0, 1, 2, 8]), "ranks 0-2, 8");
+        assert_eq!(runs(&(0..40).step_by(2).collect::<Vec<_>>()), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... 20 ranks");
+    }
+
+    #[test]
+    fn bandwidths_have_three_digits() {
+        let texts = [0.004, 1.234, 9.996, 45.67, 99.96, 1234.5].map(gbps);
+        assert_eq!(texts, ["0.00", "1.23", "10.0", "45.7", "100", "1234"]);
+    }
+}

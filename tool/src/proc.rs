@@ -1,0 +1,106 @@
+//! Processes, as Linux describes them in /proc. Each function returns nothing for a process that has
+//! ended meanwhile or that may not be looked at.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+
+/// The process numbers of all processes that are visible here. There are none without /proc.
+pub fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").ok().into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the words of a file of the process in which a zero byte ends each word: `cmdline` or
+/// `environ`.
+pub fn words(pid: u32, file: &str) -> Option<Vec<OsString>> {
+    Some(split(&fs::read(format!("/proc/{pid}/{file}")).ok()?))
+}
+
+fn split(bytes: &[u8]) -> Vec<OsString> {
+    if bytes.is_empty() {
+        return Vec::new();
+    }
+    let words = bytes.strip_suffix(b"\0").unwrap_or(bytes);
+    words.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
+}
+
+/// The fields of /proc/PID/stat that the tool uses.
+pub struct Stat {
+    /// The process number of the parent.
+    pub parent: u32,
+    /// Whether the process is stopped, by Ctrl-Z or by a debugger.
+    pub is_stopped: bool,
+    /// When the process was started: the time since the host's start, in clock ticks.
+    pub started: u64,
+    /// The CPU time of the process and of its threads, in clock ticks.
+    pub ticks: u64,
+}
+
+impl Stat {
+    pub fn read(pid: u32) -> Option<Stat> {
+        // The program's name may have any bytes.
+        Stat::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
+    }
+
+    fn parse(text: &str) -> Option<Stat> {
+        // The fields from the third one on follow the program's name, which may contain ") ".
+        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        let is_stopped = matches!(*fields.first()?, "T" | "t");
+        let parent = fields.get(1)?.parse().ok()?;
+        Some(Stat { parent, is_stopped, started: number(22)?, ticks: number(14)? + number(15)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::{Stat, pids, split, words};
+
+    #[test]
+    fn the_fields_follow_the_name_whatever_it_contains() {
+        let text = "7 (a) T 9 (b) S 5 7 7 0 -1 4194560 1 0 0 0 30 4 0 0 20 0 1 0 1234 0 0";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.parent, stat.is_stopped, stat.started, stat.ticks), (5, false, 1234, 34));
+        assert!(Stat::parse(&text.replace(" S 5", " t 5")).unwrap().is_stopped);
+        assert!(Stat::parse("7 (a) S 5").is_none() && Stat::parse("").is_none());
+    }
+
+    #[test]
+    fn a_name_may_have_any_bytes() {
+        let folder = std::env::temp_dir().join(format!("dm-proc-{}", std::process::id()));
+        let program = folder.join(OsStr::from_bytes(b"\xff) S"));
+        std::fs::create_dir(&folder).unwrap();
+        symlink("/bin/sleep", &program).unwrap();
+        let mut child = Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
+        let parent = Stat::read(child.id()).map(|stat| stat.parent);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(parent, Some(std::process::id()));
+    }
+
+    #[test]
+    fn this_process_is_found() {
+        let pid = std::process::id();
+        assert!(pids().any(|other| other == pid));
+        assert!(Stat::read(pid).unwrap().parent > 0);
+        let arguments: Vec<_> = std::env::args_os().collect();
+        assert_eq!(words(pid, "cmdline").unwrap(), arguments);
+        assert!(words(pid, "no-such-file").is_none());
+    }
+
+    #[test]
+    fn a_zero_byte_ends_each_word() {
+        assert!(split(b"").is_empty());
+        assert_eq!(split(b"a\0\0b c\0"), ["a", "", "b c"]);
+        assert_eq!(split(b"\0"), [""], "one word that is empty");
+        assert_eq!(split(b"a\0b"), ["a", "b"], "a program may have written over its command line");
+    }
+}

@@ -1,0 +1,270 @@
+//! Ends a job on this node: for which cause, with which signals to the ranks, and when.
+//!
+//! | the job ends because | the ranks get | and SIGKILL |
+//! |---|---|---|
+//! | the tool got SIGINT, SIGTERM, SIGHUP or SIGQUIT | that signal at once | after `--grace-period`, or at a second signal |
+//! | `--timeout` passed, or output is lost | SIGTERM at once | after `--grace-period` |
+//! | a rank failed, a node has gone, ... | SIGTERM after `--failure-grace` | [`TERM_TO_KILL`] later |
+
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::host_name;
+use rustix::process::{Signal, kill_process};
+
+use super::cause::{Cause, Ended, signal_name};
+use super::ending::TERM_TO_KILL;
+use super::guard;
+use super::hosts::Order;
+use super::job::{Job, Phase};
+use super::output::LastWords;
+use super::ranks::Ranks;
+use super::report::list;
+use super::signals::is_impatient;
+use crate::words::count;
+
+/// How long the guard may take to notice that the front has ended.
+const GUARD_NOTICES: Duration = Duration::from_millis(50);
+
+impl Job<'_> {
+    /// When [`obey_the_clock`](Job::obey_the_clock) has something to do.
+    pub fn next_moment(&self) -> Option<Instant> {
+        match self.phase {
+            // While the ranks are stopped, --timeout does not pass.
+            Phase::Running if self.stopped.is_some() => None,
+            Phase::Running | Phase::Killed => self.deadline,
+            Phase::Grace(until) | Phase::Terminating(until) => Some(until),
+        }
+    }
+
+    /// Does what is due by now.
+    pub fn obey_the_clock(&mut self) {
+        let now = Instant::now();
+        if self.next_moment().is_none_or(|moment| now < moment) {
+            return;
+        }
+        match self.phase {
+            Phase::Running => {
+                let seconds = self.options.ending.timeout.unwrap_or_default().as_secs_f64();
+                self.end_everywhere(Cause::Timeout { seconds, node: self.reporter.clone() });
+            }
+            Phase::Grace(_) => {
+                self.signal(Signal::TERM);
+                self.phase = Phase::Terminating(now + TERM_TO_KILL);
+            }
+            Phase::Terminating(_) => {
+                let late = self.kill();
+                self.tell_killed(&late, "in time");
+            }
+            Phase::Killed => self.deadline = None,
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(ranks) = &self.ranks {
+            ranks.signal(signal);
+        }
+    }
+
+    /// Kills the ranks that still run, because of a second signal. `when` says which one it is.
+    pub fn kill_at_second_signal(&mut self, when: &str) {
+        let killed = self.kill();
+        // A starter of several hosts got the second signal, so no node has to tell of it.
+        if self.control.is_none() {
+            self.tell_killed(&killed, when);
+        }
+    }
+
+    /// Kills the ranks that still run, and returns them.
+    fn kill(&mut self) -> Vec<u32> {
+        let running = self.ranks.as_ref().map(Ranks::still_running).unwrap_or_default();
+        self.signal(Signal::KILL);
+        self.phase = Phase::Killed;
+        self.deadline = None;
+        running
+    }
+
+    /// Says which ranks were killed. `when` follows the words "has not ended".
+    fn tell_killed(&self, killed: &[u32], when: &str) {
+        if !killed.is_empty() {
+            self.say(&format!("killed what has not ended {when}: {}{}", list(killed), self.on_host()));
+        }
+    }
+
+    pub fn handle_signal(&mut self, number: i32) {
+        let Some(signal) = Signal::from_named_raw(number) else { return };
+        match signal {
+            Signal::CHILD => {}
+            Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => self.asked_to_end(signal),
+            Signal::TSTP => self.stop(),
+            Signal::CONT => self.go_on(),
+            other => self.signal(other),
+        }
+    }
+
+    /// Handles a signal by which the user ends the job, or ends it at once.
+    fn asked_to_end(&mut self, signal: Signal) {
+        let now = Instant::now();
+        if let Some(first) = self.asked {
+            if is_impatient(first, signal) {
+                self.end_at_once(signal);
+            }
+            return;
+        }
+        self.asked = Some(now);
+        if self.cause.is_none() {
+            return self.end_everywhere(Cause::Signal { signal: signal.as_raw(), node: self.reporter.clone() });
+        }
+        self.signal(signal);
+        let latest = now + self.options.ending.grace_period;
+        match self.phase {
+            Phase::Grace(until) => self.phase = Phase::Terminating(latest.min(until + TERM_TO_KILL)),
+            Phase::Terminating(until) => self.phase = Phase::Terminating(latest.min(until)),
+            // The ranks have ended, and this tool only serves the store for the other nodes. The
+            // signal ends that, too.
+            Phase::Killed => self.deadline = None,
+            Phase::Running => {}
+        }
+    }
+
+    fn end_at_once(&mut self, signal: Signal) {
+        if self.running() == 0 {
+            self.deadline = None;
+        } else if self.phase != Phase::Killed {
+            let name = signal_name(signal.as_raw());
+            self.kill_at_second_signal(&format!("before a second signal ({name})"));
+            self.nodes.as_ref().inspect(|nodes| nodes.end_at_once());
+        }
+    }
+
+    /// Stops the ranks and then this process, as a shell's job that gets Ctrl-Z. The ranks lead
+    /// process groups of their own, so the terminal does not stop them.
+    fn stop(&mut self) {
+        if self.cause.is_none() && self.stopped.is_none() {
+            self.signal(Signal::STOP);
+            self.stopped = Some(Instant::now());
+            if self.control.is_none() {
+                let (ranks, here) = (count(self.running(), "rank"), self.here());
+                self.say_after_key(&format!("stopped {ranks}{here}; SIGCONT (fg or bg in the shell) continues"));
+            }
+        }
+        // The starter of a job on several hosts stops itself.
+        if self.control.is_none() {
+            let _ = kill_process(guard::visible(), Signal::STOP);
+        }
+    }
+
+    /// Continues ranks that are stopped. The time in which they were stopped does not count.
+    fn go_on(&mut self) {
+        if let Some(since) = self.stopped.take() {
+            self.deadline = self.deadline.map(|deadline| deadline + since.elapsed());
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// Does what the starter of the job orders.
+    pub fn obey(&mut self, order: Order) {
+        match order {
+            Order::Signal(signal) => {
+                // The starter got the signal, so no node is named.
+                let reporter = self.reporter.take();
+                self.handle_signal(signal);
+                self.reporter = reporter;
+            }
+            Order::End { lost: None } => {
+                self.is_ended_by_starter = true;
+                self.handle_signal(Signal::TERM.as_raw());
+            }
+            Order::End { lost: Some(number) } => {
+                self.is_ended_by_starter = true;
+                let hosts = self.options.hosts.agent.as_ref().map(|share| &share.hosts);
+                let host = hosts.and_then(|hosts| hosts.get(number as usize)).map_or("", String::as_str);
+                self.end_everywhere(Cause::Gone { node: format!("node {number} ({host})"), number: Some(number) });
+            }
+            Order::StarterGone(host) => {
+                // The connection also ends when the front of this node is killed.
+                std::thread::sleep(GUARD_NOTICES);
+                guard::wait_if_ending();
+                let node = self.reporter.as_ref().map_or(String::new(), |node| format!("{node}: "));
+                let message =
+                    format!("{node}the connection to the devicemesh run that started this job on {host} has ended");
+                let number = self.options.hosts.agent.as_ref().map(|share| share.node);
+                self.end_everywhere(Cause::Lost { message, number });
+                self.hurry();
+                // Nobody reads the messages of this node any more, and the other nodes end in this
+                // way, too.
+                if self.running() == 0 {
+                    self.deadline = None;
+                }
+            }
+        }
+    }
+
+    /// Shortens the ranks' time, because nobody is there any more who could end them sooner.
+    fn hurry(&mut self) {
+        let latest = Instant::now() + TERM_TO_KILL;
+        match self.phase {
+            Phase::Running | Phase::Grace(_) => {
+                self.signal(Signal::TERM);
+                self.phase = Phase::Terminating(latest);
+            }
+            Phase::Terminating(until) => self.phase = Phase::Terminating(until.min(latest)),
+            Phase::Killed => {}
+        }
+    }
+
+    /// Ends the job because of the rank that failed first. `more` others failed at the same time.
+    pub fn rank_failed(&mut self, ended: Ended, more: usize) {
+        let LastWords { lines: output, reason } = self.output.last_words(ended.rank);
+        let reason = reason.map_or(String::new(), |reason| reason.to_string());
+        let log = self.output.log(ended.rank).map(|path| path.display().to_string());
+        let host = self.reporter.as_ref().map(|_| host_name());
+        self.failed_together = more;
+        self.end_everywhere(Cause::Rank { ended, host, output, reason, log });
+    }
+
+    /// Ends the job when some of the ranks' output is lost, as the error of a full disk would end
+    /// a rank that writes itself. Where the job ends already, this only tells the user, once.
+    pub fn end_for_loss(&mut self) {
+        let Some(loss) = self.output.loss().filter(|_| !self.loss_is_told) else { return };
+        self.loss_is_told = true;
+        let cause = Cause::Output { message: loss.to_owned(), node: self.reporter.clone() };
+        match self.cause {
+            None => self.end_everywhere(cause),
+            Some(_) => self.say(&self.style.wrong(&cause.to_string())),
+        }
+    }
+
+    /// Ends the job on all nodes, for this cause or for the one that another node reported earlier.
+    pub fn end_everywhere(&mut self, cause: Cause) {
+        let cause = match &self.nodes {
+            Some(nodes) => nodes.end(cause),
+            None => cause,
+        };
+        self.end_here(cause);
+    }
+
+    /// Begins to end the ranks of this node, unless that has begun.
+    pub fn end_here(&mut self, cause: Cause) {
+        if self.cause.is_some() {
+            return;
+        }
+        let (now, ending) = (Instant::now(), &self.options.ending);
+        self.phase = match &cause {
+            Cause::Signal { signal, .. } => {
+                if let Some(signal) = Signal::from_named_raw(*signal) {
+                    self.signal(signal);
+                }
+                Phase::Terminating(now + ending.grace_period)
+            }
+            Cause::Timeout { .. } | Cause::Output { .. } => {
+                self.signal(Signal::TERM);
+                Phase::Terminating(now + ending.grace_period)
+            }
+            _ => Phase::Grace(now + ending.failure_grace),
+        };
+        // A stopped rank cannot react to a signal.
+        self.go_on();
+        self.announce(&cause);
+        self.cause = Some(cause);
+    }
+}

@@ -1,0 +1,35 @@
+//! The variables that a rank gets beside those of the tool. They are torchrun's.
+
+use devicemesh::rendezvous::launcher::STARTED_BY_RUN;
+
+use super::assignment::Assignment;
+
+/// The variables of a rank of this node. `own_cores` is the number of cores that the rank has for
+/// itself, where it has any.
+pub fn variables(local_rank: u32, assignment: &Assignment, own_cores: Option<usize>) -> Vec<(&'static str, String)> {
+    let rank = assignment.first_rank + local_rank;
+    let mut variables = vec![
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("ROLE_RANK", rank.to_string()),
+        ("WORLD_SIZE", assignment.world_size.to_string()),
+        ("LOCAL_WORLD_SIZE", assignment.ranks.to_string()),
+        ("ROLE_WORLD_SIZE", assignment.world_size.to_string()),
+        ("GROUP_RANK", assignment.node.to_string()),
+        ("GROUP_WORLD_SIZE", assignment.nodes.to_string()),
+        ("ROLE_NAME", "default".to_owned()),
+        ("MASTER_ADDR", assignment.host.clone()),
+        ("MASTER_PORT", assignment.port.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+        ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+        (STARTED_BY_RUN, format!("{}:{}", assignment.host, assignment.port)),
+    ];
+    // Otherwise each rank would start a thread for every CPU.
+    let threads = own_cores.or((assignment.ranks > 1).then_some(1));
+    if let Some(threads) = threads.filter(|_| std::env::var_os("OMP_NUM_THREADS").is_none()) {
+        variables.push(("OMP_NUM_THREADS", threads.to_string()));
+    }
+    variables
+}

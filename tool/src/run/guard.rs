@@ -1,0 +1,195 @@
+//! Two processes that guard each other, so that no process of a job outlives `devicemesh run`,
+//! however that ends.
+//!
+//! ```text
+//! devicemesh run    the front: the process that the user started. It passes signals on to the
+//!       |           keeper, and exits with the keeper's code.
+//! dm-ranks          the keeper: this program once more. It does the work of `devicemesh run`.
+//!       |
+//!     ranks         and what they start, also in groups and sessions of their own
+//! ```
+//!
+//! | killed | who ends the ranks and what they have started |
+//! |---|---|
+//! | the front, or its process group | the keeper, which is in a group of its own |
+//! | the keeper | the kernel ends the ranks; the front adopts and ends the rest |
+//!
+//! The starter of a job on several hosts is guarded in the same way. There both processes end the
+//! commands that reach the hosts (ssh), because ssh to a host that gives no answer ends late. They
+//! leave alone what these commands have put into sessions of their own, because an ssh with
+//! ControlPersist leaves a master behind that other commands of the user use.
+//!
+//! The keeper's name and arguments contain nothing of the user's command line, so that `pkill` and
+//! `killall` find only the front.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::SIGKILL;
+use signal_hook::low_level::exit;
+
+use super::cause::signal_name;
+use super::orphans;
+use super::output::copy_terminal;
+use super::signals::Signals;
+use crate::failure::Failure;
+use crate::proc::words;
+
+/// The name of the keeper, in place of the program's.
+const KEEPER: &str = "dm-ranks";
+/// The signal that the kernel sends to the keeper when the front has ended. Nobody else sends it to
+/// a process, except init.
+const FRONT_ENDED: Signal = Signal::POWER;
+/// How long the end of all processes of the job may take.
+const END: Duration = Duration::from_secs(10);
+
+/// Whether the front has ended, so that this process is ending everything.
+static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
+
+/// The command line of `devicemesh`. The keeper has the front's.
+pub fn command_line() -> Vec<OsString> {
+    let Some(front) = front() else { return std::env::args_os().collect() };
+    words(front.as_raw_nonzero().get().unsigned_abs(), "cmdline").unwrap_or_default()
+}
+
+/// The front's process id from the command line. `None` where this process is no keeper.
+fn front() -> Option<Pid> {
+    let mut arguments = std::env::args_os();
+    let is_keeper = arguments.next().as_deref() == Some(OsStr::new(KEEPER));
+    let pid = arguments.next().filter(|_| is_keeper)?;
+    pid.to_str()?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// The process that the user sees as the job: the front, or this one where it works alone.
+pub fn visible() -> Pid {
+    front().unwrap_or_else(getpid)
+}
+
+/// The work that the two processes guard.
+#[derive(Clone, Copy)]
+pub enum Work {
+    /// The ranks of this node. `reads_input` says whether a rank reads standard input.
+    Ranks { reads_input: bool },
+    /// The commands that reach the hosts of a job.
+    Hosts,
+}
+
+impl Work {
+    /// Ends what is left of the work.
+    fn end_all(self) {
+        match self {
+            Work::Ranks { .. } => orphans::end_all(Instant::now() + END),
+            Work::Hosts => orphans::kill_other_programs(),
+        }
+    }
+}
+
+/// How the keeper has ended.
+pub enum Ended {
+    /// It exited with that code.
+    Exited(u8),
+    /// A signal ended it.
+    Killed { pid: i32, signal: i32 },
+}
+
+impl Ended {
+    /// The exit code of the tool.
+    pub fn code(&self) -> u8 {
+        match self {
+            Ended::Exited(code) => *code,
+            Ended::Killed { signal, .. } => 128 + *signal as u8,
+        }
+    }
+
+    /// The words for a keeper that was killed. `what` says what the keeper is.
+    pub fn told(&self, what: &str) -> Option<String> {
+        let Ended::Killed { pid, signal } = self else { return None };
+        let name = signal_name(*signal);
+        Some(format!("its process {KEEPER} (pid {pid}), {what}, was killed by signal {signal} ({name})"))
+    }
+}
+
+/// Starts the keeper, waits for its end, and returns how it ended. Returns `None` where this
+/// process is to do the work: as the keeper, or alone where no keeper can be started.
+pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
+    if let Some(front) = front() {
+        end_with(front, work)?;
+        return Ok(None);
+    }
+    let mut signals = Signals::catch()?;
+    orphans::adopt();
+    let mut keeper = Command::new("/proc/self/exe");
+    keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
+    // The keeper is in the background of a terminal, so it must not read there.
+    if matches!(work, Work::Ranks { reads_input: true }) && std::io::stdin().is_terminal() {
+        keeper.stdin(Stdio::piped());
+    }
+    match keeper.spawn() {
+        Ok(mut keeper) => {
+            if let Some(to) = keeper.stdin.take() {
+                copy_terminal(to).map_err(|error| Failure::new(1, format!("cannot read the terminal: {error}")))?;
+            }
+            Ok(Some(wait_for(&mut keeper, &mut signals, work)))
+        }
+        // There is no /proc here, or this user may start no more processes.
+        Err(_) => Ok(None),
+    }
+}
+
+/// Passes signals on to the keeper until it has ended.
+fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
+    let pid = Pid::from_child(keeper);
+    let status = loop {
+        if let Ok(Some(status)) = keeper.try_wait() {
+            break status;
+        }
+        // A signal may interrupt poll. Then the next one returns at once.
+        let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], None);
+        for signal in signals.take().into_iter().filter_map(Signal::from_named_raw) {
+            if signal != Signal::CHILD {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    };
+    work.end_all();
+    match status.signal() {
+        None => Ended::Exited(status.code().unwrap_or(1) as u8),
+        Some(signal) => Ended::Killed { pid: pid.as_raw_nonzero().get(), signal },
+    }
+}
+
+/// Does not return once the front has ended. The main thread calls this before it takes the end of
+/// a rank for a failure, because the ranks are killed when the front has ended.
+pub fn wait_if_ending() {
+    while FRONT_HAS_ENDED.load(Ordering::SeqCst) {
+        std::thread::sleep(END);
+    }
+}
+
+/// Starts a thread that ends this process and all its descendants when the front ends. The main
+/// thread may be blocked, for example by a terminal that takes no output.
+fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
+    let cannot = |error| Failure::new(1, format!("cannot watch the process that has started this one: {error}"));
+    let mut ended = signal_hook::iterator::Signals::new([FRONT_ENDED.as_raw()]).map_err(cannot)?;
+    let watch = move || {
+        ended.forever().next();
+        FRONT_HAS_ENDED.store(true, Ordering::SeqCst);
+        work.end_all();
+        exit(128 + SIGKILL);
+    };
+    std::thread::Builder::new().name("dm-guard".to_owned()).spawn(watch).map_err(cannot)?;
+    let _ = rustix::thread::set_name(c"dm-ranks");
+    let armed = set_parent_process_death_signal(Some(FRONT_ENDED));
+    armed.map_err(|error| cannot(error.into()))?;
+    // The front may have ended before the kernel was asked to tell.
+    if getppid() != Some(front) {
+        exit(128 + SIGKILL);
+    }
+    Ok(())
+}

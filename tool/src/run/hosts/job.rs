@@ -1,0 +1,72 @@
+//! The state of a job on several hosts, which its starter keeps.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::time::Instant;
+
+use devicemesh::printable::printable;
+
+use super::failures::{Failures, LISTED};
+use super::losses::Losses;
+use super::node::Node;
+use super::words::{Word, line};
+use crate::run::options::Options;
+use crate::run::signals::Signals;
+use crate::stdio::say;
+use crate::style::Style;
+use crate::words::listed;
+
+/// A job on several hosts.
+pub struct Starter<'a> {
+    pub options: &'a Options,
+    pub nodes: Vec<Node>,
+    pub signals: Signals,
+    pub style: Style,
+    /// The folder in which the user is, and the variables that the nodes get.
+    pub directory: OsString,
+    pub environment: Vec<(OsString, OsString)>,
+    pub meeting: String,
+    pub port: Option<u16>,
+    /// When the agents must have said hello.
+    pub deadline: Instant,
+    pub next_note: Instant,
+    /// When the processes that are left are killed, once the job ends.
+    pub limit: Option<Instant>,
+    /// The exit code, where the starter itself ends the job.
+    pub code: Option<u8>,
+    /// Whether all nodes have met, so that they tell each other of a failure.
+    pub has_met: bool,
+    pub interrupts: u32,
+    /// When the nodes get the next sign of life.
+    pub next_alive: Instant,
+    /// The hosts that cannot take part. The job ends when the other hosts have had their time.
+    pub failures: Failures,
+    /// The hosts that the job has lost.
+    pub losses: Losses,
+    /// Why the starter itself ends the job. It is said again at the end where other lines followed.
+    pub reason: Option<String>,
+    /// Whether lines of the nodes followed the reason.
+    pub is_reason_above: bool,
+    /// The messages of nodes that were passed on, because several nodes may send one message.
+    pub passed_on: HashSet<String>,
+}
+
+impl Starter<'_> {
+    pub fn say(&self, text: &str) {
+        say(&format!("devicemesh run: {}", printable(text)));
+    }
+
+    /// The names of some hosts, for messages.
+    pub fn names(&self, wanted: impl Fn(&Node) -> bool) -> String {
+        listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::name), LISTED)
+    }
+
+    /// Sends a word to all nodes that have their orders.
+    pub fn send(&mut self, word: Word) {
+        for node in self.nodes.iter_mut().filter(|node| node.has_orders()) {
+            if let Some(process) = &mut node.process {
+                process.send(&line(&word));
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The hosts of a job, as `--hosts` and a hostfile name them.
+
+use crate::run::nodelist::expand;
+
+/// A host that gets one node of the job.
+#[derive(Debug, PartialEq)]
+pub struct Host {
+    /// The name as the user wrote it, for ssh: it may begin with a user and "@".
+    pub target: String,
+    /// The number of ranks, where the list has one.
+    pub ranks: Option<u32>,
+}
+
+impl Host {
+    fn new(target: &str, ranks: Option<&str>) -> Result<Host, String> {
+        // ssh would read such a name as an option.
+        if target.is_empty()
+            || target.starts_with('-')
+            || target.contains(|c: char| c.is_whitespace() || c.is_control())
+        {
+            return Err(format!("{target:?} is no name of a host"));
+        }
+        let count = |text: &str| match text.parse() {
+            Ok(ranks @ 1..=65536) => Ok(ranks),
+            _ => Err(format!("{target}: {text:?} is no number of ranks from 1 to 65536")),
+        };
+        Ok(Host { target: target.to_owned(), ranks: ranks.map(count).transpose()? })
+    }
+
+    /// The name without the user.
+    pub fn name(&self) -> &str {
+        self.target.rsplit('@').next().unwrap_or(&self.target)
+    }
+}
+
+/// Reads `alpha,beta:4` or `alpha[01-16]:8`.
+pub fn from_text(text: &str) -> Result<Vec<Host>, String> {
+    let mut hosts = Vec::new();
+    for item in parts(text) {
+        hosts.extend(item_hosts(item)?);
+    }
+    distinct(hosts)
+}
+
+/// Splits at the commas that are not in brackets.
+fn parts(text: &str) -> Vec<&str> {
+    let mut depth = 0i32;
+    text.split(|character| {
+        depth += i32::from(character == '[') - i32::from(character == ']');
+        character == ',' && depth == 0
+    })
+    .collect()
+}
+
+/// The hosts of `alpha`, `alpha:4`, `alpha[01-16]:4`, `fd77::1` or `[fd77::1]:4`.
+fn item_hosts(item: &str) -> Result<Vec<Host>, String> {
+    let item = item.trim();
+    if let Some((address, rest)) = item.strip_prefix('[').and_then(|item| item.split_once(']')) {
+        let ranks = rest.strip_prefix(':');
+        return match rest.is_empty() || ranks.is_some() {
+            true => Ok(vec![Host::new(address, ranks)?]),
+            false => Err(format!("{item:?} is no host")),
+        };
+    }
+    let (names, ranks) = match item.split_once(':') {
+        // An IPv6 address has several colons.
+        Some((_, after)) if after.contains(':') => return Ok(vec![Host::new(item, None)?]),
+        Some((names, ranks)) => (names, Some(ranks)),
+        None => (item, None),
+    };
+    expand(names)?.iter().map(|name| Host::new(name, ranks)).collect()
+}
+
+/// Reads a hostfile as mpirun's: a host in each line, `slots=N` or `:N`, and comments after "#".
+pub fn from_file(text: &str) -> Result<Vec<Host>, String> {
+    let mut hosts = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let wrong = |error: String| format!("line {}: {error}", number + 1);
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(item) = words.next() else { continue };
+        let mut found = item_hosts(item).map_err(wrong)?;
+        for word in words {
+            match word.split_once('=') {
+                Some(("slots", ranks)) => {
+                    for host in &mut found {
+                        *host = Host::new(&host.target, Some(ranks)).map_err(wrong)?;
+                    }
+                }
+                // mpirun's limit for more ranks than slots, which no node here starts.
+                Some(("max_slots" | "max-slots", _)) => {}
+                _ => return Err(wrong(format!("{word:?} is unknown; slots=N is the number of ranks"))),
+            }
+        }
+        hosts.extend(found);
+    }
+    if hosts.is_empty() {
+        return Err("it names no host".to_owned());
+    }
+    distinct(hosts)
+}
+
+/// Adds up the ranks of a host that is there several times, as mpirun does, because each host gets
+/// one node. A host without a number then counts as one rank.
+fn distinct(hosts: Vec<Host>) -> Result<Vec<Host>, String> {
+    let mut all: Vec<Host> = Vec::with_capacity(hosts.len());
+    for host in hosts {
+        match all.iter_mut().find(|other| other.name() == host.name()) {
+            Some(other) if other.target != host.target => {
+                return Err(format!("{} and {} are one host", other.target, host.target));
+            }
+            Some(other) => other.ranks = Some(other.ranks.unwrap_or(1) + host.ranks.unwrap_or(1)),
+            None => all.push(host),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(hosts: &[Host]) -> String {
+        let text = |host: &Host| format!("{}={}", host.target, host.ranks.unwrap_or_default());
+        hosts.iter().map(text).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn hosts_have_names_and_ranks() {
+        for (text, hosts) in [
+            ("alpha", "alpha=0"),
+            ("alpha, beta:4", "alpha=0 beta=4"),
+            ("anna@n[1-2,4]:8,n9", "anna@n1=8 anna@n2=8 anna@n4=8 n9=0"),
+            ("a,b,a,a,c:2,c:3", "a=3 b=0 c=5"),
+            ("fd77::1,[fd77::2]:3,10.0.0.1:2", "fd77::1=0 fd77::2=3 10.0.0.1=2"),
+        ] {
+            assert_eq!(written(&from_text(text).unwrap()), hosts);
+        }
+        for wrong in ["", "a,", "a:0", "a:x", "-oProxyCommand=x", "a b", "u@a,a", "[::1]x"] {
+            assert!(from_text(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn hostfiles_are_those_of_mpirun() {
+        let text = "# two hosts\nalpha slots=4 max_slots=8\n\n  beta:2 # half\nn[1-2] slots=1\ngamma\n";
+        assert_eq!(written(&from_file(text).unwrap()), "alpha=4 beta=2 n1=1 n2=1 gamma=0");
+        assert_eq!(
+            from_file("a\nb cpus=3").unwrap_err(),
+            r#"line 2: "cpus=3" is unknown; slots=N is the number of ranks"#
+        );
+        assert!(from_file("# none\n").is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! The hosts that the job has lost. The connection to a host and the other nodes both notice that a
+//! host has gone, so the starter sees to it that the user is told once.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// How long the word of another node waits for the host's own word or the end of the connection,
+/// which have the reason.
+const REASON: Duration = Duration::from_secs(2);
+
+/// The losses of the job.
+#[derive(Default)]
+pub struct Losses {
+    /// The nodes whose loss the user knows.
+    told: HashSet<usize>,
+    /// The word of another node on a loss, and when it is told.
+    held: Option<(usize, String, Instant)>,
+    /// The nodes that have said themselves that they have gone.
+    own: HashSet<usize>,
+    /// The exit code of the first of these.
+    code: Option<u8>,
+}
+
+impl Losses {
+    /// Notes that the user learns of this loss now. Returns false where the user knows it already.
+    pub fn tell(&mut self, node: usize) -> bool {
+        if self.held.as_ref().is_some_and(|(held, ..)| *held == node) {
+            self.held = None;
+        }
+        self.told.insert(node)
+    }
+
+    /// Keeps what another node says of a loss.
+    pub fn hold(&mut self, node: usize, text: String) {
+        if self.held.is_none() && !self.told.contains(&node) {
+            self.held = Some((node, text, Instant::now() + REASON));
+        }
+    }
+
+    /// When the word of another node is told.
+    pub fn due(&self) -> Option<Instant> {
+        self.held.as_ref().map(|(_, _, due)| *due)
+    }
+
+    /// The word of another node, at that moment or with `all` at any moment.
+    pub fn take(&mut self, all: bool) -> Option<(usize, String)> {
+        let is_due = self.due().is_some_and(|due| all || Instant::now() >= due);
+        self.held.take_if(|_| is_due).map(|(node, text, _)| (node, text))
+    }
+
+    /// Notes that a node says itself that it has gone.
+    pub fn own(&mut self, node: usize) {
+        self.own.insert(node);
+    }
+
+    /// Notes the exit code of a node.
+    pub fn ended(&mut self, node: usize, code: u8) {
+        if self.own.contains(&node) {
+            self.code.get_or_insert(code);
+        }
+    }
+
+    /// The exit code of the job, where a node has said why it has gone. The other nodes know only
+    /// that it has gone.
+    pub fn code(&self) -> Option<u8> {
+        self.code
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Losses;
+
+    #[test]
+    fn a_loss_is_told_once() {
+        let mut losses = Losses::default();
+        losses.hold(1, "gone".to_owned());
+        assert!(losses.take(false).is_none() && losses.due().is_some());
+        // The reason comes in time.
+        assert!(losses.tell(1));
+        assert!(losses.take(true).is_none() && !losses.tell(1));
+        losses.hold(1, "gone".to_owned());
+        assert!(losses.take(true).is_none());
+        // No reason comes.
+        losses.hold(2, "gone".to_owned());
+        assert_eq!(losses.take(true), Some((2, "gone".to_owned())));
+    }
+
+    #[test]
+    fn the_code_is_that_of_a_node_that_said_why() {
+        let mut losses = Losses::default();
+        losses.ended(0, 1);
+        assert_eq!(losses.code(), None);
+        losses.own(2);
+        losses.ended(2, 137);
+        losses.ended(0, 1);
+        assert_eq!(losses.code(), Some(137));
+    }
+}

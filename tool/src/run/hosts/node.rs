@@ -1,0 +1,61 @@
+//! A host of the job, as the starter sees it.
+
+use std::time::Instant;
+
+use super::plan::Planned;
+use super::process::Process;
+
+/// The state of a host.
+#[derive(PartialEq)]
+pub enum State {
+    /// Its agent is not started.
+    Planned,
+    /// Its agent has not said hello.
+    Starting,
+    /// Its agent has said hello and this free port.
+    Ready(u16),
+    /// Its agent has its orders, and has not become the node yet.
+    Ordered,
+    /// Its node runs.
+    Working,
+    /// Its node has ended with this exit code. The process may still run.
+    Ended(u8),
+    /// The host is done: nothing more is expected from it.
+    Lost,
+}
+
+/// A host with its node, and the process that reaches it.
+pub struct Node {
+    pub planned: Planned,
+    /// `None` before the agent is started, and when the process has ended.
+    pub process: Option<Process>,
+    pub state: State,
+    /// When the agent was started.
+    pub began: Instant,
+}
+
+impl Node {
+    pub fn new(planned: Planned) -> Node {
+        Node { planned, process: None, state: State::Planned, began: Instant::now() }
+    }
+
+    /// The name of the host, as the list of hosts has it.
+    pub fn name(&self) -> &str {
+        self.planned.host.name()
+    }
+
+    /// Whether the host has not said hello.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.state, State::Planned | State::Starting)
+    }
+
+    /// Whether the host may still turn out to be unable to take part.
+    pub fn is_open(&self) -> bool {
+        self.is_silent() || self.state == State::Ordered
+    }
+
+    /// Whether the host has its orders, so that a node may run there.
+    pub fn has_orders(&self) -> bool {
+        matches!(self.state, State::Ordered | State::Working)
+    }
+}

@@ -1,0 +1,92 @@
+//! The options that start a job on several hosts.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::list::{Host, from_file, from_text};
+use super::words::Share;
+use crate::failure::Failure;
+
+/// The variable that names the program that reaches another host.
+pub const RSH_VARIABLE: &str = "DM_RSH_AGENT";
+
+#[derive(Args)]
+pub struct Hosts {
+    /// Start the job on these hosts by ssh, one node on each: alpha,beta:4 or alpha[01-16]. A
+    /// number after a colon is that host's -n. The first host serves the store
+    #[arg(short = 'H', long, alias = "host", value_name = "HOST[:N],...", conflicts_with_all = ["hostfile", "nnodes", "node_rank"])]
+    pub hosts: Option<String>,
+    /// Start the job on the hosts in a file, one in each line: "alpha", "alpha:4" or "alpha
+    /// slots=4"
+    #[arg(long, alias = "machinefile", value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank"])]
+    pub hostfile: Option<PathBuf>,
+    /// With --hosts: give the ranks on all hosts this variable, with its value here or with this
+    /// value; a star at the end stands for all names that begin so. DM_* and NCCL_* go without
+    #[arg(short = 'x', value_name = "NAME[=VALUE]")]
+    pub forward: Vec<String>,
+    /// With --hosts: the command that reaches another host, with options; it gets the host and a
+    /// command line [default: DM_RSH_AGENT, else ssh]
+    #[arg(long, value_name = "COMMAND")]
+    pub rsh_agent: Option<String>,
+    /// With --hosts: the path of devicemesh on the other hosts [default: its path here, else PATH]
+    #[arg(long, value_name = "PATH")]
+    pub remote_tool: Option<PathBuf>,
+    /// This node's share of a job that --hosts has started
+    #[arg(long, hide = true, value_parser = Share::read)]
+    pub agent: Option<Share>,
+}
+
+impl Hosts {
+    /// Whether this tool starts the job on the hosts of a list.
+    pub fn starts(&self) -> bool {
+        self.agent.is_none() && (self.hosts.is_some() || self.hostfile.is_some())
+    }
+
+    /// The hosts of `--hosts` or `--hostfile`. `None` where this tool starts ranks itself.
+    pub fn listed(&self) -> Result<Option<Vec<Host>>, Failure> {
+        let wrong = |message: String| Failure::new(2, message);
+        let hosts = match (&self.agent, &self.hosts, &self.hostfile) {
+            (Some(_), ..) => return Ok(None),
+            (None, Some(text), _) => from_text(text).map_err(|error| wrong(format!("--hosts: {error}")))?,
+            (None, None, Some(path)) => {
+                let shown = path.display();
+                let text =
+                    std::fs::read_to_string(path).map_err(|error| wrong(format!("--hostfile {shown}: {error}")))?;
+                from_file(&text).map_err(|error| wrong(format!("--hostfile {shown}, {error}")))?
+            }
+            (None, None, None) => {
+                let useless = [
+                    (
+                        !self.forward.is_empty(),
+                        "-x: the ranks here have the environment of this command, so write `A=b devicemesh run ...`; -x",
+                    ),
+                    (self.rsh_agent.is_some(), "--rsh-agent"),
+                    (self.remote_tool.is_some(), "--remote-tool"),
+                ];
+                return match useless.iter().find(|(is_given, _)| *is_given) {
+                    Some((_, option)) => Err(wrong(format!("{option} is for --hosts or --hostfile"))),
+                    None => Ok(None),
+                };
+            }
+        };
+        Ok(Some(hosts))
+    }
+
+    /// The words of the command that reaches another host.
+    pub fn rsh(&self) -> Result<Vec<String>, Failure> {
+        let variable = || std::env::var(RSH_VARIABLE).ok().filter(|value| !value.trim().is_empty());
+        let command = self.rsh_agent.clone().or_else(variable).unwrap_or_else(|| "ssh".to_owned());
+        let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+        if words.is_empty() {
+            return Err(Failure::new(2, "--rsh-agent is empty: name a command such as \"ssh -p 2222\""));
+        }
+        if words[0].rsplit('/').next() == Some("ssh") {
+            // A question for a password would hang, and a silent host would never be missed. ssh
+            // takes the first value of an option, so the user's own options come first.
+            let more = ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=10", "ServerAliveCountMax=3"];
+            words.extend(more.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
+        }
+        Ok(words)
+    }
+}

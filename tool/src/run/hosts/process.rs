@@ -1,0 +1,228 @@
+//! The process that reaches one host: ssh, or the agent itself on the starter's own host.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::words::{MARK, Said};
+use crate::run::output::{LastWords, TAIL};
+
+/// The longest line that is passed on whole.
+const MAX_LINE: usize = 64 << 10;
+
+/// A piece of what a host has sent.
+pub enum Got {
+    /// Text of the node or its ranks for standard output or standard error.
+    Text {
+        is_error: bool,
+        bytes: Vec<u8>,
+    },
+    Said(Said),
+}
+
+pub struct Process {
+    child: Child,
+    /// `None` when the process has closed it.
+    input: Option<ChildStdin>,
+    /// The bytes that are still to be written to standard input.
+    pending: Vec<u8>,
+    /// Standard output and standard error. `None` when they have ended.
+    streams: [Option<Stream>; 2],
+    /// Whether the agent has said hello. Before the hello, standard error has the words of ssh.
+    is_greeted: bool,
+    /// Whether the agent has its orders. Before the orders, standard output has only what the login
+    /// shell of the host prints, for example in its .bashrc.
+    is_ordered: bool,
+    /// The last words of ssh and of the login shell.
+    words: Vec<u8>,
+}
+
+struct Stream {
+    pipe: File,
+    /// The line that has not ended.
+    line: Vec<u8>,
+}
+
+impl Process {
+    /// Starts the command in a process group of its own, so that Ctrl-C reaches the starter alone.
+    pub fn start(command: &[OsString]) -> io::Result<Process> {
+        let mut child = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let input = child.stdin.take();
+        let out = child.stdout.take().map(OwnedFd::from);
+        let err = child.stderr.take().map(OwnedFd::from);
+        for descriptor in input.iter().map(AsFd::as_fd).chain(out.iter().chain(&err).map(AsFd::as_fd)) {
+            rustix::io::ioctl_fionbio(descriptor, true)?;
+        }
+        let stream = |pipe: OwnedFd| Stream { pipe: pipe.into(), line: Vec::new() };
+        let streams = [out.map(stream), err.map(stream)];
+        let (is_greeted, is_ordered) = (false, false);
+        Ok(Process { child, input, pending: Vec::new(), streams, is_greeted, is_ordered, words: Vec::new() })
+    }
+
+    /// Sends the agent its orders. Standard output has the ranks' text from now on.
+    pub fn order(&mut self, orders: &[u8]) {
+        // The login shell has printed its text before it started the agent.
+        if let Some(out) = &mut self.streams[0] {
+            out.read();
+            out.line.clear();
+        }
+        self.is_ordered = true;
+        self.words.clear();
+        self.send(orders);
+    }
+
+    /// Sends bytes to the agent, now or when there is room.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while let Some(input) = self.input.as_mut().filter(|_| !self.pending.is_empty()) {
+            match input.write(&self.pending) {
+                Ok(count) => drop(self.pending.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The process is ending, which the starter notices by its end.
+                Err(_) => self.input = None,
+            }
+        }
+    }
+
+    /// The descriptors to wait for.
+    pub fn entries(&self) -> Vec<PollFd<'_>> {
+        let streams = self.streams.iter().flatten().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN));
+        let input = self.input.iter().filter(|_| !self.pending.is_empty());
+        streams.chain(input.map(|input| PollFd::new(input, PollFlags::OUT))).collect()
+    }
+
+    /// Whether there is a line that has not ended. It is passed on when nothing follows it for a
+    /// moment.
+    pub fn has_begun(&self) -> bool {
+        self.streams.iter().flatten().any(|stream| !stream.line.is_empty())
+    }
+
+    /// Reads the bytes that have come, and writes the bytes that are pending. With `whole` it also
+    /// returns lines that have not ended.
+    pub fn take(&mut self, whole: bool) -> Vec<Got> {
+        self.flush();
+        let mut got = Vec::new();
+        for index in 0..2 {
+            let Some(mut stream) = self.streams[index].take() else { continue };
+            let has_more = stream.read();
+            let parts = stream.parts(whole || !has_more);
+            if has_more {
+                self.streams[index] = Some(stream);
+            }
+            for part in parts {
+                self.sort(index == 1, part, &mut got);
+            }
+        }
+        got
+    }
+
+    /// Separates marks, and the words of ssh and the login shell, from the ranks' text.
+    fn sort(&mut self, is_error: bool, mut bytes: Vec<u8>, got: &mut Vec<Got>) {
+        let mut said = None;
+        if let Some(at) = find(&bytes, MARK.as_bytes()).filter(|_| is_error) {
+            said = serde_json::from_slice(&bytes[at + MARK.len()..]).ok();
+            bytes.truncate(at);
+        }
+        let is_noise = if is_error { !self.is_greeted || is_end_of_ssh(&bytes) } else { !self.is_ordered };
+        if is_noise {
+            self.words.extend_from_slice(&bytes);
+            self.words.drain(..self.words.len().saturating_sub(TAIL));
+        } else if !bytes.is_empty() {
+            got.push(Got::Text { is_error, bytes });
+        }
+        if let Some(said) = said {
+            self.is_greeted = true;
+            got.push(Got::Said(said));
+        }
+    }
+
+    /// How the process ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// The last words of ssh and of the login shell in one line.
+    pub fn words(&self) -> String {
+        LastWords::of(&self.words).lines.lines().map(str::trim).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Ends the process and those that it has started here.
+    pub fn kill(&self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Stream {
+    /// Reads the bytes that have come. Returns false at the end of the input.
+    fn read(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match self.pipe.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(count) => self.line.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+            // The other hosts get their turn now.
+            if self.line.len() > MAX_LINE {
+                return true;
+            }
+        }
+    }
+
+    /// Returns the lines that have ended. With `whole` it also returns the bytes after them,
+    /// unless a mark has begun there.
+    fn parts(&mut self, whole: bool) -> Vec<Vec<u8>> {
+        let ended = self.line.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let rest = self.line.split_off(ended);
+        let lines = std::mem::replace(&mut self.line, rest);
+        let mut parts: Vec<Vec<u8>> = lines.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+        let is_mark = self.line.contains(&MARK.as_bytes()[0]);
+        if !self.line.is_empty() && ((whole && !is_mark) || self.line.len() > MAX_LINE) {
+            parts.push(std::mem::take(&mut self.line));
+        }
+        parts
+    }
+}
+
+/// Whether a line is one in which OpenSSH says why it ends. Such a line comes without the host among
+/// the lines of the ranks, so the starter says it with the host.
+fn is_end_of_ssh(line: &[u8]) -> bool {
+    let line = line.trim_ascii_end();
+    let lines: [(&[u8], &[u8]); 3] = [
+        (b"Timeout, server ", b" not responding."),
+        (b"Connection to ", b" closed by remote host."),
+        (b"client_loop: send disconnect: ", b""),
+    ];
+    lines.iter().any(|(begin, end)| line.starts_with(begin) && line.ends_with(end))
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}

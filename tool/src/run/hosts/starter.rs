@@ -1,0 +1,267 @@
+//! The starter: starts an agent on each host, gives it its orders, and passes on what comes back.
+//! [`end`](super::end) ends the job.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::host_name;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::failures::Failures;
+use super::forward::forwarded;
+use super::job::Starter;
+use super::list::Host;
+use super::losses::Losses;
+use super::node::{Node, State};
+use super::plan::Plan;
+use super::process::{Got, Process};
+use super::words::{Orders, Said, Share, Word, line};
+use crate::failure::Failure;
+use crate::run::guard;
+use crate::run::identity::{default_id, span};
+use crate::run::options::Options;
+use crate::run::signals::Signals;
+use crate::stdio::{say, write_all};
+use crate::style::{Style, When};
+use crate::words::count;
+
+/// How many agents start at one time, so that hundreds of ssh do not start together.
+const AT_ONCE: usize = 32;
+/// How long the starter waits in silence for the agents, and the time between two lines about that.
+const FIRST: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_secs(10);
+/// How long the starter waits for the end of a line before it passes the line on.
+const HALF_LINE: Duration = Duration::from_millis(100);
+/// The time between two signs of life to the nodes.
+const ALIVE: Duration = Duration::from_secs(5);
+
+/// Runs the job on these hosts and gives its exit code.
+pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
+    let plan = Plan::new(options, hosts)?;
+    let environment = forwarded(&options.hosts.forward)?;
+    let directory = std::env::current_dir();
+    let directory = directory.map_err(|error| Failure::new(1, format!("the current folder has gone: {error}")))?;
+    let mut starter = Starter {
+        options,
+        nodes: plan.hosts.into_iter().map(Node::new).collect(),
+        signals: Signals::catch()?,
+        style: Style::new(options.color, &io::stderr()),
+        directory: directory.into(),
+        environment,
+        meeting: plan.meeting,
+        port: plan.port,
+        deadline: Instant::now() + options.meeting.rdzv_timeout,
+        next_note: Instant::now() + FIRST,
+        limit: None,
+        code: None,
+        has_met: false,
+        interrupts: 0,
+        next_alive: Instant::now() + ALIVE,
+        failures: Failures::default(),
+        losses: Losses::default(),
+        reason: None,
+        is_reason_above: false,
+        passed_on: HashSet::new(),
+    };
+    while starter.nodes.iter().any(|node| node.process.is_some() || node.state == State::Planned) {
+        starter.step();
+    }
+    starter.tell_failures(Instant::now());
+    starter.tell_losses(true);
+    if let Some(reason) = starter.reason.as_ref().filter(|_| starter.is_reason_above) {
+        say(reason);
+    }
+    Ok(starter.exit_code())
+}
+
+impl Starter<'_> {
+    fn step(&mut self) {
+        self.start_agents();
+        self.give_orders();
+        self.obey_the_clock();
+        let is_late = self.sleep();
+        for signal in self.signals.take() {
+            self.handle_signal(signal);
+        }
+        for index in 0..self.nodes.len() {
+            let Some(process) = self.nodes[index].process.as_mut() else { continue };
+            // The starter looks for the end of the process first, so that it reads everything that
+            // was written before the end.
+            let ended = process.ended();
+            let got = process.take(is_late || ended.is_some());
+            for got in got {
+                self.handle(index, got);
+            }
+            if let Some(status) = ended {
+                self.process_ended(index, status);
+            }
+        }
+    }
+
+    /// Waits for something to do. Returns whether only time has passed.
+    fn sleep(&self) -> bool {
+        let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let processes = || self.nodes.iter().filter_map(|node| node.process.as_ref());
+        entries.extend(processes().flat_map(Process::entries));
+        let mut until = self.limit.map_or(self.next_alive, |limit| limit.min(self.next_alive));
+        if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
+            until = until.min(self.next_note).min(self.deadline);
+        }
+        let failures = self.failures.until().filter(|_| self.code.is_none());
+        let until = failures.into_iter().chain(self.losses.due()).fold(until, Instant::min);
+        let mut left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        if processes().any(Process::has_begun) {
+            left = left.min(HALF_LINE);
+        }
+        poll(&mut entries, Timespec::try_from(left).ok().as_ref()) == Ok(0)
+    }
+
+    fn start_agents(&mut self) {
+        let mut starting = self.nodes.iter().filter(|node| node.state == State::Starting).count();
+        for index in 0..self.nodes.len() {
+            let node = &mut self.nodes[index];
+            if node.state != State::Planned || starting >= AT_ONCE {
+                continue;
+            }
+            node.began = Instant::now();
+            match Process::start(&node.planned.command) {
+                Ok(process) => {
+                    (node.process, node.state) = (Some(process), State::Starting);
+                    starting += 1;
+                }
+                Err(error) => {
+                    let program = node.planned.command[0].to_string_lossy().into_owned();
+                    self.host_failed(index, format!("cannot start {program}: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Sends the orders to the agents that are ready, once the place of the store is known.
+    fn give_orders(&mut self) {
+        let port = match (self.port, &self.nodes[0].state) {
+            (Some(port), _) => port,
+            (None, State::Ready(port)) => *port,
+            (None, _) => return,
+        };
+        self.port = Some(port);
+        let hosts: Vec<String> = self.nodes.iter().map(|node| node.name().to_owned()).collect();
+        let id = self.options.meeting.rdzv_id.clone();
+        let id = id.unwrap_or_else(|| default_id(&host_name(), guard::visible().as_raw_nonzero().get() as u32));
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            let (State::Ready(_), Some(process)) = (&node.state, node.process.as_mut()) else { continue };
+            let orders = Orders {
+                directory: self.directory.clone(),
+                environment: self.environment.clone(),
+                arguments: arguments(self.options),
+                share: Share {
+                    node: index as u32,
+                    hosts: hosts.clone(),
+                    ranks: node.planned.host.ranks,
+                    host: self.meeting.clone(),
+                    port,
+                    id: id.clone(),
+                    starter: host_name(),
+                },
+            };
+            process.order(&line(&orders));
+            node.state = State::Ordered;
+        }
+    }
+
+    fn obey_the_clock(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_alive {
+            self.next_alive = now + ALIVE;
+            self.send(Word::Alive);
+        }
+        self.tell_losses(false);
+        self.tell_failures(now);
+        if self.limit.is_some_and(|limit| now >= limit) {
+            let late = self.names(|node| node.process.is_some());
+            if !late.is_empty() {
+                self.say(&format!(
+                    "{late} did not end in time, so the connection is closed; look there for ranks that still run"
+                ));
+            }
+            self.kill_all();
+        }
+        let silent = self.nodes.iter().filter(|node| node.is_silent()).count();
+        if silent == 0 || self.limit.is_some() || self.failures.until().is_some() {
+            return;
+        }
+        let names = self.names(Node::is_silent);
+        if now >= self.deadline {
+            let seconds = self.options.meeting.rdzv_timeout.as_secs_f64();
+            self.say(&format!("no answer from {names} within {seconds} s (--rdzv-timeout)"));
+            self.end(1);
+        } else if now >= self.next_note {
+            let (left, hosts) = (span(self.deadline - now), count(self.nodes.len(), "host"));
+            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left} left (--rdzv-timeout)"));
+            self.next_note = now + AGAIN;
+        }
+    }
+
+    fn handle(&mut self, index: usize, got: Got) {
+        match got {
+            Got::Text { is_error: true, bytes } => {
+                if self.is_new(&bytes) {
+                    self.is_reason_above |= self.reason.is_some();
+                    // There is no other place to report that standard error cannot be written.
+                    let _ = write_all(io::stderr(), &bytes);
+                }
+            }
+            Got::Text { is_error: false, bytes } => {
+                if let Err(error) = write_all(io::stdout(), &bytes) {
+                    self.output_is_lost(&error);
+                }
+            }
+            Got::Said(Said::Hello { version, .. }) if version != env!("CARGO_PKG_VERSION") => {
+                let ours = env!("CARGO_PKG_VERSION");
+                self.host_failed(
+                    index,
+                    format!("it has devicemesh {version}, and this is {ours}: install the same on all hosts"),
+                );
+            }
+            Got::Said(Said::Hello { port, .. }) if self.nodes[index].state == State::Starting => {
+                self.nodes[index].state = State::Ready(port);
+            }
+            Got::Said(Said::Hello { .. }) => {}
+            Got::Said(Said::Cannot { message }) => self.host_failed(index, message),
+            Got::Said(Said::Begun) if self.nodes[index].state == State::Ordered => {
+                self.nodes[index].state = State::Working;
+            }
+            Got::Said(Said::Begun) => {}
+            Got::Said(Said::Gone { node, text }) => self.node_has_gone(index, node as usize, text),
+            Got::Said(Said::Met) => self.has_met = true,
+            Got::Said(Said::Ended { code }) => self.node_ended(index, code),
+        }
+    }
+
+    /// Whether a text is a rank's, or a message that no other node has said.
+    fn is_new(&mut self, text: &[u8]) -> bool {
+        let Some(message) = text.strip_prefix(b"devicemesh run: ") else { return true };
+        let message = String::from_utf8_lossy(message);
+        // The starter itself says for which hosts it waits.
+        let is_starting = self.failures.until().is_some() || self.nodes.iter().any(Node::is_open);
+        if message.starts_with("waiting for ") && is_starting {
+            return false;
+        }
+        // Nodes end different numbers of ranks for one cause.
+        self.passed_on.insert(message.split("; ").next().unwrap_or_default().to_owned())
+    }
+}
+
+/// Returns the command line for a node: the one of this process. A node writes into pipes, so the
+/// command line says whether there is a terminal.
+fn arguments(options: &Options) -> Vec<OsString> {
+    let mut given: Vec<OsString> = guard::command_line().into_iter().skip(2).collect();
+    let is_asked = given.iter().any(|word| word.to_string_lossy().starts_with("--color"));
+    let is_colourful = Style::new(When::Auto, &io::stdout()).colour && Style::new(When::Auto, &io::stderr()).colour;
+    if options.color == When::Auto && !is_asked && is_colourful {
+        given.splice(0..0, ["--color".into(), "always".into()]);
+    }
+    given
+}

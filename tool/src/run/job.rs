@@ -1,0 +1,127 @@
+//! A job as this node sees it.
+
+use std::io::{self, IsTerminal};
+use std::time::Instant;
+
+use devicemesh::rendezvous::host_name;
+use rustix::process::Rlimit;
+
+use super::binding::Binding;
+use super::cause::{Cause, How};
+use super::hosts::Control;
+use super::nodes::Nodes;
+use super::options::Options;
+use super::output::Output;
+use super::ranks::Ranks;
+use super::signals::Signals;
+use crate::check;
+use crate::style::Style;
+
+/// The phase of the end of a job.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Phase {
+    Running,
+    /// The ranks may end by themselves. They get SIGTERM at that moment.
+    Grace(Instant),
+    /// The ranks have got a signal that ends them. They get SIGKILL at that moment.
+    Terminating(Instant),
+    /// The ranks have got SIGKILL, or have ended.
+    Killed,
+}
+
+/// The state of a job. [`end`](super::end) ends the job, and [`report`](super::report) writes the
+/// messages about it.
+pub struct Job<'a> {
+    pub options: &'a Options,
+    /// The CPUs and the memory that the ranks of this node get.
+    pub binding: Binding,
+    pub signals: Signals,
+    pub output: Output,
+    /// The other nodes. `None` in a job of one node.
+    pub nodes: Option<Nodes>,
+    /// The connection to the starter, where `--hosts` has started this node.
+    pub control: Option<Control>,
+    /// Whether the starter ends the job, and has said why.
+    pub is_ended_by_starter: bool,
+    /// The limit on open files that the ranks get. In a job of several nodes it is known when the
+    /// nodes have met.
+    pub open_files: Option<Rlimit>,
+    /// The ranks of this node, once they are started.
+    pub ranks: Option<Ranks>,
+    /// The name of this node in a cause that it reports. `None` in a job of one node.
+    pub reporter: Option<String>,
+    /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY
+    /// when they have ended.
+    pub deadline: Option<Instant>,
+    /// When `--timeout` passes, if all ranks ended before. It also ends the wait for a slow reader
+    /// of the output.
+    pub timeout: Option<Instant>,
+    pub phase: Phase,
+    /// When a signal asked the tool to end the job. `None` while none has.
+    pub asked: Option<Instant>,
+    /// When the ranks were stopped (Ctrl-Z). `None` while they run.
+    pub stopped: Option<Instant>,
+    /// How many ranks of this node failed at the same time as the one that failed first.
+    pub failed_together: usize,
+    /// Why the job ends. `None` while nothing has ended it.
+    pub cause: Option<Cause>,
+    /// Whether no other node needs the store any more.
+    pub store_is_unused: bool,
+    /// Whether the user was told that some of the output is lost.
+    pub loss_is_told: bool,
+    /// The style of the tool's own messages.
+    pub style: Style,
+}
+
+impl Job<'_> {
+    /// The number of ranks of this node that run.
+    pub fn running(&self) -> usize {
+        self.ranks.as_ref().map_or(0, Ranks::running)
+    }
+
+    /// Writes a message of one or more lines in one write.
+    pub fn say(&self, text: &str) {
+        self.output.say(&format!("devicemesh run: {text}"));
+    }
+
+    /// Writes a message about a key of the terminal (Ctrl-C, Ctrl-Z). The terminal echoes the key,
+    /// maybe behind a line of the ranks that has no end. So the message begins a new line there.
+    pub fn say_after_key(&self, text: &str) {
+        let before = if io::stderr().is_terminal() { "\n" } else { "" };
+        self.output.say(&format!("{before}devicemesh run: {text}"));
+    }
+
+    /// The word that says, in a job of several nodes, that a message is about the ranks of this
+    /// node.
+    pub fn here(&self) -> String {
+        match (&self.options.hosts.agent, &self.reporter) {
+            (Some(_), _) => format!(" on {}", host_name()),
+            (None, Some(_)) => " here".to_owned(),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Whether the ranks have told the user of this end themselves.
+    pub fn is_told(&self, how: How) -> bool {
+        matches!(how, How::Exited(code) if check::tells_itself(&self.options.command, code))
+    }
+
+    /// Whether this node reports a cause to the user. Where one terminal shows all nodes, only
+    /// node 0 does. But another node reports a cause that node 0 cannot know.
+    pub fn tells(&self, cause: &Cause) -> bool {
+        if matches!(cause, Cause::Rank { ended, log: None, .. } if self.is_told(ended.how)) {
+            return false;
+        }
+        let Some(share) = &self.options.hosts.agent else { return true };
+        let is_private = match cause {
+            Cause::Lost { .. } => true,
+            Cause::Refused { .. } => !self.nodes.as_ref().is_some_and(Nodes::has_store),
+            _ => false,
+        };
+        !self.is_ended_by_starter && (share.node == 0 || is_private)
+    }
+    /// The number of the node that the job has lost, where a starter tells the user of it.
+    pub fn lost_node(&self, cause: &Cause) -> Option<u32> {
+        cause.lost_node().filter(|_| self.control.is_some())
+    }
+}

@@ -1,0 +1,113 @@
+//! The options that say which nodes belong to a job and where they meet.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::hosts::Share;
+use super::identity::Identity;
+use super::launcher::Launcher;
+use super::rendezvous::Rendezvous;
+use crate::duration::duration;
+use crate::endpoint::endpoint;
+use crate::failure::Failure;
+
+#[derive(Args)]
+pub struct Meeting {
+    /// Number of nodes: hosts that run this same command [default: those of the Slurm step, else 1]
+    #[arg(long, value_name = "N", value_parser = nodes)]
+    pub nnodes: Option<u32>,
+    /// This node's number, from 0. Without it, Slurm or Kubernetes gives the numbers, else the
+    /// order in which the nodes arrive. Node 0 has the first ranks
+    #[arg(long, alias = "node_rank", value_name = "NODE")]
+    pub node_rank: Option<u32>,
+    /// Where the ranks meet, the same on all nodes: a host of the job (node 0's, where nodes are
+    /// numbered), and a port that is free there [port: 29400]
+    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
+    pub rdzv_endpoint: Option<(String, u16)>,
+    /// A name for the job, the same on all nodes. A node with another name is refused. Without a
+    /// name the nodes compare their commands
+    #[arg(long, alias = "rdzv_id", value_name = "NAME")]
+    pub rdzv_id: Option<String>,
+    /// How long to wait until all nodes have arrived
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
+    pub rdzv_timeout: Duration,
+}
+
+fn nodes(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(nodes) if (1..=65536).contains(&nodes) => Ok(nodes),
+        _ if text.contains(':') => Err("the number of nodes is fixed here: one number, as 2".to_owned()),
+        _ => Err("1 to 65536".to_owned()),
+    }
+}
+
+impl Meeting {
+    /// Where this node meets the others. Options that are left out come from the launcher. A node
+    /// that `--hosts` has started takes everything from its share.
+    pub fn rendezvous(&self, ranks: u32, command: &[OsString], share: Option<&Share>) -> Result<Rendezvous, Failure> {
+        if let Some(Share { node, hosts, host, port, id, .. }) = share.cloned() {
+            return Ok(Rendezvous {
+                host,
+                port,
+                nodes: hosts.len() as u32,
+                node: Some(node),
+                ranks,
+                id: Some(id),
+                timeout: self.rdzv_timeout,
+                identity: Identity::of_this_job(command, None),
+                hosts,
+                all_report: false,
+                name_comes_late: false,
+            });
+        }
+        let wrong = |message: String| Failure::new(2, message);
+        let launcher = Launcher::from_environment();
+        let scheduler = launcher.as_ref().and_then(Launcher::job_name);
+        let identity = Identity::of_this_job(command, scheduler);
+        let place = match (&launcher, self.nnodes, &self.rdzv_endpoint) {
+            (Some(launcher), nodes @ (None | Some(2..)), None) => launcher.place(nodes).map_err(wrong)?,
+            _ => None,
+        };
+        let nodes = self.nnodes.or(place.as_ref().map(|place| place.nodes)).unwrap_or(1);
+        if let Some(node) = self.node_rank.filter(|node| *node >= nodes) {
+            let most = nodes - 1;
+            return Err(wrong(format!("--node-rank {node} with --nnodes {nodes}: the nodes are 0 to {most}")));
+        }
+        if let Some(place) = place {
+            return Ok(Rendezvous {
+                host: place.host,
+                port: place.port,
+                nodes,
+                node: self.node_rank.or(Some(place.node)),
+                ranks,
+                id: self.rdzv_id.clone().or(Some(place.id)),
+                timeout: self.rdzv_timeout,
+                identity,
+                hosts: place.hosts,
+                all_report: place.all_report,
+                name_comes_late: place.name_comes_late,
+            });
+        }
+        if nodes > 1 && self.rdzv_endpoint.is_none() {
+            return Err(wrong(format!(
+                "--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, the same on all nodes: a host of the job that the others reach, and a port that is free there"
+            )));
+        }
+        let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
+        Ok(Rendezvous {
+            host,
+            port,
+            nodes,
+            node: if nodes == 1 { Some(0) } else { self.node_rank },
+            ranks,
+            id: self.rdzv_id.clone(),
+            timeout: self.rdzv_timeout,
+            identity,
+            hosts: Vec::new(),
+            all_report: true,
+            name_comes_late: matches!(launcher, Some(Launcher::Kubernetes { .. })),
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! Waits until the endpoint's name has an address. A wrong name never gets one, so a node does not
+//! wait for it as long as for other nodes.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use devicemesh::error::Error;
+use devicemesh::rendezvous::host_name;
+use devicemesh::rendezvous::store::resolve;
+use devicemesh::wait::Wait;
+
+use super::progress::Progress;
+use crate::run::identity::span;
+use crate::run::rendezvous::Rendezvous;
+
+/// How long a name may be unknown, so that a name server has time to learn it.
+const UNKNOWN: Duration = Duration::from_secs(10);
+/// How long the resolver may give no answer, for example while the network starts.
+const TEMPORARY: Duration = Duration::from_secs(60);
+/// The pause before the next try.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Returns when the name has an address.
+pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) -> Result<(), Error> {
+    let (host, port) = (&rendezvous.host, rendezvous.port);
+    if host.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    let began = Instant::now();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let Err(error) = ask(host, port, wait)? else { return Ok(()) };
+        let patience = match () {
+            () if rendezvous.name_comes_late => rendezvous.timeout,
+            () if is_temporary(&error) => TEMPORARY,
+            () => UNKNOWN,
+        };
+        if began.elapsed() + PAUSE > patience || wait.deadline.passed() {
+            let time = span(began.elapsed());
+            return Err(Error::store(format!(
+                "the name {host} has no address on {} ({error}; {tries} tries in {time}): check --rdzv-endpoint, or name the host's address",
+                host_name()
+            )));
+        }
+        let until = Instant::now() + PAUSE;
+        while Instant::now() < until {
+            wait.cancel.check()?;
+            progress.tell(|| format!("the name {host} to get an address ({error})"));
+            std::thread::sleep(progress.pause(until.saturating_duration_since(Instant::now())).deadline.slice());
+        }
+    }
+}
+
+/// Asks the resolver, on a thread of its own, because the resolver knows no deadline.
+fn ask(host: &str, port: u16, wait: &Wait) -> Result<io::Result<()>, Error> {
+    let (sender, receiver) = channel();
+    let owned = host.to_owned();
+    let work = move || drop(sender.send(resolve(&owned, port).map(drop)));
+    if let Err(error) = std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(work) {
+        return Ok(Err(error));
+    }
+    loop {
+        match receiver.recv_timeout(wait.deadline.slice()) {
+            Ok(resolved) => return Ok(resolved),
+            Err(RecvTimeoutError::Timeout) if !wait.deadline.passed() => wait.cancel.check()?,
+            Err(_) => return Ok(Err(io::Error::new(io::ErrorKind::TimedOut, "the resolver gives no answer"))),
+        }
+    }
+}
+
+/// Whether the resolver got no answer (EAI_AGAIN). The text is compared, because the standard
+/// library gives no code.
+fn is_temporary(error: &io::Error) -> bool {
+    let text = error.to_string().to_lowercase();
+    ["temporary", "try again", "no answer"].iter().any(|word| text.contains(word))
+}

@@ -1,0 +1,80 @@
+//! Finds the process that listens at a port of this host, for messages.
+
+use std::collections::HashSet;
+use std::fs;
+
+use devicemesh::printable::printable;
+
+use crate::proc::{pids, words};
+use crate::run::identity::shell_line;
+
+/// The state of a socket that listens (TCP_LISTEN), as /proc/net/tcp has it.
+const LISTENS: &str = "0A";
+/// The most characters of a command that a message quotes.
+const QUOTED: usize = 80;
+
+/// The process that listens at this port, as " by `nc -l 80` (pid 4711)". Empty where it belongs to
+/// another user, because only root can look at the sockets of another user.
+pub fn listener(port: u16) -> String {
+    let sockets: HashSet<String> = ["tcp", "tcp6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
+        .flat_map(|table| table.lines().skip(1).filter_map(|line| listening(line, port)).collect::<Vec<_>>())
+        .collect();
+    if sockets.is_empty() {
+        return String::new();
+    }
+    let pid = pids().find(|pid| holds(*pid, &sockets));
+    pid.map_or(String::new(), |pid| format!(" by `{}` (pid {pid})", command(pid)))
+}
+
+/// The socket of a line of /proc/net/tcp, as a link in /proc/PID/fd names it, where the socket
+/// listens at this port.
+fn listening(line: &str, port: u16) -> Option<String> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (_, local) = fields.get(1)?.rsplit_once(':')?;
+    let is_it = u16::from_str_radix(local, 16) == Ok(port) && fields.get(3) == Some(&LISTENS);
+    is_it.then(|| fields.get(9).map(|inode| format!("socket:[{inode}]")))?
+}
+
+fn holds(pid: u32, sockets: &HashSet<String>) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).ok().into_iter().flatten();
+    let mut links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+    links.any(|link| link.to_str().is_some_and(|link| sockets.contains(link)))
+}
+
+/// The command line of a process.
+fn command(pid: u32) -> String {
+    let line = shell_line(&words(pid, "cmdline").unwrap_or_default());
+    match line.char_indices().nth(QUOTED) {
+        Some((at, _)) => format!("{}...", printable(&line[..at])),
+        None => printable(&line).into_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::{listener, listening};
+
+    #[test]
+    fn this_process_listens() {
+        let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let said = listener(socket.local_addr().unwrap().port());
+        assert!(said.starts_with(" by `") && said.ends_with(&format!("(pid {})", std::process::id())), "{said}");
+    }
+
+    #[test]
+    fn only_sockets_that_listen_count() {
+        let line = |local: &str, state: &str| {
+            format!(
+                "   1: 00000000:{local} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0 0 10 0"
+            )
+        };
+        assert_eq!(listening(&line("72D8", "0A"), 29400), Some("socket:[4711]".to_owned()));
+        assert_eq!(listening(&line("72D8", "01"), 29400), None);
+        assert_eq!(listening(&line("0050", "0A"), 29400), None);
+        assert_eq!(listening("", 29400), None);
+    }
+}

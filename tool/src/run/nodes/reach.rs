@@ -1,0 +1,177 @@
+//! Finds the job's store, or serves it.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use devicemesh::error::{Error, Status};
+use devicemesh::rendezvous::host_name;
+use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore, resolve};
+use devicemesh::wait::{Deadline, Wait};
+use rustix::io::Errno;
+
+use super::keys::{OVER, SERVED};
+use super::name::wait_for_name;
+use super::port::listener;
+use super::progress::Progress;
+use super::shared::Reached;
+use crate::run::rendezvous::Rendezvous;
+
+/// How long one attempt to connect lasts. After that a node that could serve the store itself
+/// checks whether its port is free now.
+const TRY: Duration = Duration::from_secs(1);
+/// How long the tool that serves the store may take to mark it as served, and how long the port of
+/// node 0 may be in use by something that gives no answer as a store.
+const MARKED: Duration = Duration::from_secs(10);
+/// The variable that the errors about a secret name.
+const SECRET: &str = "DM_STORE_SECRET";
+/// The pause before a node looks again whether the server of a job that is over has gone.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Connects to the job's store. Serves it where this node may and nobody else does.
+pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) -> Result<Reached, Error> {
+    let Rendezvous { host, port, node, .. } = rendezvous;
+    let may_serve = node.is_none_or(|node| node == 0);
+    let must_serve = *node == Some(0);
+    let in_use = |error: &Error| error.os_error() == Errno::ADDRINUSE.raw_os_error();
+    let secret = Secret::from_environment()?;
+    wait_for_name(rendezvous, wait, progress)?;
+    let began = Instant::now();
+    loop {
+        wait.look_around()?;
+        let (server, is_taken) = match may_serve.then(|| Server::at(host, *port, secret.clone())) {
+            Some(Ok(server)) => (Some(server), false),
+            // The named host must be the host of node 0. If the port is in use, another node 0 or
+            // an earlier job may serve a store there. The content of that store shows which of the
+            // two.
+            Some(Err(error)) if must_serve && !in_use(&error) => {
+                return Err(Error::store(format!("node 0 on {}: {}", host_name(), error.message())));
+            }
+            Some(Err(error)) => (None, in_use(&error)),
+            None => (None, false),
+        };
+        let limited = if server.is_some() { wait.clone() } else { progress.pause(TRY) };
+        let store = match TcpStore::connect_with_secret(host, *port, secret.clone(), &limited) {
+            Ok(store) => store,
+            // Only a try with enough time shows that there is no store.
+            Err(error) if limited.deadline.passed() && !wait.deadline.passed() => {
+                if is_taken && must_serve && began.elapsed() > MARKED {
+                    return Err(port_in_use(rendezvous, "what listens there gives no answer as a store"));
+                }
+                progress.tell(|| waiting(rendezvous, &error));
+                continue;
+            }
+            Err(error) if wait.deadline.passed() => {
+                return Err(match is_taken {
+                    true => port_in_use(rendezvous, &why(&error)),
+                    false => nobody_serves(rendezvous, &error),
+                });
+            }
+            // A store that wants a secret is a store.
+            Err(error) if error.message().contains(SECRET) => return Err(error),
+            Err(error) if error.status() == Status::Store => {
+                return Err(match is_taken {
+                    true => port_in_use(rendezvous, "what listens there is no store"),
+                    false => no_store(rendezvous),
+                });
+            }
+            Err(error) => return Err(error),
+        };
+        if server.is_some() {
+            if let Some(warning) = unreachable_name(rendezvous) {
+                progress.say(warning);
+            }
+            return Ok(Reached { store, server });
+        }
+        match is_current(&store, rendezvous, wait) {
+            Ok(true) => return Ok(Reached { store, server }),
+            // The server of an earlier job is just ending.
+            Ok(false) => std::thread::sleep(PAUSE),
+            Err(error) if error.status() == Status::Store && !wait.deadline.passed() => std::thread::sleep(PAUSE),
+            Err(error) => return Err(error),
+        }
+        progress.tell(|| format!("the job before this one to leave {}", rendezvous.store()));
+        if wait.deadline.passed() {
+            let store = rendezvous.store();
+            return Err(Error::timeout(format!(
+                "the job that {store} was served for is over, but its server is still there: end it, or choose another port with --rdzv-endpoint"
+            )));
+        }
+    }
+}
+
+/// Returns a warning if the endpoint's name, which is neither an address nor localhost, means only
+/// loopback addresses on this host. Debian's /etc/hosts gives a host's own name such an address.
+/// This is no error, because all nodes may be on this host.
+fn unreachable_name(rendezvous: &Rendezvous) -> Option<String> {
+    let (host, port) = (&rendezvous.host, rendezvous.port);
+    if rendezvous.nodes < 2 || host.parse::<IpAddr>().is_ok() || host.split('.').next() == Some("localhost") {
+        return None;
+    }
+    let addresses = resolve(host, port).ok()?;
+    let first = addresses.first().filter(|_| addresses.iter().all(|address| address.ip().is_loopback()))?;
+    Some(format!(
+        "the name {host} is {} on {} (see /etc/hosts), which no other host can reach: name an address of this host by --rdzv-endpoint, as 10.0.0.5:{port}",
+        first.ip(),
+        host_name()
+    ))
+}
+
+/// Who must serve the store, for messages.
+fn server_of(rendezvous: &Rendezvous) -> &'static str {
+    if rendezvous.node.is_none() { "one of the nodes" } else { "node 0" }
+}
+
+fn waiting(rendezvous: &Rendezvous, error: &Error) -> String {
+    format!("{} to serve {} ({})", server_of(rendezvous), rendezvous.store(), why(error))
+}
+
+fn nobody_serves(rendezvous: &Rendezvous, error: &Error) -> Error {
+    Error::timeout(format!(
+        "nobody serves {} after {} s; {} must run on the host that --rdzv-endpoint names, and its port be open to the others ({})",
+        rendezvous.store(),
+        rendezvous.timeout.as_secs_f64(),
+        server_of(rendezvous),
+        why(error)
+    ))
+}
+
+/// The error of a node that cannot serve the store, because something else listens at its port.
+fn port_in_use(rendezvous: &Rendezvous, why: &str) -> Error {
+    let port = rendezvous.port;
+    Error::invalid(format!(
+        "port {port} of {} is in use{}, so the job's store cannot be served at {} ({why}): choose another port with --rdzv-endpoint",
+        host_name(),
+        listener(port),
+        rendezvous.store()
+    ))
+}
+
+fn no_store(rendezvous: &Rendezvous) -> Error {
+    Error::invalid(format!(
+        "what listens at {} is no store: choose another port with --rdzv-endpoint",
+        rendezvous.store()
+    ))
+}
+
+/// Returns why a connection failed, because the error's own message has only the time of the last
+/// try.
+fn why(error: &Error) -> String {
+    match error.os_error() {
+        0 => error.message().to_owned(),
+        code => io::Error::from_raw_os_error(code).to_string(),
+    }
+}
+
+/// Whether the job of this store is not over.
+fn is_current(store: &TcpStore, rendezvous: &Rendezvous, wait: &Wait) -> Result<bool, Error> {
+    let soon = wait.with_deadline(Deadline::after(wait.deadline.left().min(MARKED)));
+    match store.get_any(&[OVER, SERVED], &soon) {
+        Ok((found, _)) => Ok(found != 0),
+        Err(error) if error.status() == Status::Timeout => Err(Error::invalid(format!(
+            "what listens at {} is a store, but none of a devicemesh run with --rdzv-endpoint: choose another port",
+            rendezvous.store()
+        ))),
+        Err(error) => Err(error),
+    }
+}

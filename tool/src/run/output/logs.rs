@@ -1,0 +1,130 @@
+//! The files to which the ranks' output goes: a new folder for each run, and in it two files for
+//! each rank, which may be cut by size.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::route::Rotation;
+use crate::stdio::say;
+
+/// The link to the folder of the newest run.
+const LATEST: &str = "latest";
+
+/// The folder of one run.
+pub struct Folder(PathBuf);
+
+/// One output of one rank in a file.
+pub struct Log {
+    path: PathBuf,
+    file: File,
+    /// The number of bytes in the file.
+    length: u64,
+    /// The limit on that number, where there is one.
+    rotation: Option<Rotation>,
+    /// Whether the file ends inside a line, because the tool passes on a long line in parts.
+    is_inside_line: bool,
+}
+
+impl Folder {
+    /// Makes the folder of the run of that name in `logs`. The folder may exist, because the nodes
+    /// of a job may share a file system.
+    pub fn make(logs: &Path, run: &str) -> Result<Folder, String> {
+        let folder = logs.join(run);
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        // A link cannot be replaced in one step, but another file can take its name. The link's
+        // first name belongs to this process alone. The link is a convenience, and some file
+        // systems have none, so its failure ends nothing.
+        let latest = logs.join(LATEST);
+        if fs::symlink_metadata(&latest).is_ok_and(|found| !found.is_symlink()) {
+            let path = latest.display();
+            say(&format!(
+                "devicemesh run: {path} is no symbolic link, so it stays as it is and does not lead to this run"
+            ));
+            return Ok(Folder(folder));
+        }
+        let fresh = folder.join(format!(".{LATEST}-{}", std::process::id()));
+        let _ = symlink(run, &fresh).and_then(|()| fs::rename(&fresh, latest));
+        Ok(Folder(folder))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The file of one output of a rank.
+    pub fn log(&self, rank: u32, is_error: bool) -> PathBuf {
+        self.0.join(format!("rank-{rank}.{}", if is_error { "err" } else { "out" }))
+    }
+
+    /// Makes the file of one output of a rank. An existing file is an error, because it is from
+    /// another run.
+    pub fn create(&self, rank: u32, is_error: bool) -> io::Result<File> {
+        let path = self.log(rank, is_error);
+        fresh(&path).map_err(|error| io::Error::other(format!("cannot write {}: {error}", path.display())))
+    }
+}
+
+/// Makes a file to append to, so that several processes of a rank can write to it.
+fn fresh(path: &Path) -> io::Result<File> {
+    File::options().append(true).create_new(true).open(path)
+}
+
+impl Log {
+    pub fn new(path: PathBuf, file: File, rotation: Option<Rotation>) -> Log {
+        Log { path, file, length: 0, rotation, is_inside_line: false }
+    }
+
+    /// Writes whole lines, or a part of a line that is longer than the tool keeps. Begins a new
+    /// file where the lines do not fit.
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), String> {
+        self.write_parts(&mut bytes).map_err(|error| format!("cannot write {}: {error}", self.path.display()))
+    }
+
+    fn write_parts(&mut self, bytes: &mut &[u8]) -> io::Result<()> {
+        let is_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
+        let ends_line = bytes.last().is_some_and(is_end);
+        if std::mem::replace(&mut self.is_inside_line, !ends_line) {
+            // All parts of a line are in one file.
+            self.append(bytes, bytes.iter().position(is_end).map_or(bytes.len(), |at| at + 1))?;
+        }
+        while let Some(rotation) = self.rotation.filter(|rotation| self.length + bytes.len() as u64 > rotation.size) {
+            let room = rotation.size.saturating_sub(self.length) as usize;
+            match bytes[..room].iter().rposition(is_end) {
+                Some(at) => self.append(bytes, at + 1)?,
+                None if self.length > 0 => {}
+                // The line is longer than a file may be. It gets a file of its own.
+                None => self.append(bytes, bytes.iter().position(is_end).map_or(bytes.len(), |at| at + 1))?,
+            }
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            self.rotate(rotation.keep)?;
+        }
+        self.append(bytes, bytes.len())
+    }
+
+    /// Writes the first `count` bytes.
+    fn append(&mut self, bytes: &mut &[u8], count: usize) -> io::Result<()> {
+        self.file.write_all(&bytes[..count])?;
+        self.length += count as u64;
+        *bytes = &bytes[count..];
+        Ok(())
+    }
+
+    /// Gives the file the name of the newest older one, and begins a new file.
+    fn rotate(&mut self, keep: u32) -> io::Result<()> {
+        let older = |number: u32| PathBuf::from(format!("{}.{number}", self.path.display()));
+        for number in (1..keep).rev() {
+            match fs::rename(older(number), older(number + 1)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(&self.path, older(1))?;
+        self.file = fresh(&self.path)?;
+        self.length = 0;
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! The tool's standard output and standard error, where the ranks' output passes through the tool.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::route::Route;
+use super::sink::Sink;
+use crate::stdio::{same_file, say};
+
+/// The sinks of this process. Before the ranks start there are none.
+#[derive(Default)]
+pub struct Sinks {
+    /// An eventfd that rings when there is news of the sinks. `None` before the ranks start, and
+    /// where nothing passes through the tool.
+    bell: Option<Arc<OwnedFd>>,
+    /// Writes to standard output, where the ranks' standard output passes through the tool.
+    out: Option<Sink>,
+    /// Writes to standard error, where the ranks' standard error does. It is `out` where both are
+    /// one file, so that their lines do not mix.
+    err: Option<Sink>,
+}
+
+impl Sinks {
+    /// Starts the threads that write what passes through the tool.
+    pub fn start(route: &Route) -> io::Result<Sinks> {
+        let mut sinks = Sinks::default();
+        if !route.reads(true) {
+            return Ok(sinks);
+        }
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        sinks.bell = Some(Arc::clone(&bell));
+        if !route.is_shown() {
+            return Ok(sinks);
+        }
+        if route.reads(false) {
+            sinks.out = Some(Sink::start(false, Arc::clone(&bell))?);
+        }
+        sinks.err = match &sinks.out {
+            Some(out) if same_file(io::stdout(), io::stderr()) => Some(out.clone()),
+            _ => Some(Sink::start(true, bell)?),
+        };
+        Ok(sinks)
+    }
+
+    /// The sink of the ranks' standard error, else of their standard output, where there is one.
+    pub fn of(&self, is_error: bool) -> Option<&Sink> {
+        if is_error { self.err.as_ref() } else { self.out.as_ref() }
+    }
+
+    /// The descriptor that is readable when there is news of the sinks.
+    pub fn bell(&self) -> Option<&Arc<OwnedFd>> {
+        self.bell.as_ref()
+    }
+
+    /// Silences the bell, so that it can ring again.
+    pub fn silence(&self) {
+        if let Some(bell) = &self.bell {
+            // The read fails if the bell has not rung. That is no error.
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+    }
+
+    /// Says a line on standard error, after what the ranks have written there.
+    pub fn say(&self, line: &str) {
+        match &self.err {
+            Some(sink) => sink.push_own(format!("{line}\n").into_bytes()),
+            None => say(line),
+        }
+    }
+
+    /// Whether there are bytes that are not written yet. The bell then rings when that may have
+    /// changed.
+    pub fn is_busy(&self) -> bool {
+        [&self.out, &self.err].into_iter().flatten().any(Sink::is_busy)
+    }
+
+    /// How many bytes of the ranks are not written yet.
+    pub fn unwritten(&self) -> usize {
+        // Both are one sink where they write to one file.
+        let is_one = self.out.is_some() && same_file(io::stdout(), io::stderr());
+        let err = self.err.as_ref().filter(|_| !is_one);
+        [self.out.as_ref(), err].into_iter().flatten().map(Sink::unwritten).sum()
+    }
+
+    /// Waits until the tool's own messages are written, or that moment has come.
+    pub fn wait_for_messages(&self, until: Instant) {
+        while self.err.as_ref().is_some_and(Sink::is_busy) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Finds the program of the ranks, and explains why an existing program cannot be started: its
+//! interpreter or loader is missing, or it is a script that is not in PATH or may not be executed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use super::identity::shell_word;
+
+/// How many bytes of a program are read for its first line or for its ELF headers.
+const HEAD: u64 = 4096;
+/// `p_type` of the program header that names the ELF loader (elf(5)).
+const PT_INTERP: u32 = 3;
+
+/// Returns the program that the ranks run. The name `devicemesh` means this tool where PATH has no
+/// program of that name, because the tool need not be in PATH on the other hosts of a job.
+pub fn resolve(program: &OsStr) -> OsString {
+    let own = std::env::current_exe().ok().filter(|own| own.file_name() == Some(program));
+    match own {
+        Some(own) if find(program).is_none() => own.into(),
+        _ => program.to_owned(),
+    }
+}
+
+/// Why a program that is there could not be started, and what to do. `None` where the error says it
+/// all.
+pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
+    let name = program.to_string_lossy();
+    let has_folder = name.contains('/');
+    match error.kind() {
+        ErrorKind::NotFound if !has_folder && find(program).is_none() => {
+            let here = format!("./{name}");
+            let file = Path::new(&here).is_file();
+            file.then(|| format!("{name} is not in PATH; {here} is here: {}", command_for(&here)))
+        }
+        ErrorKind::PermissionDenied if has_folder && Path::new(program).is_file() => {
+            let command = command_for(&name);
+            Some(format!("it may not be executed ({error}): {command}"))
+        }
+        _ => missing(program, error),
+    }
+}
+
+/// The command line for a file, after its kind.
+fn command_for(path: &str) -> String {
+    let word = shell_word(path);
+    let may_run = access(path, Access::EXEC_OK).is_ok();
+    match Path::new(path).extension().and_then(OsStr::to_str) {
+        Some("py") => format!("-- python3 {}", word.strip_prefix("./").unwrap_or(&word)),
+        _ if may_run => format!("-- {word}"),
+        Some("sh") => format!("-- sh {}", word.strip_prefix("./").unwrap_or(&word)),
+        _ => format!("chmod +x {word}"),
+    }
+}
+
+/// Returns why exec found no file although the program exists. The kernel's error is that of a
+/// missing program, because the interpreter or the loader is missing. `None` for other errors, and
+/// where the program is missing.
+fn missing(program: &OsStr, error: &io::Error) -> Option<String> {
+    let path = find(program).filter(|_| error.kind() == ErrorKind::NotFound)?;
+    let mut head = Vec::new();
+    let file = File::open(&path).ok()?;
+    (&file).take(HEAD).read_to_end(&mut head).ok()?;
+    let (what, needed) = match interpreter(&head) {
+        Some(interpreter) => ("the interpreter that its first line (#!) names", interpreter),
+        None => ("its ELF loader", loader(&head, &file)?),
+    };
+    // The kernel takes a name without a slash from the current folder too.
+    if Path::new(&needed).exists() {
+        return None;
+    }
+    let advice = match needed.as_bytes() {
+        [.., b'\r'] => "; the line ends with a carriage return, as on Windows: remove it, for example with dos2unix",
+        _ if what.starts_with("its ELF") => {
+            "; the program was built for another C library or another architecture, or runs in a container without it"
+        }
+        _ => "",
+    };
+    Some(format!("{what} is missing: {}{advice}", needed.to_string_lossy()))
+}
+
+/// The file of a program, found as execvp(3) finds it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into()).filter(|path: &PathBuf| path.is_file());
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// The interpreter of a script, from its first line.
+fn interpreter(head: &[u8]) -> Option<OsString> {
+    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let name = line.split(is_blank).find(|word| !word.is_empty())?;
+    Some(OsString::from_vec(name.to_vec()))
+}
+
+/// The loader that an ELF file of this machine's byte order names.
+fn loader(head: &[u8], file: &File) -> Option<OsString> {
+    let wide = match head.strip_prefix(b"\x7fELF")?.first()? {
+        1 => false,
+        2 => true,
+        _ => return None,
+    };
+    let short = |at: usize| Some(u16::from_ne_bytes(head.get(at..at + 2)?.try_into().ok()?));
+    let word = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
+    // A number as wide as this file's addresses.
+    let address = |at: usize| match wide {
+        true => Some(u64::from_ne_bytes(head.get(at..at + 8)?.try_into().ok()?)),
+        false => word(at).map(u64::from),
+    };
+    let (table, size, count) = match wide {
+        true => (address(32)?, short(54)?, short(56)?),
+        false => (address(28)?, short(42)?, short(44)?),
+    };
+    for header in 0..usize::from(count) {
+        let at = usize::try_from(table).ok()?.checked_add(header * usize::from(size))?;
+        if at > head.len() || word(at)? != PT_INTERP {
+            continue;
+        }
+        let (offset, length) =
+            if wide { (address(at + 8)?, address(at + 32)?) } else { (address(at + 4)?, address(at + 16)?) };
+        let mut name = vec![0; usize::try_from(length.min(HEAD)).ok()?];
+        file.read_exact_at(&mut name, offset).ok()?;
+        return Some(OsString::from_vec(name.into_iter().take_while(|byte| *byte != 0).collect()));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::{interpreter, loader};
+
+    #[test]
+    fn scripts_name_their_interpreter() {
+        for (text, name) in [
+            (&b"#!/bin/sh\necho"[..], Some("/bin/sh")),
+            (b"#! /usr/bin/env python3\n", Some("/usr/bin/env")),
+            (b"#!/bin/sh\r\necho", Some("/bin/sh\r")),
+            (b"#!\n", None),
+            (b"echo", None),
+            (b"", None),
+        ] {
+            assert_eq!(interpreter(text).as_deref().and_then(|name| name.to_str()), name, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn elf_files_name_their_loader() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let mut head = Vec::new();
+        (&file).take(super::HEAD).read_to_end(&mut head).unwrap();
+        let name = loader(&head, &file).unwrap();
+        assert!(std::path::Path::new(&name).exists(), "{name:?}");
+        // A file that is cut off, or is no ELF file, has none.
+        for length in [0, 3, 4, 5, 20, 60, 100] {
+            assert_eq!(loader(&head[..length], &file), None, "{length}");
+        }
+    }
+}

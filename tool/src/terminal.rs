@@ -1,0 +1,85 @@
+//! The width of the terminal, and text that is broken between words so that it fits.
+
+use std::io::stdout;
+
+use rustix::termios::tcgetwinsize;
+use unicode_width::UnicodeWidthStr;
+
+/// The smallest width for which lines are broken. A narrower terminal gets lines for this width.
+const LEAST: usize = 40;
+
+/// The width of standard output in character cells, where that is a terminal which says its width.
+/// `None` elsewhere: there a line may have any length, so that a reader (grep, a file) gets it whole.
+pub fn width() -> Option<usize> {
+    let columns = tcgetwinsize(stdout()).ok()?.ws_col;
+    (columns > 0).then(|| usize::from(columns).max(LEAST))
+}
+
+/// Breaks each line of `text` between its words so that it fits into `width`. The lines after a
+/// break begin with the spaces of the line itself and two more. A word that is wider than the
+/// terminal stays whole.
+pub fn wrap(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return text.to_owned() };
+    text.split_inclusive('\n').map(|line| wrap_line(line, width)).collect()
+}
+
+fn wrap_line(line: &str, width: usize) -> String {
+    let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
+    let words = text.trim_start_matches(' ');
+    let indent = text.len() - words.len();
+    format!("{}{}{end}", " ".repeat(indent), hanging(words, indent, indent + 2, Some(width)))
+}
+
+/// The words of a text in lines of at most `limit` cells. The first line begins after `first`
+/// cells, which the result does not have, and each of the others with `indent` spaces. A word that
+/// is longer than a line stays whole.
+pub fn hanging(text: &str, first: usize, indent: usize, limit: Option<usize>) -> String {
+    let (mut out, mut used) = (String::new(), first);
+    for (at, word) in text.split(' ').enumerate() {
+        let length = visible(word);
+        if at > 0 && limit.is_some_and(|limit| used + 1 + length > limit) {
+            out.truncate(out.trim_end().len());
+            out += &format!("\n{}", " ".repeat(indent));
+            used = indent;
+        } else if at > 0 {
+            out.push(' ');
+            used += 1;
+        }
+        out += word;
+        used += length;
+    }
+    out
+}
+
+/// The width of a text in a terminal. Escape sequences of colours take no room.
+pub fn visible(text: &str) -> usize {
+    let mut parts = text.split('\x1b');
+    let first = parts.next().map_or(0, UnicodeWidthStr::width);
+    first + parts.map(|part| part.split_once('m').map_or(0, |(_, rest)| rest.width())).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{hanging, visible, wrap};
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        let text = "  slow: the host gamma takes long\nshort\n";
+        assert_eq!(wrap(text, None), text);
+        assert_eq!(wrap(text, Some(18)), "  slow: the host\n    gamma takes\n    long\nshort\n");
+        assert_eq!(wrap("averylongword a", Some(5)), "averylongword\n  a");
+    }
+
+    #[test]
+    fn lines_after_a_label_are_indented() {
+        assert_eq!(hanging("A=1 BB=2 C=3", 2, 2, Some(10)), "A=1 BB=2\n  C=3");
+        assert_eq!(hanging("A=1 BB=2 C=3", 2, 2, None), "A=1 BB=2 C=3");
+        assert_eq!(hanging("a /very/long/path b", 1, 1, Some(6)), "a\n /very/long/path\n b");
+        assert_eq!(hanging("A=1 BB=2 C=3", 5, 2, Some(10)), "A=1\n  BB=2 C=3");
+    }
+
+    #[test]
+    fn colours_take_no_room() {
+        assert_eq!(visible("\x1b[1mslow:\x1b[0m a"), 7);
+    }
+}
