@@ -85,7 +85,7 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --features cudarc --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
-	$(CARGO) test --quiet --test header
+	$(CARGO) test --workspace --features cudarc --quiet --test header
 	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
 
 # Measures ours and the peers in turn (benches/peers/bench.py --help names the cases).
@@ -115,7 +115,7 @@ instructions:
 	$(PYTHON) tests/instructions.py $(ARGS)
 
 # libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder), FUZZ=records (its
-# encrypted connections) or FUZZ=mesh_text.
+# encrypted connections), FUZZ=mesh_text or FUZZ=wire (the host engine's network).
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
 # `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60
@@ -133,7 +133,7 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
 	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
-# Runs the four fuzz targets, one after the other.
+# Runs the five fuzz targets, one after the other.
 fuzz-all:
 	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 

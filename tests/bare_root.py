@@ -82,7 +82,8 @@ def in_root(options):
     run("git", "clone", "--quiet", "--no-hardlinks", ROOT, work / "root/libdevicemesh")
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **settings()}
     # Each command has namespaces of its own, so its mounts and processes end with it.
-    inside = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && cd /root/libdevicemesh && cargo --version && cc --version | head -1 && "
+    mounts = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && "
+    inside = mounts + "cd /root/libdevicemesh && cargo --version && cc --version | head -1 && "
     prepare = f"mount --rbind /dev {work}/dev && mount --make-rslave {work}/dev && "
     try:
         for command in commands(options.tests):

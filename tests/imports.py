@@ -41,7 +41,8 @@ LAYERS = [
     ["lib"],
 ]
 DEFINITION = re.compile(
-    r"(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|async\s+|unsafe\s+|extern\s+\"[^\"]*\"\s+)*(?:fn|struct|enum|union|trait|type|const|static(?:\s+mut)?|macro_rules!)\s+(?:r#)?(\w+)"
+    r"(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|async\s+|unsafe\s+|extern\s+\"[^\"]*\"\s+)*"
+    r"(?:fn|struct|enum|union|trait|type|const|static(?:\s+mut)?|macro_rules!)\s+(?:r#)?(\w+)"
 )
 
 
@@ -49,7 +50,8 @@ def blank(text):
     """The text with comments, strings and characters replaced by spaces; lines stay where they
     are."""
     pattern = re.compile(
-        r"//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|b?r(?P<hash>#*)\".*?\"(?P=hash)|b?\"(?:\\.|[^\"\\])*\"|b?'(?:\\(?:x[0-9a-fA-F]{2}|u\{[0-9a-fA-F]+\}|.)|[^'\\])'",
+        r"//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|b?r(?P<hash>#*)\".*?\"(?P=hash)|"
+        r"b?\"(?:\\.|[^\"\\])*\"|b?'(?:\\(?:x[0-9a-fA-F]{2}|u\{[0-9a-fA-F]+\}|.)|[^'\\])'",
         re.S,
     )
     return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
@@ -317,7 +319,7 @@ def problems(root):
 
     crates = [root / "src/lib.rs"]
     crates += [
-        path for place in ("hostccl", "hostccl/capi", "tool")
+        path for place in ("hostccl", "hostccl/capi", "tool", "tests/recovery_model")
         for path in (root / place / "src/lib.rs", root / place / "src/main.rs")
     ]
     for crate in filter(Path.exists, crates):

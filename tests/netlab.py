@@ -260,6 +260,10 @@ class Lab:
         """Every packet is this many seconds under way, and this share of them is lost."""
         self.tell("weather", delay, loss, seed)
 
+    def link(self, one, other, delay):
+        """Delays packets between these two hosts by this many seconds."""
+        self.tell("link", self.hosts[one].ipv4, self.hosts[other].ipv4, delay)
+
     def part(self, *hosts):
         """From now on nothing passes between these hosts and the others. Without hosts, the
         partition ends."""
@@ -289,7 +293,7 @@ def carry(hosts, control):
         for address in (host.ipv4, host.ipv6, host.link_local):
             where[ipaddress.ip_address(address).packed] = host.tun
         number[host.ipv4] = host.tun
-    cut, side, delay, loss, chance = set(), set(), 0.0, 0.0, random.Random(0)
+    cut, side, links, delay, loss, chance = set(), set(), {}, 0.0, 0.0, random.Random(0)
     watched, seen, passed = None, 0, 0
     under_way, order = [], 0
     poll = select.poll()
@@ -319,6 +323,8 @@ def carry(hosts, control):
                     cut.discard(number[words[1]])
                 elif words[0] == "part":
                     side = {number[word] for word in words[1:]}
+                elif words[0] == "link":
+                    links[frozenset(number[word] for word in words[1:3])] = float(words[3])
                 elif words[0] == "watch":
                     watched, seen, passed = bytes.fromhex(words[1]), 0, 0
                 elif words[0] == "seen":
@@ -337,4 +343,5 @@ def carry(hosts, control):
                 if tun is None or tun in cut or ready in cut or (tun in side) != (ready in side) or chance.random() < loss:
                     continue
                 order += 1
-                heapq.heappush(under_way, (time.monotonic() + delay, order, tun, packet))
+                longer = links.get(frozenset((tun, ready)), 0.0)
+                heapq.heappush(under_way, (time.monotonic() + delay + longer, order, tun, packet))

@@ -72,5 +72,6 @@ class Rank:
             assert int(said) == int(1000 * self.timeout), f"rank {self.rank} has a timeout of {self.timeout} s, and says {message}"
         limit = within or 1.1 * self.timeout + 0.25
         starved = max(0.0, starvation(self.lab.pids()) - self.starved)
-        assert seconds <= limit + SLACK + starved, f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s and {starved:.2f} s of waiting for processors: {message}"
+        late = f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s and {starved:.2f} s of waiting for processors"
+        assert seconds <= limit + SLACK + starved, f"{late}: {message}"
         return message

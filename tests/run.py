@@ -120,7 +120,7 @@ def python_tests(runner, command, what, marks, *arguments):
     print(f"---- tests/test_*.py, {what}", flush=True)
     report = SCRATCH / f"pytest-{os.getpid()}.xml"
     # pytest runs in the runner's process group, so that Ctrl-C reaches it.
-    options = ["-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", "-m", both(marks, MARKS[runner.level])]
+    options = ["-v", "--durations=30", "--durations-min=3", f"--junitxml={report}", "-m", both(marks, MARKS[runner.level])]
     done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)
     with runner.lock:
         if not report.exists():
@@ -175,8 +175,8 @@ def main():
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
     parser.add_argument("--all", action="store_true", help="the long cases too")
     parser.add_argument("--rest", action="store_true", help="only the long cases")
-    parser.add_argument("--jobs", type=int, default=4, help="how many cases at a time; most of them wait")
-    parser.add_argument("--pytest-jobs", type=int, default=3, help="how many Python tests at a time; most of them wait")
+    parser.add_argument("--jobs", type=int, default=3, help="how many cases at a time; some of them wait")
+    parser.add_argument("--pytest-jobs", type=int, default=5, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")
     options = parser.parse_args()
     os.chdir(ROOT)

@@ -1,131 +1,40 @@
-"""`devicemesh check` with real ranks: good runs, wrong command lines, a library that gives wrong
-data, ranks that die, stop or are slow, terminals, and device type cuda with a stand-in for the
-CUDA driver. The tests compare the exit code of every rank."""
+"""`devicemesh check` with real ranks: good runs, wrong command lines, terminals, and device type
+cuda with a stand-in for the CUDA driver. The tests compare the exit code of every rank.
+test_check_faults.py has the faults, test_check_hosts.py pairs and hosts, test_check_records.py the
+records."""
 
-import json
 import os
 import pty
 import re
 import select
 import signal
-import socket
+import struct
 import subprocess
-import threading
+import termios
 import time
+from fcntl import ioctl
 
 import pytest
 
 from support import processes
-from support.paths import CC, CXX, LIBRARY, ROOT, TOOL
+from support.checks import LONG, QUICK, clean, jobs, report, run, torch_like
+from support.paths import CXX, LIBRARY, ROOT, TOOL
 
-HOST = socket.gethostname()
-QUICK = ("--sizes", "4B,4KiB", "--iterations", "5", "--repeats", "2", "--timeout", "120")
 # Measuring takes as long as the processors are busy with other work; each wait has a deadline of
 # its own.
 pytestmark = pytest.mark.timeout(400)
 
 
-def clean(**more):
-    return processes.environment(without=["NO_COLOR", "DM_"], **{"TERM": "xterm", **more})
-
-
-def torch_like(rank, size, port):
-    return {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-class Job:
-    """Ranks that no launcher ends, so that each one's exit code is its own."""
-
-    def __init__(self, size, arguments, variables):
-        """`arguments` and `variables` are functions of the rank."""
-        self.ranks = [subprocess.Popen([TOOL, "check", *arguments(rank)], env=clean(**variables(rank)), text=True, stdin=subprocess.DEVNULL,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(size)]
-        self.errors = [""] * size
-        self.outputs = [""] * size
-        self.readers = [
-            threading.Thread(target=self.read, args=(rank, kind), daemon=True)
-            for rank in range(size)
-            for kind in ("stdout", "stderr")
-        ]
-        for reader in self.readers:
-            reader.start()
-
-    def read(self, rank, kind):
-        told = self.outputs if kind == "stdout" else self.errors
-        for line in getattr(self.ranks[rank], kind):
-            told[rank] += line
-
-    def until(self, rank, text, patience=120):
-        end = time.monotonic() + patience
-        while text not in self.errors[rank]:
-            assert time.monotonic() < end and self.ranks[rank].poll() is None, f"rank {rank} did not say {text!r}: {self.errors[rank]}"
-            time.sleep(0.01)
-
-    def codes(self, but=(), patience=120):
-        end = time.monotonic() + patience
-        for rank, process in enumerate(self.ranks):
-            if rank not in but:
-                try:
-                    process.wait(timeout=max(0.1, end - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
-                # The process may end before the threads here have read its last lines.
-                for reader in self.readers[2 * rank:2 * rank + 2]:
-                    reader.join(timeout=max(0.1, end - time.monotonic()))
-        return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
-
-    def end(self):
-        for process in self.ranks:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for reader in self.readers:
-            reader.join(timeout=10)
-        for process in self.ranks:
-            process.stdout.close()
-            process.stderr.close()
-
-    def __str__(self):
-        return "\n".join(f"rank {rank}:\n{out}{error}" for rank, (out, error) in enumerate(zip(self.outputs, self.errors)))
-
-
 @pytest.fixture
 def job(free_port):
-    """Starts ranks, by default with torchrun's variables; they end with the test."""
-    started = []
-
-    def start(size, *arguments, world=None, place=None, more=None, of_each=None, **environment):
-        """`world` is the size that the ranks are told. The others are functions of the rank:
-        `place` gives the launcher's variables, `more` adds to them, and `of_each` gives further
-        arguments."""
-        port = free_port()
-        place = place or (lambda rank: torch_like(rank, world or size, port))
-        nothing = lambda rank: {}
-        started.append(
-            Job(size, lambda rank: [*arguments, *(of_each or nothing)(rank)],
-                lambda rank: {**environment, **place(rank), **(more or nothing)(rank)}))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.end()
-
-
-def run(size, *arguments, code=0, **environment):
-    return processes.run(TOOL, "run", "-n", size, "--grace-period", "20", "--", TOOL, "check", *arguments,
-                         env=clean(**environment), code=code, timeout=180)
-
-
-def report(text):
-    assert text.count("\n") == 1 and text.endswith("\n"), text
-    return json.loads(text)
+    yield from jobs(free_port)
 
 
 def test_report_of_a_good_mesh():
     told = report(run(8, "2,-1,2", "dp,cp,tp", "--flatten", "dp,cp=dpcp", "--json", *QUICK).stdout)
     assert told["schema"] == "devicemesh.check/1" and told["verdict"] in ("good", "slow"), told
     assert (told["world_size"], told["device_type"], told["dtype"], told["wrong"]) == (8, "cpu", "float32", []), told
-    assert told["hosts"] == [{"name": told["hosts"][0]["name"], "ranks": list(range(8))}] and len(told["ranks"]) == 8, told
+    assert told["hosts"] == [{"name": told["hosts"][0]["name"], "ranks": list(range(8)), "pair_gbps": None}] and len(told["ranks"]) == 8, told
     assert [(d["name"], d["size"], d["groups"]) for d in told["dimensions"]] == [
         ("dp", 2, 4),
         ("cp", 2, 4),
@@ -137,6 +46,8 @@ def test_report_of_a_good_mesh():
                       (n - 1) / n, "reduce": lambda n: 1, "broadcast": lambda n: 1, "all_gather": lambda n: (n - 1) / n,
         "reduce_scatter": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "send_recv": lambda n: 1
     }
+    assert [(pairs["kind"], pairs["bytes"], pairs["pairs"], pairs["left_out"]) for pairs in told["pairs"]] == [
+        ("within hosts", 4, 28, 0), ("within hosts", 4096, 28, 0)], told["pairs"]
     for dimension in told["dimensions"]:
         assert dimension["verified_calls"] > 100, dimension
         assert [m["collective"] for m in dimension["measurements"]] == [name for name in factors for _ in range(2)], dimension
@@ -148,20 +59,41 @@ def test_report_of_a_good_mesh():
             assert len(measured["slowest_group"]) == dimension["size"], measured
 
 
+def form(text):
+    """A report without the parts that differ from machine to machine: numbers, units, hosts, and
+    lines that depend on them."""
+    lines = [line for line in text.strip().split("\n") if not line.startswith(("slow:", "up to"))]
+    lines = [re.sub(r"verdict: .*", "verdict:", line) for line in lines]
+    text = re.sub(r"\d+(\.\d+)*( (us|ms|s)\b)?", "N", "\n".join(lines))
+    return re.sub(r" on [^\s,]+( -|,)", r" on H\1", re.sub(r"([^\n ]) +", r"\1 ", text))
+
+
+def test_the_page_has_the_form_of_the_report():
+    command, told = re.search(r"^\$ devicemesh run (.*check.*)\n((?:.*\n)*?)```", (ROOT / "docs/check.md").read_text(), re.M).groups()
+    words = command.replace("-- devicemesh", f"-- {TOOL}").split()
+    done = processes.run(TOOL, "run", *words, "--quiet", env=clean(), timeout=180)
+    assert form(done.stdout) == form(told), done.stdout
+
+
 def test_one_rank_alone():
-    alone = run(1)
+    alone = processes.run(TOOL, "check", env=clean(), timeout=180)
     assert (
         "DeviceMesh((1,), 'cpu'" in alone.stdout
         and "every element is right" in alone.stdout
+        and "1 rank on 1 host, started without a launcher; " in alone.stdout
         and "verdict: good" in alone.stdout
     ), alone.stdout
 
 
 def test_some_collectives_of_four_ranks():
     four = run(4, "2,2", "dp,tp", "--op", "all_reduce,all_gather", *QUICK)
-    assert re.search(r"^dp +2 +2 +all_reduce .*\n +all_gather ", four.stdout, re.M) and "reduce_scatter" not in four.stdout, four.stdout
-    # Standard error is no terminal, so there is a line for each phase and no control sequence.
-    assert "] verifying dp\n" in four.stderr and "] measuring tp\n" in four.stderr and "\x1b" not in four.stdout + four.stderr, four.stderr
+    rows = re.findall(r"^  (\w+) +(\d+ K?i?B) +[\d.]+ \w+ +[\d.]+ +[\d.]+$", four.stdout, re.M)
+    assert rows == [("all_reduce", "4 B"), ("all_reduce", "4 KiB"), ("all_gather", "8 B"), ("all_gather", "4 KiB")] * 2, four.stdout
+    assert "\ndp: 2 groups of 2 ranks\n" in four.stdout and "\npairs within hosts, 4 KiB: " in four.stdout, four.stdout
+    # Standard error is no terminal, so there is a line for each step and no control sequence.
+    told = re.findall(r"^devicemesh check: \[(\d+)/(\d+)\] (.+)$", four.stderr, re.M)
+    assert [int(at) for at, _, _ in told] == list(range(1, int(told[0][1]) + 1)), four.stderr
+    assert "verifying dp: all_reduce" in [what for _, _, what in told] and "\x1b" not in four.stdout + four.stderr, four.stderr
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float16", "bfloat16"])
@@ -181,13 +113,25 @@ def test_type_of_elements(dtype):
     (("2,2,2", "dp,cp,tp", "--nothing"), "--nothing"),
     (("--op", "all_scatter"), "all_reduce"),
     (("--sizes", "4Q"), "KiB"),
+    (("--sizes", "4,5"), "--sizes: 5 B is no whole number of elements of float32, which have 4 B each; take 8"),
+    (("--sizes", "4B:1KiB", "--dtype", "int64"), "--sizes: 4 B is no whole number of elements of int64"),
     (("--slow-factor", "1"), "above 1"),
     (("--dtype", "float8"), "bfloat16"),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_wrong_command_line(job, arguments, said):
     ranks = job(3, *arguments)
     assert ranks.codes() == [2, 2, 2], ranks
-    assert said in ranks.errors[0] and not any(ranks.outputs), ranks
+    assert said in ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (("--no-such-option",), "no such option"),
+    (("3,3",), "the shape 3,3 has 9 ranks, but the world has 2"),
+], ids=["option", "shape"])
+def test_a_wrong_command_line_is_told_once(arguments, said):
+    """Rank 0 tells the mistake, so `devicemesh run` does not tell it again for each rank."""
+    refused = run(2, *arguments, code=2)
+    assert said in refused.stderr and "devicemesh run" not in refused.stderr and refused.stdout == "", refused.stderr
 
 
 def test_quiet(job):
@@ -201,157 +145,6 @@ def test_options_that_differ_are_named(job):
     assert "warmup=7" in ranks.errors[0] and "same command line" in ranks.errors[0], ranks
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_without_address_space_is_named(victim):
-    """Whatever the rank gets no memory for: a thread, the communicator of all ranks, that of a
-    dimension, or the buffers of the check."""
-    refusals = 0
-    for kib in (9_000, 20_000, 30_000, 36_000, 44_000, 54_000, 200_000):
-        script = f'[ "$RANK" = {victim} ] && ulimit -v {kib}; exec "$0" check 2,2 --no-measure --quiet'
-        job = processes.launch(4, "sh", "-c", script, TOOL, env=clean(), code=None, merged=True)
-        if job.returncode == 0:
-            continue
-        refusals += 1
-        assert "RLIMIT_AS of process" in job.stdout and "ulimit -v" in job.stdout, job.stdout
-        assert "NCCL_DEBUG" not in job.stdout and "stack backtrace" not in job.stdout, job.stdout
-        assert not re.search(rf"rank (?!{victim})\d failed (in|first)", job.stdout), job.stdout
-        assert f"rank {victim} failed first" in job.stdout, job.stdout
-    assert 2 <= refusals < 7, "some of these limits are too low, and the last one is enough"
-
-
-FAULTY = """
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <stdint.h>
-typedef int (*all_reduce)(const void *, void *, size_t, int, int, void *, void *);
-typedef int (*all_gather)(const void *, void *, size_t, int, void *, void *);
-static int here(void) { return atoi(getenv("RANK")) == atoi(getenv("FAULTY_RANK")); }
-/* One bit of element 700 of sums of 1021 float32, on one rank. */
-int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream)
-{
-  const int code = ((all_reduce)dlsym(RTLD_NEXT, "ncclAllReduce"))(send, recv, count, type, op, comm, stream);
-  if (code == 0 && here() && getenv("FAULTY_SUM") && count == 1021 && op == 0) ((uint32_t *)recv)[700] ^= 1u << 22;
-  return code;
-}
-/* Two ranks' blocks in the other's place. */
-int ncclAllGather(const void *send, void *recv, size_t count, int type, void *comm, void *stream)
-{
-  const int code = ((all_gather)dlsym(RTLD_NEXT, "ncclAllGather"))(send, recv, count, type, comm, stream);
-  float *values = recv;
-  if (code == 0 && here() && getenv("FAULTY_ORDER") && count == 1) {
-    const float first = values[0];
-    values[0] = values[1], values[1] = first;
-  }
-  return code;
-}
-"""
-
-
-@pytest.fixture
-def faulty(tmp_path):
-    """The engine behind a library that gives wrong data on one rank."""
-    real = tmp_path / "libhostccl.so.0.2"
-    real.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
-    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none",
-                  "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl", "-o", tmp_path / "libfaulty.so",
-                  input=FAULTY)
-    return str(tmp_path / "libfaulty.so")
-
-
-def test_a_wrong_sum_is_named(job, faulty):
-    ranks = job(4, "2,2", "dp,tp", "--json", *QUICK, DM_CCL_LIBRARY=faulty, FAULTY_RANK="3", FAULTY_SUM="1")
-    assert ranks.codes() == [1, 1, 1, 1], ranks
-    told = report(ranks.outputs[0])
-    assert told["verdict"] == "wrong" and not any(ranks.outputs[1:]), told
-    assert {(w["dimension"], w["collective"], w["rank"], w["index"], w["count"]) for w in told["wrong"]} == {
-        ("dp", "all_reduce", 3, 700, 1021), ("tp", "all_reduce", 3, 700, 1021)}, told["wrong"]
-    first = told["wrong"][0]
-    assert first["group"] == [1, 3] and first["host"] == told["hosts"][0]["name"] and first["expected"] != first["got"], first
-    assert (first["elements"], first["of"]) == (1, 1021) and all(d["measurements"] == [] for d in told["dimensions"]), told
-
-
-def test_a_wrong_order_is_named(job, faulty):
-    ranks = job(4, "2,2", "dp,tp", "--op", "all_gather", DM_CCL_LIBRARY=faulty, FAULTY_RANK="2", FAULTY_ORDER="1")
-    assert ranks.codes() == [1, 1, 1, 1], ranks
-    said = ranks.outputs[0]
-    pattern = rf"^wrong: all_gather along dp \{{0, 2\}}, 1 elements, on rank 2 on {re.escape(HOST)}: element 0 \(of rank 0\) is -?\d+, not -?\d+; 2 of 2 are wrong$"
-    assert re.search(pattern, said, re.M) and "verdict: wrong" in said and "; next: " in said, said
-
-
-def test_the_library_without_the_fault_is_good(faulty):
-    assert "verdict: " in run(2, "--no-measure", DM_CCL_LIBRARY=faulty, FAULTY_RANK="-1").stdout
-
-
-LONG = ("--sizes", "4B,64KiB", "--iterations", "1000000", "--repeats", "1000", "--timeout", "300")
-
-
-@pytest.mark.parametrize("victim, speaker", [(2, 0), (0, 1)])
-def test_a_rank_that_dies_is_named(job, victim, speaker):
-    ranks = job(4, "2,2", "dp,tp", *LONG)
-    ranks.until(0, "] measuring dp")
-    killed = time.monotonic()
-    ranks.ranks[victim].kill()
-    codes = ranks.codes(but=(victim,), patience=60)
-    late = time.monotonic() - killed
-    assert codes == [None if rank == victim else 3 for rank in range(4)], ranks
-    said = ranks.errors[speaker].splitlines()[-1]
-    assert f"rank {victim}" in said and "; next: " in said, ranks
-    assert late < 30, f"the last rank knew after {late:.1f} s"
-
-
-def test_a_rank_that_hangs_ends_the_check_in_time(job):
-    ranks = job(4, "2,2", "dp,tp", *LONG[:-1], "24", "--json")
-    ranks.until(0, "] measuring dp")
-    ranks.ranks[3].send_signal(signal.SIGSTOP)
-    stopped = time.monotonic()
-    assert ranks.codes(but=(3,), patience=60)[:3] == [3, 3, 3], ranks
-    late = time.monotonic() - stopped
-    told = report(ranks.outputs[0])
-    assert told["verdict"] == "error" and "rank 3" in told["error"]["message"], told
-    assert late < 35, f"{late:.1f} s with --timeout 24"
-
-
-def test_a_rank_that_never_comes(job):
-    ranks = job(1, "2,2", "--timeout", "3", world=4)
-    assert ranks.codes(patience=60) == [3] and "rank" in ranks.errors[0], ranks
-
-
-SLOW = """
-#include <signal.h>
-#include <string.h>
-#include <time.h>
-/* From SIGUSR1 on: a rest of 10 ms with every large copy, however busy the machine is. */
-static volatile sig_atomic_t is_slow;
-static void begin(int signal) { (void)signal, is_slow = 1; }
-void *memcpy(void *to, const void *from, size_t size)
-{
-  const struct timespec pause = {.tv_nsec = 10000000};
-  if (is_slow && size >= 1 << 20) nanosleep(&pause, NULL);
-  return memmove(to, from, size);
-}
-__attribute__((constructor)) static void prepare(void)
-{
-  struct sigaction action = {.sa_handler = begin, .sa_flags = SA_RESTART};
-  sigaction(SIGUSR1, &action, NULL);
-}
-"""
-
-
-@pytest.mark.alone
-def test_a_slow_rank_is_found(job, tmp_path):
-    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / "slow.so", input=SLOW)
-    ranks = job(4, "2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow",
-                more=lambda rank: {"LD_PRELOAD": tmp_path / "slow.so"} if rank == 2 else {})
-    ranks.until(0, "] measuring dp")
-    ranks.ranks[2].send_signal(signal.SIGUSR1)
-    codes = ranks.codes(patience=240)
-    told = report(ranks.outputs[0])
-    found = {slow["rank"]: slow for slow in told["slow_ranks"]}
-    assert 2 in found and found[2]["evidence"] == "copy" and found[2]["times"] > 1.5, f"{told['slow_ranks']}\n{told['ranks']}"
-    assert found[2]["times"] == max(slow["times"] or 0 for slow in found.values()) and found[2]["host"] == told["hosts"][0]["name"], found
-    assert codes == [4] * 4 and told["verdict"] == "slow", (codes, told)
-
-
 def test_bandwidths_can_be_expected():
     done = run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", "--fail-slow", *QUICK, code=4)
     assert re.search(
@@ -359,13 +152,16 @@ def test_bandwidths_can_be_expected():
         done.stdout,
         re.M,
     ), done.stdout
-    assert "verdict: slow" in done.stdout, done.stdout
+    verdict = done.stdout[done.stdout.index("verdict: slow"):]
+    assert "check again; if the figures stay" in verdict or "slow: rank" in done.stdout, done.stdout
     run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", *QUICK)
 
 
-def on_terminal(*arguments, **environment):
+def on_terminal(*arguments, width=80, **environment):
     """Standard output and standard error of one rank on a terminal each."""
     ends = [pty.openpty(), pty.openpty()]
+    for ours, _ in ends:
+        ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     process = subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment), stdin=subprocess.DEVNULL,
                                stdout=ends[0][1], stderr=ends[1][1])
     for _, ours in ends:
@@ -388,9 +184,62 @@ def on_terminal(*arguments, **environment):
     return [text.decode() for text in told.values()]
 
 
+def interrupted(step, *command):
+    """Runs a command on a terminal and presses Ctrl-C in that step of a check. Returns the exit code
+    and what is on the terminal then."""
+    ours, theirs = pty.openpty()
+    command = subprocess.Popen([str(word) for word in command], env=clean(), stdin=theirs, stdout=theirs, stderr=theirs,
+                               start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(theirs)
+    told, until = b"", time.monotonic() + 120
+    while True:
+        assert time.monotonic() < until, told
+        if not select.select([ours], [], [], 1)[0]:
+            continue
+        try:
+            told += os.read(ours, 65536)
+        except OSError:
+            break
+        if step in told and b"\x03" not in told:
+            os.write(ours, b"\x03")
+            told += b"\x03"
+    os.close(ours)
+    return command.wait(timeout=60), told.decode()
+
+
+def test_after_ctrl_c_a_new_line_begins():
+    words = ("2", "dp", "--op", "all_reduce", *LONG, "300")
+    code, told = interrupted(b"measuring dp", TOOL, "run", "-n", "2", "--", TOOL, "check", *words)
+    assert code == 130 and re.search(r"\n(\r\x1b\[K)?devicemesh run: (\x1b\[[\d;]*m)*got signal 2 \(SIGINT\)", told), told
+
+
+def test_after_ctrl_c_the_line_of_progress_is_empty():
+    """One rank under no launcher, where nobody else writes."""
+    code, told = interrupted(b"measuring each rank alone", TOOL, "check", *LONG, "300")
+    assert code == -signal.SIGINT and told.endswith("\r\x1b[K"), (code, told)
+
+
 def test_a_terminal_has_colours_and_a_line_of_progress():
     out, error = on_terminal("--no-measure")
     assert "\x1b[1m" in out and "\r\x1b[K[" in error and "verifying dim_0: all_reduce" in error and error.endswith("\r\x1b[K"), (out, error)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_lines_fit_into_the_terminal(job, free_port, tmp_path, width):
+    """Lines are broken between words, and rows of the table are not broken."""
+    words = ("2", "data_parallel_replicas", "--quiet", *QUICK)
+    saved = job(2, *words, "--save", tmp_path / "record")
+    assert saved.codes() == [0, 0], saved
+    port = free_port()
+    other = job(1, *words, "--compare", tmp_path / "record", place=lambda rank: torch_like(1, 2, port))
+    out, _ = on_terminal(*words, "--compare", tmp_path / "record", width=width, NO_COLOR="1", **torch_like(0, 2, port))
+    assert other.codes() == [0], other
+    lines = out.split("\r\n")
+    rows = [line for line in lines if re.fullmatch(r"  \w+ +\d+ K?i?B +[\d.]+ \w+ +[\d.]+ +[\d.]+ +[\d.]+", line)]
+    assert len(rows) == 14, out
+    # The name of the file is one word, which is not broken.
+    words = [line for line in lines if len(line) > width and len(line.split()) > 1]
+    assert not words and (width > 60 or "\n  " in out), out
 
 
 def test_a_terminal_without_colours():

@@ -5,13 +5,15 @@ hosts of their own. One case has the variables of an indexed job of Kubernetes."
 import re
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from hostranks import HOST, HostJob, Loopback, Watch, kill
-from support.paths import TOOL
+from support.paths import LIBRARY, TOOL
 from support.pinned import Unavailable
-from support.processes import environment
+from support.processes import environment, kill_all
 
 # The words that put a command into a container of its own. unshare's own process stays outside a
 # new PID namespace, and kills the rank when it is killed itself.
@@ -28,13 +30,31 @@ class Containers(Loopback):
 
     def __init__(self, port, way):
         super().__init__(port)
-        self.way, self.names = way, []
+        self.way, self.names, self.folder = way, [], None
+
+    def __exit__(self, *what):
+        super().__exit__(*what)
+        if self.folder:
+            shutil.rmtree(self.folder)
+
+    def reachable(self, program):
+        """A copy of the program, beside a copy of the library, which every user can reach. The
+        checkout may lie below a folder of mode 0700, as that of mktemp -d, and so may TMPDIR."""
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="dm-containers-", dir="/tmp"))
+            self.folder.chmod(0o755)
+            for file in (program, next(LIBRARY.glob("libdevicemesh.so.*"))):
+                shutil.copy(file, self.folder)
+        return self.folder / Path(program).name
 
     def spawn(self, host, command, **options):
         if host not in self.names:
             self.names.append(host)
         words = [word.format(user=60000 + self.names.index(host)) for word in WAYS[self.way]]
         variables = {name: value for name, value in options.pop("env").items() if name != HOST}
+        if self.way == "user":
+            command = [self.reachable(command[0]), *command[1:]]
+            variables["LD_LIBRARY_PATH"] = str(self.folder)
         return super().spawn(host, [*words, *command], env=variables, **options)
 
 
@@ -114,8 +134,6 @@ def test_the_tool_in_two_containers(programs, free_port):
     try:
         said = "".join(pod.communicate(timeout=60)[0] for pod in pods)
     finally:
-        for pod in pods:
-            pod.kill()
-            pod.communicate()
+        kill_all(pods)
     assert [pod.returncode for pod in pods] == [0, 0], said
     assert re.search(r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$", said, re.M), said

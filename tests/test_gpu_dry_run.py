@@ -196,7 +196,7 @@ def test_ended_from_outside_it_takes_its_ranks_along(bad, tmp_path):
     process = subprocess.Popen(["bash", str(RUN), "--dry-run", "--ranks", "2", "--only", "meshes", "--out", str(tmp_path / "ended")],
                                env=environment(bad), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len(alive(bad)) == 3, "both ranks and their launcher run")
+        wait_until(lambda: len(alive(bad)) == 4, "both ranks and the two processes of their launcher run")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)

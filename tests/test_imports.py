@@ -48,8 +48,10 @@ PLANTED = {
 
 ALLOWED = {
     "src/lib.rs": "mod wait;\nmod comm;\npub use comm::Comm;",
-    "src/wait.rs": "//! Not an import: crate::comm::Comm.\npub struct Wait;\n#[cfg(test)]\nmod tests {\n    use super::*;\n    use crate::comm::Comm;\n}\n",
-    "src/comm/mod.rs": "//! A parent may re-export what its children define, and they may name each other over it.\nmod life;\nmod root;\npub use root::Comm;",
+    "src/wait.rs": "//! Not an import: crate::comm::Comm.\npub struct Wait;\n"
+                   "#[cfg(test)]\nmod tests {\n    use super::*;\n    use crate::comm::Comm;\n}\n",
+    "src/comm/mod.rs": "//! A parent may re-export what its children define, and they may name each other over it.\n"
+                       "mod life;\nmod root;\npub use root::Comm;",
     "src/comm/root.rs": "use crate::wait::Wait;\npub struct Comm(Wait);",
     "src/comm/life.rs": "use super::Comm;\nfn end(_: Comm) {}",
 }

@@ -12,52 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from support import pinned, processes
-from support.paths import CC, CXX, LIBRARY, ROOT, TARGET, TOOL
+from support.installing import CONSUMER, SOVERSION, VERSION, check, cmake, flat, run, runs, tree
+from support.paths import CC, CXX, LIBRARY, ROOT, TARGET
 
-CONSUMER = ROOT / "tests/consumer"
 PROGRAMS = ("shared_c", "static_c", "shared_cpp", "static_cpp", "hostccl")
-VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
-SOVERSION = ".".join(VERSION.split(".")[: 2 if VERSION.startswith("0.") else 1])
 STATIC_LIBS = (ROOT / "packaging/native-static-libs.txt").read_text().split()
 # CMake and cargo run many times; each may wait for another cargo.
 pytestmark = pytest.mark.timeout(900)
 needs_pkg_config = pytest.mark.skipif(not shutil.which("pkg-config"), reason="no pkg-config here (Debian: apt-get install pkg-config)")
-
-
-def run(*command, code=0, **variables):
-    """Runs a command without DESTDIR, unless it is given, and gives its output."""
-    return processes.run(*command, timeout=800, env=processes.environment(**{"DESTDIR": "", **variables}), code=code, merged=True).stdout
-
-
-def check(holds, message):
-    assert holds, message
-
-
-def cmake(*arguments, **how):
-    return run(pinned.cmake(), *arguments, **how)
-
-
-def tree(folder):
-    """Every file of a folder: links by where they point, others by mode and content."""
-    return {
-        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else (oct(path.stat().st_mode), path.read_bytes())
-        for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file()
-    }
-
-
-def runs(program, linked_to=None, soname=f"libdevicemesh.so.{SOVERSION}"):
-    """Runs a program, which sums over two ranks. It needs the shared library at that place, or
-    none of ours."""
-    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", program))
-    ours = [name for name in needed if re.match("lib(devicemesh|hostccl|nccl|cuda)", name)]
-    check(ours == ([soname] if linked_to else []), f"{program} needs {needed}")
-    if linked_to:
-        place = re.search(rf"{re.escape(soname)} => (.+) \(0x", run("ldd", program)).group(1)
-        check(Path(place).parent == linked_to, f"{program} finds {place}, expected it in {linked_to}")
-    launcher = [] if "hostccl" in program.name else [TOOL, "run", "-n", 2, "--"]
-    output = run(*launcher, program)
-    check(output.count("sum 1") == (2 if launcher else 1), f"{program}: {output}")
 
 
 def build_consumer(folder, *settings, programs=PROGRAMS, linked_to, env=None):
@@ -264,7 +226,8 @@ endif()
 
 NCCL_CONFIG = """
 add_library(NCCL::nccl SHARED IMPORTED)
-set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION /nowhere/libnccl.so INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/include")
+set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION /nowhere/libnccl.so
+                      INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/include")
 """
 ASK_FOR_NCCL = """
 find_package(devicemesh REQUIRED COMPONENTS shared nccl)
@@ -308,65 +271,6 @@ def test_component_nccl(asks, nccls, expected, settings, variables):
 def test_component_nccl_without_nccl(asks, nccls):
     output = " ".join(asks(ASK_FOR_NCCL, f"-DNCCL_ROOT={nccls}/nowhere", code=1).split())
     check("NCCL_ROOT" in output and "has no include/nccl.h" in output, output)
-
-
-def flat(output):
-    return " ".join(output.split())
-
-
-def test_a_cargo_that_is_too_old(tmp_path):
-    old = tmp_path / "cargo"
-    old.write_text("#!/bin/sh\necho 'cargo 1.63.0 (fd9c4297c 2022-07-01)'\n")
-    old.chmod(0o755)
-    output = flat(cmake("-S", ROOT, "-B", tmp_path / "old", f"-DDEVICEMESH_CARGO={old}", code=1))
-    check(f"needs Rust 1.85 or later; {old} is of 1.63.0" in output, output)
-
-
-def test_no_cargo(tmp_path):
-    """A machine with all that CMake wants, but cargo."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("cc", "c++", "make", "ld", "as", "ar", "ranlib", "nm", "strip", "objdump", "readelf", "sh", "uname"):
-        (tools / name).symlink_to(shutil.which(name))
-    output = flat(cmake("-S", ROOT, "-B", tmp_path / "none", "-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", code=1,
-                        PATH=tools, HOME=tmp_path, CARGO_HOME=tmp_path, CC="", CXX=""))
-    check("is built by cargo (Rust 1.85 or later), and none is in PATH" in output, output)
-
-
-def test_how_cargo_is_called(tmp_path):
-    """cargo is called before anything is linked, with what was asked for, and for another
-    machine when cross-compiling. The cargo here only puts the finished libraries where they
-    belong, and takes its time."""
-    folder = tmp_path
-    cargo = folder / "cargo"
-    cargo.write_text(f"""#!/bin/sh
-[ "$1" = --version ] && echo "cargo 1.85.0" && exit
-{{ echo "arguments $*"; env | grep '^CARGO_'; }} >'{folder}/log'
-while [ $# -gt 0 ]; do
-  case $1 in --target-dir) into=$2 ;; --target) machine=$2/ ;; esac
-  shift
-done
-sleep 1
-mkdir -p "$into/$machine"release
-cp '{LIBRARY}'/lib*.so* '{LIBRARY}'/libdevicemesh.a "$into/$machine"release
-""")
-    cargo.chmod(0o755)
-    common = ["-S", CONSUMER, f"-DDEVICEMESH_SOURCE={ROOT}", f"-DDEVICEMESH_CARGO={cargo}", "-DHOW=add_subdirectory"]
-    environment = {"CARGO_BUILD_TARGET": "", "CARGO_TARGET_DIR": ""}
-    native, cross = folder / "native", folder / "cross"
-    cmake(*common, "-B", native, "-DDEVICEMESH_CARGO_FLAGS=--offline;--quiet", **environment)
-    cmake("--build", native, "--parallel", 2, "--target", "shared_c", "static_c", **environment)
-    place = native / "devicemesh/cargo"
-    runs(native / "shared_c", place / "release")
-    log = (folder / "log").read_text()
-    check(f"arguments build --locked --profile release --target-dir {place} --offline --quiet\n" in log, log)
-    cmake(*common, "-B", cross, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=x86_64", **environment)
-    cmake("--build", cross, "--target", "shared_c", **environment)
-    log = (folder / "log").read_text()
-    check(
-        "--target x86_64-unknown-linux-gnu\n" in log
-        and re.search("^CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=/.*cc$", log, re.M), log)
-    runs(cross / "shared_c", cross / "devicemesh/cargo/x86_64-unknown-linux-gnu/release")
 
 
 def test_tool_files(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from support.paths import LIBRARY, ROOT
-from support.processes import environment
+from support.processes import environment, kill_all
 
 RANK = """
 from ours import Mesh
@@ -33,10 +33,7 @@ def start():
         return started[-1]
 
     yield one
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    kill_all(started)
 
 
 def test_a_second_job_of_the_same_launcher(start):

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from support.paths import LIBRARY
-from support.processes import environment
+from support.processes import environment, kill_all
 
 # Users that run nothing else, so that a limit on their processes counts only the ranks.
 USERS = 64321, 64322
@@ -54,9 +54,7 @@ class Place:
             said = [rank.communicate(timeout=90)[0].strip() for rank in started]
             assert all(rank.returncode == 0 for rank in started), (ranks, said)
         finally:
-            for rank in started:
-                rank.kill()
-                rank.wait(timeout=60)
+            kill_all(started)
         for text in said:
             assert "\n" not in text and not any(wrong in text for wrong in WRONG), (ranks, said)
         return said

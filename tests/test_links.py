@@ -99,3 +99,11 @@ def test_variables_page_has_every_variable():
     assert {"DM_LOG", "DM_LIBRARY", "HOSTCCL_TIMEOUT_MS"} <= read
     rows = re.findall(r"^\| ([^|]*) \|", (ROOT / "docs/variables.md").read_text(), re.M)
     assert set(re.findall(r"\b(?:DM|HOSTCCL|NCCL)_[A-Z_]+", " ".join(rows))) == read
+
+
+def test_variables_page_says_what_info_prints():
+    """docs/variables.md lists the variables that `devicemesh info` prints beside the launchers'."""
+    paragraph = re.search(r"^`devicemesh info` prints .*?\n\n", (ROOT / "docs/variables.md").read_text(), re.M | re.S).group()
+    source = re.search(r"^const OWN: .*?\];\n", (ROOT / "tool/src/info.rs").read_text(), re.M | re.S).group()
+    read = {name.replace("STARTED_BY_RUN", "DM_STARTED_BY_RUN") for name in re.findall(r"\b[A-Z]+_[A-Z_]+\b", source)}
+    assert set(re.findall(r"`([A-Z]+_[A-Z_]+)`", paragraph)) == read

@@ -114,7 +114,7 @@ def test_under_the_tool(phases, victim, phase, how, code, said, timeout_ms, most
     mark = f"tool-{os.getpid()}-{time.monotonic_ns()}"
     variables = environment(**{MARK: mark, "DM_TIMEOUT_MS": timeout_ms, "DM_DIE": f"{victim}:{phase}:{how}:300", "DM_STAY_MS": 300})
     began = time.monotonic()
-    ended = launch(4, phases, options=("--prefix", "--grace-period", "1"), env=variables, code=code, timeout=60)
+    ended = launch(4, phases, options=("--prefix", "--failure-grace", "1"), env=variables, code=code, timeout=60)
     took = time.monotonic() - began
     first = ended.stderr.splitlines()[0]
     assert re.search(f"^devicemesh run: {said}", first), ended.stderr
@@ -137,7 +137,7 @@ def test_lost_while_communicators_are_made(phases, chance, victim, phase, how):
     The error of every survivor says who was lost, and not what followed from the loss."""
     delay = chance.randrange(1500)
     variables = environment(DM_TIMEOUT_MS=30_000, DM_DIE=f"{victim}:{phase}:{how}:{delay}", DM_STAY_MS=300)
-    ended = launch(4, phases, options=("--prefix", "--grace-period", "1"), env=variables, code=137 if how == "kill" else 7, timeout=60)
+    ended = launch(4, phases, options=("--prefix", "--failure-grace", "1"), env=variables, code=137 if how == "kill" else 7, timeout=60)
     ranks = {number: Rank(number, None) for number in range(4)}
     for line in ended.stdout.splitlines():
         number, said = re.fullmatch(r"\[rank (\d)\] (.*)", line).groups()
@@ -179,7 +179,7 @@ def test_stopped_in_a_collective(stalling, what, victim):
     dm_world_abort end a blocked making of communicators. No communicator and none of its memory is
     left. The ranks check this themselves."""
     program, variables = stalling
-    launch(4, program, what, victim, options=("--prefix", "--grace-period", "10"), env=environment(**variables), timeout=60, merged=True)
+    launch(4, program, what, victim, options=("--prefix", "--failure-grace", "10"), env=environment(**variables), timeout=60, merged=True)
 
 
 def test_survivors_shrink(programs, tmp_path, random_shrink):
@@ -188,7 +188,7 @@ def test_survivors_shrink(programs, tmp_path, random_shrink):
     that joins the ranks it says. A seed repeats the plan, not the moments."""
     size, lost = 2 + random_shrink % 5, tmp_path / "lost"
     lost.touch()
-    ended = launch(size, programs.c("tests/c/programs/shrink.c"), options=("--grace-period", 120, "--timeout", 120),
+    ended = launch(size, programs.c("tests/c/programs/shrink.c"), options=("--failure-grace", 120, "--timeout", 120),
                    env=environment(DM_SEED=random_shrink, DM_LOST=lost), code=None, timeout=150)
     dead = {int(line) for line in lost.read_text().split()}
     words = [line.split() for line in ended.stdout.splitlines()]

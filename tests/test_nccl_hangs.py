@@ -25,7 +25,8 @@ HANGS = {
 }
 # The functions that have no such case, and why.
 NO_HANG = {
-    "ncclCommInitRankScalable": "above 128 ranks it takes the place of ncclCommInitRankConfig in one match, on the same thread with the same wait",
+    "ncclCommInitRankScalable": "above 128 ranks it takes the place of ncclCommInitRankConfig in one match, "
+                                "on the same thread with the same wait",
     "ncclGetVersion": "it returns a constant, before there is anything to wait for",
     "ncclGetErrorString": "it looks a code up in a table", "ncclGetLastError": "it gives a text that is there already",
     "ncclGroupStart": "it counts in a variable of the calling thread, whose group it begins",

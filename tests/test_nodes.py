@@ -6,13 +6,16 @@ import os
 import re
 import signal
 import socket
+import socketserver
 import subprocess
+import threading
+import time
 
 import pytest
 
 from netlab import Lab
 from support.paths import TOOL
-from support.processes import environment, gone, run, wait_until
+from support.processes import environment, gone, kill_all, run, wait_until
 
 PATIENCE = 60
 SLEEP = "exec sleep 1000"
@@ -23,7 +26,7 @@ class Node:
     """A running tool."""
 
     def __init__(self, endpoint, options, script, spawn=subprocess.Popen, **variables):
-        command = [str(TOOL), "run", "--rdzv-endpoint", endpoint, "--grace-period", "1", *options.split(), "--", "/bin/sh", "-c", script]
+        command = [str(TOOL), "run", "--rdzv-endpoint", endpoint, "--failure-grace", "1", *options.split(), "--", "/bin/sh", "-c", script]
         self.process = spawn(command, env=environment(without=["NO_COLOR", "DM_STORE_SECRET"], **variables),
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -53,10 +56,7 @@ def node():
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate()
+    kill_all([one.process for one in started])
 
 
 @pytest.fixture
@@ -73,6 +73,14 @@ def together(node, free_port):
     return start
 
 
+class Talker(socketserver.BaseRequestHandler):
+    """Answers as a mail server does."""
+
+    def handle(self):
+        self.request.sendall(b"220 mail.example ESMTP\r\n")
+        self.request.recv(1000)
+
+
 def numbered(nodes, ranks, more=""):
     """The options of that many nodes with so many ranks each."""
     return [f"--nnodes {nodes} --node-rank {node} -n {ranks} {more}" for node in range(nodes)]
@@ -84,7 +92,8 @@ def all_gone(pids):
 
 def causes(outputs):
     """The lines that name the cause, without what differs from node to node."""
-    return {re.sub(r"(; (ending|its last)|, passed on).*", "", err.splitlines()[0]) for _, err in outputs}
+    first = [[line for line in err.splitlines() if "waiting for" not in line][0] for _, err in outputs]
+    return {re.sub(r"(; .* (SIGTERM|still)|, passed on).*", "", line) for line in first}
 
 
 ENVIRONMENT = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_RUN_ID"
@@ -120,7 +129,7 @@ def test_one_job_after_the_other_at_one_endpoint(together, endpoint):
 def test_the_first_failure_is_the_same_on_all_nodes(together):
     script = f'if [ $RANK = 3 ]; then echo noise; echo "ValueError: nope" >&2; exit 41; fi; {SLEEP}'
     outputs = [
-        node.ends(41, rf"rank 3 on {HERE} failed first: exit code 41; its last output:\n  \| ValueError: nope\n")
+        node.ends(41, rf"rank 3 on {HERE} failed first: exit code 41: ValueError: nope\n$")
         for node in together(numbered(3, 2), script)
     ]
     named = {re.search(r"devicemesh run: (rank 3 \(pid \d+\) on \S+ exited with code 41)", err).group(1) for _, err in outputs}
@@ -151,6 +160,20 @@ def test_a_killed_tool_ends_all(together, number, said):
     nodes[number].signal(signal.SIGKILL)
     for index, node in enumerate(nodes):
         node.ends(*((-signal.SIGKILL,) if index == number else (1, said)))
+    all_gone(pids)
+
+
+def test_a_second_signal_ends_all_at_once(together):
+    """The first signal leaves the ranks a minute on both nodes, because they ignore it."""
+    nodes = together(numbered(2, 1, "--grace-period 60"), "trap '' INT; echo $$; while :; do sleep 0.1; done")
+    pids = [node.line() for node in nodes]
+    nodes[1].signal(signal.SIGINT)
+    said = nodes[0].process.stderr.readline()
+    assert f"node 1 ({HERE}): got signal 2 (SIGINT), passed on to 1 rank here, which is killed in 60 s" in said, said
+    time.sleep(0.6)  # Signals within half a second are the same wish.
+    nodes[1].signal(signal.SIGINT)
+    nodes[1].ends(130, r"killed what has not ended before a second signal \(SIGINT\): rank 1")
+    nodes[0].ends(130, "killed what has not ended before a second signal at another node: rank 0")
     all_gone(pids)
 
 
@@ -188,20 +211,91 @@ PID = rf"{HERE} \(pid \d+\)"
     [(["--nnodes 2 -n 1", "--nnodes 3 -n 1"], rf"{PID} has --nnodes [23], {PID} has --nnodes [23]: say the same"),
      (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 1 -n 1", "--nnodes 3 --node-rank 1 -n 1"
        ], rf"{PID} and {PID} both have --node-rank 1"),
-     (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 0 -n 1"], rf"{PID} and {PID} both have --node-rank 0"),
-     (["--nnodes 2 -n 1 --rdzv-id one", "--nnodes 2 -n 1 --rdzv-id two"
-       ], rf'{PID} has --rdzv-id "(one|two)", {PID} has "(one|two)"'), ],
-    ids=["nnodes", "node-rank 1", "node-rank 0", "rdzv-id"])
+     (["--nnodes 3 --node-rank 0 -n 1", "--nnodes 3 --node-rank 0 -n 1"], rf"{PID} and {PID} both have --node-rank 0"), ],
+    ids=["nnodes", "node-rank 1", "node-rank 0"])
 def test_nodes_that_do_not_fit_are_named(together, options, said):
     outputs = [node.ends(1, said) for node in together(options)]
     assert len(causes(outputs)) == 1, outputs
+
+
+def job(script, nodes):
+    return rf"the job `/bin/sh -c '{script}'` of user \S+ \({nodes}\)"
+
+
+@pytest.mark.parametrize("options, script, said", [
+    ("--nnodes 2 -n 1", "exit 7", "their arguments differ.*give both the same --rdzv-id"),
+    ("--nnodes 2 -n 1 --rdzv-id two", "exit 0", 'their --rdzv-id are none and "two"'),
+    ("-n 4", "exit 7", "their arguments differ")], ids=["arguments", "rdzv-id", "one node"])
+def test_a_stranger_is_refused_and_the_job_goes_on(node, endpoint, options, script, said):
+    first = node(endpoint, "--nnodes 2 -n 1", "exit 0")
+    wait = first.process.stderr.readline()
+    assert "waiting for 1 of 2 nodes; there is one on" in wait, wait
+    shape = "1 node" if options == "-n 4" else "2 nodes"
+    both = rf"tcp://{endpoint} serves {job('exit 0', '2 nodes')}, started \d+ s ago on {PID}, while this is {job(script, shape)} on {PID}: "
+    node(endpoint, options, script).ends(1, both + said)
+    node(endpoint, "--nnodes 2 -n 1", "exit 0").ends(0)
+    first.ends(0, "refused a node of another job: " + both)
+
+
+def test_one_id_joins_different_arguments(node, endpoint):
+    nodes = [node(endpoint, "--nnodes 2 -n 1 --rdzv-id job", script) for script in ("echo one $WORLD_SIZE", "echo two $WORLD_SIZE")]
+    assert [one.ends(0)[0] for one in nodes] == ["one 2\n", "two 2\n"]
+
+
+def test_a_job_of_one_node_refuses_others_at_its_endpoint(node, endpoint):
+    first = node(endpoint, "-n 1", f"echo $MASTER_PORT; {SLEEP}")
+    assert first.line() == endpoint.split(":")[1]
+    serves = rf"tcp://{endpoint} serves the job `.*` of user \S+ \(1 node\), started \d+ s ago on {PID}"
+    node(endpoint, "-n 4", "exit 0").ends(1, serves + ", while this is the job")
+    node(endpoint, "-n 1", f"echo $MASTER_PORT; {SLEEP}").ends(1, serves + ", which has its node already")
+    first.signal(signal.SIGTERM)
+    out, err = first.ends(143, r"devicemesh run: got signal 15 \(SIGTERM\), passed on to 1 rank, which is killed in 30 s; a second signal kills at once\n")
+
+
+def test_a_port_that_is_no_store_is_named(together, free_port):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (alone,) = together(["-n 1 --rdzv-timeout 2"], "exit 0", f"127.0.0.1:{port}")
+        alone.ends(1, rf"port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), so the job's store cannot be served at "
+                      rf"tcp://127.0.0.1:{port} \(.*\): choose another port with --rdzv-endpoint\n")
+
+
+def test_a_server_of_another_kind_is_named(together):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talker) as other:
+        port = other.server_address[1]
+        endpoint = f"127.0.0.1:{port}"
+        threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            first, second = together(numbered(2, 1), "exit 0", endpoint)
+            first.ends(1, rf"port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), .* \(what listens there is no store\)")
+            second.ends(1, rf"what listens at tcp://{endpoint} is no store: choose another port")
+        finally:
+            other.shutdown()
+
+
+def test_a_name_without_an_address_is_an_error(together):
+    (lost,) = together(["--nnodes 2 -n 1 --rdzv-timeout 3"], "exit 0", "no-host.invalid:29400")
+    lost.ends(1, r"waiting for the name no-host.invalid to get an address \(",
+              rf"the name no-host.invalid has no address on {HERE} \(.*; \d tries in \d s\): check --rdzv-endpoint")
+
+
+def test_a_node_that_waits_says_for_whom(together):
+    (first, third) = together([f"--nnodes 3 --node-rank {node} -n 1 --rdzv-timeout 3" for node in (0, 2)])
+    for node in (first, third):
+        node.ends(1, r"waiting for node 1 of 3; there are node [02] on \S+ \(pid \d+\), node [02] on \S+ \(pid \d+\); [12] s left",
+                  "node 1 of 3 did not come")
+
+
+def test_a_node_that_cannot_connect_says_so(together):
+    (second,) = together(["--nnodes 2 --node-rank 1 -n 1 --rdzv-timeout 3"])
+    second.ends(1, r"waiting for node 0 to serve tcp://\S+ \(Connection refused.*\); [12] s left")
 
 
 def test_one_too_many_leaves_the_job_alone(together, endpoint):
     nodes = together(["--nnodes 2 -n 1"] * 2, f"echo $$; {SLEEP}", endpoint)
     for node in nodes:
         node.line()
-    (late,) = together(["--nnodes 2 -n 1"], SLEEP, endpoint)
+    (late,) = together(["--nnodes 2 -n 1"], f"echo $$; {SLEEP}", endpoint)
     late.ends(1, r"has its 2 nodes already \(one on .* choose another port")
     assert all(node.process.poll() is None for node in nodes)
     nodes[1].signal(signal.SIGTERM)
@@ -210,8 +304,8 @@ def test_one_too_many_leaves_the_job_alone(together, endpoint):
 
 
 def test_a_program_that_one_node_lacks_ends_all(node, endpoint):
-    first = node(endpoint, "--nnodes 2 --node-rank 0 -n 1", SLEEP)
-    run(TOOL, "run", "--rdzv-endpoint", endpoint, "--nnodes", 2, "-n", 1, "--", "/nonexistent/program", code=127, timeout=PATIENCE)
+    first = node(endpoint, "--nnodes 2 --node-rank 0 -n 1 --rdzv-id job", SLEEP)
+    run(TOOL, "run", "--rdzv-endpoint", endpoint, "--rdzv-id", "job", "--nnodes", 2, "-n", 1, "--", "/nonexistent/program", code=127, timeout=PATIENCE)
     first.ends(127, rf"node 1 \({HERE}\): cannot start /nonexistent/program as rank 1: ")
 
 
@@ -228,23 +322,11 @@ def test_who_lacks_the_secret_does_not_join(node, endpoint):
 
 @pytest.mark.parametrize("options, said", [
     ("--nnodes 2 -n 1", "needs --rdzv-endpoint HOST:PORT"), ("--nnodes 2 --node-rank 2 -n 1 --rdzv-endpoint a:1", "the nodes are 0 to 1"),
-    ("-n 1 --rdzv-endpoint tcp://a:1", "without tcp://"), ("-n 1 --log-dir x --prefix", "add --tee"), ("-n many", "cpu, gpu or auto")])
+    ("-n 1 --rdzv-endpoint tcp://a:1", "without tcp://"), ("-n many", "cpu, gpu or auto")])
 def test_wrong_command_lines_say_what_to_do(options, said):
     assert said in run(TOOL, "run", *options.split(), "--", "true", code=2, timeout=PATIENCE).stderr
 
 
-@pytest.mark.parametrize("options, lines", [((), 0), (("--tee", "--prefix"), 2)], ids=["alone", "tee"])
-def test_each_rank_has_a_log(tmp_path, options, lines):
-    script = 'echo out $RANK; echo err $RANK >&2; if [ $RANK = 1 ]; then exit 9; fi; sleep 0.2'
-    folder = tmp_path / "logs/deep"
-    done = run(TOOL, "run", "-n", 2, "--log-dir", folder, *options, "--", "/bin/sh", "-c", script, code=9, timeout=PATIENCE)
-    for rank in range(2):
-        assert sorted((folder / f"rank-{rank}.log").read_text().split("\n")) == ["", f"err {rank}", f"out {rank}"]
-    assert (
-        f"failed first: exit code 9, log in {folder}/rank-1.log; its last output:" in done.stderr
-        and "| err 1" in done.stderr
-    ), done.stderr
-    assert (done.stdout.count("[rank"), done.stderr.count("[rank")) == (lines, lines), done
 
 
 FAILING = ["-n", "1", "--", "/bin/sh", "-c", "exit 3"]
@@ -299,7 +381,7 @@ def test_hosts_name_the_host_that_failed(lab):
     _, nodes = lab(f'if [ $RANK = 2 ]; then echo "out of memory" >&2; exit 6; fi; {SLEEP}',
                    ["--nnodes 3 -n 2 --node-rank 0", "--nnodes 3 -n 1 --node-rank 1", "--nnodes 3 -n 1 --node-rank 2"])
     for node in nodes:
-        node.ends(6, r"rank 2 on beta failed first: exit code 6; its last output:\n  \| out of memory\n")
+        node.ends(6, r"rank 2 on beta failed first: exit code 6: out of memory\n$")
 
 
 @pytest.mark.lengthy
@@ -310,3 +392,14 @@ def test_hosts_that_fall_silent_are_missed(lab):
     nodes[0].ends(1, r"node 1 \(beta\) has gone: ")
     nodes[1].ends(1, r"node 0 \(alpha\) (is out of reach|has gone), and with it the store at tcp://alpha:29400")
     all_gone(pids)
+
+
+def test_a_name_that_only_its_own_host_reaches_is_told_at_once(tmp_path, node):
+    """The default /etc/hosts of Debian gives the name of the host the address 127.0.1.1."""
+    with Lab(["alpha", "beta"], tmp_path) as hosts:
+        alpha = hosts.hosts["alpha"]
+        alpha.names_are("127.0.1.1 alpha")
+        alone = node("alpha:29400", "--nnodes 2 --node-rank 0 -n 1 --rdzv-timeout 2", "exit 0",
+                     spawn=lambda command, **more: hosts.spawn("alpha", command, **more))
+        alone.ends(1, r"^devicemesh run: the name alpha is 127\.0\.1\.1 on alpha \(see /etc/hosts\), which no other host can reach: "
+                      r"name an address of this host by --rdzv-endpoint, as 10\.0\.0\.5:29400\n")

@@ -19,6 +19,4 @@ def test_a_thousand_rounds_under_load(programs):
     try:
         processes.run(TOOL, "run", "-n", 2, "--", program, env=processes.environment(DM_ORDER_ROUNDS=1000), timeout=500)
     finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+        processes.kill_all(busy)

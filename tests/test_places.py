@@ -27,7 +27,8 @@ for descriptor in os.listdir("/proc/self/fd"):
         pass
 listening = [line.split() for table in ("tcp", "tcp6") for line in open("/proc/self/net/" + table).readlines()[1:]]
 mine = sum(line[3] == "0A" and line[9] in sockets for line in listening)
-print(f"sums {sorted(set(numbers))} host {world.host} of {world.num_hosts} local {world.local_rank} of {world.local_size} listens {mine} locations {' '.join(world.locations())}")
+print(f"sums {sorted(set(numbers))} host {world.host} of {world.num_hosts} local {world.local_rank} of {world.local_size} listens {mine}"
+      f" locations {' '.join(world.locations())}")
 mesh.finalize()
 """
 

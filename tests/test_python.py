@@ -137,8 +137,7 @@ def test_interrupted(python, tmp_path, mode):
         code = process.wait(timeout=60)
     finally:
         deadline.cancel()
-        process.kill()
-        process.communicate()
+        processes.kill_all([process])
     ours, theirs = EXPECTED[mode]
     assert code == 0 and any(line.startswith(ours) for line in lines), (code, lines)
     assert theirs is None or any(line.startswith(f"peer {theirs}") for line in lines), lines
@@ -218,7 +217,5 @@ def test_threads_along_the_dimensions_of_a_mesh(python, rounds):
     try:
         output = run(TOOL, "run", "-n", 2, "--", python, "tests/order.py", rounds, timeout=500, **OURS)
     finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+        processes.kill_all(busy)
     assert output.count(f"{rounds} rounds") == 2, output

@@ -112,7 +112,7 @@ def test_cut(job, layout, host, busy):
     one.lab.cut(host)
     for rank in one.ranks:
         if rank.rank not in gone and (busy or rank.rank != first):
-            watch.knows(rank, LOST, 2.0 + NOTICE, names=gone, said=[f"{host}|{one.lab.hosts[host].ipv4}"])
+            watch.knows(rank, LOST, 2.0 + NOTICE, names=gone, said=[host])
     for number in gone:
         watch.knows(one.ranks[number], LOST, 2.0 + NOTICE)
 

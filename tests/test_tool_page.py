@@ -1,6 +1,6 @@
 """docs/tool.md is right: every command in it gives the output and the exit code that are
-quoted (tests/tool_page.py writes them anew). The completions complete, and the manual pages are
-clean."""
+quoted (tests/tool_page.py writes them anew). The options of other launchers are refused in the
+words of its table. The completions complete, and the manual pages are clean."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import ROOT, TOOL
 from support.processes import run
-from tool_page import PAGE, blocks, commands, printed, shell
+from tool_page import PAGE, blocks, commands, options_with_advice, printed, refused_options, shell
 
 BLOCKS = blocks(PAGE.read_text())
 
@@ -21,6 +21,23 @@ def test_quoted_outputs(block, tmp_path, free_port):
         assert sorted(printed(command, tmp_path, free_port).split("\n")) == sorted(output.split("\n")), (
             f"{command}: tests/tool_page.py writes the outputs anew"
         )
+
+
+def test_options_of_other_launchers_are_refused_in_the_words_of_the_page():
+    rows = refused_options()
+    assert [option.lstrip("-") for options, _ in rows for option in options] == options_with_advice(), (
+        f"the table of {PAGE.name} has the options of tool/src/other_launchers.rs"
+    )
+    for options, advice in rows:
+        for option in options:
+            said = run(TOOL, "run", option, "2", "--", "true", code=2).stderr
+            assert advice in " ".join(said.split()), f"{option}: {said}"
+
+
+@pytest.mark.parametrize("option", ["-host", "-hosts", "-hostfile"])
+def test_the_hosts_of_mpirun_with_one_dash_are_no_question_for_help(option):
+    done = run(TOOL, "run", option, "alpha", "--", "true", code=2)
+    assert f"-{option}" in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("words, expected", [
@@ -54,7 +71,11 @@ def test_manual_has_a_page_for_each_command(manual):
     assert {"devicemesh.1", "devicemesh-run.1", "devicemesh-info.1", "devicemesh-show.1"} <= pages
     listed = run(TOOL, "--help").stdout
     names = re.findall(r"^  ([a-z]+) ", listed[listed.index("Commands:"):listed.index("Options:")], flags=re.M)
-    assert {f"devicemesh-{name}.1" for name in names if name != "help"} <= pages
+    assert {f"devicemesh-{name}.1" for name in names} | {"devicemesh.1"} == pages
+    listed = re.findall(r"^(devicemesh\S+)\(1\)", (manual / "devicemesh.1").read_text().replace("\\-", "-"), flags=re.M)
+    assert {f"{name}.1" for name in listed} | {"devicemesh.1"} == pages
+    version = run(TOOL, "--version").stdout.strip()
+    assert all(f'"{version}" "libdevicemesh"' in (manual / page).read_text() for page in pages)
     page = (manual / "devicemesh-run.1").read_text()
     assert "EXIT CODES" in page and "rdzv" in page and "124" in page
 

@@ -13,8 +13,11 @@ from support.ports import Ports
 from support.processes import environment, run
 
 PAGE = ROOT / "docs/tool.md"
+ADVICE = ROOT / "tool/src/other_launchers.rs"
 # (a pattern that differs from run to run, the words that the page has in its place)
 CHANGES = [(r"pid \d+", "pid 4711"), (r"reached in \d+ ms", "reached in 1 ms"), (r"127\.0\.0\.1:\d{3,5}", "127.0.0.1:29400"),
+           (r"\d{8}T\d{6}Z-\d+", "20261123T093000Z-4711"), (r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}Z", "2026-11-23T09:30:01.123Z"),
+           (r"of user \S+ ", "of user anna "), (r"started \d s ago", "started 0 s ago"),
            (r"\b%s\b" % re.escape(socket.gethostname()), "alpha")]
 
 
@@ -49,6 +52,21 @@ def printed(command, folder, free_port):
     for pattern, instead in CHANGES:
         out = re.sub(pattern, instead, out)
     return out.rstrip() + (f"\n(exit code {code})" if code else "")
+
+
+def refused_options():
+    """The rows of the page's table of options that are refused: ([option], what to do instead)."""
+    _, _, part = PAGE.read_text().partition("\n### Options that are refused\n")
+    rows = re.findall(r"^\| (`-.*?`) \| (.+) \|$", part.partition("\n## ")[0], flags=re.M)
+    return [(re.findall(r"`([^`]+)`", options), advice.replace("`", "")) for options, advice in rows]
+
+
+def options_with_advice():
+    """The options, without dashes, for which the tool's source has advice, in the order of the
+    source."""
+    _, _, table = ADVICE.read_text().partition("const ADVICE:")
+    rows = re.findall(r"\(&\[([^\]]+)\],", table.partition("\n];")[0])
+    return [name for names in rows for name in re.findall(r'"([^"]+)"', names)]
 
 
 def main():

@@ -38,9 +38,9 @@ int main(void)
     nanosleep(&pause, NULL);
     const double began = seconds_now();
     OK(dm_abort(mesh));
-    CHECK(seconds_now() - began < 0.25);
+    CHECK(seconds_now() - began < 2);
     pthread_join(thread, NULL);
-    CHECK(blocked_status == DM_STATUS_ABORTED && woken - began < 0.25);
+    CHECK(blocked_status == DM_STATUS_ABORTED && woken - began < 2);
     OK(dm_abort(mesh)); /* a second abort does nothing */
   } else if (rank == 1) {
     const double began = seconds_now();

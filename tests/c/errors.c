@@ -133,7 +133,8 @@ static void worlds(void)
   options.rank = -1;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "-1", dm_world_init("cpu", &options, &world));
   options.rank = 1;
-  const char *methods[] = {"", "tcp://", "tcp://host", "tcp://:1", "tcp://host:x", "tcp://host:70000", "tcp://host:0", "file://relative", "zk://host"};
+  const char *methods[] = {"", "tcp://", "tcp://host", "tcp://:1", "tcp://host:x", "tcp://host:70000",
+                           "tcp://host:0", "file://relative", "zk://host"};
   for (size_t at = 0; at < sizeof methods / sizeof *methods; ++at) {
     options.init_method = methods[at];
     FAILS(DM_STATUS_INVALID_ARGUMENT, "init_method", dm_world_init("cpu", &options, &world));

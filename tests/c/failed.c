@@ -264,7 +264,8 @@ static int descriptors(void)
   return count;
 }
 
-/* Communicators that replace failed ones do not pile up. */
+/* Communicators that replace failed ones do not pile up. The last ones may still be ending, so what
+ * is open differs from round to round, and the most of the first 12 rounds is compared. */
 static void leaves_nothing(int rounds)
 {
   int before = 0, open_before = 0;
@@ -275,7 +276,11 @@ static void leaves_nothing(int rounds)
     if (round % 3 == 0) GIVES(DM_STATUS_MISMATCH, dm_finalize(mesh, NULL));
     if (round % 3 == 1) OK(dm_abort(mesh));
     dm_free(mesh);
-    if (round == 11) before = mappings(), open_before = descriptors();
+    if (round < 12) {
+      const int mapped = mappings(), open_now = descriptors();
+      before = mapped > before ? mapped : before;
+      open_before = open_now > open_before ? open_now : open_before;
+    }
   }
   /* Only ranks whose communicator works keep it. Its mesh was freed and not ended, so its raw
    * pointer may still be in use. */
@@ -283,7 +288,7 @@ static void leaves_nothing(int rounds)
   const int after = mappings(), open_after = descriptors();
   if (after > before + kept + 2 || open_after > open_before + 4) {
     ++failures;
-    fprintf(stderr, "rank %d: %d mappings and %d descriptors after 12 rounds, %d and %d after %d\n", rank, before,
+    fprintf(stderr, "rank %d: %d mappings and %d descriptors at most in 12 rounds, %d and %d after %d\n", rank, before,
             open_before, after, open_after, rounds);
   }
 }

@@ -90,8 +90,8 @@ int main(void)
   CHECK(call.struct_size == sizeof call && call.flags == 0 && call.reserved == 0 && call.timeout_ms == 0 && call.dim_options == NULL &&
         call.num_dim_options == 0);
   dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
-  CHECK(plan.struct_size == sizeof plan && plan.flags == 0 && plan.world_size == 0 && plan.locations == NULL && plan.shape == NULL && plan.ndim == 0 &&
-        plan.traffic == NULL);
+  CHECK(plan.struct_size == sizeof plan && plan.flags == 0 && plan.world_size == 0 && plan.locations == NULL && plan.shape == NULL &&
+        plan.ndim == 0 && plan.traffic == NULL);
 
   CHECK(dm_version() == DEVICEMESH_VERSION);
   CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 100 && DM_STATUS_INVALID_STATE == 17);

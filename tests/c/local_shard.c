@@ -30,8 +30,8 @@ static void has_rows(int line, const dm_mesh *mesh, const dm_placement *placemen
   OK(dm_local_shard(mesh, placements, dm_ndim(mesh), tensor, 2, rank, shape, offset));
   if (shape[0] != count || offset[0] != first || shape[1] != 6 || offset[1] != 0) {
     ++failures;
-    fprintf(stderr, "line %d: rank %d has (%zu, %zu) at (%zu, %zu), expected (%zu, 6) at (%zu, 0)\n", line, (int)rank, shape[0], shape[1], offset[0],
-            offset[1], count, first);
+    fprintf(stderr, "line %d: rank %d has (%zu, %zu) at (%zu, %zu), expected (%zu, 6) at (%zu, 0)\n", line, (int)rank,
+            shape[0], shape[1], offset[0], offset[1], count, first);
   }
 }
 #define ROWS(...) has_rows(__LINE__, __VA_ARGS__)

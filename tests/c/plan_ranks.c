@@ -6,8 +6,8 @@
 static const char *const kDealt[] = {"h0", "h1", "h0", "h1", "h0", "h1", "h0", "h1"};
 static const int32_t kShape[] = {2, 4};
 
-static dm_status plan(const char *const *locations, int32_t world_size, const int32_t *shape, size_t ndim, const uint32_t *traffic, int32_t *ranks_out,
-                      char *report, size_t capacity, size_t *len_out)
+static dm_status plan(const char *const *locations, int32_t world_size, const int32_t *shape, size_t ndim, const uint32_t *traffic,
+                      int32_t *ranks_out, char *report, size_t capacity, size_t *len_out)
 {
   dm_plan_options options = DM_PLAN_OPTIONS_INIT;
   options.locations = locations;

@@ -77,26 +77,38 @@ static void round_trips(void)
   const char *names[] = {"dp", "tp"}, *swapped[] = {"tp", "dp"}, *tp[] = {"tp"};
   options.world = world;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
-  comes_back(mesh, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}");
+  comes_back(mesh,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],"
+             "\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[0,4]]}");
   REQUIRE(dm_slice(mesh, swapped, 2, &turned));
-  comes_back(turned, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"tp\",\"dp\"],\"layout\":[[[2,1]],[[2,2]]],\"base\":0,\"ranks\":[[0,4]]}");
+  comes_back(turned,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"tp\",\"dp\"],"
+             "\"layout\":[[[2,1]],[[2,2]]],\"base\":0,\"ranks\":[[0,4]]}");
   REQUIRE(dm_flatten(turned, "all", NULL, &flat));
-  comes_back(flat, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"all\"],\"layout\":[[[2,1],[2,2]]],\"base\":0,\"ranks\":[[0,4]]}");
+  comes_back(flat,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"all\"],"
+             "\"layout\":[[[2,1],[2,2]]],\"base\":0,\"ranks\":[[0,4]]}");
   REQUIRE(dm_submesh(mesh, tp, 1, 1, &row));
-  comes_back(
-      row,
-      "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":2,\"ranks\":[[0,4]]}");
+  comes_back(row,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],"
+             "\"layout\":[[[2,1]]],\"base\":2,\"ranks\":[[0,4]]}");
   dm_free(row);
   dm_mesh *range = NULL;
   REQUIRE(dm_slice_range(mesh, "dp", 1, 1, 1, NULL, &range));
-  comes_back(range, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[1,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[],[[2,1]]],\"base\":0,\"ranks\":[[2,2]]}");
+  comes_back(range,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[1,2],\"names\":[\"dp\",\"tp\"],"
+             "\"layout\":[[],[[2,1]]],\"base\":0,\"ranks\":[[2,2]]}");
   dm_free(range);
   options.ranks = order;
   options.num_ranks = 4;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &dealt));
-  comes_back(dealt, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,2],[0,1]]}");
+  comes_back(dealt,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],"
+             "\"layout\":[[[2,2]],[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,2],[0,1]]}");
   REQUIRE(dm_submesh(dealt, tp, 1, 0, &row));
-  comes_back(row, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,1]]}");
+  comes_back(row,
+             "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],"
+             "\"layout\":[[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,1]]}");
 
   /* dm_deserialize agrees with dm_init: some ranks use the text, the others make the call. */
   dm_mesh *both = NULL;
@@ -158,7 +170,9 @@ static void lengths(void)
   dm_mesh *mesh = NULL;
   const int32_t shape[] = {4};
   const char *names[] = {"\"\xc3\xa9\n"}; /* what JSON has to escape */
-  const char *expected = "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"\\\"\xc3\xa9\\n\"],\"layout\":[[[4,1]]],\"base\":0,\"ranks\":[[0,4]]}";
+  const char *expected =
+      "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"\\\"\xc3\xa9\\n\"],"
+      "\"layout\":[[[4,1]]],\"base\":0,\"ranks\":[[0,4]]}";
   char text[256] = "77";
   size_t length = 77, needed = strlen(expected) + 1;
   options.world = world;

@@ -14,7 +14,8 @@ inline void failure_is(int line, const char *call, dm::Status expected, const st
       full == std::string(dm::status_name(expected)) + ": " + message)
     return;
   ++failures;
-  std::fprintf(stderr, "line %d: %s gives %s, expected %s and one line with \"%s\"\n", line, call, error.what(), dm::status_name(expected), text.c_str());
+  std::fprintf(stderr, "line %d: %s gives %s, expected %s and one line with \"%s\"\n", line, call, error.what(),
+               dm::status_name(expected), text.c_str());
 }
 
 // Checks the Result of a nothrow function.

@@ -51,7 +51,7 @@ def builder(library):
 
 def launcher(library, count):
     """The words that start what follows on that many ranks: none for 0 ranks."""
-    return [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
+    return [library / "devicemesh", "run", "-n", count, "--prefix", "--failure-grace", "60", "--"] if count else []
 
 
 def programs(folder, compilers, build, start, slow, only=None):

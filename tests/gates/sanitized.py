@@ -30,8 +30,8 @@ def cargo(kind, command, *arguments, timeout=1800):
         # Debug assertions check what unsafe code promises to the standard library, and overflows.
         flags.append("-Cdebug-assertions=yes")
     else:
-        # ThreadSanitizer puts signals off that come outside a blocking function of libc. rustix must
-        # call these functions: during a system call of its own, a SIGCHLD is never handled.
+        # ThreadSanitizer puts signals off that come outside a blocking function of libc. rustix
+        # must call these functions: during a system call of its own, a SIGCHLD is never handled.
         flags.append("--cfg=rustix_use_libc")
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
     std = ["-Zbuild-std"] if kind == "tsan" else []

@@ -108,7 +108,7 @@ check() {
   printf '==== %s x%s: %s\n' "$label" "$count" "$*" >"$output"
   # The tool's own time-out ends the ranks in order; the outer one is for the tool itself.
   env "${nccl_settings[@]}" ${settings[@]+"${settings[@]}"} timeout --kill-after=10 $((limit + 15)) \
-    "$build/devicemesh" run -n "$count" --timeout "$limit" --grace-period "${grace:-15}" -- ${launch[@]+"${launch[@]}"} "$@" >>"$output" 2>&1 </dev/null &
+    "$build/devicemesh" run -n "$count" --timeout "$limit" --grace-period 5 --failure-grace "${grace:-15}" -- ${launch[@]+"${launch[@]}"} "$@" >>"$output" 2>&1 </dev/null &
   running=$!
   wait "$running" || code=$?
   running=

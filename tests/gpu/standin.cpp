@@ -134,8 +134,8 @@ int cuModuleGetFunction(void **function, void *, const char *name)
     if (std::strcmp(kernel.name, name) == 0) return *function = const_cast<Kernel *>(&kernel), kOk;
   return kNotFound;
 }
-int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned,
-                   void *, void **arguments, void **)
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                   unsigned block_z, unsigned, void *, void **arguments, void **)
 {
   if (current == nullptr || grid_y * grid_z * block_y * block_z != 1) return kInvalidValue;
   blockDim.x = static_cast<int>(block_x);

@@ -10,6 +10,7 @@ import pytest
 from launchers import OPEN_MPI, ROOT_MAY, fine, needs
 from slurm import PROGRAMS, Slurm
 from torch_ranks import HERE, SIDE, found_torch
+from support.paths import LIBRARY, ROOT, TOOL
 from support.processes import environment, run
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -105,3 +106,22 @@ def test_srun_of_torchrun(slurm, tmp_path, free_port):
     wrapper.chmod(0o755)
     exported = ",".join(["ALL", *(f"{name}={value}" for name, value in torch.variables.items())])
     fine(slurm("srun", "-N", 2, "-n", 2, "--export", exported, wrapper), 4, SIDE)
+
+
+def test_srun_of_devicemesh_run(slurm, mesh, resolving):
+    """srun of devicemesh run without options for the meeting: 2 nodes of 2 ranks"""
+    fine(slurm("srun", "-N", 2, "--ntasks-per-node", 1, *resolving, TOOL, "run", "-n", 2, "--", mesh, 2, 2), 4)
+
+
+def test_the_batch_script_of_the_examples(slurm, mesh, resolving, tmp_path, record_property):
+    """sbatch of examples/launch/train.sbatch: devicemesh run on 2 nodes"""
+    output = tmp_path / "train.log"
+    slurm(*resolving, f"PATH={LIBRARY}:{os.environ['PATH']}", "sbatch", "--wait", "-o", output, ROOT / "examples/launch/train.sbatch",
+          mesh, 1, 2)
+    fine(output.read_text(), 2)
+    record_property("note", "with a secret")
+
+
+def test_devicemesh_run_in_a_script_without_srun(batch):
+    """sbatch on two nodes: devicemesh run without srun"""
+    assert "srun --ntasks-per-node 1 devicemesh run" in batch(f"{TOOL} run -- true; test $? = 2", "-N", 2)

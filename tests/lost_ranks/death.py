@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.processes import marked
+from support.processes import marked, state_and_parent
 
 from .job import MARK, Job
 from .verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
@@ -84,7 +84,7 @@ def waits_in_the_store(job, number):
             continue
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     connected = any(words[2].endswith(f":{job.port:04X}") and words[3] == "01" and words[9] in sockets for words in lines)
-    return connected and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "S"
+    return connected and state_and_parent(pid)[0] == "S"
 
 
 def strike(job, death):
@@ -159,8 +159,8 @@ def start_again(program, death, port, file, outcome):
                 outcome.complaints.append(f"the next job on port {port}: rank {rank.number} hangs: {rank.phase()}")
                 outcome.complaints.append(job.stacks(rank.number))
             elif not rank.done or rank.process.wait(timeout=10) != 0 or rank.other:
-                outcome.complaints.append(
-                    f"the next job on port {port}: rank {rank.number} ended with {rank.process.wait(timeout=10)}: {rank.error or rank.phase()} {rank.other}")
+                code, said = rank.process.wait(timeout=10), rank.error or rank.phase()
+                outcome.complaints.append(f"the next job on port {port}: rank {rank.number} ended with {code}: {said} {rank.other}")
     outcome.again = time.monotonic() - began
 
 

@@ -67,7 +67,8 @@ class Fault:
 
     def __str__(self):
         what = {"cut": "hosts fall silent:", "part": "hosts are parted:"}.get(self.how, f"rank {self.victim}: {self.how}")
-        return (f"{' '.join(self.places)}; {what} {' '.join(sorted(self.lost_hosts()))} at {self.phase}, occurrence {self.occurrence}, {1000 * self.delay:.2f} ms later; "
+        return (f"{' '.join(self.places)}; {what} {' '.join(sorted(self.lost_hosts()))} at {self.phase}, "
+                f"occurrence {self.occurrence}, {1000 * self.delay:.2f} ms later; "
                 f"delay {1000 * self.weather[0]:.1f} ms, loss {100 * self.weather[1]:.1f} %")
 
 

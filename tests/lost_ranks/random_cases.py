@@ -78,11 +78,13 @@ def write_report(table, seed, runs, jobs, took):
     bound = SHORT_MS / 1000 * STOP_SHARE + STOP_EXTRA + STARVATION
     lines = [
         BEGIN, "",
-        f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} processors ({model}), Linux {platform.release()}, {jobs} runs at a time, "
-        f"{took / 60:.0f} minutes. Seed {seed}: `make soak SEED={seed} RUNS={runs}`.", "",
+        f"{time.strftime('%Y-%m-%d')}, commit {commit or 'unknown'}, {os.cpu_count()} processors ({model}), Linux {platform.release()}, "
+        f"{jobs} runs at a time, {took / 60:.0f} minutes. Seed {seed}: `make soak SEED={seed} RUNS={runs}`.", "",
         *table.lines(), "",
-        f"A notice is the time from the death (or, later, from its own call) to the last survivor's error: at most {NOTICE:.0f} s for kill and exit. A stopped rank, and one that "
-        f"died before it had reached the store, is missed at the deadline: here {SHORT_MS} ms, so at most {bound:.2f} s (10 %, {1000 * STOP_EXTRA:.0f} ms, and {1000 * STARVATION:.0f} ms for busy processors). "
+        "A notice is the time from the death (or, later, from its own call) to the last survivor's error: "
+        f"at most {NOTICE:.0f} s for kill and exit. "
+        f"A stopped rank, and one that died before it had reached the store, is missed at the deadline: here {SHORT_MS} ms, "
+        f"so at most {bound:.2f} s (10 %, {1000 * STOP_EXTRA:.0f} ms, and {1000 * STARVATION:.0f} ms for busy processors). "
         f"The next job on the same port took {1000 * statistics.median(table.again):.0f} ms (median; max {1000 * max(table.again):.0f}).",
         *([f"Failed runs: {sorted(table.failed)}."] if table.failed else []), "", END]
     text = REPORT.read_text()

@@ -56,6 +56,12 @@ int cuDeviceGetUuid(char uuid[16], int device)
 }
 #endif
 
+int cuDeviceGetPCIBusId(char *address, int length, int device)
+{
+  snprintf(address, (size_t)length, "0000:%02X:00.0", 0xA0 + device);
+  return 0;
+}
+
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
   *context = (void *)(size_t)(0x1000 + device);

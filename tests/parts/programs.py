@@ -15,8 +15,13 @@ ON_HOSTS = {
     "apart": {"DM_HOSTCCL_SHM": "0"},
     "two hosts": {"before": ["/bin/sh", "-c", 'DM_HOSTCCL_HOST=host$((RANK % 2)) exec "$0" "$@"']},
 }
-# The C tests that `make test` runs in this way, and on how many ranks. `make test-all` runs all.
-HOSTS_QUICK = {("collectives", 4), ("ragged", 4), ("reductions", 4), ("lazy", 4), ("group_abort", 2), ("mismatch", 4)}
+# `make test` runs each C test of several ranks on two hosts, with one number of ranks, and these
+# apart. `make test-all` runs all of them in both ways, with all their numbers of ranks.
+APART_QUICK = {("collectives", 4), ("ragged", 4), ("reductions", 4), ("lazy", 4), ("group_abort", 2), ("mismatch", 4),
+               ("finalize_failed", 4)}
+# The C tests that `make test-all` runs as C++17, too: the one of the INIT macros, and those that are
+# linked to the static library. `make test` compiles all of them as C++17.
+AS_CXX = {"header", "errors", "fork"}
 STATIC = [str(LIBRARY / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 
 
@@ -40,51 +45,56 @@ class Program:
 
 
 def add_tests(runner):
-    """Each C file as C11, each C++ file as C++17; `make test-all` also runs C files that were built
-    as C++17, and C++ with sanitizers."""
-    c, cxx = [CC, "-std=c11", "-D_GNU_SOURCE"], [CXX, "-std=c++17"]
+    """Each C file as C11, each C++ file as C++17; `make test-all` also runs some C files that were
+    built as C++17, and C++ with sanitizers."""
+    c, cxx, optimised = [CC, "-std=c11", "-D_GNU_SOURCE"], [CXX, "-std=c++17"], ["-O1", "-g"]
     for path in sorted((ROOT / "tests/c").glob("*.c")):
-        for name, compiler, is_long in (("c11", c, False), ("c++17", [*cxx, "-x", "c++"], True)):
-            add_variant(runner, path, name, compiler, LINK, is_long)
+        program = add_variant(runner, path, "c11", [*c, *optimised], LINK)
+        add_on_hosts(runner, path, program)
+        if comments(path)[1]:
+            add_variant(runner, path, "c11 static", [*c, *optimised], STATIC)
+        if path.stem in AS_CXX:
+            add_variant(runner, path, "c++17", [*cxx, *optimised, "-x", "c++"], LINK, is_long=True)
             if comments(path)[1]:
-                add_variant(runner, path, f"{name} static", compiler, STATIC, is_long)
-        add_on_hosts(runner, path, [*c, "-O1", "-g", *STRICT])
+                add_variant(runner, path, "c++17 static", [*cxx, *optimised, "-x", "c++"], STATIC, is_long=True)
     for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
-        add_variant(runner, path, "c++17", [*cxx, *PEDANTIC], LINK)
-        add_variant(runner, path, "c++17 sanitized", cxx, [*LINK, *SANITIZE], is_long=True)
+        add_variant(runner, path, "c++17", [*cxx, *optimised, *PEDANTIC], LINK)
+        # To optimise the sanitizers' code takes the compiler three times as long.
+        add_variant(runner, path, "c++17 sanitized", [*cxx, "-O0", "-g"], [*LINK, *SANITIZE], is_long=True)
 
 
 def add_variant(runner, path, variant, compiler, link, is_long=False):
+    """A test that is compiled in this way, as a case for each number of ranks. Returns the program."""
     ranks, _, flags = comments(path)
-    build = [*compiler, "-O1", "-g", *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link]
+    build = [*compiler, *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link]
     program = Program(f"{path.stem}-{path.parent.name}-{variant.replace(' ', '-')}", *build)
 
     def case(count):
         def body():
-            program.run(count, options=("--prefix", "--grace-period", "10"))
+            program.run(count, options=("--prefix", "--failure-grace", "10"))
         return body
 
     for count in ranks:
         label = f"{path.relative_to(ROOT)} {variant}" + (f" x{count}" if count else "")
         runner.add(label, case(count), is_long)
+    return program
 
 
-def add_on_hosts(runner, path, compiler):
-    """A C test of several ranks, on several hosts."""
-    ranks, _, flags = comments(path)
-    if "/* one host */" in path.read_text()[:2000]:
+def add_on_hosts(runner, path, program):
+    """The program of a C test of several ranks, on several hosts."""
+    several = [count for count in comments(path)[0] if count > 1]
+    if "/* one host */" in path.read_text()[:2000] or not several:
         return
-    program = Program(f"{path.stem}-on-hosts", *compiler, *flags, "-Iinclude", "-Itests/c", path, *LINK)
+    quick = {("two hosts", 4 if 4 in several else several[0])} | {("apart", count) for stem, count in APART_QUICK if stem == path.stem}
 
     def case(count, how):
         def body():
-            program.run(count, options=("--prefix", "--grace-period", "10"), **how)
+            program.run(count, options=("--prefix", "--failure-grace", "10"), **how)
         return body
 
-    for count in ranks:
+    for count in several:
         for way, how in ON_HOSTS.items():
-            if count > 1:
-                runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), (path.stem, count) not in HOSTS_QUICK)
+            runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), (way, count) not in quick)
 
 
 def add_examples(runner):

@@ -72,9 +72,11 @@ def add(runner):
     for source in sources():
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
-        runner.add(f"rust {source} apart", programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"}), is_long=source != OF_PROCESSES[-1])
+        case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
+        runner.add(f"rust {source} apart", case, is_long=source != OF_PROCESSES[-1])
     # The other tests take the machine's UCX, where there is one.
     runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
+    runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
     documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
     runner.add("rust documentation", lambda: passed(run(documentation, timeout=BUILD_DEADLINE)))
     return programs.build

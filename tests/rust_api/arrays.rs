@@ -59,7 +59,7 @@ fn an_array_that_is_no_mesh_is_refused_with_its_values() {
     refused(array![-1].into_dyn(), None, "rank -1 at index 0 is out of range");
     refused(Array2::<i32>::zeros((2, 0)).into_dyn(), None, "dimension 1 has size 0");
     refused(Array::from_iter(0..5).into_dyn(), None, "a mesh of shape (5) has 5 ranks, but the world has 4");
-    refused(array![[0, 1]].into_dyn(), Some(&["dp"]), "the shape has 2 dimensions, but there are 1 names");
+    refused(array![[0, 1]].into_dyn(), Some(&["dp"]), "the shape has 2 dimensions, but there is 1 name");
     // One element that is said to be there 2^40 times is refused before anything of that size is
     // made.
     let one = array![0];

@@ -192,6 +192,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
         );
         assert_eq!(result(Collective::AllToAll, 2, 0), [mine / 5, mine / 5 + 1, 10 + mine / 5, 11 + mine / 5]);
         assert_eq!(result(Collective::Shift, 1, 0), [10 - mine, 99, 99, 99]);
+        assert_eq!(result(Collective::Swap { peer: 1 - rank }, 1, 0), [10 - mine, 99, 99, 99]);
         assert_eq!(result(Collective::Broadcast { root: 1 }, 2, 0)[..2], [10, 11]);
         let reduced = result(Collective::Reduce { op: Operator::Min, root: 0 }, 4, 0);
         assert_eq!(reduced, if rank == 0 { [0, 1, 2, 3] } else { [99; 4] });
@@ -207,6 +208,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
             (mesh.collective(0, sum, UINT8, 1, send.at(4), other.at(0)), "from offset 4 on"),
             (mesh.collective(0, sum, UINT8, 2, send.at(0), send.at(1)), "overlap, but not as in place"),
             (mesh.collective(0, Collective::Shift, UINT8, 2, send.at(0), send.at(0)), "never works in place"),
+            (mesh.collective(0, Collective::Swap { peer: 2 }, UINT8, 1, send.at(0), other.at(0)), "peer is 2"),
             (mesh.collective(0, sum, 12, 1, send.at(0), other.at(0)), "dtype is 12"),
             (mesh.collective(0, Collective::Broadcast { root: 2 }, UINT8, 1, send.at(0), other.at(0)), "root is 2"),
             (mesh.collective(0, sum, UINT8, usize::MAX, send.at(0), other.at(0)), "are not inside"),

@@ -10,6 +10,10 @@ use std::sync::OnceLock;
 /// This variable is set in the process that has the stand-ins. Its value is the log of the device.
 const LOG: &str = "CUDA_LOG";
 
+/// The words for cargo that build libhostccl.so with the features that its packages have for
+/// `cargo test` (hostccl/tests/c_library.rs says why).
+const ENGINE: [&str; 7] = ["--package", "hostccl-capi", "--package", "hostccl", "--lib", "--test", "c_library"];
+
 /// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name
 /// of the calling test, which is called again there.
 pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Path)) {
@@ -30,8 +34,7 @@ pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Pa
 /// first call.
 pub fn environment() -> [(&'static str, PathBuf); 3] {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    let (folder, engine) =
-        BUILT.get_or_init(|| (stand_ins(), cargo_build(&["--package", "hostccl-capi"], "libhostccl.so")));
+    let (folder, engine) = BUILT.get_or_init(|| (stand_ins(), cargo_build(&ENGINE, "libhostccl.so")));
     [
         ("LD_LIBRARY_PATH", folder.clone()),
         ("DM_CCL_LIBRARY", folder.join("libnccl.so.2")),

@@ -64,7 +64,7 @@ class Job:
         if library is not False:
             variables["RECORDER"] = library or self.recorder()
         env = processes.environment(without=["NCCL_", "CUDA_", "DM_CCL"], **variables)
-        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--grace-period", 10, "--", *wrapper, self.program,
+        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--failure-grace", 10, "--", *wrapper, self.program,
                                what, env=env, code=code, timeout=timeout, merged=True).stdout
         records = {int(path.name): path.read_text().splitlines() for path in logs.iterdir()}
         for rank, lines in records.items():

@@ -1,5 +1,6 @@
 """Running commands to their end, and finding the processes that a test has left."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,11 +72,14 @@ def end_group(process):
 
 
 def kill_all(processes):
-    """Kills the processes that still run, and waits for all of them."""
+    """Kills the processes that still run, waits for all of them, and closes their pipes."""
     for process in processes:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
+    for process in processes:
         process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def launch(ranks, *command, options=(), **how):
@@ -97,10 +101,17 @@ def marked(mark, variable=MARK):
     return found
 
 
+def state_and_parent(pid):
+    """The letter of a process's state (proc_pid_stat(5)) and the process that is its parent."""
+    # The name before these fields stands in parentheses, and may hold some itself.
+    state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
 def gone(pid):
     """Whether a process has ended, also when nobody has waited for it yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return state_and_parent(pid)[0] == "Z"
     except OSError:
         return True
 

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from .processes import environment, words
+from .processes import environment, kill_all, words
 
 
 class Ranks:
@@ -32,9 +32,4 @@ class Ranks:
         return outputs
 
     def end(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait(timeout=60)
-            if process.stdout:
-                process.stdout.close()
+        kill_all(self.processes)

@@ -304,8 +304,8 @@ int main(int argc, char **argv)
       {"too_large", too_large}, {"exhausted", exhausted}, {"struct_size", struct_size}, {"partial_environment", partial_environment},
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
       {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
-      {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"no_communicator", no_communicator}, {"mismatch", mismatch}, {"never_came", never_came},
-      {"came_too_late", came_too_late}, {"refused", refused},
+      {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"no_communicator", no_communicator},
+      {"mismatch", mismatch}, {"never_came", never_came}, {"came_too_late", came_too_late}, {"refused", refused},
       {"other_counts", other_counts}, {"died", died}, {"other_counts_along_dp", other_counts_along_dp},
       {"failed_earlier", failed_earlier}, {"late_along_dp", late_along_dp}, {"others_finalize", others_finalize},
   };

@@ -1,0 +1,393 @@
+//! The protocol: what each process does next. docs/recovery.md says why.
+
+use crate::job::{Job, Mistake, Silent};
+use crate::state::{At, Decision, NOBODY, Plan, Set, State, Verdict, Why, one};
+
+/// One process, and the job that it is in.
+#[derive(Clone, Copy)]
+pub(crate) struct Rank<'a> {
+    /// The job.
+    pub(crate) job: &'a Job,
+    /// The number of the process.
+    pub(crate) number: u8,
+}
+
+impl Rank<'_> {
+    /// The name by which the store's keys and values know this process: its rank and its ticket,
+    /// which no other process has.
+    pub(crate) fn name(&self) -> u8 {
+        match self.job.has(Mistake::NoTickets) {
+            true => self.job.claim(self.number).unwrap_or(self.number),
+            false => self.number,
+        }
+    }
+
+    fn me(&self) -> Set {
+        one(self.name())
+    }
+
+    /// Whether this process has died, and the store has not noticed yet.
+    pub(crate) fn is_unnoticed(&self, state: &State) -> bool {
+        state.process(self.number).at == At::Dead && state.store.lost & self.me() == 0
+    }
+
+    /// Makes the next operation of this process. Returns `false`, and changes nothing, when the
+    /// process waits or has ended.
+    pub(crate) fn step(&self, state: &mut State) -> bool {
+        match state.process(self.number).at {
+            At::Out | At::Failed(..) | At::Fenced | At::Refused | At::Ended | At::Dead => return false,
+            At::Door(number) => match state.store.decisions[usize::from(number)] {
+                Some(decision) => self.read_at_the_door(state, number, decision),
+                None => return false,
+            },
+            At::Doubting(number) => match state.store.verdicts[usize::from(number)] {
+                Some(Verdict::Made) => state.process_mut(self.number).at = At::Refused,
+                Some(_) => state.process_mut(self.number).at = At::Door(number + 1),
+                None => return false,
+            },
+            At::Training => match self.must_recover(state) {
+                true => self.call(state),
+                false => return false,
+            },
+            At::Comparing(number) => self.compare(state, number),
+            At::Coming(number) => self.come(state, number),
+            At::Looking(number) => return self.look(state, number),
+            At::Proposing(number, decision) => self.propose(state, number, decision),
+            At::Writing(number, decision) => self.write(state, number, decision),
+            At::Reading(number) => match state.store.decisions[usize::from(number)] {
+                Some(decision) => self.act(state, number, decision),
+                None => return false,
+            },
+            At::Meeting => self.meet(state),
+            At::Awaiting => return self.await_verdict(state),
+            At::Settling(verdict) => self.settle(state, verdict),
+        }
+        true
+    }
+
+    /// Whether this process, which uses its mesh, has a reason to call dm_recover: a process of the
+    /// mesh is lost, or has ended its part of the epoch. The loss of a spare is no reason.
+    fn must_recover(&self, state: &State) -> bool {
+        let mine = state.process(self.number);
+        let has_ended = |number: u8| {
+            let other = state.process(number);
+            let is_in = matches!(
+                other.at,
+                At::Training
+                    | At::Meeting
+                    | At::Awaiting
+                    | At::Settling(_)
+                    | At::Dead
+                    | At::Door(_)
+                    | At::Doubting(_)
+                    | At::Out
+            );
+            other.epoch > mine.epoch || (other.epoch == mine.epoch && !is_in)
+        };
+        let in_mesh = mine.plan.used;
+        let mut others = (0..self.job.processes()).filter(|other| in_mesh & !self.me() & one(*other) != 0);
+        let is_told = !self.job.has(Mistake::EndTellsNobody) && others.any(has_ended);
+        in_mesh & state.store.lost != 0 || is_told
+    }
+
+    /// Calls dm_recover: the process ends its part of the epoch, and goes to the next decision.
+    pub(crate) fn call(&self, state: &mut State) {
+        let next = match state.process(self.number).at {
+            At::Failed(number, _) => number + 1,
+            _ => state.process(self.number).epoch + 1,
+        };
+        self.go_to(state, next);
+    }
+
+    fn go_to(&self, state: &mut State, number: u8) {
+        let compares = (self.job.odd.is_some() || self.job.ends > 0) && self.is_in_mesh(state);
+        state.process_mut(self.number).at = if compares { At::Comparing(number) } else { At::Coming(number) };
+    }
+
+    /// Whether this process is in the mesh of its epoch. A spare or benched process is not: it waits
+    /// for a place, and demands nothing.
+    pub(crate) fn is_in_mesh(&self, state: &State) -> bool {
+        state.process(self.number).plan.used & self.me() != 0
+    }
+
+    /// Compares this rank's options with those of the first rank that came.
+    fn compare(&self, state: &mut State, number: u8) {
+        let mine = (self.job.odd == Some(self.number), state.process(self.number).asks_end);
+        let theirs = *state.store.options[usize::from(number)].get_or_insert(mine);
+        state.process_mut(self.number).at = match theirs == mine || self.job.has(Mistake::OptionsIgnored) {
+            true => At::Coming(number),
+            false => At::Proposing(number, Decision::Failure(Why::Mismatch)),
+        };
+    }
+
+    /// Notes that this process is here, and whether it has the state.
+    fn come(&self, state: &mut State, number: u8) {
+        let at = self.notes(number);
+        let assumed = self.job.has(Mistake::StateAssumed) && self.is_in_mesh(state);
+        let has_state = state.process(self.number).has_state || assumed;
+        state.store.here[at] |= self.me();
+        state.store.stateful[at] |= if has_state { self.me() } else { 0 };
+        if state.store.owner[usize::from(number)] == NOBODY && self.job.has(Mistake::OneProposer) {
+            state.store.owner[usize::from(number)] = self.number;
+        }
+        let looks_once = self.job.has(Mistake::LossWakesNobody);
+        let mine = state.process_mut(self.number);
+        (mine.at, mine.came) = (At::Looking(number), number);
+        if looks_once && !self.look(state, number) {
+            state.process_mut(self.number).at = At::Reading(number);
+        }
+    }
+
+    /// The place of the notes for that decision.
+    fn notes(&self, number: u8) -> usize {
+        if self.job.has(Mistake::NoNumberInKeys) { 0 } else { usize::from(number) }
+    }
+
+    /// Returns the processes of this process's mesh that are neither here nor known to be lost.
+    /// Nobody waits for spares and benched ranks: one that is hung must not hold up the others.
+    pub(crate) fn absent(&self, state: &State, number: u8) -> Set {
+        let arrived = state.store.here[self.notes(number)] | state.store.lost;
+        let Plan { members, used, .. } = state.process(self.number).plan;
+        let awaited = if self.job.has(Mistake::SparesAwaited) { members } else { used };
+        awaited & !arrived
+    }
+
+    /// Looks whether the decision stands, and otherwise whether it can be made. Returns `false`
+    /// while neither is so. A process that looks is woken by the decision, by a process that
+    /// comes, and by a loss.
+    fn look(&self, state: &mut State, number: u8) -> bool {
+        let slot = usize::from(number);
+        let all_are_here = self.absent(state, number) == 0 || self.job.has(Mistake::AwaitsNobody);
+        let may_propose = !self.job.has(Mistake::OneProposer) || state.store.owner[slot] == self.number;
+        if let Some(decision) = state.store.decisions[slot] {
+            self.act(state, number, decision);
+        } else if state.store.lost & self.me() != 0 {
+            state.process_mut(self.number).at = At::Fenced;
+        } else if all_are_here && may_propose {
+            let decision = self.proposal(state, number);
+            state.process_mut(self.number).at = At::Proposing(number, decision);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// The deadline of this process passes while it waits for other ranks. Returns `false` when it
+    /// does not wait for ranks, or has no deadline.
+    pub(crate) fn pass_deadline(&self, state: &mut State) -> bool {
+        let at = state.process(self.number).at;
+        let waits = match at {
+            At::Looking(number) => {
+                self.is_in_mesh(state)
+                    && self.absent(state, number) != 0
+                    && state.store.decisions[usize::from(number)].is_none()
+            }
+            At::Awaiting => self.is_in_mesh(state) && !self.verdict_is_due(state),
+            _ => false,
+        };
+        if waits {
+            state.process_mut(self.number).at = match (at, self.job.silent) {
+                (At::Looking(number), Silent::Fails) => At::Proposing(number, Decision::Failure(Why::Timeout)),
+                (At::Looking(number), Silent::LeftOut) => At::Proposing(number, self.proposal(state, number)),
+                _ => At::Settling(Verdict::Late),
+            };
+        }
+        waits
+    }
+
+    /// Returns what this process proposes, by what it sees now: the ranks that are here and not
+    /// lost, in their seats; newcomers in the empty seats that they ask for; spares in those that
+    /// are still empty. Spares and benched ranks that are not here stay what they are.
+    fn proposal(&self, state: &State, number: u8) -> Decision {
+        let (store, mine) = (&state.store, state.process(self.number));
+        let epoch = &mine.plan;
+        let here = epoch.members & store.here[self.notes(number)] & !store.lost;
+        let members = epoch.members & !store.lost & (here | !epoch.used);
+        let keep = |holder: u8| if holder != NOBODY && members & one(holder) != 0 { holder } else { NOBODY };
+        // A newcomer is refused once the holder of its seat has made an epoch that found the seat
+        // taken. Until the newcomer has read so, no decision may let it in.
+        let is_made = store.verdicts[usize::from(mine.epoch)] == Some(Verdict::Made);
+        let forgets = self.job.has(Mistake::RefusalForgotten);
+        let refused = epoch.refused | if is_made && !forgets { epoch.taken } else { 0 };
+        let refused = refused & !store.lost;
+        let mut plan = Plan { members, used: 0, taken: 0, refused, mesh: epoch.mesh.map(keep) };
+        let waits = store.door & !store.lost & !epoch.members & !refused;
+        let claims = (0..self.job.processes()).filter_map(|number| {
+            let name = Rank { job: self.job, number }.name();
+            let seat = self.job.claim(number).filter(|_| waits & one(name) != 0)?;
+            Some((name, usize::from(seat)))
+        });
+        let mut ready = here;
+        for (name, seat) in claims.clone() {
+            if plan.mesh[seat] != NOBODY && !self.job.has(Mistake::DoorForAll) {
+                continue;
+            }
+            if plan.mesh[seat] != NOBODY {
+                plan.members &= !one(plan.mesh[seat]);
+            }
+            plan.mesh[seat] = name;
+            (plan.members, ready) = (plan.members | one(name), ready | one(name));
+        }
+        for seat in 0..usize::from(self.job.seats) {
+            let spare = (0..self.job.processes()).find(|other| here & one(*other) & !plan.holders() != 0);
+            if let (NOBODY, Some(spare)) = (plan.mesh[seat], spare) {
+                plan.mesh[seat] = spare;
+            }
+        }
+        let is_whole = |replica: &&[u8]| replica.iter().all(|holder| *holder != NOBODY && ready & one(*holder) != 0);
+        let whole = plan.mesh.chunks_exact(usize::from(self.job.replica)).filter(is_whole);
+        plan.used = whole.flatten().fold(0, |set, holder| set | one(*holder));
+        let is_taken = |seat: usize, name: u8| plan.mesh[seat] != name && plan.used & one(plan.mesh[seat]) != 0;
+        plan.taken = claims.filter(|(name, seat)| is_taken(*seat, *name)).fold(0, |set, (name, _)| set | one(name));
+
+        let size = plan.used.count_ones();
+        if epoch.used & here == 0 {
+            // Only spares and benched ranks are left. They have not trained last.
+            Decision::Failure(Why::NoState)
+        } else if store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end) {
+            Decision::End
+        } else if size == 0 || size < u32::from(self.job.least * self.job.replica) {
+            Decision::Failure(Why::TooFew)
+        } else if !plan.keeps_state(self.job, store.stateful[self.notes(number)]) {
+            Decision::Failure(Why::NoState)
+        } else {
+            Decision::Epoch(plan)
+        }
+    }
+
+    /// Writes the proposal by compare-and-set, and acts on the decision that stands then.
+    fn propose(&self, state: &mut State, number: u8, mut decision: Decision) {
+        let slot = usize::from(number);
+        if self.job.has(Mistake::DecidesInTwoSteps) {
+            let is_first = state.store.owner[slot] == NOBODY;
+            if is_first {
+                state.store.owner[slot] = self.number;
+            }
+            state.process_mut(self.number).at =
+                if is_first { At::Writing(number, decision) } else { At::Reading(number) };
+            return;
+        }
+        match self.job.has(Mistake::PlainWrite) {
+            true => state.store.decisions[slot] = Some(decision),
+            false => decision = *state.store.decisions[slot].get_or_insert(decision),
+        }
+        self.act(state, number, decision);
+    }
+
+    fn write(&self, state: &mut State, number: u8, decision: Decision) {
+        state.store.decisions[usize::from(number)] = Some(decision);
+        self.act(state, number, decision);
+    }
+
+    /// Acts on a decision, which this process has read.
+    fn act(&self, state: &mut State, number: u8, decision: Decision) {
+        let is_spare = !self.is_in_mesh(state);
+        match decision {
+            Decision::Epoch(plan) if plan.members & self.me() != 0 || self.job.has(Mistake::NoFence) => {
+                self.enter(state, number, plan);
+            }
+            Decision::Epoch(_) => state.process_mut(self.number).at = At::Fenced,
+            Decision::End => state.process_mut(self.number).at = At::Ended,
+            // A spare goes on waiting, unless the job is over.
+            Decision::Failure(why) if is_spare && why != Why::NoState => self.go_to(state, number + 1),
+            Decision::Failure(why) => state.process_mut(self.number).at = At::Failed(number, why),
+        }
+    }
+
+    /// Acts on a decision that a newcomer has read. A decision that says nothing of the newcomer is
+    /// none of its business: it waits for the next one.
+    fn read_at_the_door(&self, state: &mut State, number: u8, decision: Decision) {
+        match decision {
+            Decision::Epoch(plan) if plan.members & self.me() != 0 => self.enter(state, number, plan),
+            Decision::Epoch(plan) if plan.taken & self.me() != 0 => {
+                state.process_mut(self.number).at = At::Doubting(number);
+            }
+            Decision::End | Decision::Failure(Why::NoState) => {
+                state.process_mut(self.number).at = At::Refused;
+            }
+            _ => state.process_mut(self.number).at = At::Door(number + 1),
+        }
+    }
+
+    /// Becomes a member of an epoch, and makes this process's part of its mesh.
+    fn enter(&self, state: &mut State, number: u8, plan: Plan) {
+        let is_used = plan.used & self.me() != 0 || plan.members & self.me() == 0;
+        let mine = state.process_mut(self.number);
+        (mine.epoch, mine.plan) = (number, plan);
+        mine.at = if is_used { At::Meeting } else { At::Awaiting };
+    }
+
+    fn meet(&self, state: &mut State) {
+        let number = usize::from(state.process(self.number).epoch);
+        state.store.met[number] |= self.me();
+        state.process_mut(self.number).at = At::Awaiting;
+    }
+
+    /// Whether this process can go on: the verdict stands, or all of the mesh have met, or one of
+    /// them is lost.
+    fn verdict_is_due(&self, state: &State) -> bool {
+        let Plan { used, .. } = state.process(self.number).plan;
+        let number = usize::from(state.process(self.number).epoch);
+        state.store.verdicts[number].is_some() || used & !state.store.met[number] == 0 || used & state.store.lost != 0
+    }
+
+    fn await_verdict(&self, state: &mut State) -> bool {
+        let Plan { used, .. } = state.process(self.number).plan;
+        let number = usize::from(state.process(self.number).epoch);
+        if !self.verdict_is_due(state) {
+            return false;
+        }
+        match state.store.verdicts[number] {
+            Some(verdict) => self.leave(state, verdict),
+            None => {
+                let all_have_met = used & !state.store.met[number] == 0;
+                let verdict = if all_have_met { Verdict::Made } else { Verdict::Broken };
+                state.process_mut(self.number).at = At::Settling(verdict);
+            }
+        }
+        true
+    }
+
+    /// Writes the verdict by compare-and-set, and acts on the one that stands then.
+    fn settle(&self, state: &mut State, verdict: Verdict) {
+        let number = usize::from(state.process(self.number).epoch);
+        let stands = *state.store.verdicts[number].get_or_insert(verdict);
+        if stands == Verdict::Made {
+            self.clean_up(state, number);
+        }
+        let own = self.job.has(Mistake::OwnVerdict);
+        self.leave(state, if own { verdict } else { stands });
+    }
+
+    /// Removes the keys of the ended epochs. Decisions and verdicts stay for as long as the job
+    /// lives: they are what a rank finds that comes back.
+    fn clean_up(&self, state: &mut State, number: usize) {
+        let store = &mut state.store;
+        let from = usize::from(self.job.has(Mistake::NoNumberInKeys));
+        for past in from..=number {
+            (store.here[past], store.stateful[past]) = (0, 0);
+            (store.met[past], store.options[past]) = (0, None);
+            if self.job.has(Mistake::DecisionsForgotten) {
+                store.decisions[past] = None;
+            }
+        }
+    }
+
+    /// Acts on the verdict on the mesh of this process's epoch.
+    fn leave(&self, state: &mut State, verdict: Verdict) {
+        let number = state.process(self.number).epoch;
+        if verdict == Verdict::Made && !self.is_in_mesh(state) {
+            // The others train without this process from now on.
+            state.process_mut(self.number).has_state = false;
+        }
+        match verdict {
+            Verdict::Made if self.is_in_mesh(state) => state.process_mut(self.number).at = At::Training,
+            Verdict::Late if self.is_in_mesh(state) => {
+                state.process_mut(self.number).at = At::Failed(number, Why::Late);
+            }
+            // Something was lost meanwhile, or this process is still a spare: it is here for the
+            // next decision.
+            Verdict::Made | Verdict::Late | Verdict::Broken => self.go_to(state, number + 1),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+"""How `devicemesh run` ends on one node: nothing outlives it, signals leave the ranks their time,
+and its last line gives the reason."""
+
+import array
+import fcntl
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from support.paths import TOOL
+from support.processes import MARK, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+
+PATIENCE = 60
+# This many seconds after the tool is killed, no process is left. The machine may be busy.
+LEFT = 10
+# A wrapper script whose child has daemonised twice, ignores what it can, and has no open pipe.
+ORPHANS = """
+setsid -f sh -c 'trap "" TERM HUP INT; setsid -f sleep 1000; sleep 1000' >/dev/null 2>&1
+sh -c 'sleep 1000 & wait' & echo ready; wait
+"""
+IGNORES = "trap 'echo got it' INT TERM; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def start():
+    """Starts a job in a process group of its own, whose processes have a mark; the test ends it."""
+    started = []
+
+    def begin(ranks, script, *options, **how):
+        mark = f"ends-{os.getpid()}-{time.monotonic_ns()}"
+        command = [TOOL, "run", "-n", str(ranks), *options, "--", "/bin/sh", "-c", script]
+        tool = subprocess.Popen(
+            command, env=environment(without=["NO_COLOR"], **{MARK + "_END": mark}), process_group=how.pop("group", 0), text=True,
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
+        tool.mark = mark
+        started.append(tool)
+        return tool
+
+    yield start_and_wait(begin)
+    kill_all(started)
+    for tool in started:
+        wait_until(lambda: not left(tool), f"{left(tool)} have ended", PATIENCE)
+
+
+def start_and_wait(begin):
+    """Starts a job and waits until each of its ranks has said `ready`."""
+    def ready(ranks, script, *options, **how):
+        tool = begin(ranks, script, *options, **how)
+        if tool.stdout and "ready" in script:
+            assert [tool.stdout.readline() for _ in range(ranks)] == ["ready\n"] * ranks
+        return tool
+    return ready
+
+
+def left(tool):
+    return marked(tool.mark, MARK + "_END")
+
+
+def keeper(tool):
+    """The process that holds the ranks."""
+    (pid,) = [pid for pid, name in left(tool).items() if name == "dm-ranks"]
+    return pid
+
+
+def is_stopped(pid):
+    return state_and_parent(pid)[0] == "T"
+
+
+def ends(tool, code):
+    """Waits for the end, and returns the outputs."""
+    out, err = tool.communicate(timeout=PATIENCE)
+    assert tool.returncode == code, f"exit code {tool.returncode}, not {code}:\n{out}{err}"
+    return out, err
+
+
+def kill_front(tool):
+    tool.kill()
+
+
+def kill_group(tool):
+    os.killpg(tool.pid, signal.SIGKILL)
+
+
+def kill_keeper(tool):
+    os.kill(keeper(tool), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_front, kill_group, kill_keeper])
+def test_nothing_outlives_a_killed_tool(start, kill):
+    tool = start(2, ORPHANS)
+    wait_until(lambda: list(left(tool).values()).count("sleep") == 6, "all daemons run")
+    kill(tool)
+    tool.wait(PATIENCE)
+    wait_until(lambda: not left(tool), "nothing is left", LEFT)
+    if kill is kill_keeper:
+        out, err = ends(tool, 137)
+        assert "dm-ranks" in err and "was killed by signal 9 (SIGKILL); all ranks are ended" in err, err
+    else:
+        # A rank that the tool kills at its own end has not failed.
+        assert tool.communicate() == ("", "")
+
+
+def test_nothing_outlives_a_killed_tool_that_cannot_write(start):
+    tool = start(1, "setsid -f sleep 1000; exec yes", "--prefix")
+    wait_until(lambda: is_full(tool), "the pipe is full")
+    tool.kill()
+    wait_until(lambda: not left(tool), "nothing is left", LEFT)
+
+
+def test_names_that_find_the_tool_do_not_find_its_guard(start):
+    tool = start(1, "echo ready; exec sleep 1000")
+    with open(f"/proc/{keeper(tool)}/cmdline", "rb") as file:
+        assert file.read() == b"dm-ranks\0%d\0" % tool.pid
+
+
+def test_a_signal_leaves_the_ranks_their_time(start):
+    tool = start(2, IGNORES, "--grace-period", "1")
+    began = time.monotonic()
+    tool.terminate()
+    out, err = ends(tool, 143)
+    assert time.monotonic() - began >= 1
+    lines = [line for line in err.splitlines() if line.startswith("devicemesh run: ")]
+    assert lines[0] == ("devicemesh run: got signal 15 (SIGTERM), passed on to 2 ranks, which are killed in 1 s; "
+                        "a second signal kills at once")
+    assert lines[1] == "devicemesh run: killed what has not ended in time: ranks 0, 1"
+    assert lines[-1] == "devicemesh run: got signal 15 (SIGTERM)"
+    assert out == "got it\n" * 2
+
+
+def test_a_rank_may_save_its_work(start):
+    """timeout(1) signals the tool and the tool's process group. The tool counts one signal."""
+    tool = start(1, "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    tool.terminate()
+    os.killpg(tool.pid, signal.SIGTERM)
+    out, err = ends(tool, 143)
+    assert out == "saved\n" and "1 rank, which is killed in 30 s" in err, (out, err)
+
+
+def test_a_second_signal_ends_at_once(start):
+    tool = start(2, IGNORES)
+    tool.send_signal(signal.SIGINT)
+    assert "passed on" in tool.stderr.readline()
+    time.sleep(0.6)  # Signals within half a second are the same wish.
+    began = time.monotonic()
+    tool.send_signal(signal.SIGINT)
+    out, err = ends(tool, 130)
+    assert time.monotonic() - began < 10 and out == "got it\n" * 2
+    assert "killed what has not ended before a second signal (SIGINT): ranks 0, 1\n" in err, err
+
+
+def test_ctrl_z_stops_the_ranks_and_the_clock(start, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    # The shell itself reads. Dash starts a command in the foreground by vfork, and a shell in vfork
+    # whose child is stopped is in state D.
+    tool = start(2, f"echo ready; read line < {tmp_path}/go; echo done", "--timeout", "4")
+    pids = [pid for pid in left(tool) if state_and_parent(pid)[1] == keeper(tool)]
+    assert len(pids) == 2, left(tool)
+    tool.send_signal(signal.SIGTSTP)
+    assert tool.stderr.readline() == "devicemesh run: stopped 2 ranks; SIGCONT (fg or bg in the shell) continues\n"
+    wait_until(lambda: all(map(is_stopped, (tool.pid, *pids))), "the tool and the ranks are stopped")
+    time.sleep(4.5)  # Longer than --timeout.
+    tool.send_signal(signal.SIGCONT)
+    os.write(go, b"go\n" * 2)
+    assert ends(tool, 0) == ("done\n" * 2, "")
+    os.close(go)
+
+
+def test_ranks_that_are_stopped_can_be_ended(start):
+    tool = start(1, "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    tool.send_signal(signal.SIGTSTP)
+    wait_until(lambda: is_stopped(tool.pid), "the tool is stopped")
+    # A shell does the same for `kill %1` where the job is stopped.
+    tool.terminate()
+    tool.send_signal(signal.SIGCONT)
+    assert ends(tool, 143)[0] == "got it\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
+def test_keys_of_a_terminal(start):
+    """Ctrl-Z and Ctrl-C, as the terminal sends them."""
+    ours, theirs = os.openpty()
+    tool = start(1, "trap 'echo got it; exit 0' INT; echo ready; while :; do sleep 0.05; done",
+                 group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
+    os.close(theirs)
+    said = b""
+
+    def says(text):
+        nonlocal said
+        while text not in said:
+            said += os.read(ours, 4096)
+
+    says(b"ready")
+    os.write(ours, b"\x1a")
+    says(b"stopped 1 rank")
+    wait_until(lambda: is_stopped(tool.pid), "the tool is stopped")
+    tool.send_signal(signal.SIGCONT)
+    os.write(ours, b"\x03")
+    says(b"got it")
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
+    assert said.count(b"got it") == 1, said
+
+
+def test_a_closed_terminal_ends_the_job(start):
+    ours, theirs = os.openpty()
+
+    def log_in():
+        # Under nohup the tests ignore this signal, and the tool would, too.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.login_tty(0)
+
+    tool = start(1, ORPHANS, group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=log_in)
+    os.close(theirs)
+    while b"ready" not in os.read(ours, 4096):
+        pass
+    os.close(ours)
+    assert tool.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert not left(tool)
+
+
+PYTHON = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    print(" 10%|#", end="", file=sys.stderr)
+    try:
+        raise ValueError("loss is nan")
+    finally:
+        print(" 45%|####      | 9/20 [00:01<00:01, 8.5it/s]", file=sys.stderr)
+time.sleep(100)
+"""
+
+
+def test_the_last_line_says_why():
+    done = run(TOOL, "run", "-n", 2, "--failure-grace", 0.1, "--", sys.executable, "-c", PYTHON, code=1, timeout=PATIENCE)
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "devicemesh run: rank 1 failed first: exit code 1: ValueError: loss is nan", done.stderr
+    assert "devicemesh run: the last output of rank 1:" in lines and "  | ValueError: loss is nan" in lines, done.stderr
+
+
+def test_the_last_line_quotes_a_rank_that_said_why():
+    script = "test $RANK = 1 && exit 2; sleep 0.3; echo 'error: no file' >&2; exit 3"
+    done = run(TOOL, "run", "-n", 2, "--", "/bin/sh", "-c", script, code=2, timeout=PATIENCE)
+    assert done.stderr.splitlines()[-1] == "devicemesh run: rank 1 failed first: exit code 2; rank 0 said: error: no file", done.stderr
+
+
+@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1.5"), 124)], ids=["signal", "timeout"])
+def test_a_reader_that_has_stopped_ends_nothing_silently(start, options, code):
+    """The ranks have written all and ended, and nobody reads."""
+    tool = start(2, "seq 40000", "--prefix", *options)
+    wait_until(lambda: set(left(tool).values()) == {"devicemesh", "dm-ranks"} and is_full(tool), "the ranks have ended")
+    if not options:
+        tool.terminate()
+    assert tool.wait(PATIENCE) == code
+    assert re.search(r"^devicemesh run: \d+ bytes of the ranks' output are not written$", tool.stderr.read(), re.M)
+
+
+def is_full(tool):
+    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the last one,
+    so a full pipe may hold half of its 64 KiB only."""
+    size = array.array("i", [0])
+    fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
+    return size[0] > 30_000
+
+
+def test_ranks_that_fail_together_are_counted():
+    """While the tool is stopped, three ranks fail, so it learns of all of them at once."""
+    script = 'if [ $RANK -lt 3 ]; then echo $$; read line < "$GO"; exit 3; fi; echo $$; exec sleep 100'
+    done = counted(script)
+    assert re.fullmatch(r"devicemesh run: rank \d \(pid \d+\) exited with code 3, and 2 ranks failed at the same time; "
+                        r"2 ranks still run and get SIGTERM in 0.1 s unless they end before", done.splitlines()[0]), done
+    assert done.count("afterwards") == 4, done
+
+
+def counted(script):
+    folder = os.environ.get("DM_TMP") or "/tmp"
+    go = f"{folder}/ends-{os.getpid()}"
+    os.mkfifo(go)
+    try:
+        tool = subprocess.Popen([TOOL, "run", "-n", "5", "--failure-grace", "0.1", "--", "/bin/sh", "-c", script],
+                                env=environment(without=["NO_COLOR"], GO=go), text=True, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        pids = [int(tool.stdout.readline()) for _ in range(5)]
+        (parent,) = {state_and_parent(pid)[1] for pid in pids}
+        os.kill(parent, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(parent), "the parent of the ranks is stopped")
+        with open(go, "w") as file:
+            file.write("go\n" * 3)
+            file.flush()
+            wait_until(lambda: sum(map(gone, pids)) == 3, "three ranks have ended", 10)
+        os.kill(parent, signal.SIGCONT)
+        return ends(tool, 3)[1]
+    finally:
+        os.unlink(go)
+
+
+@pytest.mark.parametrize("first, said", [
+    ("#!/nonexistent/python3 -u", "the interpreter that its first line (#!) names is missing: /nonexistent/python3"),
+    ("#!/bin/sh\r", "the line ends with a carriage return, as on Windows"), ])
+def test_a_missing_interpreter_is_named(tmp_path, first, said):
+    script = tmp_path / "train.sh"
+    script.write_bytes(first.encode() + b"\necho here\n")
+    script.chmod(stat.S_IRWXU)
+    done = run(TOOL, "run", "-n", 1, "--", script, code=127, timeout=PATIENCE)
+    assert f"cannot start {script} as rank 0: " in done.stderr and said in done.stderr, done.stderr
+
+
+def test_a_missing_loader_is_named(tmp_path):
+    program = tmp_path / "train"
+    with open("/bin/sh", "rb") as file:
+        program.write_bytes(file.read().replace(b"/ld-linux", b"/ld-nolib"))
+    program.chmod(stat.S_IRWXU)
+    if b"/ld-nolib" not in program.read_bytes():
+        pytest.skip("/bin/sh has no loader of this name")
+    done = run(TOOL, "run", "-n", 1, "--", program, code=127, timeout=PATIENCE)
+    assert "its ELF loader is missing: /lib" in done.stderr and "another C library" in done.stderr, done.stderr

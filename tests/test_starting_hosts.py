@@ -1,0 +1,401 @@
+"""`devicemesh run --hosts`: how it starts hosts, what it sends to them, and how all of it ends. In
+most cases a script takes the place of ssh and runs the command here. The cases with the fixture
+`ssh` use sshd on the hosts of tests/netlab.py."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from netlab import Lab
+from sshd import Sshd
+from support.paths import TOOL
+from support.pinned import Unavailable
+from support.processes import environment, gone, kill_all, run, wait_until
+from test_nodes import HERE, PATIENCE, SLEEP, all_gone
+
+# The script in the place of ssh. It notes its arguments. The hosts have none of the variables whose
+# names begin with MINE, DM_ or NCCL_.
+RSH = """\
+#!/bin/sh
+echo "$@" >> {folder}/started
+host=$1; shift
+case $host in
+  denied) echo "Warning: noise" >&2; echo "$host: Permission denied (publickey)." >&2; exit 255;;
+  lost) echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255;;
+  nologin) echo "This account is currently not available."; exit 1;;
+  silent*) exec sleep 1000;;
+  through*) sleep 1000; exit 1;;
+  chatty) echo "Welcome to $host!"; echo "2 updates" >&2; printf 'Have fun: ';;
+  master) setsid -f sh -c 'echo $$ > {folder}/master; exec sleep 1000' > /dev/null 2>&1 < /dev/null;;
+  old) printf '\\037devicemesh-agent {{"hello":{{"version":"0.0.1","port":1}}}}\\n' >&2; exec sleep 1000;;
+esac
+unset $(env | sed -n 's/^\\(\\(MINE\\|DM_\\|NCCL_\\)[A-Z_]*\\)=.*/\\1/p')
+case $host in
+  relay) echo $$ > {folder}/relay; sh -c "$*"; exit $?;;
+esac
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def rsh(tmp_path):
+    path = tmp_path / "rsh"
+    path.write_text(RSH.format(folder=tmp_path))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def start(rsh, free_port, tmp_path):
+    """Starts a job on several hosts, each of which is this machine."""
+    started = []
+
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, **variables):
+        command = [TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
+                   "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
+        started.append(subprocess.Popen(list(map(str, command)), env=environment(without=without, **variables), cwd=tmp_path, text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield one
+    kill_all(started)
+
+
+def ends(process, code):
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
+    return out, err
+
+
+def test_ranks_by_host(start, tmp_path):
+    script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK; pwd >&2"
+    out, err = ends(start("al,be:3,ga:1", script, "-n", "2"), 0)
+    places = [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 3, 1), (3, 1, 3, 1), (4, 2, 3, 1), (5, 0, 1, 2)]
+    assert sorted(out.splitlines()) == [f"{rank} 6 {local} {size} {node}" for rank, local, size, node in places]
+    assert set(err.splitlines()) == {os.path.realpath(tmp_path)}, err
+
+
+def test_this_host_needs_no_ssh(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# this machine twice\n127.0.0.1 slots=2\n127.0.0.2:1\n")
+    done = run(TOOL, "run", "--rsh-agent", "/nonexistent/ssh", "--hostfile", file, "--", "/bin/sh", "-c", "echo $RANK $MASTER_ADDR",
+               timeout=PATIENCE)
+    assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1"] and not done.stderr, done
+
+
+def test_a_hostfile_may_be_a_pipe():
+    words = ["--rsh-agent", "/nonexistent/ssh", "--hostfile", "/dev/stdin", "--", "/bin/sh", "-c", "echo $RANK"]
+    done = run(TOOL, "run", *words, input="127.0.0.1:2\n", timeout=PATIENCE)
+    assert sorted(done.stdout.splitlines()) == ["0", "1"] and not done.stderr, done
+
+
+def test_variables_go_with_the_job_and_no_secret_is_on_a_command_line(start, tmp_path):
+    script = r'env | grep -E "^(MINE|DM_|NCCL_)" | grep -v DM_STARTED_BY_RUN | sort | tr "\n" " "; echo; ' \
+             r'tr "\0" " " < /proc/$(cut -d" " -f4 /proc/$PPID/stat)/cmdline >&2'
+    given = {"MINE_A": "a b", "MINE_B": "it's $HOME", "MINE_C": "c", "MINEX": "x", "DM_STORE_SECRET": "hush", "DM_HOSTCCL_HOST": "me",
+             "NCCL_DEBUG": "WARN", "DM_RSH_AGENT": "no"}
+    out, err = ends(start("al,be", script, "-n", "1", "-x", "MINE_*", "-x", "MINEX=y=z", without=["NCCL_", "DM_"], **given), 0)
+    line = "DM_STORE_SECRET=hush MINEX=y=z MINE_A=a b MINE_B=it's $HOME MINE_C=c NCCL_DEBUG=WARN"
+    assert [text.strip() for text in out.splitlines()] == [line, line], out
+    assert "--agent" in err and "hush" not in err, err
+    assert "hush" not in (tmp_path / "started").read_text()
+
+
+def test_the_first_failure_is_told_once(start):
+    out, err = ends(start("al,be,ga", f'if [ $RANK = 3 ]; then echo "ValueError: nope" >&2; exit 41; fi; {SLEEP}', "-n", "2"), 41)
+    assert len(re.findall(rf"rank 3 \(pid \d+\) on {HERE} exited with code 41", err)) == 1, err
+    assert len(re.findall(r"failed first: exit code 41: ValueError: nope\n", err)) == 1, err
+
+
+def test_many_lines_arrive_whole(start):
+    script = "i=0; while [ $i -lt 2000 ]; do echo line $i of rank $RANK; i=$((i+1)); done; printf 'no end'"
+    out, _ = ends(start("al,be,ga", script), 0)
+    lines = out.replace("no end", "").splitlines()
+    assert sorted(lines) == sorted(f"line {i} of rank {rank}" for i in range(2000) for rank in range(3)) and out.count("no end") == 3
+
+
+def test_half_a_line_is_shown(start):
+    process = start("al,be", f"if [ $RANK = 0 ]; then printf 'step 1... '; fi; {SLEEP}")
+    assert os.read(process.stdout.fileno(), 100) == b"step 1... "
+    process.terminate()
+    ends(process, 143)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_signals_reach_all_ranks(start, number):
+    process = start("al,be,ga", f"echo $$; {SLEEP}")
+    pids = [process.stdout.readline().strip() for _ in range(3)]
+    process.send_signal(number)
+    _, err = ends(process, 128 + number)
+    assert len(re.findall(rf"got signal {int(number)} \(\w+\), passed on to all ranks, which are killed in 1 s; a second signal kills at once\n", err)) == 1, err
+    all_gone(pids)
+
+
+def test_other_signals_are_passed_on(start):
+    process = start("al,be", "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done")
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGUSR1)
+    assert ends(process, 0)[0] == "got it\ngot it\n"
+
+
+def test_no_rank_outlives_a_killed_starter(start):
+    process = start("al,be,127.0.0.3", f"echo $$; {SLEEP}")
+    pids = [process.stdout.readline().strip() for _ in range(3)]
+    process.kill()
+    all_gone(pids)
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def keeper_of(process):
+    wait_until(lambda: children(process.pid), "dm-ranks runs", PATIENCE)
+    return children(process.pid)[0]
+
+
+@pytest.mark.parametrize("part", ["front", "keeper"])
+def test_no_ssh_outlives_a_killed_starter(start, tmp_path, part):
+    """An ssh that waits for a host does not read its input, so it does not notice the end of the starter."""
+    process = start("al,silent,through", SLEEP)
+    keeper = keeper_of(process)
+    wait_until(lambda: len(children(keeper)) == 3, "all commands run", PATIENCE)
+    commands = children(keeper)
+    wait_until(lambda: any(map(children, commands[2:])), "the second command has started another one", PATIENCE)
+    commands += children(commands[2])
+    os.kill(process.pid if part == "front" else keeper, signal.SIGKILL)
+    all_gone(commands)
+    _, err = process.communicate(timeout=PATIENCE)
+    if part == "keeper":
+        assert process.returncode == 137, err
+        assert re.search(r"its process dm-ranks \(pid \d+\), which reaches the hosts, was killed by signal 9 \(SIGKILL\)", err), err
+
+
+def test_the_master_of_a_connection_stays(start, tmp_path):
+    """An ssh with ControlPersist leaves a process in the background, which other commands of the user use."""
+    ends(start("al,master", "exit 0"), 0)
+    master = int((tmp_path / "master").read_text())
+    try:
+        assert not gone(master)
+    finally:
+        os.kill(master, signal.SIGKILL)
+
+
+def test_what_a_login_shell_prints_is_no_output_of_the_job(start):
+    assert ends(start("chatty,be", "echo rank $RANK", "--color", "never"), 0) in [("rank 0\nrank 1\n", ""), ("rank 1\nrank 0\n", "")]
+
+
+STUBBORN = "trap '' INT TERM; echo $$; while :; do sleep 0.1; done"
+
+
+def test_no_rank_outlives_a_starter_that_is_killed_during_the_end(start):
+    process = start("al,be,127.0.0.3", STUBBORN, grace=300)
+    pids = [process.stdout.readline().strip() for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    assert "passed on to all ranks" in process.stderr.readline()
+    process.kill()
+    all_gone(pids)
+
+
+def test_no_rank_outlives_three_interrupts(start):
+    process = start("al,be", STUBBORN, grace=300)
+    pids = [process.stdout.readline().strip() for _ in range(2)]
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # Two signals at one time would be one.
+    _, err = ends(process, 130)
+    assert "closed the connections to the hosts" in err, err
+    all_gone(pids)
+
+
+def test_a_first_node_that_cannot_serve_ends_the_job(start):
+    """192.0.2.1 is an address of no host (RFC 5737)."""
+    began = time.monotonic()
+    _, err = ends(start("al,be", endpoint="192.0.2.1:29400"), 1)
+    assert f"devicemesh run: node 0 on {HERE}: cannot listen on" in err and time.monotonic() - began < 20, err
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("part", ["front", "keeper"])
+def test_a_node_that_is_killed_is_told_once(start, number, part):
+    """The other node, the connection and the killed node itself notice it. The command in the place of ssh
+    becomes the front of its node."""
+    process = start("al,be", f"echo $GROUP_RANK $$ $PPID; {SLEEP}")
+    lines = dict((int(line.split()[0]), line.split()[1:]) for line in (process.stdout.readline() for _ in range(2)))
+    keeper = int(lines[number][1])
+    os.kill(parent(keeper) if part == "front" else keeper, signal.SIGKILL)
+    _, err = ends(process, 1 if part == "front" else 137)
+    why = {"front": r"has gone: its devicemesh run was killed, or its host is down or out of reach \(\S+/rsh ended by a signal \(signal: 9.*\)\)",
+           "keeper": r": its process dm-ranks \(pid \d+\), the parent of the ranks, was killed by signal 9 \(SIGKILL\); all ranks there are ended"}[part]
+    said = [line for line in err.splitlines() if "afterwards rank" not in line]
+    line = rf"devicemesh run: node {number} \({['al', 'be'][number]}\) ?{why}"
+    assert re.fullmatch(line, said[0]) and all(said[0].startswith(again) for again in said[1:]) and len(said) <= 2, err
+    all_gone([pids[0] for pids in lines.values()])
+
+
+def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_path):
+    """The ranks ignore SIGTERM, so SIGKILL ends them, 5 s after SIGTERM. The starter is the first that
+    knows of the loss: the host learns of it when the starter closes the connection."""
+    process = start("al,relay", "trap '' TERM; echo $RANK $$; exec sleep 1000", "--failure-grace", "0.2", grace=100)
+    pids = [int(line.split()[1]) for line in sorted(process.stdout.readline() for _ in range(2))]
+    os.kill(int((tmp_path / "relay").read_text()), signal.SIGKILL)
+    began = time.monotonic()
+    _, err = ends(process, 1)
+    assert 5.2 <= time.monotonic() - began < 30, err
+    assert err.startswith("devicemesh run: node 1 (relay) has gone: "), err
+    assert "output are not written" not in err, err
+    assert re.search(rf"^devicemesh run: killed what has not ended in time: rank 0 on {HERE}$", err, re.M), err
+    assert re.search(rf"^devicemesh run: afterwards rank 0 \(pid {pids[0]}\) on {HERE} was killed by signal 9 ", err, re.M), err
+    all_gone(pids)
+
+
+def test_a_reader_that_has_gone_ends_the_job(start):
+    process = start("al,be", "while :; do echo y; done")
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(PATIENCE) == 141, err
+    assert err.count("devicemesh run: the reader of the output has ended, so the job ends\n") == 1, err
+
+
+@pytest.mark.parametrize("hosts, options, said", [
+    ("al,nologin", (), r"devicemesh run: nologin: \S+/rsh ended with code 1: This account is currently not available\.\n"),
+    ("al,denied", (), r"devicemesh run: denied: \S+/rsh ended with code 255: Warning: noise; denied: Permission denied \(publickey\)\.\n"),
+    ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
+    ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left.*\n.*no answer from silent within 2 s"),
+    ("al,be", ("--remote-tool", "/nonexistent/tool"),
+     r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
+def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):
+    out, err = ends(start(hosts, SLEEP, *options), 1)
+    assert re.search(said, err), err
+    assert len(err.splitlines()) <= 2, err
+
+
+def test_all_hosts_that_cannot_take_part_are_named_in_one_message(start):
+    _, err = ends(start("al,denied,lost,old,silent", SLEEP, "--rdzv-timeout", "2"), 1)
+    assert re.fullmatch(
+        r"devicemesh run: 4 of 5 hosts cannot take part:\n"
+        r"(  denied: \S+/rsh ended with code 255: .*denied: Permission denied \(publickey\)\.\n"
+        r"|  lost: \S+/rsh ended with code 255: ssh: connect to host lost port 22: No route to host\n"
+        r"|  old: it has devicemesh 0\.0\.1, and this is \S+: install the same on all hosts\n){3}"
+        r"  silent: no answer within [12] s\n", err), err
+
+
+def test_an_interrupt_tells_of_the_hosts_that_cannot_take_part(start, tmp_path):
+    process = start("al,denied,silent", SLEEP)
+    keeper, started = keeper_of(process), tmp_path / "started"
+    wait_until(lambda: started.exists() and len(started.read_text().splitlines()) == 3, "all commands run", PATIENCE)
+    wait_until(lambda: len(children(keeper)) == 2, "denied has been refused", PATIENCE)
+    process.send_signal(signal.SIGINT)
+    _, err = ends(process, 130)
+    assert "devicemesh run: denied: " in err and "silent" not in err, err
+
+
+def test_a_folder_that_a_host_lacks_is_named(start, rsh):
+    rsh.write_text(rsh.read_text().replace('exec sh -c "$*"', 'folder=$PWD; cd /; rmdir "$folder"; exec sh -c "$*"'))
+    folder = rsh.parent / "gone"
+    folder.mkdir()
+    done = run(TOOL, "run", "--rsh-agent", rsh, "--hosts", "al", "--", "true", cwd=folder, code=1, timeout=PATIENCE)
+    assert re.search(rf"devicemesh run: al: cannot enter {folder}, where the job was started: No such file", done.stderr), done.stderr
+
+
+def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
+    process = start("silent[01-100]", "exit 0")
+    assert "waiting for 100 of 100 hosts to answer: silent01, " in process.stderr.readline()
+    assert len((tmp_path / "started").read_text().splitlines()) == 32
+    process.send_signal(signal.SIGINT)
+    assert "before all hosts had started" in ends(process, 130)[1]
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--hosts", "u@a,a"], "u@a and a are one host"), (["--hosts", "a:0"], "no number of ranks"),
+    (["--hosts", "a", "--nnodes", "2"], "cannot be used with"), (["--hosts", "a", "-x", "NOT_SET_HERE"], "-x NOT_SET_HERE=VALUE sets it"),
+    (["--hostfile", "/nonexistent"], "--hostfile /nonexistent: No such file"), (["-x", "A=b"], "is for --hosts or --hostfile"),
+    (["--hosts", "a", "--rsh-agent", " "], "--rsh-agent is empty")])
+def test_wrong_command_lines(options, said):
+    assert said in run(TOOL, "run", *options, "--", "true", code=2, timeout=PATIENCE).stderr
+
+
+NAMES = ["alpha", "beta", "gamma", "delta"]
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """Four hosts with sshd, and a function that starts a job from one of them."""
+    with Lab(NAMES, tmp_path / "lab") as lab:
+        try:
+            agent = Sshd(lab, NAMES, tmp_path).agent
+        except Unavailable as why:
+            pytest.skip(str(why))
+
+        def start(host, *arguments):
+            return lab.spawn(host, [str(TOOL), "run", "--rsh-agent", agent, "--grace-period", "1", *arguments],
+                             env=environment(without=["DM_STORE", "DM_RSH"], DM_STORE_SECRET="hush"), stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        yield lab, start
+
+
+def test_ssh_starts_a_mesh_on_four_hosts(ssh, programs):
+    lab, start = ssh
+    program = programs.c("examples/hello_mesh.c", name="hello-on-ssh")
+    out, _ = ends(start("beta", "--hosts", "alpha:1,beta:2,gamma:1,delta:2", "--", "sh", "-c", f"DM_HOSTCCL_HOST=$(hostname) exec {program}"), 0)
+    assert "rank 5 at (dp=2, tp=1): sum over tp 9, over dp 9" in out, out
+
+
+def test_ssh_that_is_refused_is_named(ssh):
+    lab, start = ssh
+    _, err = ends(start("alpha", "--hosts", "alpha,beta,nowhere", "--", "sleep", "1000"), 1)
+    assert re.search(r"devicemesh run: nowhere: ssh ended with code 255: ssh: Could not resolve hostname nowhere: ", err), err
+
+
+def test_ssh_passes_failures_and_signals(ssh):
+    lab, start = ssh
+    _, err = ends(start("alpha", "--hosts", ",".join(NAMES), "--", "sh", "-c", f'[ $RANK = 2 ] && echo lost >&2 && exit 7; {SLEEP}'), 7)
+    assert re.search(r"rank 2 on gamma failed first: exit code 7; its last line: lost\n", err), err
+    process = start("alpha", "--hosts", ",".join(NAMES), "--", "sh", "-c", f"echo $$; {SLEEP}")
+    pids = [process.stdout.readline().strip() for _ in NAMES]
+    process.send_signal(signal.SIGINT)
+    assert "got signal 2 (SIGINT), passed on to all ranks" in ends(process, 130)[1]
+    all_gone(pids)
+
+
+def test_ssh_leaves_no_rank_behind_a_killed_starter(ssh):
+    lab, start = ssh
+    process = start("delta", "--hosts", ",".join(NAMES), "--", "sh", "-c", f"echo $$; {SLEEP}")
+    pids = [process.stdout.readline().strip() for _ in NAMES]
+    # The ssh and the agent on delta, which end while the hosts are still there.
+    pids += Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    all_gone(pids)
+
+
+@pytest.mark.lengthy
+def test_a_host_that_falls_silent_is_told_once(ssh):
+    """The other nodes and ssh notice the silence after half a minute, at different times."""
+    lab, start = ssh
+    process = start("alpha", "--hosts", ",".join(NAMES), "--", "sh", "-c", f"echo $$; {SLEEP}")
+    pids = [process.stdout.readline().strip() for _ in NAMES]
+    lab.cut("gamma")
+    _, err = ends(process, 1)
+    said = [line for line in err.splitlines() if not re.search(r"waiting for|afterwards rank \d", line)]
+    gone = "devicemesh run: node 2 (gamma) has gone: its devicemesh run was killed, or its host is down or out of reach"
+    assert said and all(line.startswith(gone) for line in said) and len(said) <= 2, err
+    all_gone(pids)
+
+
+def test_a_node_that_fails_before_all_have_met_ends_the_job(start, rsh):
+    """An empty secret ends node 1 before it comes to the store, so node 0 cannot learn of it there."""
+    rsh.write_text(rsh.read_text().replace('exec sh -c "$*"', '[ "$host" = be ] && export DM_STORE_SECRET=; exec sh -c "$*"'))
+    began = time.monotonic()
+    _, err = ends(start("al,be", SLEEP), 1)
+    assert "DM_STORE_SECRET is set but empty" in err and "did not end in time" not in err, err
+    assert time.monotonic() - began < 15, err
