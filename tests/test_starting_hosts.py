@@ -55,8 +55,8 @@ def start(rsh, free_port, tmp_path):
     """Starts a job on several hosts, each of which is this machine."""
     started = []
 
-    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, **variables):
-        command = [TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), **variables):
+        command = [*inside, TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
                    "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
         started.append(subprocess.Popen(list(map(str, command)), env=environment(without=without, **variables), cwd=tmp_path, text=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
@@ -174,6 +174,24 @@ def test_no_ssh_outlives_a_killed_starter(start, tmp_path, part):
     if part == "keeper":
         assert process.returncode == 137, err
         assert re.search(r"its process dm-ranks \(pid \d+\), which reaches the hosts, was killed by signal 9 \(SIGKILL\)", err), err
+
+
+# Kills the tool as soon as the command for the silent host runs, and waits until that has ended.
+KILLED = """\
+"$@" & until grep -qsx sleep /proc/[0-9]*/comm; do :; done
+kill -9 $!
+while grep -qsx 'sleep\\|rsh' /proc/[0-9]*/comm; do :; done
+echo all have ended
+"""
+
+
+def test_the_session_of_the_starter_may_be_outside_its_pid_namespace(start, tmp_path):
+    """As in a container that another process has entered. There the number of the session is 0."""
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if run(*inside, "true", code=None).returncode != 0:
+        pytest.skip("no PID namespaces here (unshare)")
+    process = start("silent,silent2", inside=[*inside, "sh", "-c", KILLED, "sh"])
+    assert ends(process, 0)[0] == "all have ended\n"
 
 
 def test_the_master_of_a_connection_stays(start, tmp_path):

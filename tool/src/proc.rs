@@ -29,6 +29,9 @@ fn split(bytes: &[u8]) -> Vec<OsString> {
 pub struct Stat {
     /// The process number of the parent.
     pub parent: u32,
+    /// The session. It is 0 where its leader is outside this PID namespace. Calls like getsid(2)
+    /// fail in rustix there, because 0 is no process number.
+    pub session: u32,
     /// Whether the process is stopped, by Ctrl-Z or by a debugger.
     pub is_stopped: bool,
     /// When the process was started: the time since the host's start, in clock ticks.
@@ -49,7 +52,8 @@ impl Stat {
         let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
         let is_stopped = matches!(*fields.first()?, "T" | "t");
         let parent = fields.get(1)?.parse().ok()?;
-        Some(Stat { parent, is_stopped, started: number(22)?, ticks: number(14)? + number(15)? })
+        let session = fields.get(3)?.parse().ok()?;
+        Some(Stat { parent, session, is_stopped, started: number(22)?, ticks: number(14)? + number(15)? })
     }
 }
 
@@ -65,9 +69,10 @@ mod tests {
 
     #[test]
     fn the_fields_follow_the_name_whatever_it_contains() {
-        let text = "7 (a) T 9 (b) S 5 7 7 0 -1 4194560 1 0 0 0 30 4 0 0 20 0 1 0 1234 0 0";
+        let text = "7 (a) T 9 (b) S 5 7 6 0 -1 4194560 1 0 0 0 30 4 0 0 20 0 1 0 1234 0 0";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!((stat.parent, stat.is_stopped, stat.started, stat.ticks), (5, false, 1234, 34));
+        assert_eq!((stat.parent, stat.session, stat.is_stopped), (5, 6, false));
+        assert_eq!((stat.started, stat.ticks), (1234, 34));
         assert!(Stat::parse(&text.replace(" S 5", " t 5")).unwrap().is_stopped);
         assert!(Stat::parse("7 (a) S 5").is_none() && Stat::parse("").is_none());
     }

@@ -4,9 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, getsid, kill_process, kill_process_group, set_child_subreaper, wait,
-};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait};
 
 use crate::proc::{Stat, pids};
 
@@ -41,12 +39,12 @@ pub fn end_all(until: Instant) {
 /// Kills the children of this process that run another program, each with its process group. A
 /// child in another session is left alone.
 pub fn kill_other_programs() {
-    let session = getsid(None).ok();
+    let session = |pid: u32| Stat::read(pid).map(|stat| stat.session);
     let file = |process: &str| std::fs::metadata(format!("/proc/{process}/exe")).map(|exe| (exe.dev(), exe.ino())).ok();
-    let own = file("self");
+    let own = (session(std::process::id()), file("self"));
     for pid in children() {
-        let is_other = file(&pid.as_raw_nonzero().to_string()) != own;
-        if is_other && getsid(Some(pid)).ok() == session {
+        let number = pid.as_raw_nonzero().get().unsigned_abs();
+        if file(&number.to_string()) != own.1 && session(number) == own.0 {
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
