@@ -430,6 +430,25 @@ fn a_script_that_cannot_be_started_gets_its_command_line() {
 }
 
 #[test]
+fn python_is_python3_where_only_that_is_in_path() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python3-only");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("python3"), "").unwrap();
+    let output = tool(&["-n", "1", "--", "python", "train.py"]).env("PATH", &folder).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("python is not in PATH, and python3 is\n"), "{said}");
+}
+
+#[test]
+fn ranks_for_devices_need_a_device() {
+    let output = tool(&["-n", "gpu", "--dry-run", "--", "true"]).output().unwrap();
+    let said = text(&output.stderr);
+    // The driver's own advice is for programs, which can use device type cpu.
+    let is_told = said.contains("; say a number, or -n cpu") && !said.contains("device type");
+    assert!(output.status.success() || is_told, "{said}");
+}
+
+#[test]
 fn devicemesh_as_a_program_is_this_tool_where_path_has_no_other() {
     let output = tool(&["-n", "1", "--", "devicemesh", "--version"]).env("PATH", "/bin").output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));

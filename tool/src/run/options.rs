@@ -143,7 +143,9 @@ impl Options {
                 Ok(count) if count > 0 => Ok(count),
                 Ok(_) => Err(Failure::new(1, "-n gpu: this host has no device; say a number, or -n cpu")),
                 Err(error) => {
-                    Err(Failure::new(1, format!("-n gpu: {}; say a number, or see devicemesh info", error.message())))
+                    // What follows is advice for programs of the library.
+                    let why = error.message().split(';').next().unwrap_or_default();
+                    Err(Failure::new(1, format!("-n gpu: {why}; say a number, or -n cpu (devicemesh info has more)")))
                 }
             },
         }

@@ -68,6 +68,7 @@ pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
                 path if path.is_file() => format!("; {here} is here: {}", command_for(&here)),
                 path if path.is_dir() => format!(", and {here} is a folder and no program"),
                 _ if name.parse::<u32>().is_ok() => format!("; -n {name} is the number of ranks"),
+                _ if name == "python" && find(OsStr::new("python3")).is_some() => ", and python3 is".to_owned(),
                 _ if name.contains('=') => format!("; to set a variable, write -- env {name} PROGRAM"),
                 _ => String::new(),
             };
