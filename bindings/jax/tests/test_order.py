@@ -81,7 +81,7 @@ class Order(unittest.TestCase):
                              f"run {run}: a host call met a jitted one")
 
     def test_host_calls_beside_a_running_program(self):
-        # At any moment of the program, which ranks reach at different times; tests/test_jax.py has hundreds of rounds under load.
+        # At any moment of the program, which ranks reach at different times; tests/test_jax.py has more rounds, under load.
         step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
         jitter, group = numpy.random.default_rng(RANK), FLAT.get_group()
         for turn in range(ROUNDS):
