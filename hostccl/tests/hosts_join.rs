@@ -411,6 +411,16 @@ fn a_maker_that_dies_ends_the_join() {
     assert!(line.contains("the process that made") && line.contains("gone"), "{line}");
 }
 
+/// A rank that has no wire cannot tell its number to the maker, so it says why it does not come.
+#[test]
+fn a_rank_with_a_wire_that_does_not_exist_is_named_to_all() {
+    let why = "DM_WIRE is \"pigeon\": it must be \"tcp\" or \"ucx\"";
+    let processes = start(&unique_id(), 2, &[(&[0], &[ALONE]), (&[1], &[ALONE, ("DM_WIRE", "pigeon")])]);
+    let [right, wrong] = [processes[0].line(), processes[1].line()];
+    assert!(wrong.starts_with(&format!("error {ncclInvalidArgument}: ")) && wrong.contains(why), "{wrong}");
+    assert!(right.contains(&format!("rank 1: {why}")), "{right}");
+}
+
 #[test]
 fn a_secret_is_needed_on_all_ranks_or_none() {
     let secret = ("DM_STORE_SECRET", "correct horse battery staple");
