@@ -53,7 +53,7 @@ use crate::failure::Failure;
 use crate::library;
 use crate::stdio::say;
 
-pub use self::options::Options;
+pub use self::options::{HELP, Options};
 
 /// The name of the dimension that has all ranks. Spaces keep it apart from the names of users.
 const ALL_RANKS: &str = "all the ranks";

@@ -1,6 +1,6 @@
 //! The width of the terminal, and text that is broken between words so that it fits.
 
-use std::io::stdout;
+use std::io::{stderr, stdin, stdout};
 use std::os::fd::AsFd;
 
 use rustix::termios::tcgetwinsize;
@@ -8,11 +8,19 @@ use unicode_width::UnicodeWidthStr;
 
 /// The smallest width for which lines are broken. A narrower terminal gets lines for this width.
 const LEAST: usize = 40;
+/// The width of a help text where there is no terminal.
+const PLAIN: usize = 100;
 
 /// The width of standard output in character cells, where that is a terminal which says its width.
 /// `None` elsewhere: there a line may have any length, so that a reader (grep, a file) gets it whole.
 pub fn width() -> Option<usize> {
     width_of(stdout())
+}
+
+/// The width for a help text, which nobody wants in long lines. Where standard output is no
+/// terminal, as before a pager, it is the width of the terminal from which the tool was started.
+pub fn width_of_help() -> usize {
+    width().or_else(|| width_of(stderr())).or_else(|| width_of(stdin())).unwrap_or(PLAIN)
 }
 
 fn width_of(terminal: impl AsFd) -> Option<usize> {
