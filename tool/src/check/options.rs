@@ -4,10 +4,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use devicemesh::mesh::Mesh;
 
 use super::operation::Collective;
 use super::record_options::RecordOptions;
 use super::values::{CHECKED, Kind};
+use super::words::bytes;
 use crate::byte_size::byte_size;
 use crate::duration::duration;
 use crate::show::Names;
@@ -110,6 +112,10 @@ pub struct Flatten {
     pub name: String,
 }
 
+/// The options of a rank that must be equal on all ranks, as on a command line: the name, and the
+/// value (an empty one for a flag). The value is `None` where the rank does not ask for the option.
+pub type Asked = Vec<(String, Option<String>)>;
+
 impl FromStr for Shape {
     type Err = String;
 
@@ -185,16 +191,33 @@ impl Options {
         })
     }
 
-    /// The options that must be equal on every rank, apart from the mesh.
-    pub fn agreed(&self) -> String {
-        let collectives: Vec<&str> = self.collectives().iter().map(|collective| collective.name()).collect();
-        let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
-        format!(
-            "devicemesh check(flatten={flatten:?}, op={}, dtype={}, sizes={sizes:?}, iterations={iterations}, warmup={warmup}, repeats={repeats}, no_measure={no_measure}, timeout={timeout:?}, {})",
-            collectives.join(","),
-            dtype.name(),
-            record.agreed()
-        )
+    /// What must be equal on every rank. `mesh` has the sizes and names that this rank asks for.
+    pub fn asked(&self, mesh: &Mesh, device_type: &str) -> Asked {
+        let Options { flatten, dtype, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
+        let flattened = flatten.iter().map(|flat| format!("{}={}", flat.dims.join(","), flat.name));
+        let flattened = flattened.collect::<Vec<_>>().join(" --flatten ");
+        let sizes = self.sizes(device_type).into_iter().map(|size| bytes(size).replace(' ', "")).collect();
+        let collectives = self.collectives().iter().map(|collective| collective.name().to_owned()).collect();
+        let given = |value: String| (!value.is_empty()).then_some(value);
+        let flag = |is_given: bool| is_given.then(String::new);
+        let list = |values: Vec<String>| Some(values.join(","));
+        let asked = [
+            ("the shape", list(mesh.shape().iter().map(usize::to_string).collect())),
+            ("the names", list(mesh.dim_names().iter().map(|name| (*name).to_owned()).collect())),
+            ("--flatten", given(flattened)),
+            ("--op", list(collectives)),
+            ("--dtype", Some(dtype.name().to_owned())),
+            ("--sizes", list(sizes)),
+            ("--iterations", Some(iterations.to_string())),
+            ("--warmup", Some(warmup.to_string())),
+            ("--repeats", Some(repeats.to_string())),
+            ("--no-measure", flag(*no_measure)),
+            ("--timeout", Some(format!("{}s", timeout.as_secs_f64()))),
+            // Only rank 0 uses the files, so their names may differ.
+            ("--save", flag(record.save.is_some())),
+            ("--compare", flag(record.compare.is_some())),
+        ];
+        asked.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
