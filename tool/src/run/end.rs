@@ -105,8 +105,9 @@ impl Job<'_> {
     fn asked_to_end(&mut self, signal: Signal) {
         let now = Instant::now();
         if let Some(first) = self.asked {
-            if is_impatient(first, signal) {
-                self.end_at_once(signal);
+            match is_impatient(first, signal) {
+                true => self.end_at_once(signal),
+                false => self.say_too_early(signal),
             }
             return;
         }

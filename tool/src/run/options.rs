@@ -19,11 +19,16 @@ use crate::style::When;
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Examples:
+  # eight ranks on this host
   devicemesh run -n 8 -- ./train --epochs 10
+  # a rank for each GPU, with logs
   devicemesh run -n gpu --log-dir logs --tee --prefix -- python train.py
-  devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train      (by ssh)
-  devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train      (on both hosts)
-  srun --ntasks-per-node 1 devicemesh run -- ./train
+  # two hosts, by ssh from here
+  devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train
+  # two hosts, by hand on each
+  devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train
+  # two hosts, in Slurm
+  srun -N 2 --ntasks-per-node 1 devicemesh run -n 8 -- ./train
 
 Exit codes:
   0        all ranks, of all nodes, exited with 0
@@ -39,14 +44,15 @@ Environment:
   DM_STORE_SECRET  the secret of the job, the same on all nodes; a node without it cannot join
   DM_RSH_AGENT     the command that reaches the hosts of --hosts
   DM_LOG           what the ranks log: error, warn, info or debug
-  OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with --bind core, else 1
-                   if there are several ranks on a host
+  OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with \
+                   --bind core, else 1 if there are several ranks on a host
   NO_COLOR         no colours
 
 The ranks get:
-  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-  ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,
-  TORCHELASTIC_USE_AGENT_STORE=True";
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, \
+  MASTER_ADDR, MASTER_PORT, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, \
+  TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_USE_AGENT_STORE=True, \
+  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), OMP_NUM_THREADS";
 
 /// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]

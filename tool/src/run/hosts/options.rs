@@ -21,8 +21,9 @@ pub struct Hosts {
     /// slots=4"
     #[arg(long, alias = "machinefile", value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank"])]
     pub hostfile: Option<PathBuf>,
-    /// With --hosts: give the ranks on all hosts this variable, with its value here or with this
-    /// value; a star at the end stands for all names that begin so. DM_* and NCCL_* go without
+    /// With --hosts: a variable for the ranks on all hosts. NAME has the value that it has here,
+    /// NAME=VALUE the value that you give, and 'NAME_*' stands for all variables whose names begin
+    /// with NAME_. May be given again. The ranks get DM_* and NCCL_* without -x
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     pub forward: Vec<String>,
     /// With --hosts: the command that reaches another host, with options; it gets the host and a

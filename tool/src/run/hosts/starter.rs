@@ -23,7 +23,7 @@ use crate::run::guard;
 use crate::run::identity::{default_id, span};
 use crate::run::options::Options;
 use crate::run::signals::Signals;
-use crate::stdio::{say, write_all};
+use crate::stdio::{pass_on, say};
 use crate::style::{Style, When};
 use crate::words::count;
 
@@ -209,12 +209,16 @@ impl Starter<'_> {
             Got::Text { is_error: true, bytes } => {
                 if self.is_new(&bytes) {
                     self.is_reason_above |= self.reason.is_some();
-                    // There is no other place to report that standard error cannot be written.
-                    let _ = write_all(io::stderr(), &bytes);
+                    match bytes.starts_with(b"devicemesh run: ") {
+                        // A rank of another node may have begun a line.
+                        true => say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
+                        // There is no other place to report that standard error cannot be written.
+                        false => drop(pass_on(&bytes, true)),
+                    }
                 }
             }
             Got::Text { is_error: false, bytes } => {
-                if let Err(error) = write_all(io::stdout(), &bytes) {
+                if let Err(error) = pass_on(&bytes, false) {
                     self.output_is_lost(&error);
                 }
             }
