@@ -32,11 +32,13 @@ pub struct Node {
     pub state: State,
     /// When the agent was started.
     pub began: Instant,
+    /// The network of the agent, once it has said hello. Empty where the agent does not know it.
+    pub network: String,
 }
 
 impl Node {
     pub fn new(planned: Planned) -> Node {
-        Node { planned, process: None, state: State::Planned, began: Instant::now() }
+        Node { planned, process: None, state: State::Planned, began: Instant::now(), network: String::new() }
     }
 
     /// The name of the host, as the list of hosts has it.
