@@ -36,7 +36,7 @@ impl Job<'_> {
         let rest = self.end_of_the_others(cause);
         let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
         if self.control.is_some() && self.lost_node(cause).is_none() {
-            say_ending();
+            say_ending(cause.to_string());
         }
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
         match (self.lost_node(cause), cause) {

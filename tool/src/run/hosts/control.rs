@@ -117,9 +117,9 @@ pub fn say_gone(node: u32, text: String) {
     Said::Gone { node, text }.say();
 }
 
-/// Tells the starter that the job ends. This node's next message says why.
-pub fn say_ending() {
-    Said::Ending.say();
+/// Tells the starter that the job ends for this cause, which this node tells the user.
+pub fn say_ending(cause: String) {
+    Said::Ending { cause }.say();
 }
 
 /// Tells the starter that this node has met all the others.

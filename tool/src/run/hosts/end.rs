@@ -139,16 +139,28 @@ impl Starter<'_> {
         self.end(1);
     }
 
-    /// Keeps the last line of the node that says why the job ends. A line that is not new is not
-    /// passed on, so it is the one to say at the end where other lines followed the first of the two.
-    pub fn keep_reason(&mut self, index: usize, line: &[u8], is_new: bool) {
-        if self.teller.is_none() {
-            self.is_reason_above |= is_new && self.reason.is_some();
-        } else if self.teller == Some(index) && line.starts_with(b"devicemesh run: ") {
-            let line = String::from_utf8_lossy(line).trim_end().to_owned();
-            let is_again = self.reason.as_ref().is_some_and(|reason| without_end(reason) == without_end(&line));
-            self.is_reason_above = !is_new && (self.is_reason_above || !is_again);
-            self.reason = Some(line);
+    /// Notes that a node says why the job ends.
+    pub fn node_tells(&mut self, index: usize, cause: &str) {
+        if self.reason.is_none() && self.code.is_none() {
+            self.teller = Some(index);
+            self.reason = Some(format!("devicemesh run: {}", self.style.wrong(&printable(cause))));
+        }
+    }
+
+    /// Keeps in mind whether a line that is passed on is the reason, or follows it. Of the node that
+    /// says why the job ends, the report of the rank that failed first is the reason.
+    pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
+        let Some(reason) = &self.reason else { return };
+        let line = String::from_utf8_lossy(line);
+        let is_message = line.starts_with("devicemesh run: ");
+        let is_tellers = is_message && self.teller == Some(index);
+        if is_tellers && line.contains(" failed first: ") {
+            self.reason = Some(line.trim_end().to_owned());
+            self.is_reason_above = false;
+        } else if is_passed_on && is_tellers && line.starts_with(reason) {
+            self.is_reason_above = false;
+        } else if is_passed_on && (is_message || self.teller.is_none()) {
+            self.is_reason_above = true;
         }
     }
 
@@ -272,7 +284,8 @@ impl Starter<'_> {
         let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
             self.interrupts += 1;
-            let is_early = self.code.is_none() && !self.nodes.iter().all(has_started);
+            let is_ending = self.code.is_some() || self.teller.is_some();
+            let is_early = !is_ending && !self.nodes.iter().all(has_started);
             if is_early {
                 if self.failures.until().is_some() {
                     self.say_failures();

@@ -46,7 +46,7 @@ pub struct Starter<'a> {
     /// The line that says why the job ends: the starter's own, or that of the node `teller`. It is
     /// said again at the end where other lines followed.
     pub reason: Option<String>,
-    /// Whether such lines followed the reason.
+    /// Whether other lines followed the reason.
     pub is_reason_above: bool,
     /// The first node that says why the job ends. Then a loss that follows is not the reason.
     pub teller: Option<usize>,

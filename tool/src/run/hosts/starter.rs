@@ -230,7 +230,7 @@ impl Starter<'_> {
         match got {
             Got::Text { is_error: true, bytes } => {
                 let is_new = self.is_new(&bytes);
-                self.keep_reason(index, &bytes, is_new);
+                self.look_for_reason(index, &bytes, is_new);
                 if is_new {
                     // There is no other place to report that standard error cannot be written.
                     let _ = write_all(io::stderr(), &bytes);
@@ -258,9 +258,7 @@ impl Starter<'_> {
                 self.nodes[index].state = State::Working;
             }
             Got::Said(Said::Begun) => {}
-            Got::Said(Said::Ending) => {
-                self.teller = self.teller.or((self.reason.is_none() && self.code.is_none()).then_some(index));
-            }
+            Got::Said(Said::Ending { cause }) => self.node_tells(index, &cause),
             Got::Said(Said::Gone { node, text }) => self.node_has_gone(index, node as usize, text),
             Got::Said(Said::Met) => self.has_met = true,
             Got::Said(Said::Ended { code }) => self.node_ended(index, code),

@@ -29,8 +29,8 @@ pub enum Said {
     Cannot { message: String },
     /// The agent has become the node.
     Begun,
-    /// The job ends, and the node's next message says why.
-    Ending,
+    /// The job ends for this cause, which the node also tells the user.
+    Ending { cause: String },
     /// A node has gone, as the text says. That node may be the one that says it.
     Gone { node: u32, text: String },
     /// The node has ended with that exit code.
