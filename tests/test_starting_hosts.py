@@ -381,7 +381,7 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     ("al,denied", (), r"devicemesh run: denied: \S+/rsh ended with code 255: Warning: noise; denied: Permission denied \(publickey\)\.\n"),
     ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
     ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left \(--rdzv-timeout\)\n.*: silent: no answer within 2 s \(--rdzv-timeout\)\n"),
-    ("al,asking", ("--rdzv-timeout", "2"), r"run: asking: no answer within 2 s \(--rdzv-timeout\); it has printed: Welcome to asking!; Press a key:\n"),
+    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); asking has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); it has printed: Welcome to asking!; Press a key:\n"),
     ("al,be", ("--remote-tool", "/nonexistent/tool"),
      r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
 def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):

@@ -13,7 +13,6 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
 use super::failures::LISTED;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
-use super::process::Process;
 use super::words::{Word, line};
 use crate::run::cause::{Cause, signal_name};
 use crate::run::guard;
@@ -117,8 +116,7 @@ impl Starter<'_> {
     /// maybe a question, is part of the message.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
-            let words = node.process.as_ref().map(Process::words).filter(|words| !words.is_empty());
-            let printed = words.map_or(String::new(), |words| format!("; it has printed: {words}"));
+            let printed = node.printed().map_or(String::new(), |text| format!("; it has printed: {text}"));
             self.failures.add(index, node.name(), format!("no answer within {}{printed}", time(node)));
         }
     }

@@ -46,6 +46,12 @@ impl Node {
         self.planned.host.name()
     }
 
+    /// What ssh and the login shell have printed on a host whose agent has not said hello.
+    pub fn printed(&self) -> Option<String> {
+        let process = self.process.as_ref().filter(|_| self.state == State::Starting);
+        process.map(Process::words).filter(|words| !words.is_empty())
+    }
+
     /// Whether the host has not said hello.
     pub fn is_silent(&self) -> bool {
         matches!(self.state, State::Planned | State::Starting)

@@ -206,7 +206,10 @@ impl Starter<'_> {
             self.end(1);
         } else if now >= self.next_note {
             let (left, hosts) = (self.time_left(now), count(self.nodes.len(), "host"));
-            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}"));
+            // A login shell may have asked a question.
+            let printed = self.nodes.iter().find_map(|node| Some((node.name(), node.printed()?)));
+            let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
+            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
             self.next_note = now + AGAIN;
         }
     }
