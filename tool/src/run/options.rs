@@ -11,7 +11,9 @@ use super::ending::Ending;
 use super::hosts::Hosts;
 use super::meeting::Meeting;
 use super::output::OutputOptions;
+use super::program::mistake;
 use crate::failure::Failure;
+use crate::other_launchers::{TEE, is_streams};
 use crate::style::When;
 
 /// The end of `--help` and of the manual page.
@@ -100,11 +102,6 @@ impl Display for Count {
 
 fn count(text: &str) -> Result<Count, String> {
     match text {
-        // clap reads the -np 2 and -np2 of mpirun as -n with the values p and p2.
-        _ if text.starts_with(['p', 'P']) => {
-            let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
-            Err(format!("-n{text} is mpirun's option; here it is -n {}", if number.is_empty() { "N" } else { number }))
-        }
         "cpu" => Ok(Count::Cores),
         "gpu" => Ok(Count::Devices),
         "auto" => Ok(Count::DevicesOrCores),
@@ -120,6 +117,13 @@ impl Options {
     pub fn check(&self) -> Result<(), Failure> {
         if self.hosts.starts() && self.output.stdin.0.is_some() {
             let message = "--stdin reaches no other host, so it does not go with --hosts and --hostfile: let the ranks read a file";
+            return Err(Failure::new(2, message));
+        }
+        let mistake = match self.command.first().and_then(|program| program.to_str()) {
+            Some(program) if self.output.tee && is_streams(program) => Some(TEE.to_owned()),
+            _ => mistake(&self.command),
+        };
+        if let Some(message) = mistake {
             return Err(Failure::new(2, message));
         }
         self.output.check()
@@ -139,7 +143,9 @@ impl Options {
                 Ok(count) if count > 0 => Ok(count),
                 Ok(_) => Err(Failure::new(1, "-n gpu: this host has no device; say a number, or -n cpu")),
                 Err(error) => {
-                    Err(Failure::new(1, format!("-n gpu: {}; say a number, or see devicemesh info", error.message())))
+                    // What follows is advice for programs of the library.
+                    let why = error.message().split(';').next().unwrap_or_default();
+                    Err(Failure::new(1, format!("-n gpu: {why}; say a number, or -n cpu (devicemesh info has more)")))
                 }
             },
         }
