@@ -183,6 +183,18 @@ def test_ranks_that_are_stopped_can_be_ended(start):
     assert ends(tool, 143)[0] == "got it\n"
 
 
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, 137)], ids=["the tool ends", "a rank fails"])
+def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
+    tool = start(2, "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done", "--failure-grace", "0.1")
+    parent = keeper(tool)
+    with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as children:
+        first, second = map(int, children.read().split())
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first), "the rank is stopped")
+    os.kill(tool.pid if code == 143 else second, number)
+    assert ends(tool, code)[0] == "got it\n" * (2 if code == 143 else 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
 def test_keys_of_a_terminal(start):
     """Ctrl-Z and Ctrl-C, as the terminal sends them."""

@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use super::cause::{Cause, Ended, How, TIMED_OUT, signal_name};
 use super::ending::TERM_TO_KILL;
 use super::guard;
-use super::hosts::{Control, Order, say_gone};
+use super::hosts::{Control, Order, say_ending, say_gone};
 use super::job::Job;
 use super::signals::{ONE_WISH, is_impatient};
 use crate::words::{count, listed};
@@ -36,6 +36,9 @@ impl Job<'_> {
         };
         let rest = self.end_of_the_others(cause);
         let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
+        if self.control.is_some() && self.lost_node(cause).is_none() {
+            say_ending(cause.to_string());
+        }
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
         match (self.lost_node(cause), cause) {
             (Some(node), _) => say_gone(node, format!("{cause}{rest}")),
