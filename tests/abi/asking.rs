@@ -95,7 +95,7 @@ fn size(session: &mut Session<'_>) {
     let (dim, out) = (session.dim_of(mesh), session.out::<i32>());
     // SAFETY: a string or NULL; writable or NULL.
     let status = unsafe { dm_size(mesh.mesh(), dim.as_ptr(), out.as_ptr()) };
-    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.is_utf8(), ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.may_name_a_dimension(), ..Given::default() };
     if session.ended("dm_size", status, given, &[out.untouched()]) {
         assert!(out.get(0) >= 1);
     }
@@ -135,7 +135,7 @@ fn local_rank(session: &mut Session<'_>) {
     let (dim, out) = (session.dim_of(mesh), session.out::<i32>());
     // SAFETY: a string or NULL; writable or NULL.
     let status = unsafe { dm_get_local_rank(mesh.mesh(), dim.as_ptr(), out.as_ptr()) };
-    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.is_utf8(), ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.may_name_a_dimension(), ..Given::default() };
     if !session.ended("dm_get_local_rank", status, given, &[out.untouched()]) {
         return;
     }
@@ -183,7 +183,7 @@ fn group_ranks(session: &mut Session<'_>) {
     let status = unsafe {
         dm_group_ranks(mesh.mesh(), dim.as_ptr(), buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr())
     };
-    buffer.check(session, "dm_group_ranks", status, Given { wrong: !dim.is_utf8(), ..ok(mesh) });
+    buffer.check(session, "dm_group_ranks", status, Given { wrong: !dim.may_name_a_dimension(), ..ok(mesh) });
 }
 
 fn replica_groups(session: &mut Session<'_>) {
@@ -193,7 +193,7 @@ fn replica_groups(session: &mut Session<'_>) {
     let status = unsafe {
         dm_replica_groups(mesh.mesh(), dim.as_ptr(), buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr())
     };
-    buffer.check(session, "dm_replica_groups", status, Given { wrong: !dim.is_utf8(), ..ok(mesh) });
+    buffer.check(session, "dm_replica_groups", status, Given { wrong: !dim.may_name_a_dimension(), ..ok(mesh) });
 }
 
 fn compare(session: &mut Session<'_>) {
@@ -228,7 +228,7 @@ fn neighbors(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let (dim, out) = (session.dim_of(mesh), session.out::<i32>());
     let number = session.number();
-    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.is_utf8(), ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.may_name_a_dimension(), ..Given::default() };
     if session.rarely(2) {
         // SAFETY: a string or NULL; writable or NULL.
         let status = unsafe { dm_translate_rank(mesh.mesh(), dim.as_ptr(), number as i32, out.as_ptr()) };

@@ -71,7 +71,7 @@ fn shrink(session: &mut Session<'_>) {
     // SAFETY: a string or NULL; as many ranks as said, or a count that is refused; options as large
     // as they say; writable or NULL.
     let status = unsafe { dm_shrink(mesh.mesh(), dim.as_ptr(), lost.as_ptr(), count, place, out.as_ptr()) };
-    let wrong = out.is_null() || !dim.is_utf8() || count == 0 || count == usize::MAX;
+    let wrong = out.is_null() || !dim.may_name_a_dimension() || count == 0 || count == usize::MAX;
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_shrink", status, given, &[out.untouched()]) {
         let (before, after) = (Room::<i32>::new(1), Room::<i32>::new(1));

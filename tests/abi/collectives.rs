@@ -16,7 +16,7 @@ fn comm(session: &mut Session<'_>) {
     let (dim, out) = (session.dim_of(mesh), session.out::<ncclComm_t>());
     // SAFETY: a string or NULL; writable or NULL.
     let status = unsafe { dm_get_comm(mesh.mesh(), dim.as_ptr(), out.as_ptr()) };
-    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.is_utf8(), ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.may_name_a_dimension(), ..Given::default() };
     if session.ended("dm_get_comm", status, given, &[out.untouched()]) {
         assert!(!out.get(0).is_null());
     }
@@ -67,7 +67,7 @@ impl Operands {
             stream,
             given: Given {
                 dead: !mesh.alive,
-                wrong: !dim.is_utf8()
+                wrong: !dim.may_name_a_dimension()
                     || element.is_none()
                     || count == usize::MAX
                     || null && count > 0
@@ -233,7 +233,12 @@ fn check(session: &mut Session<'_>) {
     let dim = session.dim_of(mesh);
     // SAFETY: a string or NULL.
     let status = unsafe { dm_check(mesh.mesh(), dim.as_ptr()) };
-    session.ended("dm_check", status, Given { dead: !mesh.alive, wrong: !dim.is_utf8(), ..Given::default() }, &[]);
+    session.ended(
+        "dm_check",
+        status,
+        Given { dead: !mesh.alive, wrong: !dim.may_name_a_dimension(), ..Given::default() },
+        &[],
+    );
 }
 
 /// Waits for the stream NULL. Any other stream would be followed on a mesh of a device.
@@ -243,7 +248,7 @@ fn stream_wait(session: &mut Session<'_>) {
     let timeout = -i64::from(session.rarely(4));
     // SAFETY: a string or NULL, and no stream.
     let status = unsafe { dm_stream_wait(mesh.mesh(), dim.as_ptr(), std::ptr::null_mut(), timeout) };
-    let given = Given { dead: !mesh.alive, wrong: !dim.is_utf8() || timeout < 0, ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong: !dim.may_name_a_dimension() || timeout < 0, ..Given::default() };
     session.ended("dm_stream_wait", status, given, &[]);
 }
 

@@ -30,7 +30,7 @@ fn barrier(session: &mut Session<'_>) {
     let (dim, timeout) = (session.dim_of(mesh), timeout(session));
     // SAFETY: a string or NULL.
     let status = unsafe { dm_barrier(mesh.mesh(), dim.as_ptr(), timeout) };
-    let given = Given { dead: !mesh.alive, wrong: timeout < 0 || !dim.is_utf8(), unsure: false };
+    let given = Given { dead: !mesh.alive, wrong: timeout < 0 || !dim.may_name_a_dimension(), unsure: false };
     session.ended("dm_barrier", status, given, &[]);
 }
 
@@ -53,7 +53,7 @@ fn all_gather(session: &mut Session<'_>) {
     let dim = session.dim_of(mesh);
     // SAFETY: a string or NULL; as above.
     let status = unsafe { dm_all_gather_bytes(mesh.mesh(), dim.as_ptr(), place, len, timeout, out.as_ptr()) };
-    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.is_utf8(), unsure: false };
+    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.may_name_a_dimension(), unsure: false };
     if session.ended("dm_all_gather_bytes", status, given, &[out.untouched()]) {
         given_out(session, out.get(0), len);
     }
@@ -80,7 +80,7 @@ fn broadcast(session: &mut Session<'_>) {
     let dim = session.dim_of(mesh);
     // SAFETY: a string or NULL; as above.
     let status = unsafe { dm_broadcast_bytes(mesh.mesh(), dim.as_ptr(), place, len, root, timeout, out.as_ptr()) };
-    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.is_utf8(), unsure: false };
+    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.may_name_a_dimension(), unsure: false };
     if session.ended("dm_broadcast_bytes", status, given, &[out.untouched()]) {
         given_out(session, out.get(0), len);
     }

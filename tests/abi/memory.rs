@@ -127,6 +127,11 @@ impl Text {
     pub fn is_utf8(&self) -> bool {
         std::str::from_utf8(self.bytes()).is_ok()
     }
+
+    /// Whether a dimension may have this name. NULL names the only dimension.
+    pub fn may_name_a_dimension(&self) -> bool {
+        self.bytes.is_none() || self.is_utf8() && !self.bytes().is_empty()
+    }
 }
 
 /// Strings with the array of pointers to them.

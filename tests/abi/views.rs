@@ -75,7 +75,7 @@ fn unflatten(session: &mut Session<'_>) {
     };
     let wrong = out.is_null()
         || dim.is_null()
-        || !dim.is_utf8()
+        || !dim.may_name_a_dimension()
         || given_sizes.is_null() && count > 0
         || sizes.iter().any(|size| *size < 1)
         || !names.are_names();
@@ -130,7 +130,7 @@ fn slice_range(session: &mut Session<'_>) {
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
     // SAFETY: a string or NULL; options as large as they say; writable or NULL.
     let status = unsafe { dm_slice_range(mesh.mesh(), dim.as_ptr(), start, len, step, place, out.as_ptr()) };
-    let wrong = out.is_null() || !dim.is_utf8() || start < 0 || len < 1 || step < 1;
+    let wrong = out.is_null() || !dim.may_name_a_dimension() || start < 0 || len < 1 || step < 1;
     let wrong = wrong || !dim.is_null() && dim.bytes().is_empty();
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_slice_range", status, given, &[out.untouched()]) {
