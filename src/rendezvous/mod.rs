@@ -11,6 +11,7 @@ mod engine_place;
 mod equipment;
 mod handshake;
 mod host;
+mod incarnation;
 mod init_method;
 mod join_attempt;
 mod joining;

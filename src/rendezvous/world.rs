@@ -6,6 +6,7 @@ use std::time::Duration;
 use hostccl::fork::Own;
 
 use super::agreement::{Departures, Members, Membership, Scope, ScopeKeys, WorldKeys};
+use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
 use super::losses::Losses;
@@ -34,9 +35,11 @@ pub struct World {
 /// The state that a rank has after it has joined. A forked child never drops it. The fields are
 /// dropped in order, so the connections to the store end before the server to which they may lead.
 pub(super) struct Session {
+    /// This process.
+    pub(super) me: Incarnation,
     /// All ranks.
     pub(super) scope: Arc<Scope>,
-    /// The ranks that are known to be lost.
+    /// The processes that are known to be lost.
     pub(super) losses: Arc<Losses>,
     /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
@@ -119,7 +122,8 @@ impl World {
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
         let members = Members::Listed(ranks);
         let left = ScopeKeys::new(&members, &session.leftovers);
-        let membership = Membership { store, losses, members, me: position, served: session.served, serving, left };
+        let (tickets, served) = (Tickets::default(), session.served);
+        let membership = Membership { store, losses, members, tickets, me: position, served, serving, left };
         Ok(Scope::new(membership, prefix))
     }
 
@@ -134,7 +138,7 @@ impl World {
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.
     pub fn leave(&self) {
         if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
-            session.losses.announce(self.place.rank as i32);
+            session.losses.announce(session.me);
         }
     }
 
@@ -149,7 +153,7 @@ impl World {
     pub fn lost_ranks_by(&self, wait: &Wait) -> Result<Vec<i32>> {
         let session = self.session()?;
         let refreshed = session.losses.refresh(wait);
-        let mut lost: Vec<i32> = session.losses.all(|rank| rank != self.place.rank as i32).into_iter().collect();
+        let mut lost: Vec<i32> = session.scope.lost_ranks();
         let is_unreachable = refreshed.is_err_and(|error| error.status() == Status::Store);
         if is_unreachable && session.served && self.place.rank != 0 && !lost.contains(&0) {
             lost.push(0);

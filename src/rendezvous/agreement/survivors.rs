@@ -15,7 +15,6 @@
 //! for it either. Its error says so. The deadline, ranks that come late and refusals are those of
 //! every call (deciding.rs, late.rs).
 
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::deadlock::take_back_note;
@@ -104,7 +103,7 @@ impl Round {
         // If the store does not answer, this rank may add losses that the list has already.
         let _ = losses.refresh(wait);
         for rank in known.iter().filter(|rank| self.is_other(**rank)) {
-            if losses.first(|listed| listed == *rank).is_some() {
+            if self.membership.has_lost(|listed| listed == *rank) {
                 continue;
             }
             let key = self.key(phase, &format!("tells/{rank}"));
@@ -112,7 +111,7 @@ impl Round {
             let stands = self.membership.store.set_once(&key, mine.as_bytes(), wait)?;
             if stands == mine.as_bytes() {
                 self.membership.left.note([key]);
-                losses.announce(*rank);
+                losses.announce(self.membership.tickets.holder(*rank));
             }
         }
         Ok(())
@@ -145,8 +144,7 @@ impl Round {
     /// Fails when the list of lost ranks has this rank.
     fn check_not_lost(&self) -> Result<()> {
         let me = self.my_rank();
-        let listed: HashSet<i32> = self.membership.losses.all(|rank| rank == me);
-        if listed.is_empty() { Ok(()) } else { Err(self.is_taken_for_lost()) }
+        if self.membership.has_lost(|rank| rank == me) { Err(self.is_taken_for_lost()) } else { Ok(()) }
     }
 
     fn is_taken_for_lost(&self) -> Error {

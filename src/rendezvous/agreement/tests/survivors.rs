@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{ranks, soon};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::Scope;
+use crate::rendezvous::incarnation::Incarnation;
 
 fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
     scope.agree_on_lost("dm_shrink()", known, &soon()).map(|agreed| agreed.lost)
@@ -13,7 +14,7 @@ fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
 
 /// Adds this rank to the list of lost ranks, as the server does when a process ends.
 fn die(scope: &Scope) {
-    scope.membership.losses.announce(scope.membership.me as i32);
+    scope.membership.losses.announce(Incarnation::first(scope.membership.me as i32));
 }
 
 #[test]
