@@ -228,12 +228,11 @@ impl Rank<'_> {
             plan.mesh[seat] = name;
             (plan.members, ready) = (plan.members | one(name), ready | one(name));
         }
-        for seat in 0..usize::from(self.job.seats) {
-            let spare = (0..self.job.processes()).find(|other| here & one(*other) & !plan.holders() != 0);
-            if let (NOBODY, Some(spare)) = (plan.mesh[seat], spare) {
-                plan.mesh[seat] = spare;
-            }
-        }
+        self.seat_spares(&mut plan, here, ready);
+        // A newcomer that is left out stands at the door still. It must not come back, because it may
+        // be hung: the others would wait for it in every second epoch.
+        let left_out = if self.job.has(Mistake::LeftOutReturns) { 0 } else { epoch.members & !plan.members };
+        plan.refused |= left_out & store.door & !store.lost;
         let is_whole = |replica: &&[u8]| replica.iter().all(|holder| *holder != NOBODY && ready & one(*holder) != 0);
         let whole = plan.mesh.chunks_exact(usize::from(self.job.replica)).filter(is_whole);
         plan.used = whole.flatten().fold(0, |set, holder| set | one(*holder));
@@ -252,6 +251,33 @@ impl Rank<'_> {
             Decision::Failure(Why::NoState)
         } else {
             Decision::Epoch(plan)
+        }
+    }
+
+    /// Gives the spares that are here seats in those replicas that they make whole. The replicas that
+    /// need the fewest come first, so as many replicas as possible are whole. `ready` are the
+    /// processes that can be in the mesh.
+    fn seat_spares(&self, plan: &mut Plan, here: Set, ready: Set) {
+        let size = usize::from(self.job.replica);
+        let old_shape = usize::from(self.job.seats) / size;
+        let mut replicas: Vec<usize> = (0..old_shape).collect();
+        let empty = |plan: &Plan, replica: usize| {
+            plan.mesh[replica * size..][..size].iter().filter(|holder| **holder == NOBODY).count()
+        };
+        let is_wasteful = self.job.has(Mistake::SparesWasted);
+        if !is_wasteful {
+            let is_ready = |holder: &u8| *holder == NOBODY || ready & one(*holder) != 0;
+            replicas.retain(|replica| plan.mesh[replica * size..][..size].iter().all(is_ready));
+            replicas.sort_by_key(|replica| empty(plan, *replica));
+        }
+        for replica in replicas {
+            let mut spares = (0..self.job.processes()).filter(|other| here & one(*other) & !plan.holders() != 0);
+            let taken: Vec<u8> = spares.by_ref().take(empty(plan, replica)).collect();
+            if taken.len() == empty(plan, replica) || is_wasteful {
+                let seats = plan.mesh[replica * size..][..size].iter_mut();
+                let empty_seats = seats.filter(|holder| **holder == NOBODY);
+                empty_seats.zip(taken).for_each(|(seat, spare)| *seat = spare);
+            }
         }
     }
 
