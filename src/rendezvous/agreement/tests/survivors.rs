@@ -30,6 +30,25 @@ fn each_knows_another_loss() {
     }
 }
 
+/// Rank 1 has taken over to tell of the loss of rank 3, and has died before it did so.
+#[test]
+fn a_loss_is_told_also_when_the_rank_that_was_to_tell_it_is_lost() {
+    let agreed = ranks(4, |me, scope| match me {
+        1 => {
+            scope.membership.store.get("test/world/0/here/0", &soon()).unwrap();
+            scope.membership.store.get("test/world/0/here/2", &soon()).unwrap();
+            die(&scope);
+            None
+        }
+        3 => None,
+        _ => {
+            scope.membership.store.set("test/world/0/tells/3", b"1", &soon()).unwrap();
+            Some(lost(&scope, &[3]).unwrap())
+        }
+    });
+    assert_eq!(agreed, [Some(vec![1, 3]), None, Some(vec![1, 3]), None]);
+}
+
 #[test]
 fn nobody_is_lost() {
     for agreed in ranks(3, |_, scope| lost(&scope, &[])) {
