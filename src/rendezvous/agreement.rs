@@ -33,6 +33,7 @@ mod cleanup;
 mod comparing;
 mod deadlock;
 mod deciding;
+mod decision;
 mod departures;
 mod exchange;
 mod late;
@@ -51,6 +52,7 @@ mod waiting;
 
 pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
+pub use decision::{Decision, Decisions, Epoch, Failure, Replicas, Why};
 pub use departures::Departures;
 pub(super) use members::Members;
 pub(super) use notes::{add_note, fill_gaps, note_key};

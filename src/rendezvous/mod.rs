@@ -27,10 +27,14 @@ mod world;
 
 #[doc(hidden)]
 pub use agreement::{AgreedLosses, Departures, Round, Scope};
+#[doc(hidden)]
+pub use agreement::{Decision, Decisions, Epoch, Failure, Replicas, Why};
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};
+#[doc(hidden)]
+pub use incarnation::Incarnation;
 pub use local_place::LocalPlace;
 pub use options::{DEFAULT_TIMEOUT, JoinOptions};
 pub use world::World;
