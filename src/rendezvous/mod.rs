@@ -28,7 +28,9 @@ mod world;
 #[doc(hidden)]
 pub use agreement::{AgreedLosses, Departures, Round, Scope};
 #[doc(hidden)]
-pub use agreement::{Decision, Decisions, Epoch, Failure, Replicas, Why};
+pub use agreement::{
+    Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Seen, Terms, Why,
+};
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::agreement::{Departures, Members, Membership, Scope, ScopeKeys, WorldKeys};
+use super::agreement::{Departures, Epoch, Members, Membership, Recovery, Scope, ScopeKeys, WorldKeys};
 use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
@@ -117,14 +117,25 @@ impl World {
     /// `id` is the same on all of them and is used once.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        let serving = session.served && self.place.rank == 0;
         let prefix = format!("{}/{id}", session.prefix);
+        Ok(Scope::new(self.membership(session, Members::Listed(ranks), position), prefix))
+    }
+
+    fn membership(&self, session: &Session, members: Members, position: usize) -> Membership {
+        let serving = session.served && self.place.rank == 0;
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
-        let members = Members::Listed(ranks);
         let left = ScopeKeys::new(&members, &session.leftovers);
         let (tickets, served) = (Tickets::default(), session.served);
-        let membership = Membership { store, losses, members, tickets, me: position, served, serving, left };
-        Ok(Scope::new(membership, prefix))
+        Membership { store, losses, members, tickets, me: position, served, serving, left }
+    }
+
+    /// Begins this process's way through the decisions of the world. `epoch` is the one in which the
+    /// job has started. It is called once for a world.
+    #[doc(hidden)]
+    pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
+        let session = self.session()?;
+        let membership = self.membership(session, Members::All(self.place.size), self.place.rank);
+        Ok(Recovery::new(membership, session.me, epoch))
     }
 
     /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all

@@ -1,6 +1,7 @@
 //! The protocol: what each process does next. docs/recovery.md says why.
 
 use crate::job::{Job, Mistake, Silent};
+use crate::library::{self, View};
 use crate::state::{At, Decision, NOBODY, Plan, Set, State, Verdict, Why, one};
 
 /// One process, and the job that it is in.
@@ -239,11 +240,12 @@ impl Rank<'_> {
         let is_taken = |seat: usize, name: u8| plan.mesh[seat] != name && plan.used & one(plan.mesh[seat]) != 0;
         plan.taken = claims.filter(|(name, seat)| is_taken(*seat, *name)).fold(0, |set, (name, _)| set | one(name));
 
+        let asks_end = store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end);
         let size = plan.used.count_ones();
-        if epoch.used & here == 0 {
+        let decision = if epoch.used & here == 0 {
             // Only spares and benched ranks are left. They have not trained last.
             Decision::Failure(Why::NoState)
-        } else if store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end) {
+        } else if asks_end {
             Decision::End
         } else if size == 0 || size < u32::from(self.job.least * self.job.replica) {
             Decision::Failure(Why::TooFew)
@@ -251,7 +253,14 @@ impl Rank<'_> {
             Decision::Failure(Why::NoState)
         } else {
             Decision::Epoch(plan)
+        };
+        if self.job.mistake.is_none() {
+            let (at, epoch) = (self.notes(number), *epoch);
+            let (here, stateful) = (store.here[at], store.stateful[at]);
+            let view = View { epoch, is_made, here, stateful, lost: store.lost, door: store.door, asks_end };
+            library::compare(self.job, &view, &decision);
         }
+        decision
     }
 
     /// Gives the spares that are here seats in those replicas that they make whole. The replicas that
