@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::decision::{Decisions, Epoch};
+use super::decision::{Decision, Decisions, Epoch};
 use super::notes::note_key;
 use super::proposal::Knock;
 use super::round::Membership;
@@ -91,6 +91,16 @@ impl Recovery {
     /// Whether this process is in the mesh of its epoch. A spare or benched process is not.
     pub fn is_in_mesh(&self) -> bool {
         self.epoch.in_mesh().contains(&self.me)
+    }
+
+    /// Makes this the decision of that number unless one stands, and returns the one that stands. It
+    /// stays in the store for as long as any rank is in the world.
+    fn decide(&self, number: u64, decision: &Decision, wait: &Wait) -> Result<Decision> {
+        let stands = self.decisions.decide(number, decision, wait)?;
+        if stands == *decision {
+            self.membership.left.note_of_others([self.decisions.key(number)]);
+        }
+        Ok(stands)
     }
 
     /// Returns the key of a note of that turn.

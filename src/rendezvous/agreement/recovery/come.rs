@@ -112,7 +112,7 @@ impl Recovery {
     /// Takes part in the turn of that number, and returns the decision that stands then.
     fn reach(&mut self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Decision> {
         if let Some(mismatch) = self.compare(number, arrival, wait)? {
-            return self.decisions.decide(number, &mismatch, wait);
+            return self.decide(number, &mismatch, wait);
         }
         // Where the store does not answer, this rank may tell of losses that are known already.
         let _ = self.membership.losses.refresh(wait);
@@ -160,7 +160,8 @@ impl Recovery {
         let stands = self.membership.store.set_once(&key, mine.to_string().as_bytes(), wait)?;
         let theirs = self.read_options(&key, &stands)?;
         if theirs == mine {
-            self.membership.left.note([key]);
+            // They show later ranks that the turn has begun.
+            self.membership.left.note_of_others([key]);
         }
         Ok(mine.mismatch(&theirs).map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
     }
@@ -261,7 +262,7 @@ impl Recovery {
             passed,
         };
         let Some(proposal) = seen.decision() else { return Ok(None) };
-        self.decisions.decide(number, &proposal, &soon).map(Some)
+        self.decide(number, &proposal, &soon).map(Some)
     }
 
     /// Whether enough processes were counted that every rank of the mesh may be here or lost. Most

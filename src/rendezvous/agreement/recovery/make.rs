@@ -92,7 +92,11 @@ impl Recovery {
 
     /// Makes this the verdict on the epoch unless one stands, and returns the one that stands.
     fn settle(&self, verdict: &str, wait: &Wait) -> Result<String> {
-        let stands = self.membership.store.set_once(&self.verdict_key(), verdict.as_bytes(), wait)?;
+        let key = self.verdict_key();
+        let stands = self.membership.store.set_once(&key, verdict.as_bytes(), wait)?;
+        if stands == verdict.as_bytes() {
+            self.membership.left.note_of_others([key]);
+        }
         Ok(String::from_utf8_lossy(&stands).into_owned())
     }
 
@@ -120,7 +124,7 @@ impl Recovery {
         if self.epoch.in_mesh().first() == Some(&self.me) {
             let lost = self.membership.losses.all(|process| before.contains(&process));
             for number in last + 1..=self.epoch_number {
-                keys.extend(["options", "count"].map(|name| self.turn_key(number, name)));
+                keys.push(self.turn_key(number, "count"));
                 keys.extend(lost.iter().map(|process| self.here(number, *process)));
             }
         }

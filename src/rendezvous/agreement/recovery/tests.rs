@@ -3,13 +3,15 @@
 
 mod deaths;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Arrival, Made, Outcome, Recovery};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::tests::{membership, soon};
-use crate::rendezvous::agreement::{Decision, Epoch, Knock, Members, Replicas, Terms, note_key};
+use crate::rendezvous::agreement::{
+    Decision, Epoch, Knock, Members, Membership, Replicas, ScopeKeys, Terms, WorldKeys, note_key,
+};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
@@ -23,6 +25,10 @@ struct Job {
     seats: Vec<i32>,
     replicas: Replicas,
     terms: Terms,
+    /// The keys that the ranks leave for the end of the world.
+    leftovers: Arc<WorldKeys>,
+    /// Those keys, once all ranks have left.
+    removed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Job {
@@ -30,7 +36,12 @@ impl Job {
     fn new(size: usize, seats: usize) -> Job {
         let (store, seats) = (MemoryStore::new(), (0..seats as i32).collect::<Vec<_>>());
         let replicas = Replicas { sizes: vec![seats.len()], dim: 0 };
-        Job { store, size, seats, replicas, terms: Terms::default() }
+        let removed: Arc<Mutex<Vec<String>>> = Arc::default();
+        let leftovers = Arc::new(WorldKeys::for_world({
+            let removed = Arc::clone(&removed);
+            move |keys| removed.lock().unwrap().extend(keys)
+        }));
+        Job { store, size, seats, replicas, terms: Terms::default(), leftovers, removed }
     }
 
     fn rank(&self, me: usize) -> Recovery {
@@ -45,7 +56,9 @@ impl Job {
         let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
         let epoch = Epoch::first(self.size, self.replicas.clone(), &self.seats);
         let rank = me.rank as usize;
-        Recovery::new(membership(store, losses, Members::All(self.size.max(rank + 1)), rank), me, epoch)
+        let members = Members::All(self.size.max(rank + 1));
+        let left = ScopeKeys::new(&members, &self.leftovers);
+        Recovery::new(Membership { left, ..membership(store, losses, members, rank) }, me, epoch)
     }
 
     fn arrival(&self) -> Arrival<'_> {
@@ -123,9 +136,16 @@ fn the_ranks_that_are_left_go_on() {
     let job = Job::new(4, 4);
     job.die_first(&[1, 3]);
     assert_eq!(all_equal(job.recover(&[0, 2])), "epoch 1: seats=0,-,2,- without=1,3");
-    // Nothing is left of the turn. The decision and its verdict stay.
-    let keys = ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1", "test/lost/2"];
-    assert_eq!(job.store.keys(), keys);
+    // The notes of the turn are gone. The decision, its verdict and the options stay.
+    let stays = ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1", "test/lost/2"];
+    assert_eq!(job.store.keys(), [&stays[..], &["test/turn/1/options"]].concat());
+    // They go with the world, and the list of losses as always.
+    let Job { store, leftovers, removed, .. } = job;
+    drop(leftovers);
+    let mut removed = removed.lock().unwrap().clone();
+    removed.sort();
+    removed.dedup();
+    assert_eq!(removed, [stays[0], stays[1], "test/turn/1/options"], "{:?}", store.keys());
 }
 
 #[test]
@@ -285,7 +305,8 @@ fn a_loss_between_decision_and_verdict_begins_the_next_turn() {
     });
     assert_eq!(job.store.get("test/decision/1/verdict", &soon()).unwrap(), b"broken");
     assert_eq!(job.store.get("test/decision/2/verdict", &soon()).unwrap(), b"made");
-    assert!(job.store.keys().iter().all(|key| !key.contains("turn") && !key.contains("/e")), "{:?}", job.store.keys());
+    let of_turns: Vec<String> = job.store.keys().into_iter().filter(|key| key.contains("/turn/")).collect();
+    assert_eq!(of_turns, ["test/turn/1/options", "test/turn/2/options"]);
 }
 
 #[test]
