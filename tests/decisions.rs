@@ -1,5 +1,5 @@
-//! The decisions of a job that recovers (docs/recovery.md): their text, and that one decision stands
-//! under a number, over every kind of store.
+//! The decisions of a job that recovers (docs/recovery.md): their text, and that one decision
+//! stands under a number, over every kind of store.
 
 mod corpus;
 mod decision_texts;

@@ -1,5 +1,5 @@
-//! Ranks of a joined world go on after losses by decisions (docs/recovery.md), over a server and over
-//! a folder. src/rendezvous/agreement/recovery/tests.rs has the cases of the protocol.
+//! Ranks of a joined world go on after losses by decisions (docs/recovery.md), over a server and
+//! over a folder. src/rendezvous/agreement/recovery/tests.rs has the cases of the protocol.
 
 use std::net::TcpListener;
 use std::sync::Barrier;
@@ -26,8 +26,8 @@ fn recover(recovery: &mut Recovery) -> Vec<Option<i32>> {
     recovery.epoch().seats.iter().map(|holder| holder.as_ref().map(|holder: &Incarnation| holder.rank)).collect()
 }
 
-/// Rank 3 ends its world, and then rank 1 does. A call of the others in the world fails each time, and
-/// they go on by a decision.
+/// Rank 3 ends its world, and then rank 1 does. A call of the others in the world fails each time,
+/// and they go on by a decision.
 fn ranks_end_one_after_the_other(method: &str) {
     // Rank 0 may serve the store, so it stays until rank 2 has read the last verdict.
     let done = Barrier::new(2);

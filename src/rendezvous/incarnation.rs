@@ -1,16 +1,16 @@
 //! The processes that join the world under a rank, one after the other.
 //!
 //! A rank that is lost may come back as another process. The store counts the processes of each
-//! rank, so each of them has a ticket: 0 for the first one, 1 for the process that replaces it. What
-//! the store knows about one of them says nothing about the others.
+//! rank, so each of them has a ticket: 0 for the first one, 1 for the process that replaces it.
+//! What the store knows about one of them says nothing about the others.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// One process that has joined the world under a rank. Its text is `5` for the first process of rank
-/// 5, and `5:1` for the next one.
+/// One process that has joined the world under a rank. Its text is `5` for the first process of
+/// rank 5, and `5:1` for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation {
     /// The rank in the world, which the process keeps for its life.

@@ -1,8 +1,8 @@
 //! The processes of the world that are lost, as far as this rank knows. The store tells who is lost
 //! where the store can know it. Otherwise the ranks of each host watch each other's processes.
 //!
-//! A rank that is lost may come back as another process (incarnation.rs). So the list has processes,
-//! and whoever asks says which process of a rank is meant.
+//! A rank that is lost may come back as another process (incarnation.rs). So the list has
+//! processes, and whoever asks says which process of a rank is meant.
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
 //! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
@@ -163,7 +163,8 @@ impl Losses {
     }
 
     /// Warns in the log, once for each process, that these processes are lost. A rank that ends in
-    /// order is among the losses, too, so only those are logged that a call of this rank has missed.
+    /// order is among the losses, too, so only those are logged that a call of this rank has
+    /// missed.
     pub(super) fn warn_of(&self, lost: impl IntoIterator<Item = Incarnation>) {
         for process in lost.into_iter().filter(|process| *process != self.me) {
             let mut known = self.known();
@@ -250,8 +251,8 @@ impl Losses {
         }
     }
 
-    /// Announces to all ranks, through the store, that a process is lost. Where the store fails, this
-    /// rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
+    /// Announces to all ranks, through the store, that a process is lost. Where the store fails,
+    /// this rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
     pub(super) fn announce(&self, process: Incarnation) {
         let wait = Wait::after(SHORT);
         let (list, wrote) = (self.list(), |_| {});

@@ -129,8 +129,8 @@ impl World {
         Membership { store, losses, members, tickets, me: position, served, serving, left }
     }
 
-    /// Begins this process's way through the decisions of the world. `epoch` is the one in which the
-    /// job has started. It is called once for a world.
+    /// Begins this process's way through the decisions of the world. `epoch` is the one in which
+    /// the job has started. It is called once for a world.
     #[doc(hidden)]
     pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
         let session = self.session()?;

@@ -2,8 +2,8 @@
 //! together, or why nobody does.
 //!
 //! Decisions are numbered 1, 2, 3 and so on, and each is written once. The store holds decision `n`
-//! under `<prefix>/decision/<n>`, and nobody removes or changes it while the world lives. A rank acts
-//! only on a decision that it has read back from the store. So all ranks act on the same one,
+//! under `<prefix>/decision/<n>`, and nobody removes or changes it while the world lives. A rank
+//! acts only on a decision that it has read back from the store. So all ranks act on the same one,
 //! whatever each of them has proposed.
 
 use std::collections::BTreeSet;
@@ -44,8 +44,8 @@ pub struct Epoch {
     pub spares: Vec<Incarnation>,
     /// The processes of the mesh that need the state of the training, in ascending order.
     pub stateless: Vec<Incarnation>,
-    /// The newcomers that ask for a seat of the mesh that has a holder, in ascending order. They are
-    /// refused if this epoch is made, because the holder has lived after they knocked.
+    /// The newcomers that ask for a seat of the mesh that has a holder, in ascending order. They
+    /// are refused if this epoch is made, because the holder has lived after they knocked.
     pub taken: Vec<Incarnation>,
     /// The newcomers that no later decision lets in, in ascending order: those that were refused,
     /// and those that were members and were left out. A process is in the list until it is known to
@@ -104,8 +104,8 @@ impl Replicas {
         seat / self.stride() % self.count()
     }
 
-    /// Returns the position of this seat inside its replica. With the sizes (2, 4) and replicas along
-    /// dimension 0, seat 6 has the position 2.
+    /// Returns the position of this seat inside its replica. With the sizes (2, 4) and replicas
+    /// along dimension 0, seat 6 has the position 2.
     pub fn position_of(&self, seat: usize) -> usize {
         seat / (self.stride() * self.count()) * self.stride() + seat % self.stride()
     }
@@ -116,8 +116,8 @@ impl Replicas {
 }
 
 impl Epoch {
-    /// Returns the epoch in which a job of `size` ranks starts. `ranks` hold the seats, and the other
-    /// ranks are spares.
+    /// Returns the epoch in which a job of `size` ranks starts. `ranks` hold the seats, and the
+    /// other ranks are spares.
     pub fn first(size: usize, replicas: Replicas, ranks: &[i32]) -> Epoch {
         let holders: BTreeSet<i32> = ranks.iter().copied().collect();
         let others = (0..size as i32).filter(|rank| !holders.contains(rank));
@@ -227,8 +227,8 @@ impl Decisions {
         stands.map(|value| self.decode(number, &value)).transpose()
     }
 
-    /// Reads what the store has under the key of that number. No rank has written a text that cannot
-    /// be read, so it is a failure of the store.
+    /// Reads what the store has under the key of that number. No rank has written a text that
+    /// cannot be read, so it is a failure of the store.
     pub(super) fn decode(&self, number: u64, value: &[u8]) -> Result<Decision> {
         let text = String::from_utf8_lossy(value);
         text.parse().map_err(|()| {

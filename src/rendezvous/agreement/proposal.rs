@@ -174,8 +174,8 @@ impl Seen<'_> {
         let now = epoch.members();
         epoch.stateless = in_mesh.iter().filter(|process| !self.stateful.contains(process)).copied().collect();
         epoch.taken = taken(&epoch, &waiting, &now, &in_mesh);
-        // A newcomer that is left out stands at the door still. It must not come back, because it may
-        // be hung: the others would wait for it in every second epoch.
+        // A newcomer that is left out stands at the door still. It must not come back, because it
+        // may be hung: the others would wait for it in every second epoch.
         let left_out = self.door.iter().map(|knock| knock.process);
         let left_out = left_out.filter(|process| members.contains(process) && !now.contains(process));
         let refused: BTreeSet<Incarnation> = refused.iter().copied().chain(left_out).collect();
@@ -225,8 +225,8 @@ impl Seating<'_> {
         self.ready.insert(process);
     }
 
-    /// Gives the spares that are here seats in those replicas that they make whole. The replicas that
-    /// need the fewest come first, so as many replicas as possible are whole.
+    /// Gives the spares that are here seats in those replicas that they make whole. The replicas
+    /// that need the fewest come first, so as many replicas as possible are whole.
     fn give_spares_seats(&mut self) {
         let mut empty = vec![Some(Vec::new()); self.epoch.replicas.count()];
         for (seat, holder) in self.epoch.seats.iter().enumerate() {
@@ -251,8 +251,8 @@ impl Seating<'_> {
         }
     }
 
-    /// Adds indices of the outermost dimension for which newcomers ask, as long as an index gets all
-    /// of its ranks and the dimension has at most `most` indices.
+    /// Adds indices of the outermost dimension for which newcomers ask, as long as an index gets
+    /// all of its ranks and the dimension has at most `most` indices.
     fn grow(&mut self, waiting: &[Knock], most: usize) {
         let row = self.epoch.seats.len() / self.epoch.replicas.sizes[0];
         while self.epoch.replicas.sizes[0] < most {

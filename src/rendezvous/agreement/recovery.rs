@@ -7,8 +7,8 @@
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
 //!
-//! tests/recovery_model has the same protocol as a model, which is checked exhaustively. The names of
-//! its states are those of the steps here.
+//! tests/recovery_model has the same protocol as a model, which is checked exhaustively. The names
+//! of its states are those of the steps here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ pub struct Recovery {
     epoch: Epoch,
     /// Whether the mesh of its epoch was made.
     is_made: bool,
-    /// The number and the members of the last epoch whose mesh was made. The notes of its turn and of
-    /// earlier ones are removed.
+    /// The number and the members of the last epoch whose mesh was made. The notes of its turn and
+    /// of earlier ones are removed.
     last_made: (u64, BTreeSet<Incarnation>),
     /// The newcomers that have knocked, in the order of their numbers.
     door: Vec<Knock>,
@@ -93,8 +93,8 @@ impl Recovery {
         self.epoch.in_mesh().contains(&self.me)
     }
 
-    /// Makes this the decision of that number unless one stands, and returns the one that stands. It
-    /// stays in the store for as long as any rank is in the world.
+    /// Makes this the decision of that number unless one stands, and returns the one that stands.
+    /// It stays in the store for as long as any rank is in the world.
     fn decide(&self, number: u64, decision: &Decision, wait: &Wait) -> Result<Decision> {
         let stands = self.decisions.decide(number, decision, wait)?;
         if stands == *decision {

@@ -101,8 +101,8 @@ impl Round {
     }
 
     /// Adds the lost ranks that this rank knows of, and that the list in the store lacks, to the
-    /// list. When several ranks know of a loss, one rank adds the loss, or another one if that one is
-    /// lost, too.
+    /// list. When several ranks know of a loss, one rank adds the loss, or another one if that one
+    /// is lost, too.
     fn tell_losses(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<()> {
         for rank in known.iter().filter(|rank| self.is_other(**rank)) {
             if self.membership.has_lost(|listed| listed == *rank) {

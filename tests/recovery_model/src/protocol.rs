@@ -230,8 +230,8 @@ impl Rank<'_> {
             (plan.members, ready) = (plan.members | one(name), ready | one(name));
         }
         self.seat_spares(&mut plan, here, ready);
-        // A newcomer that is left out stands at the door still. It must not come back, because it may
-        // be hung: the others would wait for it in every second epoch.
+        // A newcomer that is left out stands at the door still. It must not come back, because it
+        // may be hung: the others would wait for it in every second epoch.
         let left_out = if self.job.has(Mistake::LeftOutReturns) { 0 } else { epoch.members & !plan.members };
         plan.refused |= left_out & store.door & !store.lost;
         let is_whole = |replica: &&[u8]| replica.iter().all(|holder| *holder != NOBODY && ready & one(*holder) != 0);
@@ -263,8 +263,8 @@ impl Rank<'_> {
         decision
     }
 
-    /// Gives the spares that are here seats in those replicas that they make whole. The replicas that
-    /// need the fewest come first, so as many replicas as possible are whole. `ready` are the
+    /// Gives the spares that are here seats in those replicas that they make whole. The replicas
+    /// that need the fewest come first, so as many replicas as possible are whole. `ready` are the
     /// processes that can be in the mesh.
     fn seat_spares(&self, plan: &mut Plan, here: Set, ready: Set) {
         let size = usize::from(self.job.replica);

@@ -1,10 +1,10 @@
 //! A turn: the ranks come, and wait until its decision stands.
 //!
 //! A rank leaves a note that it is here, and counts itself in. It looks whether every rank of the
-//! mesh is here or known to be lost, and otherwise waits for the decision, the next loss or the next
-//! newcomer. The last event that the ranks wait for is one of these, or a rank that comes. A rank
-//! that comes looks after it has counted itself in, and the other events wake all ranks. So some rank
-//! always finds that the ranks are complete, and proposes.
+//! mesh is here or known to be lost, and otherwise waits for the decision, the next loss or the
+//! next newcomer. The last event that the ranks wait for is one of these, or a rank that comes. A
+//! rank that comes looks after it has counted itself in, and the other events wake all ranks. So
+//! some rank always finds that the ranks are complete, and proposes.
 //!
 //! Only a rank of the mesh has a deadline. Spares and benched ranks wait until they get a seat in a
 //! mesh that is made, or until the job has ended.
@@ -31,17 +31,17 @@ const SUSPECTED: Duration = Duration::from_secs(1);
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.
     pub call: &'a str,
-    /// What the call wants. It must be equal on all ranks of the mesh. Where this rank is not in the
-    /// mesh, the terms of the mesh count.
+    /// What the call wants. It must be equal on all ranks of the mesh. Where this rank is not in
+    /// the mesh, the terms of the mesh count.
     pub terms: &'a Terms,
-    /// Whether this rank has the state of the training. A rank of the mesh that has never joined has
-    /// it anyway.
+    /// Whether this rank has the state of the training. A rank of the mesh that has never joined
+    /// has it anyway.
     pub has_state: bool,
-    /// The ranks that are lost for certain, as far as this rank knows by other means than the store:
-    /// for example, their processes have ended.
+    /// The ranks that are lost for certain, as far as this rank knows by other means than the
+    /// store: for example, their processes have ended.
     pub lost: &'a [i32],
-    /// The ranks that this rank takes for lost because a communicator blames them. One that comes is
-    /// not lost.
+    /// The ranks that this rank takes for lost because a communicator blames them. One that comes
+    /// is not lost.
     pub suspects: &'a [i32],
 }
 
@@ -66,8 +66,8 @@ struct Waited {
 }
 
 impl Waited {
-    /// Returns how long the rank can sleep when nothing happens. `suspects` says whether it suspects
-    /// anybody: the others come without waking this rank, so it looks now and then.
+    /// Returns how long the rank can sleep when nothing happens. `suspects` says whether it
+    /// suspects anybody: the others come without waking this rank, so it looks now and then.
     fn nap(&self, silent: Option<Duration>, suspects: bool) -> Duration {
         let left = |(since, time): (Instant, Duration)| time.saturating_sub(since.elapsed());
         if let Some(complete) = self.complete {
@@ -81,9 +81,9 @@ impl Waited {
 
 impl Recovery {
     /// Comes to the next turn, and returns when its decision stands and is an epoch that names this
-    /// process, or the end of the job. **Collective over the ranks of the mesh**; spares and benched
-    /// ranks come, too. A failure is an error, equal on all ranks of the mesh. A rank that is not in
-    /// the mesh goes on to the next turn then, unless the job is over. Fails with
+    /// process, or the end of the job. **Collective over the ranks of the mesh**; spares and
+    /// benched ranks come, too. A failure is an error, equal on all ranks of the mesh. A rank that
+    /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         loop {
@@ -143,8 +143,8 @@ impl Recovery {
         }
     }
 
-    /// Whether this process has the state for certain: it is in the mesh, and the decision that made
-    /// the epoch does not say that it needs the state.
+    /// Whether this process has the state for certain: it is in the mesh, and the decision that
+    /// made the epoch does not say that it needs the state.
     fn is_stateful(&self) -> bool {
         self.is_in_mesh() && !self.epoch.stateless.contains(&self.me)
     }
@@ -179,8 +179,8 @@ impl Recovery {
         })
     }
 
-    /// Adds these ranks to the list of lost processes, where the list does not have them. When several
-    /// ranks know of a loss, one of them adds it, or another one if that one is lost, too.
+    /// Adds these ranks to the list of lost processes, where the list does not have them. When
+    /// several ranks know of a loss, one of them adds it, or another one if that one is lost, too.
     fn tell(&self, number: u64, ranks: &[i32], wait: &Wait) -> Result<()> {
         let losses = &self.membership.losses;
         for process in self.epoch.members().into_iter().filter(|process| ranks.contains(&process.rank)) {
@@ -294,8 +294,8 @@ impl Recovery {
         Ok(stateful)
     }
 
-    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh. While none of them
-    /// has come, returns what this rank wants.
+    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh. While none of
+    /// them has come, returns what this rank wants.
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {
@@ -304,8 +304,8 @@ impl Recovery {
         }
     }
 
-    /// Adds suspected ranks to the list of lost processes when only suspected ranks have been absent
-    /// for a second. Returns whether it has done so.
+    /// Adds suspected ranks to the list of lost processes when only suspected ranks have been
+    /// absent for a second. Returns whether it has done so.
     fn give_up_suspects(
         &self,
         number: u64,

@@ -1,9 +1,10 @@
 //! The verdict on the mesh of an epoch.
 //!
 //! Each rank of the mesh makes its communicators, and counts itself in. The last one writes the
-//! verdict `made`. A rank that learns that one of the mesh is lost writes `broken`, and all ranks go
-//! on to the next turn. A rank whose deadline passes writes `late`, and a rank that cannot make its
-//! part writes its error. The verdict is written once, and all members act on the one that stands.
+//! verdict `made`. A rank that learns that one of the mesh is lost writes `broken`, and all ranks
+//! go on to the next turn. A rank whose deadline passes writes `late`, and a rank that cannot make
+//! its part writes its error. The verdict is written once, and all members act on the one that
+//! stands.
 
 use std::collections::BTreeSet;
 
@@ -27,8 +28,8 @@ pub enum Made {
 
 impl Recovery {
     /// Says that this process has made its part of the mesh of its epoch, or why it could not, and
-    /// returns the verdict that all members get. A process that is not in the mesh only waits for the
-    /// verdict, and has no deadline.
+    /// returns the verdict that all members get. A process that is not in the mesh only waits for
+    /// the verdict, and has no deadline.
     pub fn make(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
         let wait = self.watching(wait);
         let verdict = self.await_made(mine, &wait).map_err(|error| self.membership.explain(error))?;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! These are the options of a turn: the rank that came first, its terms with times in milliseconds,
-//! and the text of its call. A note of the door begins with a line of the newcomer and the seat that
-//! it asks for, `5:1 12`. More lines may follow.
+//! and the text of its call. A note of the door begins with a line of the newcomer and the seat
+//! that it asks for, `5:1 12`. More lines may follow.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -29,8 +29,8 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Returns the error that these options of this rank differ from those of the first rank; `None`
-    /// when they do not.
+    /// Returns the error that these options of this rank differ from those of the first rank;
+    /// `None` when they do not.
     pub(super) fn mismatch(&self, first: &Options) -> Option<Error> {
         let has_same_call = self.call == first.call;
         if has_same_call && self.terms == first.terms {
