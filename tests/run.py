@@ -206,7 +206,7 @@ def main():
         fetch_ahead(command[0])
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
     # Many Python tests wait, so they run beside the compiler and the other cases.
-    spread = ["-n", str(options.pytest_jobs), "--dist", "load", "--maxschedchunk", "1"]
+    spread = ["-n", str(options.pytest_jobs), "--dist", "loadgroup"]
     beside = threading.Thread(target=python_tests, args=(runner, command, "beside the others", "not alone", *spread))
     if command:
         beside.start()

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -34,7 +35,7 @@ def test_report_of_a_good_mesh():
     told = report(run(8, "2,-1,2", "dp,cp,tp", "--flatten", "dp,cp=dpcp", "--json", *QUICK).stdout)
     assert told["schema"] == "devicemesh.check/1" and told["verdict"] in ("good", "slow"), told
     assert (told["world_size"], told["device_type"], told["dtype"], told["wrong"]) == (8, "cpu", "float32", []), told
-    assert told["hosts"] == [{"name": told["hosts"][0]["name"], "ranks": list(range(8)), "pair_gbps": None}] and len(told["ranks"]) == 8, told
+    assert told["hosts"] == [{**told["hosts"][0], "ranks": list(range(8)), "pair_gbps": None}] and told["hosts"][0]["machine"] and len(told["ranks"]) == 8, told
     assert [(d["name"], d["size"], d["groups"]) for d in told["dimensions"]] == [
         ("dp", 2, 4),
         ("cp", 2, 4),
@@ -87,7 +88,7 @@ def test_one_rank_alone():
 
 def test_some_collectives_of_four_ranks():
     four = run(4, "2,2", "dp,tp", "--op", "all_reduce,all_gather", *QUICK)
-    rows = re.findall(r"^  (\w+) +(\d+ K?i?B) +[\d.]+ \w+ +[\d.]+ +[\d.]+$", four.stdout, re.M)
+    rows = re.findall(r"^  (\w+) +(\d+ K?i?B) +[\d.]+ \w+ +(?:-|[\d.]+) +(?:-|[\d.]+)$", four.stdout, re.M)
     assert rows == [("all_reduce", "4 B"), ("all_reduce", "4 KiB"), ("all_gather", "8 B"), ("all_gather", "4 KiB")] * 2, four.stdout
     assert "\ndp: 2 groups of 2 ranks\n" in four.stdout and "\npairs within hosts, 4 KiB: " in four.stdout, four.stdout
     # Standard error is no terminal, so there is a line for each step and no control sequence.
@@ -139,10 +140,29 @@ def test_quiet(job):
     assert ranks.codes() == [0, 0], ranks
 
 
-def test_options_that_differ_are_named(job):
-    ranks = job(2, *QUICK, of_each=lambda rank: ["--warmup", "7"] if rank == 1 else [])
-    assert ranks.codes() == [3, 3], ranks
-    assert "warmup=7" in ranks.errors[0] and "same command line" in ranks.errors[0], ranks
+@pytest.mark.parametrize("own, said", [
+    (("2,2", "dp,tp", "--sizes", "4B,4KiB", "--warmup", "7"), "--warmup 7, and rank 0 has --warmup 2"),
+    (("4,1", "dp,tp", "--sizes", "4B,1MiB"), "the shape 4,1 --sizes 4B,1MiB, and rank 0 has the shape 2,2 --sizes 4B,4KiB"),
+    (("2,2", "dp,pp", "--sizes", "4B,4KiB", "--op", "all_reduce", "--no-measure"),
+     "the names dp,pp --op all_reduce --no-measure, and rank 0 has the names dp,tp --op all_reduce,reduce,broadcast,"),
+], ids=["warmup", "shape", "names"])
+def test_options_that_differ_are_named(job, own, said):
+    """Every rank ends with the same code, and the message has the words of the command line only."""
+    ranks = job(4, of_each=lambda rank: [*QUICK[2:], *own] if rank == 1 else ["2,2", "dp,tp", *QUICK])
+    assert ranks.codes() == [3] * 4, ranks
+    line = ranks.errors[0].splitlines()[-1]
+    start = f"devicemesh check: the ranks were started with different options: rank 1 on {socket.gethostname()} has "
+    assert line.startswith(start + said) and line.endswith("; next: start every rank with the same command line and the same version"), ranks
+    assert not any(ranks.errors[1:]), ranks
+
+
+def test_a_report_that_cannot_be_written(tmp_path):
+    """The exit code is not that of wrong data, and the record is written anyway."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([TOOL, "check", "--op", "all_reduce", "--quiet", *QUICK, "--save", tmp_path / "record"], env=clean(),
+                              stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
+    assert done.returncode == 3 and "cannot write to standard output: No space left on device" in done.stderr, done
+    assert report((tmp_path / "record").read_text())["wrong"] == []
 
 
 def test_bandwidths_can_be_expected():
@@ -235,7 +255,7 @@ def test_lines_fit_into_the_terminal(job, free_port, tmp_path, width):
     out, _ = on_terminal(*words, "--compare", tmp_path / "record", width=width, NO_COLOR="1", **torch_like(0, 2, port))
     assert other.codes() == [0], other
     lines = out.split("\r\n")
-    rows = [line for line in lines if re.fullmatch(r"  \w+ +\d+ K?i?B +[\d.]+ \w+ +[\d.]+ +[\d.]+ +[\d.]+", line)]
+    rows = [line for line in lines if re.fullmatch(r"  \w+ +\d+ K?i?B +[\d.]+ \w+ +(-|[\d.]+) +(-|[\d.]+) +[\d.]+\*?", line)]
     assert len(rows) == 14, out
     # The name of the file is one word, which is not broken.
     words = [line for line in lines if len(line) > width and len(line.split()) > 1]

@@ -31,11 +31,11 @@ def test_pairs_within_and_between_hosts(job):
     ranks = job(4, *SMALL, "--sizes", "4B,64KiB", more=lambda rank: {HOST: HOSTS[rank // 2]})
     assert ranks.codes() == [0] * 4, ranks
     said = ranks.outputs[0]
-    assert "\n  alpha: ranks 0-1\n  beta: ranks 2-3\n" in said, said
+    assert "\n4 ranks on 2 hosts of one machine, started by " in said and "\n  alpha: ranks 0-1\n  beta: ranks 2-3\n" in said, said
     for pattern in (r"^pairs within hosts, 4 B: [\d.]+ \w+, median of 2 pairs$",
                     r"^pairs within hosts, 64 KiB: [\d.]+ GB/s, median of 2 pairs$",
                     r"^  slowest pair: rank (0 on alpha - rank 1 on alpha|2 on beta - rank 3 on beta), [\d.]+ GB/s$",
-                    r"^pairs between hosts, 4 B: [\d.]+ \w+, median of 2 pairs$",
+                    r"^pairs between hosts of one machine, 4 B: [\d.]+ \w+, median of 2 pairs$",
                     r"^  slowest pair: rank (0 on alpha - rank 2 on beta|1 on alpha - rank 3 on beta), [\d.]+ GB/s$"):
         assert re.search(pattern, said, re.M), f"{pattern}\n{said}"
 
@@ -90,6 +90,6 @@ def test_a_slow_link_is_named(tmp_path):
     said = told[0][0]
     assert [rank.returncode for rank in ranks] == [0] * 4, told
     found = re.findall(r"^slow: (rank 0 on alpha - rank 2 on gamma) take up to ([\d.]+) times as long: ([\d.]+) ms with 4 B, "
-                       r"median of pairs between hosts [\d.]+ \w+$", said, re.M)
+                       r"median of pairs between hosts of one machine [\d.]+ \w+$", said, re.M)
     assert len(found) == 1 and float(found[0][1]) > 3 and float(found[0][2]) > 20, said
     assert "  slowest pair: rank 0 on alpha - rank 2 on gamma," in said, said

@@ -138,6 +138,19 @@ def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
     assert (min(batches) > 0.15) == lasts, told
 
 
+def test_a_ratio_that_is_no_change_is_explained(job, record):
+    """Each row of the record took long but in one batch, so the rows are not faster now."""
+    told = json.loads(scaled(record[0], 1e5).read_text())
+    for row in told["dimensions"][0]["measurements"]:
+        row["batch_seconds"][0] = 1e-9
+    record[0].write_text(json.dumps(told))
+    ranks = job(2, *SMALL, "--compare", record[0])
+    assert ranks.codes() == [0, 0], ranks
+    said = ranks.outputs[0]
+    assert len(re.findall(r"^  (?:all_reduce|broadcast) .* 0\.00\*$", said, re.M)) == 4, said
+    assert "\n* more than 10% apart, but neither slower nor faster: 4 rows had a batch as quick as in the other check\n" in said, said
+
+
 def test_a_tolerance_is_kept(job, record):
     ranks = job(2, *SMALL, "--compare", scaled(record[0], 0.5), "--tolerance", "1000000%", "--fail-slow")
     assert ranks.codes() == [0, 0] and "0 slower by more than 1000000%" in ranks.outputs[0], ranks
@@ -189,4 +202,4 @@ def test_files_that_cannot_be_read_or_written(job, record, tmp_path):
 
 def test_ranks_that_disagree_about_records(job, record):
     ranks = job(2, *SMALL, of_each=lambda rank: ["--compare", record[0]] if rank == 1 else [])
-    assert ranks.codes() == [3, 3] and "compare=true" in ranks.errors[0], ranks
+    assert ranks.codes() == [3, 3] and " has --compare, and rank 0 has no --compare" in ranks.errors[0], ranks

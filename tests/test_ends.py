@@ -183,6 +183,18 @@ def test_ranks_that_are_stopped_can_be_ended(start):
     assert ends(tool, 143)[0] == "got it\n"
 
 
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, 137)], ids=["the tool ends", "a rank fails"])
+def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
+    tool = start(2, "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done", "--failure-grace", "0.1")
+    parent = keeper(tool)
+    with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as children:
+        first, second = map(int, children.read().split())
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first), "the rank is stopped")
+    os.kill(tool.pid if code == 143 else second, number)
+    assert ends(tool, code)[0] == "got it\n" * (2 if code == 143 else 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
 def test_keys_of_a_terminal(start):
     """Ctrl-Z and Ctrl-C, as the terminal sends them."""
@@ -207,6 +219,32 @@ def test_keys_of_a_terminal(start):
     assert tool.wait(PATIENCE) == 130
     os.close(ours)
     assert said.count(b"got it") == 1, said
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
+def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
+    """On a slow machine the second key may come more than half a second after the first one, so that
+    it counts. Then another job is tried."""
+    said = b""
+    for _ in range(10):
+        ours, theirs = os.openpty()
+        tool = start(1, IGNORES, group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
+        os.close(theirs)
+        said, keys = b"", [b"ready", b"passed on", b"does not count"]
+        while keys:
+            try:
+                said += os.read(ours, 4096)
+            except OSError:
+                break
+            if keys[0] in said:
+                keys.pop(0)
+                os.write(ours, b"\x03" if keys else b"")
+        tool.kill()
+        os.close(ours)
+        if not keys:
+            break
+        assert b"before a second signal" in said, said
+    assert b"Ctrl-C again within 0.5 s of the first does not count; press it once more to kill the ranks at once" in said, said
 
 
 def test_a_closed_terminal_ends_the_job(start):

@@ -151,8 +151,8 @@ def test_ctrl_c_on_any_node_ends_all(together, number):
     all_gone(pids)
 
 
-@pytest.mark.parametrize("number, said", [(0, rf"node 0 \({HERE}\) has gone, and with it the store at tcp://127.0.0.1"),
-                                          (1, rf"node 1 \({HERE}\) has gone: its devicemesh run was killed")],
+@pytest.mark.parametrize("number, said", [(0, rf"node 0 \({HERE}\) has gone, and with it the store at tcp://127.0.0.1:\d+: its devicemesh run was killed; 1 rank here"),
+                                          (1, rf"node 1 \({HERE}\) has gone: its devicemesh run was killed; 1 rank here still runs")],
                          ids=["node0", "node1"])
 def test_a_killed_tool_ends_all(together, number, said):
     nodes = together(numbered(3, 1), f"echo $$; {SLEEP}")
@@ -187,9 +187,12 @@ def test_the_whole_job_has_the_limit_of_any_node(together):
         node.ends(124, rf"node 1 \({HERE}\): not done after 3 s \(--timeout\)|{HERE}: not done after 3 s")
 
 
+ONLY_HERE = r"; only this host reaches 127\.0\.0\.1, so nodes on several hosts need another --rdzv-endpoint"
+
+
 def test_nodes_that_do_not_come_are_named(together):
     for node in together([f"--nnodes 4 --node-rank {node} -n 1 --rdzv-timeout 2" for node in (0, 2)]):
-        node.ends(1, r"nodes 1, 3 of 4 did not come to tcp://127.0.0.1:\d+ within 2 s \(--rdzv-timeout\); there are node [02] on \S+ \(pid \d+\), node [02] on ")
+        node.ends(1, rf"nodes 1, 3 of 4 did not come to tcp://127.0.0.1:\d+ within 2 s \(--rdzv-timeout\); there are node [02] on \S+ \(pid \d+\), node [02] on .*{ONLY_HERE}\n$")
 
 
 @pytest.mark.parametrize(
@@ -252,12 +255,14 @@ def test_a_job_of_one_node_refuses_others_at_its_endpoint(node, endpoint):
     out, err = first.ends(143, r"devicemesh run: got signal 15 \(SIGTERM\), passed on to 1 rank, which is killed in 30 s; a second signal kills at once\n")
 
 
-def test_a_port_that_is_no_store_is_named(together, free_port):
+@pytest.mark.parametrize("options", ["-n 1", "-n 1 --nnodes 2 --node-rank 0", "-n 1 --nnodes 2"])
+def test_a_port_that_another_program_has_is_told_at_once(together, options):
+    """The program gives no answer. A node that waits for one would wait for 10 minutes."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        (alone,) = together(["-n 1 --rdzv-timeout 2"], "exit 0", f"127.0.0.1:{port}")
-        alone.ends(1, rf"port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), so the job's store cannot be served at "
-                      rf"tcp://127.0.0.1:{port} \(.*\): choose another port with --rdzv-endpoint\n")
+        (alone,) = together([options], "exit 0", f"127.0.0.1:{port}")
+        alone.ends(1, rf"^devicemesh run: port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), so the job's store cannot be served at "
+                      rf"tcp://127.0.0.1:{port} \(that is no devicemesh run\): choose another port with --rdzv-endpoint\n")
 
 
 def test_a_server_of_another_kind_is_named(together):
@@ -267,7 +272,7 @@ def test_a_server_of_another_kind_is_named(together):
         threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
         try:
             first, second = together(numbered(2, 1), "exit 0", endpoint)
-            first.ends(1, rf"port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), .* \(what listens there is no store\)")
+            first.ends(1, rf"port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), .* \(that is no devicemesh run\)")
             second.ends(1, rf"what listens at tcp://{endpoint} is no store: choose another port")
         finally:
             other.shutdown()
@@ -275,7 +280,7 @@ def test_a_server_of_another_kind_is_named(together):
 
 def test_a_name_without_an_address_is_an_error(together):
     (lost,) = together(["--nnodes 2 -n 1 --rdzv-timeout 3"], "exit 0", "no-host.invalid:29400")
-    lost.ends(1, r"waiting for the name no-host.invalid to get an address \(",
+    lost.ends(1, r"waiting for the name no-host.invalid to get an address \(.*\); \d s left",
               rf"the name no-host.invalid has no address on {HERE} \(.*; \d tries in \d s\): check --rdzv-endpoint")
 
 
@@ -288,7 +293,8 @@ def test_a_node_that_waits_says_for_whom(together):
 
 def test_a_node_that_cannot_connect_says_so(together):
     (second,) = together(["--nnodes 2 --node-rank 1 -n 1 --rdzv-timeout 3"])
-    second.ends(1, r"waiting for node 0 to serve tcp://\S+ \(Connection refused.*\); [12] s left")
+    second.ends(1, rf"waiting for node 0 to serve tcp://127\.0\.0\.1:\d+ \(Connection refused.*\); [12] s left \(--rdzv-timeout\){ONLY_HERE}\n",
+                rf"nobody serves tcp://127\.0\.0\.1:\d+ after 3 s; node 0 must run on the host that --rdzv-endpoint names, .*{ONLY_HERE}\n$")
 
 
 def test_one_too_many_leaves_the_job_alone(together, endpoint):
@@ -402,4 +408,20 @@ def test_a_name_that_only_its_own_host_reaches_is_told_at_once(tmp_path, node):
         alone = node("alpha:29400", "--nnodes 2 --node-rank 0 -n 1 --rdzv-timeout 2", "exit 0",
                      spawn=lambda command, **more: hosts.spawn("alpha", command, **more))
         alone.ends(1, r"^devicemesh run: the name alpha is 127\.0\.1\.1 on alpha \(see /etc/hosts\), which no other host can reach: "
-                      r"name an address of this host by --rdzv-endpoint, as 10\.0\.0\.5:29400\n")
+                      r"name an address of this host by --rdzv-endpoint, as 10\.0\.0\.5:29400\n",
+                   r"node 1 of 2 did not come to tcp://alpha:29400 \(127\.0\.1\.1\) within 2 s \(--rdzv-timeout\); .*"
+                   r"; only this host reaches alpha \(127\.0\.1\.1\), so nodes on several hosts need another --rdzv-endpoint\n$")
+
+
+def test_hosts_that_cannot_reach_the_name_of_the_first_end_at_once(tmp_path, node):
+    """Slurm names both hosts, so the tool knows that not all nodes are on this one."""
+    step = {"SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0,
+            "SLURM_STEP_NODELIST": "alpha,beta", "SLURM_JOB_NODELIST": "alpha,beta", "SLURM_NODEID": 0, "SLURM_PROCID": 0}
+    with Lab(["alpha", "beta"], tmp_path) as hosts:
+        alpha = hosts.hosts["alpha"]
+        alpha.names_are("127.0.1.1 alpha", f"{hosts.hosts['beta'].ipv4} beta")
+        first = hosts.spawn("alpha", [str(TOOL), "run", "-n1", "--", "true"], env=environment(without=["DM_STORE"], **step),
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        _, err = first.communicate(timeout=PATIENCE)
+    assert first.returncode == 1 and len(err.splitlines()) == 1, err
+    assert re.match(r"devicemesh run: the name alpha is 127\.0\.1\.1 on alpha \(see /etc/hosts\), which no other host can reach: name an address", err), err

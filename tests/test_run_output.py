@@ -1,10 +1,14 @@
 """The output and the input of the ranks of `devicemesh run`: logs, prefixes, times, long lines,
 standard input. tool/tests/run.rs has the cases of readers that have ended and of full disks."""
 
+import contextlib
+import fcntl
 import os
 import re
 import socket
+import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -25,7 +29,7 @@ def job(options, script, **how):
     ("-n 1 --log-dir x --prefix", "add --tee"), ("-n 1 --log-max-size 1M", "--log-dir <DIR>"),
     ("-n 1 --log-dir x --log-keep 3", "--log-max-size <SIZE>"), ("-n 1 --log-dir x --log-max-size 0", "size of 1B to 64GiB"),
     ("-n 2 --stdin 2", "the ranks are 0 to 1"), ("-n 1 --stdin all", "a rank, as 0, or none"),
-    ("-np 2", ": -np is mpirun's option; here it is -n N\n"), ("-np2", ": -np2 is mpirun's option; here it is -n 2\n"),
+    ("-np 2", "argument '-np' found"), ("-n all", "1 to 65536, cpu, gpu or auto"),
     ("--prefx -n 1", "similar argument exists: '--prefix'"), ("--logdir x -n 1", "similar argument exists: '--log-dir'")])
 def test_wrong_command_lines_say_what_to_do(options, said, tmp_path):
     assert said in job(options, "exit 9", code=2, cwd=tmp_path).stderr
@@ -141,6 +145,77 @@ def test_lines_of_ranks_that_write_at_once_stay_whole():
     both = repeated.replace("WORK", "; ".join(pieces.replace("N", stream) for stream in "12"))
     said = job("-n 4 --prefix", both, merged=True).stdout
     assert sorted(said.splitlines()) == sorted(f"[rank {rank}] a line of text" for rank in range(4) for _ in range(20))
+
+
+@pytest.mark.parametrize("options", ["-n 1", "-n 1 --prefix", "-n 1 --log-dir logs --tee"], ids=["bare", "prefix", "tee"])
+@pytest.mark.parametrize("text", ["half", "bar 1\\rbar 2", "bar 3\\r"], ids=["half", "bar", "return"])
+def test_a_message_begins_a_line_after_a_line_without_an_end(tmp_path, options, text):
+    done = job(options, f"printf '{text}' >&2; exit 3", code=3, cwd=tmp_path)
+    # Python shows a carriage return as a line break.
+    shown = (("[rank 0] " if "prefix" in options else "") + text.replace("\\r", "\n")).split()
+    lines = [line for line in done.stderr.split("\n") if not line.startswith("devicemesh run: logs in")]
+    assert " ".join(lines[:text.count("bar") or 1]).split() == shown, done.stderr
+    assert lines[text.count("bar") or 1].startswith("devicemesh run: rank 0 (pid "), done.stderr
+
+
+@pytest.mark.parametrize("text", ["half", "whole\\n"], ids=["half", "whole"])
+def test_a_message_begins_a_line_in_a_file(tmp_path, text):
+    """Standard output and standard error are one file, as in a batch job, and the rank writes to it itself."""
+    with open(tmp_path / "said", "w") as file:
+        code = subprocess.call([TOOL, "run", "-n", "1", "--", "/bin/sh", "-c", f"printf '{text}'; exit 3"], env=environment(),
+                               stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    lines = (tmp_path / "said").read_text().split("\n")
+    assert code == 3 and lines[0] in ("half", "whole") and lines[1].startswith("devicemesh run: rank 0 (pid "), lines
+
+
+def test_a_message_begins_a_line_where_hosts_are_started(tmp_path):
+    """The rank writes the end of its output, and fails when that has been seen."""
+    os.mkfifo(tmp_path / "go")
+    tool = subprocess.Popen([TOOL, "run", "--hosts", HERE, "-n", "1", "--", "/bin/sh", "-c", f"printf half; read x < {tmp_path}/go; exit 3"],
+                            env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+    assert tool.stdout.read(4) == b"half"
+    (tmp_path / "go").write_text("go\n")
+    with tool.stdout as said:
+        assert re.match(rb"\ndevicemesh run: rank 0 \(pid \d+\).* exited with code 3\n", said.read())
+    assert tool.wait(PATIENCE) == 3
+
+
+def screen(written, width):
+    """The lines on a terminal of that width, which moves to the next line only for the character behind the last column."""
+    lines, column = [""], 0
+    for piece in re.findall(rb"\x1b\[[\d;]*\w|.", written, re.S):
+        text = piece.decode()
+        if text == "\x1b[K":
+            lines[-1] = lines[-1][:column]
+        elif text == "\r":
+            column = 0
+        elif text == "\n":
+            lines.append("")
+        elif not text.startswith("\x1b"):
+            if column == width:
+                lines, column = [*lines, ""], 0
+            lines[-1] = lines[-1][:column].ljust(column) + text + lines[-1][column + 1:]
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+@pytest.mark.parametrize("text", ["half", "h", "x" * 60, "whole\\n"], ids=["half", "letter", "full line", "whole"])
+def test_a_message_begins_a_line_on_a_terminal(text, stream):
+    """The rank writes to the terminal itself."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    tool = subprocess.Popen([TOOL, "run", "-n", "1", "--", "/bin/sh", "-c", f"printf '{text}' >&{stream}; exit 3"],
+                            env=environment(TERM="xterm", NO_COLOR="1"), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # The terminal has gone when the tool has ended.
+        while True:
+            written += os.read(ours, 4096)
+    os.close(ours)
+    lines = screen(written, 60)
+    assert tool.wait(PATIENCE) == 3 and lines[0] == text.removesuffix("\\n"), lines
+    assert lines[1].startswith("devicemesh run: rank 0 (pid "), lines
 
 
 def test_one_rank_reads_the_input():

@@ -5,6 +5,7 @@ most cases a script takes the place of ssh and runs the command here. The cases 
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -25,10 +26,11 @@ RSH = """\
 echo "$@" >> {folder}/started
 host=$1; shift
 case $host in
-  denied) echo "Warning: noise" >&2; echo "$host: Permission denied (publickey)." >&2; exit 255;;
+  denied) echo "Warning: Permanently added '$host' (ED25519) to the list of known hosts." >&2; echo "Warning: noise" >&2; echo "$host: Permission denied (publickey)." >&2; exit 255;;
   lost) echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255;;
   nologin) echo "This account is currently not available."; exit 1;;
   silent*) exec sleep 1000;;
+  asking) echo "Welcome to $host!"; printf 'Press a key: '; exec sleep 1000;;
   through*) sleep 1000; exit 1;;
   chatty) echo "Welcome to $host!"; echo "2 updates" >&2; printf 'Have fun: ';;
   master) setsid -f sh -c 'echo $$ > {folder}/master; exec sleep 1000' > /dev/null 2>&1 < /dev/null;;
@@ -37,6 +39,8 @@ esac
 unset $(env | sed -n 's/^\\(\\(MINE\\|DM_\\|NCCL_\\)[A-Z_]*\\)=.*/\\1/p')
 case $host in
   relay) echo $$ > {folder}/relay; sh -c "$*"; exit $?;;
+  deaf) sh -c "$*"; read line < {folder}/heard; exit 1;;
+  apart) exec unshare --user --map-root-user --net sh -c "$*";;
 esac
 exec sh -c "$*"
 """
@@ -252,7 +256,7 @@ def test_a_node_that_is_killed_is_told_once(start, number, part):
     keeper = int(lines[number][1])
     os.kill(parent(keeper) if part == "front" else keeper, signal.SIGKILL)
     _, err = ends(process, 1 if part == "front" else 137)
-    why = {"front": r"has gone: its devicemesh run was killed, or its host is down or out of reach \(\S+/rsh ended by a signal \(signal: 9.*\)\)",
+    why = {"front": r"has gone: (\S+/rsh, the connection to it, was killed by signal 9 \(SIGKILL\)|its devicemesh run was killed)",
            "keeper": r": its process dm-ranks \(pid \d+\), the parent of the ranks, was killed by signal 9 \(SIGKILL\); all ranks there are ended"}[part]
     said = [line for line in err.splitlines() if "afterwards rank" not in line]
     line = rf"devicemesh run: node {number} \({['al', 'be'][number]}\) ?{why}"
@@ -276,6 +280,93 @@ def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_pat
     all_gone(pids)
 
 
+def first_message(process):
+    """The first line of the tool, behind lines of the ranks and of the shell in the place of ssh."""
+    return next(line for line in process.stderr if line.startswith("devicemesh run: "))
+
+
+@pytest.mark.parametrize("host, why", [
+    ("127.0.0.3", r"( by signal 9 \(SIGKILL\))?"), ("relay", r"( \(\S+/rsh ended with code 137\))?")], ids=["here", "there"])
+def test_a_node_that_was_killed_for_certain_is_not_said_to_be_out_of_reach(start, host, why):
+    process = start(f"al,{host}", f"echo $GROUP_RANK $PPID; {SLEEP}")
+    keepers = dict(process.stdout.readline().split() for _ in range(2))
+    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    _, err = ends(process, 1)
+    said = [line for line in err.splitlines() if line.startswith("devicemesh run: ")]
+    first, last = said[0], said[-1]
+    assert re.fullmatch(rf"devicemesh run: node 1 \({host}\) has gone: its devicemesh run was killed{why}", first) and first == last, err
+
+
+def test_the_first_lost_host_is_the_cause(start, tmp_path):
+    """A network that goes takes several hosts. The connection to the first one outlives its node here."""
+    os.mkfifo(tmp_path / "heard")
+    process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 0.5)
+    keepers = dict(process.stdout.readline().split() for _ in range(3))
+    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    first = first_message(process)
+    assert re.match(r"devicemesh run: node 1 \(deaf\) has gone: its devicemesh run was killed", first), first
+    os.kill(parent(int(keepers["2"])), signal.SIGKILL)
+    assert first_message(process).startswith("devicemesh run: afterwards node 2 (be) has gone: ")
+    (tmp_path / "heard").write_text("yes\n")
+    _, err = ends(process, 1)
+    assert "(deaf)" in err.splitlines()[-1] and first.startswith(err.splitlines()[-1]), first + err
+
+
+def test_a_rank_that_failed_first_is_the_cause_also_when_a_host_is_lost(start, tmp_path):
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    process = start("al,be,ga", f'echo $GROUP_RANK $PPID; if [ $RANK = 0 ]; then read line < {go}; echo "ValueError: nope" >&2; exit 5; fi; {SLEEP}')
+    keepers = dict(process.stdout.readline().split() for _ in range(3))
+    go.write_text("go\n")
+    first = first_message(process)
+    assert re.match(rf"devicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 5\n", first), first
+    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    assert first_message(process).startswith("devicemesh run: afterwards node 1 (be) has gone: ")
+    process.send_signal(signal.SIGINT)  # The rank of the third host ends at once.
+    _, err = ends(process, 5)
+    assert err.splitlines()[-1] == f"devicemesh run: rank 0 on {HERE} failed first: exit code 5: ValueError: nope", err
+
+
+def test_a_loopback_endpoint_of_several_hosts_is_refused_at_once(start):
+    """The third host has a network of its own."""
+    if run("unshare", "--user", "--map-root-user", "--net", "true", code=None).returncode != 0:
+        pytest.skip("no network namespaces here (unshare)")
+    _, err = ends(start("al,be,apart"), 1)
+    assert err.splitlines()[0] == "devicemesh run: --rdzv-endpoint 127.0.0.1 is a loopback address, so apart cannot reach al there: " \
+                                  "leave --rdzv-endpoint out, or give another address of al", err
+
+
+def test_a_port_that_another_program_has_is_told_once(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        _, err = ends(start("al,be", endpoint=f"127.0.0.1:{port}"), 1)
+    assert re.fullmatch(rf"devicemesh run: port {port} of {HERE} is in use by `.*` \(pid {os.getpid()}\), .* choose another port .*\n", err), err
+
+
+@pytest.mark.parametrize("options, left", [("", "1[789]|20"), (" -o connecttimeout=7", "[567]")], ids=["ours", "user's"])
+def test_ssh_has_less_time_to_connect_than_a_host_to_answer(tmp_path, options, left):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    process = subprocess.Popen([TOOL, "run", "--rsh-agent", f"{ssh}{options}", "--hosts", "beta", "--", "true"], stdin=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    line = process.stderr.readline()
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+    assert re.search(rf"waiting for 1 of 1 host to answer: beta; ({left}) s left to connect \(ssh's ConnectTimeout\), "
+                     r"9 min \d+ s left to answer \(--rdzv-timeout\)", line), line
+
+
+def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
+    """The user gave no --rdzv-endpoint, so the message does not ask to check it."""
+    with Lab(["alpha"], tmp_path / "lab") as lab:
+        process = lab.spawn("alpha", [str(TOOL), "run", "--rsh-agent", str(rsh), "--hosts", "al,be", "--", "true"], env=environment(without=["DM_"]),
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        _, err = ends(process, 1)
+    assert re.search(r"devicemesh run: the name al has no address on alpha \(.*; \d tries in [12] s\): by this name the nodes meet on the first host of "
+                     r"--hosts; write a name that all hosts know, or give an address of that host with --rdzv-endpoint\n", err), err
+
+
 def test_a_reader_that_has_gone_ends_the_job(start):
     process = start("al,be", "while :; do echo y; done")
     process.stdout.readline()
@@ -289,7 +380,8 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     ("al,nologin", (), r"devicemesh run: nologin: \S+/rsh ended with code 1: This account is currently not available\.\n"),
     ("al,denied", (), r"devicemesh run: denied: \S+/rsh ended with code 255: Warning: noise; denied: Permission denied \(publickey\)\.\n"),
     ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
-    ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left.*\n.*no answer from silent within 2 s"),
+    ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left \(--rdzv-timeout\)\n.*: silent: no answer within 2 s \(--rdzv-timeout\)\n"),
+    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); asking has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); it has printed: Welcome to asking!; Press a key:\n"),
     ("al,be", ("--remote-tool", "/nonexistent/tool"),
      r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
 def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):
@@ -336,6 +428,7 @@ def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
 
 @pytest.mark.parametrize("options, said", [
     (["--hosts", "u@a,a"], "u@a and a are one host"), (["--hosts", "a:0"], "no number of ranks"),
+    (["--hosts", "a,b:2:3"], '"b:2:3" has two colons: write b:2'), (["--hosts", "a,,b"], 'host 2 of "a,,b" has no name'),
     (["--hosts", "a", "--nnodes", "2"], "cannot be used with"), (["--hosts", "a", "-x", "NOT_SET_HERE"], "-x NOT_SET_HERE=VALUE sets it"),
     (["--hostfile", "/nonexistent"], "--hostfile /nonexistent: No such file"), (["-x", "A=b"], "is for --hosts or --hostfile"),
     (["--hosts", "a", "--rsh-agent", " "], "--rsh-agent is empty")])
@@ -394,6 +487,17 @@ def test_ssh_leaves_no_rank_behind_a_killed_starter(ssh):
     pids += Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     all_gone(pids)
+
+
+def test_ssh_tells_of_a_node_that_was_killed(ssh):
+    """ssh itself only ends with code 255, as it does where the connection fails."""
+    lab, start = ssh
+    process = start("alpha", "--hosts", "alpha,beta", "--failure-grace", "0.2", "--", "sh", "-c", f"echo $RANK $PPID; {SLEEP}")
+    keepers = dict(process.stdout.readline().split() for _ in range(2))
+    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    _, err = ends(process, 1)
+    said = [line for line in err.splitlines() if "afterwards" not in line and "waiting for" not in line]
+    assert set(said) == {"devicemesh run: node 1 (beta) has gone: its devicemesh run was killed"}, err
 
 
 @pytest.mark.lengthy

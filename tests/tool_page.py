@@ -65,7 +65,7 @@ def options_with_advice():
     """The options, without dashes, for which the tool's source has advice, in the order of the
     source."""
     _, _, table = ADVICE.read_text().partition("const ADVICE:")
-    rows = re.findall(r"\(&\[([^\]]+)\],", table.partition("\n];")[0])
+    rows = re.findall(r"\(\s*&\[([^\]]+)\],", table.partition("\n];")[0])
     return [name for names in rows for name in re.findall(r'"([^"]+)"', names)]
 
 

@@ -1,13 +1,15 @@
 //! One rank's membership in a communicator: its segment, its failure, its steps, and the words that
 //! it waits on.
 
+mod ending;
+
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::blame::Blame;
 use crate::error::{Error, FAILED_EARLIER, Result};
-use crate::event::{self, Event, Watch};
+use crate::event::{Event, Watch};
 use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
@@ -370,56 +372,6 @@ impl Comm {
     /// Returns "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)", for this rank.
     pub(crate) fn own_label(&self) -> String {
         self.labels.rank_in_comm(self.whole().0)
-    }
-
-    /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
-    /// call may wait. Fails when a call is under way then.
-    pub(crate) fn finalize(&self) -> Result<()> {
-        self.finalized.store(true, Ordering::Release);
-        let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));
-        while self.places.is_busy() || self.remote.as_ref().is_some_and(Remote::is_busy) {
-            self.check_aborted()?;
-            if let Some(timeout) = timeout.filter(|timeout| began.elapsed() >= *timeout) {
-                let message = format!(
-                    "a call of another thread of {} on {} was under way for {} ms",
-                    self.label(self.rank),
-                    self.name(),
-                    timeout.as_millis()
-                );
-                return Err(Error::new(ncclTimeout, message).after(began.elapsed()));
-            }
-            let changed = &self.places.changed;
-            event::sleep(&[Watch { event: changed, seen: changed.value() }], Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    /// Tells the peers that this rank has left the communicator.
-    pub(crate) fn leave(&self) {
-        let had_left = self.segment.seat(self.rank).left.swap(1, Ordering::SeqCst) != 0;
-        let header = self.segment.header();
-        // The ranks that wait for this one look at their peers when they wake.
-        header.alarm.wake();
-        header.barrier.wake();
-        header.barrier_count.wake();
-        header.arrived.wake();
-        header.wants.wake();
-        header.verdict.wake();
-        if let (Some(span), Some(remote)) = (&self.span, &self.remote) {
-            if !had_left {
-                remote.tell_left(span, self.written_failure().is_some());
-            }
-        }
-    }
-
-    /// Ends all calls on all ranks. The caller has raised the flag with which this communicator was
-    /// made.
-    pub(crate) fn abort(&self) {
-        let message = format!("{} aborted its communicator", self.describe(self.rank));
-        if self.whole().1 > 1 {
-            self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
-        }
-        self.leave();
     }
 }
 

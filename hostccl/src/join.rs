@@ -4,6 +4,8 @@
 
 mod registration;
 mod seat;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;

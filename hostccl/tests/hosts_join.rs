@@ -195,7 +195,14 @@ fn child() {
         _ => from_hex(&hex),
     };
     let threads: Vec<_> = ranks.iter().map(|&rank| std::thread::spawn(move || join(id, size, rank))).collect();
+    let mut files = Vec::new();
+    if env::var_os("HOSTCCL_TEST_FILES").is_some() {
+        let _ = std::io::stdin().read(&mut [0]);
+        files.extend(std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()));
+        println!("> no file can be opened");
+    }
     let joined: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    drop(files);
     for (line, _) in &joined {
         println!("> {line}");
     }
@@ -288,6 +295,23 @@ fn a_rank_that_does_not_come_is_named_to_all() {
         let line = process.line();
         assert!(line.contains("ranks 2, 3 did not come within 700 ms"), "{line}");
     }
+}
+
+/// The maker can open no more files, so it cannot accept the connection of rank 1. Its own rank
+/// says so and fails, and rank 1 does not wait for its deadline. Takes 2 s, because a moment
+/// without files is no failure.
+#[test]
+fn a_maker_without_files_ends_the_join() {
+    let mut maker = Process::start_at("make", 2, &[0], &[ALONE, ("HOSTCCL_TEST_FILES", "none")]);
+    let id = from_hex(&maker.line());
+    maker.input.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(maker.line(), "no file can be opened");
+    let other = Process::start(&id, 2, &[1], &[ALONE]);
+    let line = maker.line();
+    assert!(line.starts_with(&format!("error {ncclSystemError}: ")), "{line}");
+    assert!(line.contains("cannot accept connections of further ranks: "), "{line}");
+    let line = other.line();
+    assert!(line.starts_with(&format!("error {ncclRemoteError}: ")) && !line.contains("did not come"), "{line}");
 }
 
 #[test]
@@ -385,6 +409,16 @@ fn a_maker_that_dies_ends_the_join() {
     drop(maker);
     let line = other.line();
     assert!(line.contains("the process that made") && line.contains("gone"), "{line}");
+}
+
+/// A rank that has no wire cannot tell its number to the maker, so it says why it does not come.
+#[test]
+fn a_rank_with_a_wire_that_does_not_exist_is_named_to_all() {
+    let why = "DM_WIRE is \"pigeon\": it must be \"tcp\" or \"ucx\"";
+    let processes = start(&unique_id(), 2, &[(&[0], &[ALONE]), (&[1], &[ALONE, ("DM_WIRE", "pigeon")])]);
+    let [right, wrong] = [processes[0].line(), processes[1].line()];
+    assert!(wrong.starts_with(&format!("error {ncclInvalidArgument}: ")) && wrong.contains(why), "{wrong}");
+    assert!(right.contains(&format!("rank 1: {why}")), "{right}");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::world::{World, WorldOptions};
+use super::world::World;
+use super::world_options::WorldOptions;
 use crate::error::{Error, Result};
 use crate::logging;
 use crate::rendezvous::{DEFAULT_TIMEOUT, JoinOptions};

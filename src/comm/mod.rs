@@ -24,7 +24,7 @@
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
 //! 1  one communicator         world_device  handle  failure  communicator
-//! 0  tools                    gate  background  refusal  polling  names  elements  options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options  world_options
 //! ```
 
 mod background;
@@ -67,6 +67,7 @@ mod view_groups;
 mod world;
 mod world_device;
 mod world_end;
+mod world_options;
 
 pub use buffers::{Buffer, BufferAt, Memory};
 pub use collective::Collective;
@@ -83,4 +84,5 @@ pub(crate) use ragged::{Counts, Exchange};
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;
-pub use world::{World, WorldOptions};
+pub use world::World;
+pub use world_options::WorldOptions;

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::guard::guard;
 use super::make::find;
 use super::operation::operation;

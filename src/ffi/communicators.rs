@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use super::arguments::{optional_text, text};
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::guard::guard;
 use super::make::{MESHES, find};
 use super::pointers::out;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::arguments::{list, natural, timeout};
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::guard::{ask, free, guard, guard_or};
 use super::handles::Table;
 use super::make::find;

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::arguments::{give_list, list, timeout};
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::guard::guard;
 use super::make::{find, give};
 use super::options::read_call_options;

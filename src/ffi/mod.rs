@@ -14,6 +14,7 @@ mod ask;
 mod collectives;
 mod communicators;
 mod control;
+mod dim;
 mod errors;
 mod guard;
 mod handles;

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use super::arguments::natural;
-use super::ask::mesh_along;
+use super::dim::mesh_along;
 use super::guard::ask;
 use super::pointers::out;
 use super::types::{DM_RANK_NONE, dm_mesh, dm_status};

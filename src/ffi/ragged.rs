@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::operation::{Operation, operation};
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::comm::{Counts, Exchange};

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use super::arguments::{names, natural, optional_text, short_list, sizes, text};
-use super::ask::dim_text;
+use super::dim::dim_text;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
 use super::options::read_call_options;

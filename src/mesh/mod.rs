@@ -16,6 +16,7 @@
 mod ask;
 mod describe;
 mod make;
+mod range;
 mod rank_array;
 mod root;
 mod text;

@@ -75,7 +75,7 @@ class Slurm:
                 env={**os.environ, **self.environment}))
 
     def wait_for(self, what, condition):
-        until = time.monotonic() + 40
+        until = time.monotonic() + 120
         while not condition():
             ended = [process.args[0] for process in self.processes if process.poll() is not None]
             if ended or time.monotonic() > until:

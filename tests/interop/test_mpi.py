@@ -9,7 +9,7 @@ import pytest
 from launchers import MPICH, OPEN_MPI, ROOT_MAY, fine, needs
 from support.processes import environment, run
 
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(params=[OPEN_MPI, MPICH], ids=str)
@@ -24,7 +24,7 @@ def mpi(tmp_path):
     def to_its_end(launcher, *arguments, code=0):
         # Open MPI leaves its folder in TMPDIR.
         variables = environment(**ROOT_MAY, TMPDIR=tmp_path)
-        return run(*launcher.command, *arguments, env=variables, timeout=60, code=code, merged=True).stdout
+        return run(*launcher.command, *arguments, env=variables, timeout=150, code=code, merged=True).stdout
     return to_its_end
 
 

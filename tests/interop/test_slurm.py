@@ -13,7 +13,8 @@ from torch_ranks import HERE, SIDE, found_torch
 from support.paths import LIBRARY, ROOT, TOOL
 from support.processes import environment, run
 
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+# One worker of pytest-xdist runs all of them, on one cluster. They wait most of their time.
+pytestmark = [pytest.mark.long, pytest.mark.lengthy, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def slurm(cluster, tmp_path):
     """Runs a command of Slurm's to its end and gives what it wrote."""
     def to_its_end(*command):
         variables = environment(**cluster.environment, **ROOT_MAY, TMPDIR=tmp_path)
-        return run(*command, env=variables, timeout=90, merged=True).stdout
+        return run(*command, env=variables, timeout=150, merged=True).stdout
     return to_its_end
 
 

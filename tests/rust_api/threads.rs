@@ -35,11 +35,13 @@ fn alone(library: Option<&PathBuf>) -> View {
     View::init(&Arc::new(World::join("cpu", &options).unwrap()), &[1], &["d"]).unwrap()
 }
 
-/// The host engine as a shared library of its own, of this profile.
+/// The host engine as a shared library of its own, of this profile. A test among the targets saves
+/// compiling the engine once more (hostccl/tests/c_library.rs says why).
 fn shared_engine() -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "hostccl-capi", "--target-dir"]).arg(folder.parent().unwrap());
+    cargo.args("build --quiet --package hostccl-capi --package hostccl --lib --test c_library".split(' '));
+    cargo.arg("--target-dir").arg(folder.parent().unwrap());
     if folder.ends_with("release") {
         cargo.arg("--release");
     }

@@ -4,6 +4,7 @@
 //! explains the figures.
 
 mod again;
+mod agreed;
 mod assess;
 mod checked;
 mod compare;
@@ -53,7 +54,7 @@ use crate::failure::Failure;
 use crate::library;
 use crate::stdio::say;
 
-pub use self::options::Options;
+pub use self::options::{HELP, Options};
 
 /// The name of the dimension that has all ranks. Spaces keep it apart from the names of users.
 const ALL_RANKS: &str = "all the ranks";
@@ -135,7 +136,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     let joining = library::options_with(joining, options.library.as_deref());
     let world = Arc::new(World::join(device_type, &joining)?);
     let team = Team::new(Arc::clone(&world), clock, progress)?;
-    team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
+    agreed::compare(options, &planned, &team)?;
     let record = match compare::records(options, &team, &planned)? {
         Ok(record) => record,
         Err(message) => {

@@ -2,11 +2,18 @@
 
 use std::time::Duration;
 
+/// Every time is shorter than this number of seconds, about 30 years, so that adding it to a moment
+/// cannot overflow.
+const LONGEST: f64 = 1e9;
+
 /// Reads a time as timeout(1) does: a number of seconds, or a number with the unit s, m, h or d. A
 /// sum of those is written as 1h30m.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match seconds(text) {
-        Some(seconds) if (0.0..1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        Some(seconds) if (0.0..LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        Some(seconds) if seconds >= LONGEST && seconds.is_finite() => {
+            Err(format!("too long: the longest time is {}d", (LONGEST / 86_400.0).floor()))
+        }
         _ => Err("not a time: seconds, or 90s, 10m, 2h, 1d, 1h30m".to_owned()),
     }
 }
@@ -52,6 +59,10 @@ mod tests {
         for wrong in ["", "m", "-1", "-1m", "nan", "inf", "1w", "5 x", "2µ", "1h30", "1hm", "µs"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
+        for long in ["1000000d", "1e9", "300000h"] {
+            assert_eq!(duration(long).unwrap_err(), "too long: the longest time is 11574d", "{long}");
+        }
+        assert!(duration("11574d").is_ok());
         assert!(limit("0").is_err() && limit("0s").is_err() && limit("0.1").is_ok());
     }
 }

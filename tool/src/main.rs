@@ -28,7 +28,7 @@ mod words;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Command as Line, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use devicemesh::printable::printable;
 
 use self::stdio::{cannot_print, ignore_gone_reader, say};
@@ -52,7 +52,7 @@ struct Arguments {
 enum Command {
     /// Start the ranks of a program on this host, or on each of several, with the environment that
     /// torchrun gives, and end all when one fails
-    #[command(after_long_help = run::HELP)]
+    #[command(after_long_help = run::HELP, override_usage = "devicemesh run [OPTIONS] [--] <PROGRAM> [ARGUMENT]...")]
     Run(run::Options),
     /// List the jobs of this user on this host: ranks, elapsed time, state, memory and CPU
     #[command(after_long_help = ps::HELP)]
@@ -72,17 +72,7 @@ enum Command {
     /// bandwidths and latencies, and what is slow
     ///
     /// Start it as the job: under devicemesh run, torchrun, mpirun or srun. Rank 0 reports.
-    ///
-    /// Examples:
-    ///   devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
-    ///   srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
-    ///   srun devicemesh check -1,8 dp,tp --compare last-week.json --save this-week.json --fail-slow
-    ///
-    /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1
-    /// wrong data; 2 a wrong command line, or a shape that does not fit the world; 3 the check
-    /// could not be made, for example because a rank died; 4 slow, with --fail-slow; 124 not done
-    /// by --timeout.
-    #[command(verbatim_doc_comment)]
+    #[command(after_long_help = check::HELP)]
     Check(check::Options),
     /// Print the completions for a shell
     #[command(
@@ -98,7 +88,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let line = run::command_line();
-    let tool = fitted(Arguments::command());
+    let tool = pages::fitted(Arguments::command());
     let parsed = tool.clone().try_get_matches_from(&line);
     let arguments = match parsed.and_then(|mut matches| Arguments::from_arg_matches_mut(&mut matches)) {
         Ok(arguments) => arguments,
@@ -124,15 +114,6 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
-}
-
-/// The command line with a help that fits the terminal. Elsewhere its lines may have any length.
-fn fitted(line: Line) -> Line {
-    let width = terminal::width();
-    let line = line.term_width(width.unwrap_or(0));
-    let end = line.get_after_long_help().map(|end| terminal::wrap(&end.to_string(), width));
-    let line = if let Some(end) = end { line.after_long_help(end) } else { line };
-    line.mut_subcommands(fitted)
 }
 
 /// Prints what is wrong with the command line, or the help that was asked for.

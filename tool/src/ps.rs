@@ -27,9 +27,10 @@ Columns:
   pid      the process that started the ranks here: devicemesh run, torchrun, mpirun ...
   ranks    the ranks that run on this host, and the number of ranks of the job
   elapsed  the time since the start here, as [[days-]hours:]minutes:seconds
-  state    running, stopped (Ctrl-Z), ending (some ranks here have ended), waiting (for other nodes), or
-           left over (the tool has ended)
-  memory   the memory of the ranks here and of the processes that they started; shared memory counts once
+  state    running, stopped (Ctrl-Z), ending (some ranks here have ended), \
+           waiting (for other nodes), or left over (the tool has ended)
+  memory   the memory of the ranks here and of the processes that they started; \
+           shared memory counts once
   CPU      the CPU time of these processes in the last half second; 100% is one CPU
 
 Exit codes:

@@ -107,7 +107,7 @@ fn say_killed(options: &Options, killed: &str) {
 /// Runs this node's part of the job.
 fn run_here(options: &Options) -> Result<u8, Failure> {
     let share = options.hosts.agent.as_ref();
-    let rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, share)?;
+    let rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
     if options.dry_run {
         return dry_run::show(options, rendezvous, &binding);

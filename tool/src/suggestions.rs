@@ -4,57 +4,134 @@
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, Error};
+use clap::{Arg, Command, Error};
 
-use crate::other_launchers::advice;
+use crate::other_launchers::{TEE, advice, is_streams, name};
 
-/// The error of this command line with the subcommand of `tool` that was probably meant, where clap
-/// found none. Options are suggested as the pages write them, and not as torchrun writes some, which
-/// works too.
+/// The error of this command line with what was probably meant, where clap found nothing or what
+/// does not fit. Options are suggested as the pages write them, and not as torchrun writes some,
+/// which works too.
 pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> Error {
-    let is_run = line.get(1).is_some_and(|command| command == "run");
-    if error.kind() == ErrorKind::UnknownArgument && is_run {
-        advise_on_option(&mut error, line);
-    }
-    if let Some(word) = hosts_with_one_dash(line).filter(|_| error.kind() == ErrorKind::DisplayHelp && is_run) {
-        let run = tool.find_subcommand("run").unwrap_or(tool).clone();
-        let message = format!("mpirun's {word} has two dashes here: -{word}");
-        return run.bin_name("devicemesh run").error(ErrorKind::UnknownArgument, message);
+    let words: Vec<&str> = line.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
+    let Some(run) = tool.find_subcommand("run") else { return error };
+    match words.split_first() {
+        Some((&"run", words)) => {
+            let options = words.split(|word| *word == "--").next().unwrap_or_default();
+            error = about_run(error, options, run);
+        }
+        Some((first, _)) => about_subcommands(&mut error, first, tool, run),
+        None => {}
     }
     if let Some(ContextValue::String(option)) = error.get(ContextKind::SuggestedArg) {
         let option = option.replace('_', "-");
         error.insert(ContextKind::SuggestedArg, ContextValue::String(option));
     }
-    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    error
+}
+
+/// Suggests a subcommand, and `run` where the line is that of a launcher.
+fn about_subcommands(error: &mut Error, first: &str, tool: &Command, run: &Command) {
+    let is_for_run = match error.kind() {
+        ErrorKind::UnknownArgument => has_option(run, first) || (first.starts_with('-') && advice(first).is_some()),
+        ErrorKind::InvalidSubcommand => first.contains(['/', '.']),
+        _ => false,
+    };
+    if is_for_run {
+        suggest(error, "`devicemesh run` starts programs: its options and the program follow `run`");
+    }
+    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand) else { return };
     if error.get(ContextKind::SuggestedSubcommand).is_none() {
-        let names = tool.get_subcommands().map(Command::get_name);
-        let distances = names.map(|name| (strsim::osa_distance(wrong, name), name));
-        // A third of the letters may be wrong.
-        let close = distances.filter(|(distance, name)| distance * 3 <= name.len()).min();
-        if let Some((_, name)) = close {
+        let names = tool.get_subcommands().map(Command::get_name).filter(|name| is_close(wrong, name));
+        let close = names.min_by_key(|name| strsim::osa_distance(wrong, name));
+        let launcher = ["mpirun", "mpiexec", "torchrun", "launch", "start", "exec"].contains(&wrong.as_str());
+        if let Some(name) = close.or(launcher.then_some("run")) {
             error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![name.to_owned()]));
         }
+    }
+}
+
+/// Says what an option of another launcher is here. `options` are the words after `run` and before
+/// "--".
+fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
+    let wrong = match error.kind() {
+        ErrorKind::UnknownArgument => {
+            // clap's advice is to write the option behind "--", where it would be taken for the program.
+            error.remove(ContextKind::Suggested);
+            invalid_argument(&error).to_owned()
+        }
+        // clap takes -np for -n with the value p, and -hosts for -h. It shows the help then, and a
+        // script would go on as if the job had run.
+        ErrorKind::ValueValidation if invalid_argument(&error).starts_with("--nproc-per-node") => "-n".to_owned(),
+        ErrorKind::DisplayHelp => "-h".to_owned(),
+        ErrorKind::TooManyValues | ErrorKind::MissingRequiredArgument if tees_streams(options) => {
+            suggest(&mut error, TEE);
+            return error;
+        }
+        _ => return error,
+    };
+    // clap takes -mca for the options -m, -c and -a.
+    let word = options.iter().find(|word| word.starts_with(&wrong)).and_then(|word| word.split('=').next());
+    let has_one_dash = |word: &str| !word.starts_with("--") && has_option(run, &format!("-{word}"));
+    let tip = match word {
+        Some(word) if has_one_dash(word) => Some((word, format!("write it with two dashes: --{}", name(word)))),
+        Some(word) => advice(word).map(|advice| (word, advice.to_owned())),
+        None => None,
+    };
+    // A short option may have its value in the same word. MPICH has many long words with one dash.
+    let is_word = |word: &str| word.len() > 4 && word[1..].chars().all(|c| c.is_ascii_lowercase() || "-_".contains(c));
+    let is_short = wrong.starts_with("--") || !word.is_some_and(is_word);
+    let tip = tip.or_else(|| advice(&wrong).filter(|_| is_short).map(|advice| (wrong.as_str(), advice.to_owned())));
+    if let Some((word, advice)) = tip {
+        let mut run = run.clone().bin_name("devicemesh run");
+        let mut better = Error::new(ErrorKind::UnknownArgument).with_cmd(&run);
+        better.insert(ContextKind::InvalidArg, ContextValue::String(word.to_owned()));
+        better.insert(ContextKind::Usage, ContextValue::StyledStr(run.render_usage()));
+        suggest(&mut better, &advice);
+        return better;
+    }
+    if let Some(word) = word.filter(|_| !is_short && error.kind() == ErrorKind::UnknownArgument) {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(word.to_owned()));
+    }
+    let suggested = error.get(ContextKind::SuggestedArg).map(|suggested| name(&suggested.to_string()));
+    let mut hidden = run.get_arguments().filter(|argument| argument.is_hide_set()).filter_map(Arg::get_long);
+    if suggested.is_some_and(|suggested| !is_close(&name(&wrong), &suggested) || hidden.any(|long| long == suggested)) {
+        error.remove(ContextKind::SuggestedArg);
     }
     error
 }
 
-/// The option `-host`, `-hosts` or `-hostfile` of this line. clap takes it for `-h` and shows the help,
-/// and then a script would go on as if the job had run.
-fn hosts_with_one_dash(line: &[OsString]) -> Option<&str> {
-    let words = line.iter().filter_map(|word| word.to_str());
-    words.take_while(|word| *word != "--").find(|word| word.starts_with("-host"))
+/// Whether the user may have meant `name`: a third of its letters may be wrong, or one word begins with the
+/// other.
+fn is_close(wrong: &str, name: &str) -> bool {
+    let is_begin = wrong.len() > 1 && (name.starts_with(wrong) || wrong.starts_with(name));
+    is_begin || strsim::osa_distance(wrong, name) * 3 <= name.len()
 }
 
-/// Says what an option of another launcher is here, in place of clap's advice. That would be to write
-/// the option behind "--", where it would be taken for the program.
-fn advise_on_option(error: &mut Error, line: &[OsString]) {
-    error.remove(ContextKind::Suggested);
-    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg) else { return };
-    // clap takes -mca for the options -m, -c and -a.
-    let words = line.iter().filter_map(|word| word.to_str());
-    let whole = words.take_while(|word| *word != "--").find(|word| word.starts_with(wrong.as_str()));
-    if let Some(advice) = whole.and_then(advice).or_else(|| advice(wrong)) {
-        error.remove(ContextKind::SuggestedArg);
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.to_owned().into()]));
+/// The argument that an error is about, or nothing.
+fn invalid_argument(error: &Error) -> &str {
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument,
+        _ => "",
     }
+}
+
+/// Whether `--tee` has a value of torchrun.
+fn tees_streams(options: &[&str]) -> bool {
+    let next = options.windows(2).any(|pair| pair[0] == "--tee" && is_streams(pair[1]));
+    next || options.iter().any(|word| word.starts_with("--tee="))
+}
+
+/// Whether `run` has this option, which may have a value in the same word.
+fn has_option(run: &Command, word: &str) -> bool {
+    let bare = word.trim_start_matches('-');
+    let name = name(word);
+    run.get_arguments().any(|argument| match word.len() - bare.len() {
+        1 => argument.get_short().is_some_and(|short| bare.starts_with(short)),
+        2 => argument.get_long() == Some(&name) || argument.get_all_aliases().is_some_and(|all| all.contains(&&*name)),
+        _ => false,
+    })
+}
+
+fn suggest(error: &mut Error, tip: &str) {
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.to_owned().into()]));
 }

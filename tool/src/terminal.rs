@@ -1,18 +1,41 @@
 //! The width of the terminal, and text that is broken between words so that it fits.
 
-use std::io::stdout;
+use std::io::{stderr, stdin, stdout};
+use std::os::fd::AsFd;
 
 use rustix::termios::tcgetwinsize;
 use unicode_width::UnicodeWidthStr;
 
 /// The smallest width for which lines are broken. A narrower terminal gets lines for this width.
 const LEAST: usize = 40;
+/// The width of a help text where there is no terminal.
+const PLAIN: usize = 100;
 
 /// The width of standard output in character cells, where that is a terminal which says its width.
 /// `None` elsewhere: there a line may have any length, so that a reader (grep, a file) gets it whole.
 pub fn width() -> Option<usize> {
-    let columns = tcgetwinsize(stdout()).ok()?.ws_col;
+    width_of(stdout())
+}
+
+/// The width for a help text, which nobody wants in long lines. Where standard output is no
+/// terminal, as before a pager, it is the width of the terminal from which the tool was started.
+pub fn width_of_help() -> usize {
+    width().or_else(|| width_of(stderr())).or_else(|| width_of(stdin())).unwrap_or(PLAIN)
+}
+
+fn width_of(terminal: impl AsFd) -> Option<usize> {
+    let columns = tcgetwinsize(terminal).ok()?.ws_col;
     (columns > 0).then(|| usize::from(columns).max(LEAST))
+}
+
+/// What begins a new line on a terminal whose cursor may be inside a line, and shows nothing where
+/// it is not. It is as many spaces as the terminal has columns: behind them the cursor is in the
+/// next line, or at the end of the line at whose beginning it was. Empty where that is no terminal,
+/// or one that cannot erase a line.
+pub fn new_line(terminal: impl AsFd) -> String {
+    let columns = tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    if columns == 0 || is_dumb { String::new() } else { format!("{}\r\x1b[K", " ".repeat(columns)) }
 }
 
 /// Breaks each line of `text` between its words so that it fits into `width`. The lines after a
@@ -76,6 +99,13 @@ mod tests {
         assert_eq!(hanging("A=1 BB=2 C=3", 2, 2, None), "A=1 BB=2 C=3");
         assert_eq!(hanging("a /very/long/path b", 1, 1, Some(6)), "a\n /very/long/path\n b");
         assert_eq!(hanging("A=1 BB=2 C=3", 5, 2, Some(10)), "A=1\n  BB=2 C=3");
+    }
+
+    #[test]
+    fn lines_are_broken_by_the_cells_of_the_terminal() {
+        // Two letters have two bytes each, and two others take two cells each.
+        assert_eq!(hanging("é é é é", 0, 0, Some(7)), "é é é é");
+        assert_eq!(hanging("数 数 数", 0, 0, Some(7)), "数 数\n数");
     }
 
     #[test]

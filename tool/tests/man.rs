@@ -22,6 +22,37 @@ fn the_page_of_each_subcommand_is_printed() {
 }
 
 #[test]
+fn the_synopsis_has_the_values_of_options() {
+    let run = page(&["run"]);
+    let synopsis = run.split(".SH ").find(|part| part.starts_with("SYNOPSIS")).unwrap();
+    for option in [
+        "[\\fB\\-n\\fR|\\fB\\-\\-nproc\\-per\\-node\\fR\\ \\fIN\\fR]\n",
+        "[\\fB\\-x\\fR\\ \\fINAME[=VALUE]\\fR]...\n",
+        "[\\fB\\-\\-prefix\\fR]\n",
+        "[\\fB\\-\\-\\fR] \\fIPROGRAM\\fR [\\fIARGUMENT\\fR]...\n",
+    ] {
+        assert!(synopsis.contains(option), "{option} {synopsis}");
+    }
+    assert!(!synopsis.contains("agent\\fR\\ \\fIAGENT"), "a hidden option: {synopsis}");
+}
+
+#[test]
+fn the_help_has_all_variables_that_the_ranks_get() {
+    let tool = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_devicemesh")).args(arguments).env_clear().output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let variables = tool(&["run", "-n", "2", "--", "/usr/bin/env"]);
+    let help = tool(&["run", "--help"]);
+    let (_, listed) = help.split_once("The ranks get:").unwrap();
+    let words: Vec<&str> = listed.split([' ', ',', '\n', '=']).collect();
+    for name in variables.lines().filter_map(|line| Some(line.split_once('=')?.0)) {
+        assert!(words.contains(&name), "{name}: {listed}");
+    }
+}
+
+#[test]
 fn a_page_that_is_not_there_is_refused() {
     for (arguments, said) in
         [(&["check", "--dir", "/tmp"][..], "cannot be used with"), (&["none"], "there are run, ps, ")]

@@ -99,4 +99,9 @@ fn a_tool_that_waits_for_nodes_is_shown() {
     let shown = job.until("waiting", |job| job["state"] == "waiting");
     assert_eq!((&shown["world_size"], &shown["command"]), (&Value::Null, &Value::from(vec!["/bin/true"])), "{shown}");
     assert!(ps(&[]).contains("waiting"));
+    // Ctrl-Z in its terminal stops it.
+    kill_process(Pid::from_child(&job.child), Signal::TSTP).unwrap();
+    job.until("stopped", |job| job["state"] == "stopped");
+    kill_process(Pid::from_child(&job.child), Signal::CONT).unwrap();
+    job.until("waiting again", |job| job["state"] == "waiting");
 }

@@ -189,8 +189,18 @@ fn a_program_that_cannot_be_started_is_named() {
     let missing = tool(&["-n", "2", "--", "/nonexistent/program"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(127));
     assert!(text(&missing.stderr).contains("/nonexistent/program"), "{}", text(&missing.stderr));
-    let folder = tool(&["-n", "1", "--", "/tmp"]).output().unwrap();
-    assert_eq!(folder.status.code(), Some(126));
+    for (program, code, advice) in [
+        ("/tmp", 126, "cannot start /tmp as rank 0: it is a folder and no program"),
+        ("4", 127, "4 is not in PATH; -n 4 is the number of ranks"),
+        ("nonexistent", 127, "nonexistent is not in PATH\n"),
+        ("A=b", 127, "A=b is not in PATH; to set a variable, write -- env A=b PROGRAM"),
+        ("echo hi", 127, "-- sh -c 'echo hi'"),
+        ("src", 127, "src is not in PATH, and ./src is a folder and no program"),
+    ] {
+        let output = tool(&["-n", "1", "--", program]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(advice), "{program}: {said}");
+    }
     for wrong in [&["-n", "0", "--", "true"][..], &["-n", "2"]] {
         assert_eq!(tool(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
     }
@@ -335,15 +345,71 @@ fn options_of_other_launchers_are_explained() {
         (&["--master_port", "1"], "--rdzv-endpoint"),
         (&["-m", "pkg"], "python3 -m MODULE"),
         (&["--tag-output"], "--prefix"),
-        (&["-np2"], "-np2 is mpirun's option; here it is -n 2"),
-        (&["-np=2"], "here it is -n 2"),
+        (&["-np2"], "'-np2' found"),
+        (&["-np=2"], "-n N is the number of ranks on each host"),
         (&["--nnodes", "1:2"], "number of nodes is fixed"),
         (&["--timeout", "0"], "leave --timeout out"),
+        (&["--timeout", "1000000d"], "the longest time is 11574d"),
+        (&["--tee", "3"], "--tee takes no value here"),
+        (&["--tee=3"], "--prefix alone shows each line with its rank"),
+        (&["--log_dir", "x", "--tee", "3"], "--tee takes no value here"),
+        // The whole word is named, and not the letter that clap takes for an option.
+        (&["-genv", "A", "b"], "'-genv' found"),
+        (&["-hosts", "a,b"], "with two dashes: --hosts"),
+        (&["-nnodes", "2"], "with two dashes: --nnodes"),
+        (&["-bind-to=core"], "with two dashes: --bind-to"),
+        (&["-hostlist", "a,b"], "--hosts alpha,beta:4"),
+        (&["-launcher", "ssh"], "--rsh-agent"),
+        (&["-c4"], "--bind core gives each rank its part of the cores (srun's -c)"),
+        (&["-walpha,beta"], "--hosts alpha,beta:4"),
+        (&["-t", "10:00"], "--timeout 10m"),
     ] {
         let output = tool(&[options, &["true"]].concat()).output().unwrap();
         let said = text(&output.stderr);
         assert!(output.status.code() == Some(2) && said.contains(advice), "{options:?}: {said}");
         assert!(!said.contains("as a value"), "{said}");
+    }
+    // No advice is better than a wrong one: for MPICH's long words, that of their first letter; clap's for a
+    // hidden option (--agent), and for one that is not similar (--grace-period).
+    for option in ["-localhost", "-usize", "--use-agent-store", "--sockets-per-node"] {
+        let said = text(&tool(&[option, "true"]).output().unwrap().stderr);
+        assert!(said.contains(&format!("argument '{option}' found")) && !said.contains("tip:"), "{said}");
+    }
+    let help = tool(&["-help"]).output().unwrap();
+    assert!(help.status.success() && text(&help.stdout).contains("Usage: devicemesh run"), "{}", text(&help.stderr));
+}
+
+#[test]
+fn a_program_that_another_launcher_would_understand_is_explained() {
+    for (command, advice) in [
+        (
+            &["-n", "1", "--", "true", ":", "-n", "2", "false"][..],
+            "all ranks run one program, and `: -n 2` begins another",
+        ),
+        (&["-n", "1", "true", "x", ":", "-np", "2", "false"], "chooses by rank"),
+        (&["--", "-m", "pkg.train", "--lr", "1"], "write -- python3 -m pkg.train --lr 1"),
+        (&["--", "-n", "2", "true"], "write the options before --"),
+    ] {
+        let output = tool(command).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(advice), "{command:?}: {said}");
+    }
+    let colon = tool(&["-n", "1", "--", "expr", "a", ":", "a"]).output().unwrap();
+    assert_eq!(text(&colon.stdout), "1\n", "{}", text(&colon.stderr));
+}
+
+#[test]
+fn a_launchers_line_without_run_is_explained() {
+    for (line, advice) in [
+        (&["-n", "2", "./train"][..], "`devicemesh run` starts programs"),
+        (&["--standalone", "./train"], "`devicemesh run` starts programs"),
+        (&["./train"], "`devicemesh run` starts programs"),
+        (&["train.py"], "`devicemesh run` starts programs"),
+        (&["mpirun", "-n", "2"], "similar subcommand exists: 'run'"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_devicemesh")).args(line).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(advice), "{line:?}: {said}");
     }
 }
 
@@ -361,6 +427,25 @@ fn a_script_that_cannot_be_started_gets_its_command_line() {
         let said = text(&output.stderr);
         assert!(output.status.code() == Some(code) && said.contains(advice), "{program:?}: {said}");
     }
+}
+
+#[test]
+fn python_is_python3_where_only_that_is_in_path() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python3-only");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("python3"), "").unwrap();
+    let output = tool(&["-n", "1", "--", "python", "train.py"]).env("PATH", &folder).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("python is not in PATH, and python3 is\n"), "{said}");
+}
+
+#[test]
+fn ranks_for_devices_need_a_device() {
+    let output = tool(&["-n", "gpu", "--dry-run", "--", "true"]).output().unwrap();
+    let said = text(&output.stderr);
+    // The driver's own advice is for programs, which can use device type cpu.
+    let is_told = said.contains("; say a number, or -n cpu") && !said.contains("device type");
+    assert!(output.status.success() || is_told, "{said}");
 }
 
 #[test]

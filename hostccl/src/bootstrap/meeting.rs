@@ -125,6 +125,12 @@ impl Meeting {
         !self.ranks.is_empty() && !self.is_over() && self.failure.is_none()
     }
 
+    /// Whether further ranks may register. The ranks that have come wait for them here, or in the
+    /// segment of the id.
+    pub(super) fn is_open(&self) -> bool {
+        self.stage == Stage::Registering && self.failure.is_none() && self.lobby.started().is_none()
+    }
+
     /// Returns the messages to send, and forgets them.
     pub(super) fn outgoing(&mut self) -> Vec<Outgoing> {
         std::mem::take(&mut self.outgoing)

@@ -29,6 +29,9 @@ use crate::wire::{Token, here};
 const STRANGERS: usize = 1024;
 /// The pause of the listening socket when the process can open no more files.
 const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
+/// How long the process may be unable to accept any connection before the joins fail that wait for
+/// more ranks. The ranks of these joins would time out without a reason.
+const NO_FILES_LIMIT: Duration = Duration::from_secs(2);
 /// The shortest and the longest pause of the thread while nobody has registered. After each pause
 /// the thread checks whether the ranks of this host have used an id up in the id's segment. Each
 /// pause is twice as long as the one before.
@@ -82,6 +85,7 @@ fn start() -> Result<Arc<Shared>> {
         shared: shared.clone(),
         listener,
         paused_until: None,
+        no_files_since: None,
         meetings: HashMap::new(),
         peers: HashMap::new(),
         last: 0,
@@ -100,6 +104,8 @@ struct Server {
     listener: Closed<TcpListener>,
     /// Until when no connection is accepted, because the process can open no more files.
     paused_until: Option<Instant>,
+    /// Since when the process can open no file for a connection.
+    no_files_since: Option<Instant>,
     /// The joins, with the tokens of their ids, by the ids' numbers.
     meetings: Meetings,
     /// The connections.
@@ -236,6 +242,7 @@ impl Server {
             });
             match (accepted, from) {
                 (Ok(socket), Some(from)) => {
+                    self.no_files_since = None;
                     if socket.set_nonblocking(true).is_err() {
                         continue;
                     }
@@ -246,14 +253,40 @@ impl Server {
                 }
                 (Err(error), _) if error.kind() == ErrorKind::WouldBlock => return,
                 (Err(error), _) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
-                    log::warn!("a connection to join a communicator waits: {}", machine::explained(&error));
-                    self.drop_oldest_stranger();
-                    self.paused_until = Some(Instant::now() + NO_FILES_PAUSE);
+                    self.run_short(&error);
                     return;
                 }
                 // The connection has ended before it was accepted.
                 _ => {}
             }
+        }
+    }
+
+    /// Pauses accepting, because the process can open no more files. Where this lasts, fails the
+    /// joins that wait for more ranks.
+    fn run_short(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        let why = machine::explained(error);
+        let since = *self.no_files_since.get_or_insert_with(|| {
+            log::warn!("a connection to join a communicator waits: {why}");
+            now
+        });
+        self.drop_oldest_stranger();
+        self.paused_until = Some(now + NO_FILES_PAUSE);
+        if now - since < NO_FILES_LIMIT {
+            return;
+        }
+        self.no_files_since = None;
+        let waiting = self.meetings.iter().filter(|(_, (_, meeting))| meeting.is_open());
+        let numbers: Vec<u64> = waiting.map(|(number, _)| *number).collect();
+        for number in numbers {
+            if let Some((_, meeting)) = self.meetings.get_mut(&number) {
+                let pid = std::process::id();
+                let message =
+                    format!("the maker of the unique id (pid {pid}) cannot accept connections of further ranks: {why}");
+                meeting.fail(Error::new(ncclSystemError, message));
+            }
+            self.send_messages(number);
         }
     }
 

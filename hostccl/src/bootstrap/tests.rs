@@ -1,3 +1,5 @@
+mod client;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 

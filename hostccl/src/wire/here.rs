@@ -129,9 +129,12 @@ pub fn set_secret(secret: Option<Vec<u8>>) -> std::result::Result<(), String> {
 pub fn set_address(address: Option<IpAddr>) -> std::result::Result<(), String> {
     let mut here = lock();
     if here.address != address && here.is_used() {
+        let named =
+            |address: Option<IpAddr>| address.map_or("an address of its own choice".to_owned(), |it| it.to_string());
         return Err(format!(
-            "this process listens at {:?} already, and cannot change to {address:?}: end its communicators first",
-            here.address
+            "this process listens at {} already, and cannot change to {}: end its communicators first",
+            named(here.address),
+            named(address)
         ));
     }
     here.address = address;
@@ -148,5 +151,22 @@ fn tick() {
     let tick = *TICK.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(tick) = tick {
         tick();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_and_an_address_stay_while_connections_may_use_them() {
+        let used = here().unwrap();
+        assert_eq!(set_secret(None), Ok(()), "it is the same");
+        let refused = set_secret(Some(b"another".to_vec())).unwrap_err();
+        assert!(refused.contains("with another secret: end its communicators first"), "{refused}");
+        assert_eq!(set_address(None), Ok(()), "it is the same");
+        let refused = set_address(Some(IpAddr::from([127, 0, 0, 3]))).unwrap_err();
+        assert!(refused.contains("cannot change to 127.0.0.3: end its communicators first"), "{refused}");
+        drop(used);
     }
 }

@@ -1,13 +1,15 @@
-//! Every state of jobs with four ranks. The jobs of the ignored tests have 13 million states together
-//! and take 36 s of processor time, so only `make test-all` runs them (tests/parts/rust.py).
+//! Every state of jobs with four ranks. The jobs of the ignored tests have 10 million states together
+//! and take 26 s of processor time, so only `make test-all` runs them (tests/parts/rust.py).
 //!
 //!     cargo test -p recovery-model --test four -- --ignored
 
 use recovery_model::{Goal, Job, Property, Silent, check};
 
-/// Checks the job with both things that a deadline can do to silent ranks.
+/// Checks the job with both things that a deadline can do to silent ranks. Where no deadline passes,
+/// both jobs have the same states, and the first one must have more properties.
 fn is_right(job: Job) {
-    for silent in [Silent::Fails, Silent::LeftOut] {
+    let both = [Silent::Fails, Silent::LeftOut];
+    for &silent in if job.deadlines > 0 { &both[..] } else { &both[..1] } {
         match check(&Job { silent, ..job.clone() }, &Property::ALL) {
             Ok(checked) => println!("{} states, {} transitions, {silent:?}", checked.states, checked.transitions),
             Err(violation) => panic!("{silent:?}: {violation}"),

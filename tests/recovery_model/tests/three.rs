@@ -1,11 +1,13 @@
-//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.6 million
-//! states, so the tests take 4 s of processor time.
+//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.1 million
+//! states, so the tests take 3 s of processor time.
 
 use recovery_model::{Goal, Job, Property, Silent, check};
 
-/// Checks the job with both things that a deadline can do to silent ranks.
+/// Checks the job with both things that a deadline can do to silent ranks. Where no deadline passes,
+/// both jobs have the same states, and the first one must have more properties.
 fn is_right(job: Job) {
-    for silent in [Silent::Fails, Silent::LeftOut] {
+    let both = [Silent::Fails, Silent::LeftOut];
+    for &silent in if job.deadlines > 0 { &both[..] } else { &both[..1] } {
         match check(&Job { silent, ..job.clone() }, &Property::ALL) {
             Ok(checked) => println!("{} states, {} transitions, {silent:?}", checked.states, checked.transitions),
             Err(violation) => panic!("{silent:?}: {violation}"),

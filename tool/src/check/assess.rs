@@ -138,7 +138,7 @@ pub fn assess(subject: &Subject<'_>, notes: &[Notes]) -> Report {
         repeats: schedule.repeats,
         slow_factor: options.slow_factor,
         ranks_per_core,
-        hosts: by_host(hosts, &links.host_gbps),
+        hosts: by_host(hosts, notes, &links.host_gbps),
         ranks: ranks
             .map(|(rank, notes)| Rank {
                 rank,
@@ -182,13 +182,14 @@ fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimens
 }
 
 /// The hosts with their ranks, in the order of their first ranks.
-fn by_host(hosts: &[String], pair_gbps: &BTreeMap<String, f64>) -> Vec<Host> {
+fn by_host(hosts: &[String], notes: &[Notes], pair_gbps: &BTreeMap<String, f64>) -> Vec<Host> {
     let mut found: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (rank, host) in hosts.iter().enumerate() {
         found.entry(host).or_default().push(rank);
     }
     let host = |(name, ranks): (&str, Vec<usize>)| Host {
         name: name.to_owned(),
+        machine: notes.get(ranks[0]).and_then(|notes| notes.machine.clone()),
         ranks,
         pair_gbps: pair_gbps.get(name).copied(),
     };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use devicemesh::comm::{Buffer, Memory, View};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::printable::printable;
+use devicemesh::rendezvous::HostIdentity;
 
 use super::again::{self, Again, Plan};
 use super::assess::{Measured, Subject, assess};
@@ -47,6 +48,7 @@ impl Checked<'_> {
         let collectives = options.collectives();
         let mut notes = Notes {
             device: memory.device_name().map(str::to_owned),
+            machine: HostIdentity::here().ok().map(|here| here.kernel().to_owned()),
             ranks_per_core: measure::ranks_per_core(team, memory),
             ..Notes::default()
         };
@@ -94,8 +96,10 @@ impl Checked<'_> {
             if let Some(report) = report {
                 team.progress.clear();
                 let text = if options.json { report.json() } else { text::text(&report) };
-                print(text).map_err(|failure| Error::internal(failure.message))?;
+                // The record is also written where the report cannot be printed.
+                let printed = print(text).map_err(|failure| Error::internal(failure.message));
                 self.save(&report)?;
+                printed?;
             }
             exchange.share("code", code)
         })?;

@@ -16,7 +16,7 @@ use super::operation::Collective;
 use super::options;
 use super::record::{self, Record};
 use super::record_options::RecordOptions;
-use super::report::{Change, Comparison, Dimension, Pairs, Report};
+use super::report::{Change, Comparison, Dimension, Pairs, Ratio, Report, Uncounted};
 use super::slow::Rule;
 use super::team::Team;
 use super::words::{bytes, listed};
@@ -61,13 +61,45 @@ impl Row {
     /// Whether each batch of this row takes more than the tolerance longer than the other row.
     /// `ranks_per_core` is how many ranks shared a core.
     fn is_slower(&self, other: &Row, tolerance: f64, ranks_per_core: f64) -> bool {
+        let rule = self.rule(other, tolerance, ranks_per_core);
+        let (quickest, quick) = (self.batches[0], other.quick());
+        quickest > rule.factor * quick && quickest - quick > rule.floor
+    }
+
+    /// The least factor and the least difference of a change between the two rows.
+    fn rule(&self, other: &Row, tolerance: f64, ranks_per_core: f64) -> Rule {
         let share_cores = ranks_per_core > 1.0;
         let is_busy = share_cores || self.is_busy() || other.is_busy();
         let tolerance = if is_busy { tolerance.max(BUSY_TOLERANCE) } else { tolerance };
         let rule = Rule::new(1.0 + tolerance, ranks_per_core, self.iterations.min(other.iterations));
-        let floor = if share_cores { rule.floor } else { FLOOR };
-        let (quickest, quick) = (self.batches[0], other.quick());
-        quickest > rule.factor * quick && quickest - quick > floor
+        Rule { floor: if share_cores { rule.floor } else { FLOOR }, ..rule }
+    }
+
+    /// Why the two rows are equal for the comparison, which is known already, although their ratio
+    /// is outside the tolerance. `None` where it is not.
+    fn uncounted(&self, other: &Row, tolerance: f64, ranks_per_core: f64) -> Option<Uncounted> {
+        let rule = self.rule(other, tolerance, ranks_per_core);
+        let (longer, shorter) = (self.quick().max(other.quick()), self.quick().min(other.quick()));
+        match longer - shorter {
+            _ if longer <= (1.0 + tolerance) * shorter => None,
+            small if small <= rule.floor && ranks_per_core > 1.0 => Some(Uncounted::SharedCores),
+            small if small <= rule.floor => Some(Uncounted::Microseconds),
+            _ if longer <= rule.factor * shorter => Some(Uncounted::Busy),
+            _ => Some(Uncounted::QuickBatch),
+        }
+    }
+}
+
+/// Says for that many rows why they are no change, for the line below the table.
+pub fn uncounted_text(why: Uncounted, rows: usize) -> String {
+    let (noun, differ) = if rows == 1 { ("row", "differs") } else { ("rows", "differ") };
+    match why {
+        Uncounted::Microseconds => format!("{rows} {noun} {differ} by less than {:.0} us per call", FLOOR * 1e6),
+        Uncounted::SharedCores => format!("{rows} {noun} {differ} by less than ranks wait for a core that they share"),
+        Uncounted::Busy => {
+            format!("{rows} {noun} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
+        }
+        Uncounted::QuickBatch => format!("{rows} {noun} had a batch as quick as in the other check"),
     }
 }
 
@@ -211,12 +243,15 @@ pub fn compare(report: &Report, record: &Record, file: &str, tolerance: f64) -> 
         let (seconds, then_seconds) = (row.quick(), earlier.quick());
         let times = seconds / then_seconds;
         let change = || Change { row: row.name.clone(), seconds, then_seconds, times };
+        let mut uncounted = None;
         if row.is_slower(earlier, tolerance, ranks_per_core) {
             slower.push(change());
         } else if earlier.is_slower(row, tolerance, ranks_per_core) {
             faster.push(change());
+        } else {
+            uncounted = row.uncounted(earlier, tolerance, ranks_per_core);
         }
-        ratios.push((row.name.clone(), times));
+        ratios.push(Ratio { row: row.name.clone(), times, uncounted });
     }
     slower.sort_by(|a, b| b.times.total_cmp(&a.times));
     faster.sort_by(|a, b| a.times.total_cmp(&b.times));
@@ -270,7 +305,7 @@ fn differences(report: &Report, record: &Record) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Row;
+    use super::{Row, Uncounted, uncounted_text};
 
     fn row(batches: &[f64]) -> Row {
         Row::new("row".to_owned(), batches[batches.len() / 2], 20, batches)
@@ -300,6 +335,23 @@ mod tests {
     fn a_difference_of_some_microseconds_is_no_change() {
         assert!(!row(&[6.6e-6]).is_slower(&row(&[3.2e-6]), 0.1, 0.5));
         assert!(row(&[20e-6]).is_slower(&row(&[10e-6]), 0.1, 0.5));
+    }
+
+    #[test]
+    fn a_ratio_that_is_no_change_has_a_reason() {
+        let uncounted = |now: &[f64], then: &[f64], ranks_per_core| {
+            let (now, then) = (row(now), row(then));
+            let why = now.uncounted(&then, 0.1, ranks_per_core);
+            assert_eq!(why, then.uncounted(&now, 0.1, ranks_per_core), "the other way round it is the same");
+            why
+        };
+        assert_eq!(uncounted(&[1.05], &[1.0], 0.5), None);
+        assert_eq!(uncounted(&[6.6e-6], &[3.2e-6], 0.5), Some(Uncounted::Microseconds));
+        assert_eq!(uncounted(&[2e-3], &[1e-3], 4.0), Some(Uncounted::SharedCores));
+        let busy = [1.3, 1.3, 1.3, 9.0, 9.0, 9.0, 9.0];
+        assert_eq!(uncounted(&busy, &[1.0], 0.5), Some(Uncounted::Busy));
+        assert_eq!(uncounted(&[1.0, 1.3, 1.3, 1.3], &[1.0], 0.5), Some(Uncounted::QuickBatch));
+        assert_eq!(uncounted_text(Uncounted::Microseconds, 2), "2 rows differ by less than 8 us per call");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use super::verify::Wrong;
 pub struct Notes {
     /// The name of its device, where it has one.
     pub device: Option<String>,
+    /// The boot id of the kernel on which it runs, where /proc shows it.
+    pub machine: Option<String>,
     /// The number of ranks for each core of its host. It is 0 on devices, which ranks do not share.
     pub ranks_per_core: f64,
     /// The number of calls that were verified, by dimension.

@@ -4,13 +4,30 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use devicemesh::mesh::Mesh;
 
 use super::operation::Collective;
 use super::record_options::RecordOptions;
 use super::values::{CHECKED, Kind};
+use super::words::bytes;
 use crate::byte_size::byte_size;
 use crate::duration::duration;
 use crate::show::Names;
+
+/// The end of `--help` and of the manual page.
+pub const HELP: &str = "\
+Examples:
+  devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
+  srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
+  srun devicemesh check -1,8 dp,tp --compare last-week.json --save this-week.json --fail-slow
+
+Exit codes, on every rank:
+  0    the data is right, and nothing is slow or --fail-slow is not given
+  1    data is wrong
+  2    wrong command line, or a shape that does not fit the world
+  3    the check could not be made, for example because a rank died, or its report not be written
+  4    something is slow, with --fail-slow
+  124  --timeout passed";
 
 /// The options of `devicemesh check`. The comments of the fields are their help.
 #[derive(Args)]
@@ -25,7 +42,8 @@ pub struct Options {
     /// cuda or cpu [default: cuda where a driver with a device and NCCL are found]
     #[arg(long, value_name = "TYPE", value_parser = ["cuda", "cpu"])]
     pub device: Option<String>,
-    /// The communicator library, by path or SONAME, as dm_world_options.ccl_library
+    /// The communicator library, by path or SONAME [default: DM_CCL_LIBRARY, else NCCL for cuda and
+    /// the embedded engine for cpu]
     #[arg(long, value_name = "LIBRARY")]
     pub library: Option<String>,
     /// One more dimension out of several, as dp,cp=dpcp; may be given again
@@ -34,11 +52,12 @@ pub struct Options {
     /// Only these collectives, as all_reduce,all_gather
     #[arg(long = "op", value_name = "NAMES", value_delimiter = ',')]
     pub collectives: Vec<Collective>,
-    /// The type of the elements
+    /// The type of the elements: int8, uint8, int32, uint32, int64, uint64, float16, float32,
+    /// float64 or bfloat16
     #[arg(long, value_name = "TYPE", default_value = "float32", value_parser = kind)]
     pub dtype: Kind,
-    /// Bytes that are measured: a range as 4B:64MiB (in steps of 32 times) or a list as 4B,1MiB
-    /// [default: 4B,64KiB,1MiB; on cuda 4B,1MiB,64MiB]
+    /// Bytes that are measured: a range as 4B:64MiB (each 32 times the one before) or a list as
+    /// 4B,1MiB [default: 4B,64KiB,1MiB; on cuda 4B,1MiB,64MiB]
     #[arg(long, value_name = "SIZES", value_parser = sizes)]
     pub sizes: Option<Sizes>,
     /// Calls of one timed batch, at most; fewer where they take long
@@ -47,7 +66,7 @@ pub struct Options {
     /// Calls before the first batch
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub warmup: u32,
-    /// Batches; what is slow must be so in every one
+    /// Timed batches; only what is slow in every one is called slow
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
     /// How many times the time of its peers a group or rank must take to be called slow
@@ -92,6 +111,10 @@ pub struct Flatten {
     /// Its own name.
     pub name: String,
 }
+
+/// The options of a rank that must be equal on all ranks, as on a command line: the name, and the
+/// value (an empty one for a flag). The value is `None` where the rank does not ask for the option.
+pub type Asked = Vec<(String, Option<String>)>;
 
 impl FromStr for Shape {
     type Err = String;
@@ -168,16 +191,33 @@ impl Options {
         })
     }
 
-    /// The options that must be equal on every rank, apart from the mesh.
-    pub fn agreed(&self) -> String {
-        let collectives: Vec<&str> = self.collectives().iter().map(|collective| collective.name()).collect();
-        let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
-        format!(
-            "devicemesh check(flatten={flatten:?}, op={}, dtype={}, sizes={sizes:?}, iterations={iterations}, warmup={warmup}, repeats={repeats}, no_measure={no_measure}, timeout={timeout:?}, {})",
-            collectives.join(","),
-            dtype.name(),
-            record.agreed()
-        )
+    /// What must be equal on every rank. `mesh` has the sizes and names that this rank asks for.
+    pub fn asked(&self, mesh: &Mesh, device_type: &str) -> Asked {
+        let Options { flatten, dtype, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
+        let flattened = flatten.iter().map(|flat| format!("{}={}", flat.dims.join(","), flat.name));
+        let flattened = flattened.collect::<Vec<_>>().join(" --flatten ");
+        let sizes = self.sizes(device_type).into_iter().map(|size| bytes(size).replace(' ', "")).collect();
+        let collectives = self.collectives().iter().map(|collective| collective.name().to_owned()).collect();
+        let given = |value: String| (!value.is_empty()).then_some(value);
+        let flag = |is_given: bool| is_given.then(String::new);
+        let list = |values: Vec<String>| Some(values.join(","));
+        let asked = [
+            ("the shape", list(mesh.shape().iter().map(usize::to_string).collect())),
+            ("the names", list(mesh.dim_names().iter().map(|name| (*name).to_owned()).collect())),
+            ("--flatten", given(flattened)),
+            ("--op", list(collectives)),
+            ("--dtype", Some(dtype.name().to_owned())),
+            ("--sizes", list(sizes)),
+            ("--iterations", Some(iterations.to_string())),
+            ("--warmup", Some(warmup.to_string())),
+            ("--repeats", Some(repeats.to_string())),
+            ("--no-measure", flag(*no_measure)),
+            ("--timeout", Some(format!("{}s", timeout.as_secs_f64()))),
+            // Only rank 0 uses the files, so their names may differ.
+            ("--save", flag(record.save.is_some())),
+            ("--compare", flag(record.compare.is_some())),
+        ];
+        asked.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 

@@ -18,14 +18,6 @@ pub struct RecordOptions {
     pub tolerance: f64,
 }
 
-impl RecordOptions {
-    /// The text of the options, which must be equal on every rank. Only rank 0 uses the files, so
-    /// their names may differ.
-    pub fn agreed(&self) -> String {
-        format!("save={}, compare={}", self.save.is_some(), self.compare.is_some())
-    }
-}
-
 /// Reads "10%" or "10" as 0.1.
 fn tolerance(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {

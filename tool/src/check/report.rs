@@ -1,6 +1,8 @@
 //! The report of a check. Its fields are the JSON report, whose schema is in docs/check.md. Fields
 //! are only added to it.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::exit_code::{SLOW, WRONG_DATA};
@@ -64,6 +66,9 @@ pub struct Report {
 pub struct Host {
     pub name: String,
     pub ranks: Vec<usize>,
+    /// The boot id of the kernel on which its ranks run, or null where /proc does not show it.
+    /// Hosts with one boot id are on one machine, as containers are.
+    pub machine: Option<String>,
     /// The median bandwidth between this host and the others with the largest size. Null where it
     /// was not measured.
     pub pair_gbps: Option<f64>,
@@ -251,9 +256,31 @@ pub struct Comparison {
     /// The rows that only this check has, and those that only the record has.
     pub only_now: Vec<String>,
     pub only_then: Vec<String>,
-    /// The time of each row as a multiple of the time in the record. The table shows it.
+    /// The ratio of each row that both checks have. The table shows it.
     #[serde(skip)]
-    pub ratios: Vec<(String, f64)>,
+    pub ratios: Vec<Ratio>,
+}
+
+/// The time of a row, compared with its time in the record.
+pub struct Ratio {
+    pub row: String,
+    /// The time as a multiple of the time in the record.
+    pub times: f64,
+    /// Why the row is neither slower nor faster, where `times` alone looks like it.
+    pub uncounted: Option<Uncounted>,
+}
+
+/// Why a ratio outside the tolerance is no change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Uncounted {
+    /// The difference is some microseconds, which is common between two checks.
+    Microseconds,
+    /// The difference is no longer than ranks wait for a core that they share.
+    SharedCores,
+    /// The machine was busy, so the tolerance was larger.
+    Busy,
+    /// The quickest batches of the two checks are closer than the ratio says.
+    QuickBatch,
 }
 
 /// A row that takes another time than in the record.
@@ -268,10 +295,22 @@ pub struct Change {
 }
 
 impl Comparison {
-    /// The time of that row as a multiple of the time in the record.
-    pub fn ratio(&self, row: &str) -> Option<f64> {
-        self.ratios.iter().find(|(name, _)| name == row).map(|(_, ratio)| *ratio)
+    /// The ratio of that row, where the record has it too.
+    pub fn ratio(&self, row: &str) -> Option<&Ratio> {
+        self.ratios.iter().find(|ratio| ratio.row == row)
     }
+}
+
+/// The names of the hosts that are on one machine with other hosts, by machine. The times between
+/// such hosts are those of the machine, and of no network of the cluster.
+pub fn shared_machines(hosts: &[Host]) -> Vec<Vec<&str>> {
+    let mut machines: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts {
+        if let Some(machine) = &host.machine {
+            machines.entry(machine).or_default().push(&host.name);
+        }
+    }
+    machines.into_values().filter(|hosts| hosts.len() > 1).collect()
 }
 
 impl Report {
@@ -303,4 +342,22 @@ pub fn failure(status: &str, message: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let error = serde_json::json!({ "status": status, "message": message });
     serde_json::json!({ "schema": SCHEMA, "version": version, "verdict": "error", "error": error }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Host, shared_machines};
+
+    #[test]
+    fn hosts_of_one_machine_are_found() {
+        let host = |name: &str, machine: Option<&str>| Host {
+            name: name.to_owned(),
+            ranks: vec![],
+            machine: machine.map(str::to_owned),
+            pair_gbps: None,
+        };
+        let hosts =
+            [host("a", Some("1")), host("b", Some("2")), host("c", Some("1")), host("d", None), host("e", None)];
+        assert_eq!(shared_machines(&hosts), [["a", "c"]]);
+    }
 }

@@ -1,13 +1,15 @@
 //! The table of the report: for each dimension a row for each collective and size.
 
-use super::compare::row_name;
-use super::report::{Dimension, Report};
-use super::words::{bytes, gbps, time};
+use std::collections::BTreeMap;
+
+use super::compare::{row_name, uncounted_text};
+use super::report::{Comparison, Dimension, Report, Uncounted};
+use super::words::{TINY, bytes, gbps, time};
 use crate::columns::Columns;
 use crate::style::Style;
 
 /// The heads of the columns. The last one is there with `--compare`. With it the table is 60
-/// characters wide.
+/// characters wide, and a little wider where a link is slow.
 const HEADS: [&str; 6] = ["  collective", "size", "time", "algbw", "busbw", "ratio"];
 
 /// The table. It is empty where nothing was measured.
@@ -20,8 +22,8 @@ pub fn table(report: &Report, style: Style) -> String {
     }
     let columns = Columns::new(heads, &all, |column| column == 0);
     let about = match heads.len() {
-        5 => "the median group; bandwidths in GB/s",
-        _ => "the median group; bandwidths in GB/s; ratio: quickest batches / those in the record",
+        5 => "the median group; bandwidths in GB/s, from 1 KiB on",
+        _ => "the median group; bandwidths in GB/s, from 1 KiB on; ratio: quickest batches / those in the record",
     };
     let mut out = format!("\n{}\n{}\n", style.dim(about), style.dim(columns.line(heads).trim_end()));
     for (Dimension { name, size, groups, .. }, rows) in report.dimensions.iter().zip(&rows) {
@@ -33,8 +35,28 @@ pub fn table(report: &Report, style: Style) -> String {
             out += &format!("{}\n", columns.line(row).trim_end());
         }
     }
+    if let Some(note) = report.comparison.as_ref().and_then(|comparison| footnote(comparison, report)) {
+        out += &format!("{}\n", style.dim(&note));
+    }
     out.push('\n');
     out
+}
+
+/// Explains the ratios that have a star: they look like a change, and are none.
+fn footnote(comparison: &Comparison, report: &Report) -> Option<String> {
+    let mut rows: BTreeMap<Uncounted, usize> = BTreeMap::new();
+    for Dimension { name, size, groups, measurements, .. } in &report.dimensions {
+        for row in measurements {
+            let ratio = comparison.ratio(&row_name(name, *size, *groups, row.collective, row.bytes));
+            if let Some(why) = ratio.and_then(|ratio| ratio.uncounted) {
+                *rows.entry(why).or_default() += 1;
+            }
+        }
+    }
+    let whys: Vec<String> = rows.into_iter().map(|(why, rows)| uncounted_text(why, rows)).collect();
+    let percent = comparison.tolerance * 100.0;
+    let why = whys.join("; ");
+    (!why.is_empty()).then(|| format!("* more than {percent:.0}% apart, but neither slower nor faster: {why}"))
 }
 
 /// The rows of a dimension.
@@ -42,16 +64,21 @@ fn rows(dimension: &Dimension, report: &Report) -> Vec<Vec<String>> {
     let Dimension { name, size, groups, measurements, .. } = dimension;
     let row = |at: usize| {
         let row = &measurements[at];
+        let bandwidth = |value: f64| if row.bytes < TINY { "-".to_owned() } else { gbps(value) };
         let mut cells = vec![
             format!("  {}", row.collective),
             bytes(row.bytes),
             time(row.seconds),
-            gbps(row.algbw_gbps),
-            gbps(row.busbw_gbps),
+            bandwidth(row.algbw_gbps),
+            bandwidth(row.busbw_gbps),
         ];
         if let Some(comparison) = &report.comparison {
             let ratio = comparison.ratio(&row_name(name, *size, *groups, row.collective, row.bytes));
-            cells.push(ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")));
+            // The space stands in the place of the star, so that the points are below each other.
+            let star = |is_marked: bool| if is_marked { "*" } else { " " };
+            cells.push(
+                ratio.map_or("- ".to_owned(), |ratio| format!("{:.2}{}", ratio.times, star(ratio.uncounted.is_some()))),
+            );
         }
         cells
     };

@@ -159,20 +159,10 @@ impl Team {
     /// Makes a step together with all other ranks. When a rank fails in it, every rank gets the
     /// first failure, with the failed rank and its host. **Collective over the world.**
     pub fn step<T>(&self, what: &str, work: impl FnOnce(&Exchange<'_>) -> Result<T>) -> Result<T> {
-        self.step_in_detail(what, "", work)
-    }
-
-    /// Makes a step in which `detail` must be equal on all ranks.
-    pub fn step_in_detail<T>(
-        &self,
-        what: &str,
-        detail: &str,
-        work: impl FnOnce(&Exchange<'_>) -> Result<T>,
-    ) -> Result<T> {
         self.clock.note(what);
         self.progress.step(what);
         let wait = self.wait();
-        let round = self.world.rendezvous().scope()?.agree_in_detail(what, detail, &wait)?;
+        let round = self.world.rendezvous().scope()?.agree(what, &wait)?;
         let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
         // The verdict of the step names the rank that failed.
         let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));

@@ -2,14 +2,17 @@
 
 use super::report::{
     Change, Comparison, Pair, PairEvidence, Pairs, Report, SlowDimension, SlowGroup, SlowHost, SlowPair, SlowRank,
+    shared_machines,
 };
 use super::table::table;
 use super::verify::Wrong;
-use super::words::{bytes, gbps, listed, members, runs, time};
+use super::words::{TINY, bytes, gbps, listed, members, runs, time};
 use crate::style::{Style, When};
 use crate::terminal;
 use crate::words::{listed as first_of, listed_with};
 
+/// The pairs between hosts, as the report calls this kind.
+const BETWEEN: &str = "between hosts";
 /// The most entries that are listed of each kind: wrong results, slow groups, slow ranks and so on.
 const TOLD: usize = 10;
 
@@ -20,14 +23,15 @@ pub fn text(report: &Report) -> String {
     out += &table(report, style);
     out += &copies(report, style);
     out += &pairs(report);
+    let between = between(report);
     let list = |what: &str, lines: Vec<String>| {
         let lines = lines.iter().map(|line| format!("{} {line}\n", style.bold(what)));
         listed_with(lines, TOLD, "", more)
     };
     out += &list("wrong:", report.wrong.iter().map(wrong_text).collect());
     out += &list("slow:", report.slow_dimensions.iter().map(dimension_text).collect());
-    out += &list("slow:", report.slow_hosts.iter().map(host_text).collect());
-    out += &list("slow:", report.slow_pairs.iter().map(pair_text).collect());
+    out += &list("slow:", report.slow_hosts.iter().map(|slow| host_text(slow, between)).collect());
+    out += &list("slow:", report.slow_pairs.iter().map(|slow| pair_text(slow, between)).collect());
     out += &list("slow:", report.slow_groups.iter().map(group_text).collect());
     out += &list("slow:", report.slow_ranks.iter().map(rank_text).collect());
     if let Some(comparison) = &report.comparison {
@@ -48,12 +52,15 @@ pub fn text(report: &Report) -> String {
 /// Says what was checked, and where.
 fn head(report: &Report, style: Style) -> String {
     let hosts = report.hosts.len();
+    let machines = shared_machines(&report.hosts);
+    let is_one_machine = machines.iter().any(|shared| shared.len() == hosts);
     let mut out = format!(
-        "{}\n{} rank{} on {hosts} host{}, {}; {}, NCCL {}; {}\n",
+        "{}\n{} rank{} on {hosts} host{}{}, {}; {}, NCCL {}; {}\n",
         style.bold(&report.mesh),
         report.world_size,
         if report.world_size == 1 { "" } else { "s" },
         if hosts == 1 { "" } else { "s" },
+        if is_one_machine { " of one machine" } else { "" },
         started(&report.launcher),
         report.library,
         report.library_version,
@@ -61,6 +68,10 @@ fn head(report: &Report, style: Style) -> String {
     );
     if hosts > 1 {
         let lines = report.hosts.iter().map(|host| format!("  {}: {}\n", host.name, runs(&host.ranks)));
+        out += &listed_with(lines, TOLD, "", more);
+    }
+    if !is_one_machine {
+        let lines = machines.iter().map(|shared| format!("  on one machine: {}\n", listed(shared)));
         out += &listed_with(lines, TOLD, "", more);
     }
     let calls: usize = report.dimensions.iter().map(|dimension| dimension.verified_calls).sum();
@@ -88,17 +99,33 @@ fn copies(report: &Report, style: Style) -> String {
     let (least, most) = (copies.iter().copied().reduce(f64::min), copies.iter().copied().reduce(f64::max));
     match (least, most) {
         (Some(least), Some(most)) => {
-            style.dim(&format!("copies in each rank's own memory: {least:.1} to {most:.1} GB/s")) + "\n"
+            let (least, most) = (gbps(least), gbps(most));
+            style.dim(&format!("copies in each rank's own memory: {least} to {most} GB/s")) + "\n"
         }
         _ => String::new(),
     }
+}
+
+/// The words for the pairs between hosts. Where all hosts are on one machine, the words say so,
+/// because the figures are then those of the machine and of no network.
+fn between(report: &Report) -> &'static str {
+    match shared_machines(&report.hosts)[..] {
+        [ref hosts] if hosts.len() == report.hosts.len() => "between hosts of one machine",
+        _ => BETWEEN,
+    }
+}
+
+/// The words for a kind of pairs. `between` has those for the pairs between hosts.
+fn words_of(kind: &'static str, between: &'static str) -> &'static str {
+    if kind == BETWEEN { between } else { kind }
 }
 
 /// The pairs: the median of each size, the slowest pair and the slowest host.
 fn pairs(report: &Report) -> String {
     let mut out = String::new();
     for pairs in &report.pairs {
-        let Pairs { kind, pairs: count, left_out, slowest, .. } = pairs;
+        let Pairs { pairs: count, left_out, slowest, .. } = pairs;
+        let kind = words_of(pairs.kind, between(report));
         let left = if *left_out > 0 { format!(" ({left_out} more were left out)") } else { String::new() };
         let (size, value) = (bytes(pairs.bytes), speed(pairs.bytes, pairs.seconds));
         if *count == 1 {
@@ -131,7 +158,7 @@ fn pairs(report: &Report) -> String {
 /// says nothing.
 fn speed(bytes: usize, seconds: f64) -> String {
     match bytes {
-        small if small < 1 << 10 => time(seconds),
+        small if small < TINY => time(seconds),
         _ => format!("{} GB/s", gbps(bytes as f64 / seconds / 1e9)),
     }
 }
@@ -183,9 +210,9 @@ fn wrong_text(wrong: &Wrong) -> String {
 
 fn dimension_text(slow: &SlowDimension) -> String {
     let SlowDimension { dimension, collective, busbw_gbps, expected_gbps, .. } = slow;
-    let size = bytes(slow.bytes);
+    let (size, busbw) = (bytes(slow.bytes), gbps(*busbw_gbps));
     format!(
-        "{dimension} as a whole: {busbw_gbps:.2} GB/s of bus bandwidth for {collective} of {size}, expected {expected_gbps}"
+        "{dimension} as a whole: {busbw} GB/s of bus bandwidth for {collective} of {size}, expected {expected_gbps}"
     )
 }
 
@@ -200,17 +227,18 @@ fn group_text(slow: &SlowGroup) -> String {
     )
 }
 
-fn host_text(slow: &SlowHost) -> String {
+fn host_text(slow: &SlowHost, between: &str) -> String {
     let SlowHost { host, times, slow_pairs, pairs, evidence } = slow;
     format!(
         "host {host}: {slow_pairs} of its {pairs} pairs with other hosts take up to {times:.1} times as long as the others: {}",
-        evidence_text("between hosts", evidence)
+        evidence_text(between, evidence)
     )
 }
 
-fn pair_text(slow: &SlowPair) -> String {
+fn pair_text(slow: &SlowPair, between: &'static str) -> String {
     let SlowPair { kind, ranks, hosts, times, evidence } = slow;
-    format!("{} take up to {times:.1} times as long: {}", names(ranks, hosts), evidence_text(kind, evidence))
+    let evidence = evidence_text(words_of(kind, between), evidence);
+    format!("{} take up to {times:.1} times as long: {evidence}", names(ranks, hosts))
 }
 
 /// The times of slow pairs, and those of the median pair, at each size.

@@ -34,11 +34,18 @@ pub fn listed<T: ToString>(values: &[T]) -> String {
     listed_with(values.iter().map(T::to_string), MEMBERS, ", ", |_| format!(", ... {} in all", values.len()))
 }
 
-/// A bandwidth with three digits, but not more than two after the point.
+/// A bandwidth in GB/s with three significant digits, however slow the link is. It is always in
+/// GB/s, as in nccl-tests and `--expect`, so that no figure has to be converted for a comparison.
 pub fn gbps(bandwidth: f64) -> String {
-    let digits = if bandwidth < 9.995 { 2 } else { usize::from(bandwidth < 99.95) };
+    // The exponent is that of the rounded number: 9.996 is 10.0.
+    let rounded = format!("{bandwidth:.2e}");
+    let exponent = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok()).unwrap_or(2);
+    let digits = usize::try_from(2 - exponent).unwrap_or(0);
     format!("{bandwidth:.digits$}")
 }
+
+/// A size below which a bandwidth says nothing, because a call takes as long for any such size.
+pub const TINY: usize = 1 << 10;
 
 pub fn time(seconds: f64) -> String {
     match seconds {
@@ -69,7 +76,9 @@ mod tests {
 
     #[test]
     fn bandwidths_have_three_digits() {
-        let texts = [0.004, 1.234, 9.996, 45.67, 99.96, 1234.5].map(gbps);
-        assert_eq!(texts, ["0.00", "1.23", "10.0", "45.7", "100", "1234"]);
+        let texts = [1.234, 9.996, 45.67, 99.96, 1234.5].map(gbps);
+        assert_eq!(texts, ["1.23", "10.0", "45.7", "100", "1234"]);
+        let slow = [0.0, 0.000_061_27, 0.004, 0.012_345, 0.099_96].map(gbps);
+        assert_eq!(slow, ["0.00", "0.0000613", "0.00400", "0.0123", "0.100"]);
     }
 }

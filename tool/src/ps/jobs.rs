@@ -39,7 +39,7 @@ pub struct Job<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
     Running,
-    /// All processes of the ranks are stopped.
+    /// All processes of the ranks are stopped, or the tool is where it waits for other nodes.
     Stopped,
     /// Some ranks of this host have ended.
     Ending,
@@ -153,6 +153,7 @@ fn job<'a>(all: &'a BTreeMap<u32, Process>, key: &Key, ranks: BTreeMap<usize, Ve
     let id = id.filter(|id| !id.starts_with(MADE_ID) && id != NO_ID);
     let is_left = tool.is_none() && leader.is_some_and(is_of_run);
     let state = match place {
+        None if tool.is_some_and(|tool| tool.is_stopped) => State::Stopped,
         None => State::Waiting,
         Some(_) if is_left => State::LeftOver,
         Some(_) if ranks.iter().all(Rank::is_stopped) => State::Stopped,

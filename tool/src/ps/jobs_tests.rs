@@ -147,3 +147,16 @@ fn a_job_is_stopped_when_all_its_processes_are() {
     let both = all(vec![tool(), first, second]);
     assert_eq!(jobs(&both, &|_| false)[0].state, State::Stopped);
 }
+
+#[test]
+fn a_tool_that_is_stopped_while_it_waits_is_stopped() {
+    let mut tool = process(5, 1, "devicemesh run -n 2 --nnodes 2 --rdzv-endpoint h -- ./a", "");
+    tool.is_stopped = true;
+    // Ctrl-Z stops the tool, and not the process beside it.
+    let second = Process {
+        program: "devicemesh".to_owned(),
+        command: vec!["dm-ranks".to_owned()],
+        ..process(6, 5, "dm-ranks", "")
+    };
+    assert_eq!(jobs(&all(vec![tool, second]), &|_| false)[0].state, State::Stopped);
+}

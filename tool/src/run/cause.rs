@@ -102,8 +102,13 @@ pub enum Cause {
     /// Some of the ranks' output cannot be written, for the reason that the message gives.
     Output { message: String, node: Option<String> },
     /// The tool of another node has ended without a report. `number` is the node's number, where it
-    /// is known.
-    Gone { node: String, number: Option<u32> },
+    /// is known. `is_killed` says that the node's host and the network are known to be up.
+    Gone {
+        node: String,
+        number: Option<u32>,
+        #[serde(default)]
+        is_killed: bool,
+    },
     /// The nodes do not fit together, or some did not come.
     Refused { message: String },
     /// The node with that number has lost its connection to the starter, or it serves the store and
@@ -155,8 +160,9 @@ impl fmt::Display for Cause {
                 write!(f, "{}got signal {signal} ({})", reporter(node), signal_name(*signal))
             }
             Cause::Timeout { seconds, node } => write!(f, "{}not done after {seconds} s (--timeout)", reporter(node)),
-            Cause::Gone { node, .. } => {
-                write!(f, "{node} has gone: its devicemesh run was killed, or its host is down or out of reach")
+            Cause::Gone { node, is_killed, .. } => {
+                let else_ = if *is_killed { "" } else { ", or its host is down or out of reach" };
+                write!(f, "{node} has gone: its devicemesh run was killed{else_}")
             }
             Cause::Refused { message } | Cause::Lost { message, .. } => f.write_str(message),
         }

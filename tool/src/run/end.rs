@@ -48,7 +48,7 @@ impl Job<'_> {
                 self.end_everywhere(Cause::Timeout { seconds, node: self.reporter.clone() });
             }
             Phase::Grace(_) => {
-                self.signal(Signal::TERM);
+                self.ask_to_end(Signal::TERM);
                 self.phase = Phase::Terminating(now + TERM_TO_KILL);
             }
             Phase::Terminating(_) => {
@@ -63,6 +63,13 @@ impl Job<'_> {
         if let Some(ranks) = &self.ranks {
             ranks.signal(signal);
         }
+    }
+
+    /// Sends the ranks a signal that asks them to end. A rank that somebody has stopped (SIGSTOP)
+    /// handles the signal only when it is continued, as systemd and Slurm do.
+    fn ask_to_end(&self, signal: Signal) {
+        self.signal(signal);
+        self.signal(Signal::CONT);
     }
 
     /// Kills the ranks that still run, because of a second signal. `when` says which one it is.
@@ -105,8 +112,9 @@ impl Job<'_> {
     fn asked_to_end(&mut self, signal: Signal) {
         let now = Instant::now();
         if let Some(first) = self.asked {
-            if is_impatient(first, signal) {
-                self.end_at_once(signal);
+            match is_impatient(first, signal) {
+                true => self.end_at_once(signal),
+                false => self.say_too_early(signal),
             }
             return;
         }
@@ -114,7 +122,7 @@ impl Job<'_> {
         if self.cause.is_none() {
             return self.end_everywhere(Cause::Signal { signal: signal.as_raw(), node: self.reporter.clone() });
         }
-        self.signal(signal);
+        self.ask_to_end(signal);
         let latest = now + self.options.ending.grace_period;
         match self.phase {
             Phase::Grace(until) => self.phase = Phase::Terminating(latest.min(until + TERM_TO_KILL)),
@@ -178,7 +186,11 @@ impl Job<'_> {
                 self.is_ended_by_starter = true;
                 let hosts = self.options.hosts.agent.as_ref().map(|share| &share.hosts);
                 let host = hosts.and_then(|hosts| hosts.get(number as usize)).map_or("", String::as_str);
-                self.end_everywhere(Cause::Gone { node: format!("node {number} ({host})"), number: Some(number) });
+                self.end_everywhere(Cause::Gone {
+                    node: format!("node {number} ({host})"),
+                    number: Some(number),
+                    is_killed: false,
+                });
             }
             Order::StarterGone(host) => {
                 // The connection also ends when the front of this node is killed.
@@ -204,7 +216,7 @@ impl Job<'_> {
         let latest = Instant::now() + TERM_TO_KILL;
         match self.phase {
             Phase::Running | Phase::Grace(_) => {
-                self.signal(Signal::TERM);
+                self.ask_to_end(Signal::TERM);
                 self.phase = Phase::Terminating(latest);
             }
             Phase::Terminating(until) => self.phase = Phase::Terminating(until.min(latest)),
@@ -252,17 +264,17 @@ impl Job<'_> {
         self.phase = match &cause {
             Cause::Signal { signal, .. } => {
                 if let Some(signal) = Signal::from_named_raw(*signal) {
-                    self.signal(signal);
+                    self.ask_to_end(signal);
                 }
                 Phase::Terminating(now + ending.grace_period)
             }
             Cause::Timeout { .. } | Cause::Output { .. } => {
-                self.signal(Signal::TERM);
+                self.ask_to_end(Signal::TERM);
                 Phase::Terminating(now + ending.grace_period)
             }
             _ => Phase::Grace(now + ending.failure_grace),
         };
-        // A stopped rank cannot react to a signal.
+        // Ranks that this tool has stopped also need to react to the failure itself.
         self.go_on();
         self.announce(&cause);
         self.cause = Some(cause);

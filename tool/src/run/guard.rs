@@ -26,10 +26,11 @@ use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::SIGKILL;
 use signal_hook::low_level::exit;
@@ -51,6 +52,23 @@ const END: Duration = Duration::from_secs(10);
 
 /// Whether the front has ended, so that this process is ending everything.
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
+
+/// What the keeper writes into standard error when the front has ended.
+static LAST_WORD: OnceLock<Vec<u8>> = OnceLock::new();
+
+/// Sets what the keeper writes into standard error when the front was killed. It is at most as long
+/// as a pipe takes in one write (4 KiB), and it is lost where the pipe is full.
+pub fn set_last_word(word: Vec<u8>) {
+    let _ = LAST_WORD.set(word);
+}
+
+fn say_last_word() {
+    let (error, now) = (std::io::stderr(), Timespec { tv_sec: 0, tv_nsec: 0 });
+    let Some(word) = LAST_WORD.get() else { return };
+    if poll(&mut [PollFd::new(&error, PollFlags::OUT)], Some(&now)) == Ok(1) {
+        let _ = rustix::io::write(&error, word);
+    }
+}
 
 /// The command line of `devicemesh`. The keeper has the front's.
 pub fn command_line() -> Vec<OsString> {
@@ -180,6 +198,7 @@ fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
     let watch = move || {
         ended.forever().next();
         FRONT_HAS_ENDED.store(true, Ordering::SeqCst);
+        say_last_word();
         work.end_all();
         exit(128 + SIGKILL);
     };

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::hosts::Share;
+use super::hosts::{Hosts, Share};
 use super::identity::Identity;
 use super::launcher::Launcher;
-use super::rendezvous::Rendezvous;
+use super::rendezvous::{Origin, Rendezvous};
 use crate::duration::duration;
 use crate::endpoint::endpoint;
 use crate::failure::Failure;
@@ -46,18 +46,20 @@ fn nodes(text: &str) -> Result<u32, String> {
 impl Meeting {
     /// Where this node meets the others. Options that are left out come from the launcher. A node
     /// that `--hosts` has started takes everything from its share.
-    pub fn rendezvous(&self, ranks: u32, command: &[OsString], share: Option<&Share>) -> Result<Rendezvous, Failure> {
-        if let Some(Share { node, hosts, host, port, id, .. }) = share.cloned() {
+    pub fn rendezvous(&self, ranks: u32, command: &[OsString], hosts: &Hosts) -> Result<Rendezvous, Failure> {
+        if let Some(Share { node, hosts: names, host, port, id, .. }) = hosts.agent.clone() {
+            let option = if hosts.hosts.is_some() { "--hosts" } else { "--hostfile" };
             return Ok(Rendezvous {
                 host,
+                origin: if self.rdzv_endpoint.is_some() { Origin::Endpoint } else { Origin::Hosts(option) },
                 port,
-                nodes: hosts.len() as u32,
+                nodes: names.len() as u32,
                 node: Some(node),
                 ranks,
                 id: Some(id),
                 timeout: self.rdzv_timeout,
                 identity: Identity::of_this_job(command, None),
-                hosts,
+                hosts: names,
                 all_report: false,
                 name_comes_late: false,
             });
@@ -78,6 +80,7 @@ impl Meeting {
         if let Some(place) = place {
             return Ok(Rendezvous {
                 host: place.host,
+                origin: Origin::Launcher,
                 port: place.port,
                 nodes,
                 node: self.node_rank.or(Some(place.node)),
@@ -98,6 +101,7 @@ impl Meeting {
         let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
         Ok(Rendezvous {
             host,
+            origin: Origin::Endpoint,
             port,
             nodes,
             node: if nodes == 1 { Some(0) } else { self.node_rank },

@@ -23,6 +23,7 @@ mod join;
 mod keys;
 mod name;
 mod peer;
+mod place;
 mod port;
 mod progress;
 mod reach;

@@ -11,17 +11,24 @@ use super::ending::Ending;
 use super::hosts::Hosts;
 use super::meeting::Meeting;
 use super::output::OutputOptions;
+use super::program::mistake;
 use crate::failure::Failure;
+use crate::other_launchers::{TEE, is_streams};
 use crate::style::When;
 
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Examples:
+  # eight ranks on this host
   devicemesh run -n 8 -- ./train --epochs 10
+  # a rank for each GPU, with logs
   devicemesh run -n gpu --log-dir logs --tee --prefix -- python train.py
-  devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train      (by ssh)
-  devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train      (on both hosts)
-  srun --ntasks-per-node 1 devicemesh run -- ./train
+  # two hosts, by ssh from here
+  devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train
+  # two hosts, by hand on each
+  devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train
+  # two hosts, in Slurm
+  srun -N 2 --ntasks-per-node 1 devicemesh run -n 8 -- ./train
 
 Exit codes:
   0        all ranks, of all nodes, exited with 0
@@ -37,14 +44,15 @@ Environment:
   DM_STORE_SECRET  the secret of the job, the same on all nodes; a node without it cannot join
   DM_RSH_AGENT     the command that reaches the hosts of --hosts
   DM_LOG           what the ranks log: error, warn, info or debug
-  OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with --bind core, else 1
-                   if there are several ranks on a host
+  OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with \
+                   --bind core, else 1 if there are several ranks on a host
   NO_COLOR         no colours
 
 The ranks get:
-  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-  ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,
-  TORCHELASTIC_USE_AGENT_STORE=True";
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, \
+  MASTER_ADDR, MASTER_PORT, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, \
+  TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_USE_AGENT_STORE=True, \
+  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), OMP_NUM_THREADS";
 
 /// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]
@@ -100,11 +108,6 @@ impl Display for Count {
 
 fn count(text: &str) -> Result<Count, String> {
     match text {
-        // clap reads the -np 2 and -np2 of mpirun as -n with the values p and p2.
-        _ if text.starts_with(['p', 'P']) => {
-            let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
-            Err(format!("-n{text} is mpirun's option; here it is -n {}", if number.is_empty() { "N" } else { number }))
-        }
         "cpu" => Ok(Count::Cores),
         "gpu" => Ok(Count::Devices),
         "auto" => Ok(Count::DevicesOrCores),
@@ -120,6 +123,13 @@ impl Options {
     pub fn check(&self) -> Result<(), Failure> {
         if self.hosts.starts() && self.output.stdin.0.is_some() {
             let message = "--stdin reaches no other host, so it does not go with --hosts and --hostfile: let the ranks read a file";
+            return Err(Failure::new(2, message));
+        }
+        let mistake = match self.command.first().and_then(|program| program.to_str()) {
+            Some(program) if self.output.tee && is_streams(program) => Some(TEE.to_owned()),
+            _ => mistake(&self.command),
+        };
+        if let Some(message) = mistake {
             return Err(Failure::new(2, message));
         }
         self.output.check()
@@ -139,7 +149,9 @@ impl Options {
                 Ok(count) if count > 0 => Ok(count),
                 Ok(_) => Err(Failure::new(1, "-n gpu: this host has no device; say a number, or -n cpu")),
                 Err(error) => {
-                    Err(Failure::new(1, format!("-n gpu: {}; say a number, or see devicemesh info", error.message())))
+                    // What follows is advice for programs of the library.
+                    let why = error.message().split(';').next().unwrap_or_default();
+                    Err(Failure::new(1, format!("-n gpu: {why}; say a number, or -n cpu (devicemesh info has more)")))
                 }
             },
         }

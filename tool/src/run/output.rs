@@ -267,9 +267,10 @@ impl Output {
         if self.route.writes_logs_directly() {
             return last_words_of(&self.log(rank).unwrap_or_default());
         }
-        // Because the rank has ended, everything that it wrote is in its pipe.
+        // Because the rank has ended, everything that it wrote is in its pipe. The end of the pipe
+        // is read, too, so that a last line without an end is shown before the tool's report.
         let mut streams = std::mem::take(&mut self.streams);
-        for stream in streams.iter_mut().filter(|stream| stream.rank == rank && stream.is_error) {
+        for stream in streams.iter_mut().filter(|stream| stream.rank == rank) {
             for _ in 0..LAST_READS {
                 if !is_readable(&stream.pipe) || !self.read(stream) {
                     break;
@@ -382,5 +383,5 @@ fn cannot_say(error: &io::Error) -> String {
 fn is_readable(pipe: impl AsFd) -> bool {
     let mut entry = [PollFd::new(&pipe, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut entry, Some(&now)).is_ok() && entry[0].revents().contains(PollFlags::IN)
+    poll(&mut entry, Some(&now)).is_ok() && entry[0].revents().intersects(PollFlags::IN | PollFlags::HUP)
 }

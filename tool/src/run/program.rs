@@ -1,6 +1,7 @@
 //! Finds the program of the ranks, and explains why an existing program cannot be started: its
 //! interpreter or loader is missing, or it is a script that is not in PATH or may not be executed.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -10,8 +11,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::identity::shell_word;
+use super::identity::{shell_line, shell_word};
 
+/// The options by which mpirun, mpiexec and srun set the number of ranks of a program.
+const COUNTS: [&str; 5] = ["-n", "-np", "--np", "-c", "-N"];
 /// How many bytes of a program are read for its first line or for its ELF headers.
 const HEAD: u64 = 4096;
 /// `p_type` of the program header that names the ELF loader (elf(5)).
@@ -27,16 +30,52 @@ pub fn resolve(program: &OsStr) -> OsString {
     }
 }
 
-/// Why a program that is there could not be started, and what to do. `None` where the error says it
-/// all.
+/// What is wrong with the program and its arguments, as a user of another launcher may write them.
+pub fn mistake(command: &[OsString]) -> Option<String> {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    let first = words.first()?;
+    if first.as_ref() == "-m" {
+        let line = shell_line(&command[1..]);
+        return Some(format!("-m is an option of Python, and the program is missing: write -- python3 -m {line}"));
+    }
+    if first.starts_with('-') {
+        let first = shell_word(first);
+        return Some(format!("{first} follows --, where the program begins: write the options before --"));
+    }
+    // expr and other programs take a colon as an argument, but not with a number of ranks behind it.
+    let begins_another = |next: &[Cow<str>]| match next {
+        [colon, option, number] => colon == ":" && COUNTS.contains(&&**option) && number.parse::<u32>().is_ok(),
+        _ => false,
+    };
+    let at = words.windows(3).position(begins_another)?;
+    let (colon, option, number) = (&words[at], &words[at + 1], &words[at + 2]);
+    Some(format!(
+        "all ranks run one program, and `{colon} {option} {number}` begins another one: start a script that chooses by rank, such as -- sh -c 'if [ $RANK -lt N ]; then exec FIRST; else exec SECOND; fi'"
+    ))
+}
+
+/// Why a program could not be started, and what to do. `None` where the error says it all.
 pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
     let name = program.to_string_lossy();
     let has_folder = name.contains('/');
     match error.kind() {
-        ErrorKind::NotFound if !has_folder && find(program).is_none() => {
+        ErrorKind::NotFound if name.contains(' ') && find(program).is_none() => {
+            Some(format!("there is no such program; a line for the shell is -- sh -c {}", shell_word(&name)))
+        }
+        ErrorKind::NotFound if !has_folder && !name.is_empty() && find(program).is_none() => {
             let here = format!("./{name}");
-            let file = Path::new(&here).is_file();
-            file.then(|| format!("{name} is not in PATH; {here} is here: {}", command_for(&here)))
+            let more = match Path::new(&here) {
+                path if path.is_file() => format!("; {here} is here: {}", command_for(&here)),
+                path if path.is_dir() => format!(", and {here} is a folder and no program"),
+                _ if name.parse::<u32>().is_ok() => format!("; -n {name} is the number of ranks"),
+                _ if name == "python" && find(OsStr::new("python3")).is_some() => ", and python3 is".to_owned(),
+                _ if name.contains('=') => format!("; to set a variable, write -- env {name} PROGRAM"),
+                _ => String::new(),
+            };
+            Some(format!("{} is not in PATH{more}", shell_word(&name)))
+        }
+        ErrorKind::PermissionDenied if has_folder && Path::new(program).is_dir() => {
+            Some("it is a folder and no program".to_owned())
         }
         ErrorKind::PermissionDenied if has_folder && Path::new(program).is_file() => {
             let command = command_for(&name);

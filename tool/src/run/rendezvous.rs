@@ -1,13 +1,27 @@
 //! The place where the nodes of a job meet, and what this node says there.
 
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
 use super::identity::Identity;
+
+/// Who chose the host of the store. Messages say what to change.
+#[derive(Clone, Copy)]
+pub enum Origin {
+    /// The user, by `--rdzv-endpoint`, or nobody in a job of one node.
+    Endpoint,
+    /// The starter: it is the first host of this option, `--hosts` or `--hostfile`.
+    Hosts(&'static str),
+    /// Slurm or Kubernetes.
+    Launcher,
+}
 
 /// The meeting of the nodes, as the command line or the launcher describes it.
 pub struct Rendezvous {
     /// The host of the store in which the nodes meet.
     pub host: String,
+    /// Who chose that host.
+    pub origin: Origin,
     /// The port of that store. 0 where there is one node alone, which takes any free port.
     pub port: u16,
     /// The number of nodes in the job.
@@ -35,6 +49,17 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
+    /// The advice where the host has no address here.
+    pub fn advice_on_name(&self) -> String {
+        match self.origin {
+            Origin::Endpoint => "check --rdzv-endpoint, or name the host's address".to_owned(),
+            Origin::Hosts(option) => format!(
+                "by this name the nodes meet on the first host of {option}; write a name that all hosts know, or give an address of that host with --rdzv-endpoint"
+            ),
+            Origin::Launcher => "give an address of that host with --rdzv-endpoint".to_owned(),
+        }
+    }
+
     /// Whether this node meets nobody, because the job has one node and no endpoint.
     pub fn is_private(&self) -> bool {
         self.port == 0
@@ -46,5 +71,27 @@ impl Rendezvous {
             true => format!("tcp://[{}]:{}", self.host, self.port),
             false => format!("tcp://{}:{}", self.host, self.port),
         }
+    }
+}
+
+/// Whether a host is this one. It asks the resolver, which knows no deadline.
+pub fn is_here(host: &str) -> bool {
+    let addresses = (host, 0).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
+    addresses.iter().any(|address| !address.ip().is_unspecified() && TcpListener::bind(address).is_ok())
+}
+
+/// Whether each host that gets this endpoint takes itself for the named host.
+pub fn is_loopback(host: &str) -> bool {
+    host.split('.').next() == Some("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// The network that this process uses: this start of the machine, and the namespace. Two processes
+/// with the same value reach each other at 127.0.0.1. Empty where the kernel does not say it.
+pub fn network() -> String {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let space = std::fs::read_link("/proc/self/ns/net");
+    match (machine, space) {
+        (Ok(machine), Ok(space)) => format!("{} {}", machine.trim(), space.display()),
+        _ => String::new(),
     }
 }

@@ -1,5 +1,6 @@
 //! The tool's own messages about the job. Each message is one write of whole lines.
 
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
@@ -7,9 +8,9 @@ use rustix::process::{Signal, kill_process};
 use super::cause::{Cause, Ended, How, TIMED_OUT, signal_name};
 use super::ending::TERM_TO_KILL;
 use super::guard;
-use super::hosts::{Control, Order, say_gone};
+use super::hosts::{Control, Order, say_ending, say_gone};
 use super::job::Job;
-use super::signals::is_impatient;
+use super::signals::{ONE_WISH, is_impatient};
 use crate::words::{count, listed};
 
 /// How many ranks are named in one list.
@@ -35,11 +36,28 @@ impl Job<'_> {
         };
         let rest = self.end_of_the_others(cause);
         let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
+        if self.control.is_some() && self.lost_node(cause).is_none() {
+            say_ending(cause.to_string());
+        }
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
         match (self.lost_node(cause), cause) {
             (Some(node), _) => say_gone(node, format!("{cause}{rest}")),
             (None, Cause::Signal { signal, .. }) if is_key(*signal) => self.say_after_key(&text),
             (None, _) => self.say(&text),
+        }
+    }
+
+    /// Says that a second key came too early to count, to somebody at a terminal. Other signals come
+    /// from programs, which send them twice without a second wish.
+    pub fn say_too_early(&self, signal: Signal) {
+        let key = match signal {
+            Signal::INT => "Ctrl-C",
+            Signal::QUIT => "Ctrl-\\",
+            _ => return,
+        };
+        if self.running() > 0 && io::stderr().is_terminal() {
+            let text = format!("{key} again within {} s of the first does not count", ONE_WISH.as_secs_f64());
+            self.say_after_key(&format!("{text}; press it once more to kill the ranks at once"));
         }
     }
 

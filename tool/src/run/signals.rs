@@ -15,7 +15,7 @@ const CAUGHT: [i32; 9] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SI
 
 /// Signals that come within this time of the first one are the same wish: timeout(1) signals the
 /// tool and its process group, and Slurm signals a step and the processes in it.
-const ONE_WISH: Duration = Duration::from_millis(500);
+pub const ONE_WISH: Duration = Duration::from_millis(500);
 
 /// The signals that have come and are not handled yet.
 pub struct Signals {

@@ -30,7 +30,7 @@ pub struct Options {
     /// The rank to mark, whose views the operations give
     #[arg(long, value_name = "RANK")]
     pub rank: Option<usize>,
-    /// World ranks, row-major, instead of 0 .. n-1
+    /// World ranks, row-major, as 7,5,3,1 [default: 0 to n-1 in this order]
     #[arg(long, value_name = "RANKS", conflicts_with = "plan")]
     pub ranks: Option<Ranks>,
     #[command(flatten)]
@@ -44,7 +44,8 @@ pub struct Options {
     /// Place the ranks as dm_plan_ranks does for these hosts
     #[arg(long, requires = "hosts")]
     pub plan: bool,
-    /// For --plan, how much a rank exchanges along each dimension [default: later ones more]
+    /// For --plan, how much a rank exchanges along each dimension, as 1,100 [default: later ones
+    /// more]
     #[arg(long, value_name = "WEIGHTS", requires = "plan")]
     pub traffic: Option<Weights>,
     /// The device type, which the mesh's text and hash contain

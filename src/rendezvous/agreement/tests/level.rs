@@ -13,8 +13,11 @@ use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
 /// Makes a call that no other rank comes to, and gives it up.
+///
+/// Where several ranks give up one call together, each must come to it before the others' time is
+/// up. Under load a thread may start some 50 ms late.
 fn give_up(scope: &Scope, call: &str) -> Error {
-    scope.agree(call, &Wait::after(Duration::from_millis(20))).map(drop).unwrap_err()
+    scope.agree(call, &Wait::after(Duration::from_millis(200))).map(drop).unwrap_err()
 }
 
 /// Agrees on the first call of all ranks that succeeds, each on a thread of its own. Returns the
@@ -48,8 +51,8 @@ fn a_late_rank_meets_the_others_in_its_next_call_whichever_rank_it_is() {
         let message = told.message();
         let start = format!("rank {late}, which is this process, came too late with other(): rank ");
         assert!(message.starts_with(&start), "{message}");
-        assert!(message.contains(" had waited 20 ms in call 0, and gave it up; "), "{message}");
-        let end = format!("who were told: rank {late} never called call() as call 0 within 20 ms");
+        assert!(message.contains(" had waited 200 ms in call 0, and gave it up; "), "{message}");
+        let end = format!("who were told: rank {late} never called call() as call 0 within 200 ms");
         assert!(message.ends_with(&end), "{message}");
         others_give_up();
         assert_eq!(meet(&scopes, "call()"), [4; 3], "late rank {late}");
@@ -102,7 +105,7 @@ fn a_rank_that_had_come_is_not_told_that_it_came_too_late() {
         give_up(&scopes[2], "call()");
         patient.join().unwrap()
     });
-    assert_eq!(error.message(), "rank 0 never called call() as call 0 within 20 ms");
+    assert_eq!(error.message(), "rank 0 never called call() as call 0 within 200 ms");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use super::words::{Orders, Said};
 use crate::failure::Failure;
+use crate::run::rendezvous::network;
 
 /// The largest size of the orders in bytes. Linux allows no longer command line and environment.
 const MOST: usize = 16 << 20;
@@ -18,7 +19,7 @@ pub fn agent() -> Result<u8, Failure> {
     // The job's store takes this port a moment later, if this is the first host.
     let port = TcpListener::bind(("::", 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
     let port = port.and_then(|listener| listener.local_addr()).map_or(0, |address| address.port());
-    Said::Hello { version: env!("CARGO_PKG_VERSION").to_owned(), port }.say();
+    Said::Hello { version: env!("CARGO_PKG_VERSION").to_owned(), port, network: network() }.say();
     let Some(orders) = read_orders()? else { return Ok(1) };
     let Err(message) = obey(orders);
     Said::Cannot { message }.say();

@@ -8,6 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGTSTP;
 
 use super::words::{Said, Share, Word};
+use crate::run::cause::Cause;
+use crate::run::guard;
 
 /// A starter that says nothing for this long has gone, for example because its host lost the network.
 /// It says something every few seconds ([`Word::Alive`]).
@@ -40,8 +42,12 @@ pub struct Control {
 impl Control {
     /// The control of a node that `--hosts` has started. Tells the starter that the node has begun.
     pub fn of(share: Option<&Share>) -> Option<Control> {
-        let starter = share?.starter.clone();
+        let Share { starter, node, hosts, .. } = share?.clone();
         Said::Begun.say();
+        // ssh does not tell a node that was killed from a connection that has failed.
+        let name = hosts.get(node as usize).map_or("", String::as_str);
+        let gone = Cause::Gone { node: format!("node {node} ({name})"), number: None, is_killed: true };
+        guard::set_last_word(Said::Gone { node, text: gone.to_string() }.mark().into_bytes());
         Some(Control {
             starter,
             input: stdin(),
@@ -109,6 +115,11 @@ impl Control {
 /// Tells the starter that a node has gone.
 pub fn say_gone(node: u32, text: String) {
     Said::Gone { node, text }.say();
+}
+
+/// Tells the starter that the job ends for this cause, which this node tells the user.
+pub fn say_ending(cause: String) {
+    Said::Ending { cause }.say();
 }
 
 /// Tells the starter that this node has met all the others.

@@ -2,6 +2,7 @@
 //! a signal.
 
 use std::io::{self, ErrorKind};
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use devicemesh::printable::printable;
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::job::Starter;
+use super::failures::LISTED;
+use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::words::{Word, line};
 use crate::run::cause::{Cause, signal_name};
@@ -21,6 +23,8 @@ use crate::stdio::{cannot_print, say};
 const ENDING: Duration = Duration::from_secs(20);
 /// How many interrupts end a job whose nodes do not answer.
 const IMPATIENT: u32 = 3;
+/// The exit code of ssh where the connection fails.
+const CONNECTION_FAILED: i32 = 255;
 /// The exit code of a program whose reader has gone: 128 + SIGPIPE.
 const NO_READER: u8 = 141;
 
@@ -57,16 +61,31 @@ impl Starter<'_> {
         }
         let program =
             if node.planned.is_local { "the agent".into() } else { node.planned.command[0].to_string_lossy() };
-        let how = match status.code() {
-            Some(code) => format!("{program} ended with code {code}"),
-            None => format!("{program} ended by a signal ({status})"),
+        let how = match (status.code(), status.signal()) {
+            (Some(code), _) => format!("ended with code {code}"),
+            (None, signal) => {
+                let signal = signal.unwrap_or_default();
+                format!("was killed by signal {signal} ({})", signal_name(signal))
+            }
         };
         let words = process.words();
         let colon = if words.is_empty() { "" } else { ": " };
         if node.has_orders() {
             let name = format!("node {index} ({})", node.name());
-            return self.lose(index, format!("{} ({how}{colon}{words})", Cause::Gone { node: name, number: None }));
+            let text = match status.code() {
+                // The agent has become the node.
+                None if node.planned.is_local => format!("{name} has gone: its devicemesh run {how}"),
+                None => format!("{name} has gone: {program}, the connection to it, {how}"),
+                Some(code) => {
+                    // ssh ends with 255 where the connection fails, and else with the code of the node.
+                    let is_killed = node.planned.is_local || code != CONNECTION_FAILED;
+                    let gone = Cause::Gone { node: name, number: None, is_killed };
+                    format!("{gone} ({program} {how}{colon}{words})")
+                }
+            };
+            return self.lose(index, text);
         }
+        let how = format!("{program} {how}");
         let advice = match status.code() {
             Some(0) => "; what ran there is no devicemesh",
             Some(126 | 127) => "; devicemesh must be there at the same path or in PATH, or --remote-tool names it",
@@ -87,15 +106,63 @@ impl Starter<'_> {
     pub fn tell_failures(&mut self, now: Instant) {
         let Some(until) = self.failures.until().filter(|_| self.code.is_none()) else { return };
         if now >= until.min(self.deadline) || !self.nodes.iter().any(Node::is_open) {
-            for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
-                self.failures.add(index, node.name(), format!("no answer within {}", span(now - node.began)));
-            }
+            self.note_silence(|node| span(now - node.began));
             self.say_failures();
             self.end(1);
         }
     }
 
-    fn say_failures(&mut self) {
+    /// Notes the hosts that have given no answer in that time. What a login shell has printed there,
+    /// maybe a question, is part of the message.
+    pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
+        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
+            let printed = node.printed().map_or(String::new(), |text| format!("; it has printed: {text}"));
+            self.failures.add(index, node.name(), format!("no answer within {}{printed}", time(node)));
+        }
+    }
+
+    /// Ends the job where nodes cannot reach the first host, because the endpoint is a loopback
+    /// address and they use another network than the first host.
+    pub fn refuse_loopback(&mut self) {
+        let first = &self.nodes[0];
+        let is_elsewhere = |node: &Node| !node.network.is_empty() && node.network != first.network;
+        if first.network.is_empty() || !self.nodes.iter().any(is_elsewhere) {
+            return;
+        }
+        let (meeting, first, others) = (&self.meeting, first.name(), self.names(is_elsewhere));
+        let message = format!(
+            "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
+        );
+        self.give_reason(&printable(&message));
+        self.end(1);
+    }
+
+    /// Notes that a node says why the job ends.
+    pub fn node_tells(&mut self, index: usize, cause: &str) {
+        if self.reason.is_none() && self.code.is_none() {
+            self.teller = Some(index);
+            self.reason = Some(format!("devicemesh run: {}", self.style.wrong(&printable(cause))));
+        }
+    }
+
+    /// Keeps in mind whether a line that is passed on is the reason, or follows it. Of the node that
+    /// says why the job ends, the report of the rank that failed first is the reason.
+    pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
+        let Some(reason) = &self.reason else { return };
+        let line = String::from_utf8_lossy(line);
+        let is_message = line.starts_with("devicemesh run: ");
+        let is_tellers = is_message && self.teller == Some(index);
+        if is_tellers && line.contains(" failed first: ") {
+            self.reason = Some(line.trim_end().to_owned());
+            self.is_reason_above = false;
+        } else if is_passed_on && is_tellers && line.starts_with(reason) {
+            self.is_reason_above = false;
+        } else if is_passed_on && (is_message || self.teller.is_none()) {
+            self.is_reason_above = true;
+        }
+    }
+
+    pub fn say_failures(&mut self) {
         let untried: Vec<&str> =
             self.nodes.iter().filter(|node| node.state == State::Planned).map(Node::name).collect();
         let message = self.failures.message(self.nodes.len(), &untried);
@@ -116,10 +183,12 @@ impl Starter<'_> {
         }
     }
 
-    /// Says the words of a node. What follows ";" in them is true for a moment only, so it is not
-    /// said again.
+    /// Says the words of a node. Their end is not said again. The first reason stays the reason: a network that goes takes several hosts.
     fn say_loss(&mut self, text: &str) {
-        let reason = self.style.wrong(&printable(text.split("; ").next().unwrap_or_default()));
+        if self.reason.is_some() || self.teller.is_some() {
+            return self.say_later_loss(without_end(text));
+        }
+        let reason = self.style.wrong(&printable(without_end(text)));
         self.give_reason(&printable(text));
         self.reason = Some(format!("devicemesh run: {reason}"));
     }
@@ -132,13 +201,30 @@ impl Starter<'_> {
         }
     }
 
+    /// Says that a host is lost while the job ends for another reason. A network that goes may take
+    /// hundreds of hosts.
+    fn say_later_loss(&mut self, text: &str) {
+        if self.losses.count() <= LISTED {
+            self.say(&format!("afterwards {text}"));
+            self.is_reason_above = true;
+        }
+    }
+
     /// Ends the job, because the connection to a node has ended.
     fn lose(&mut self, index: usize, text: String) {
         self.nodes[index].state = State::Lost;
-        if self.losses.tell(index) {
-            self.give_reason(&printable(&text));
+        let is_new = self.losses.tell(index);
+        let has_reason = self.reason.is_some() || self.teller.is_some();
+        match is_new {
+            true if has_reason => self.say_later_loss(&text),
+            true => self.give_reason(&printable(&text)),
+            false => {}
         }
-        self.end_with(1, Some(index as u32));
+        match self.teller {
+            // The nodes end the job themselves, and the code is theirs.
+            Some(_) => self.limit_the_end(),
+            None => self.end_with(1, Some(index as u32)),
+        }
     }
 
     /// Says why the job ends. The text has no characters that act on a terminal.
@@ -196,7 +282,8 @@ impl Starter<'_> {
         let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
             self.interrupts += 1;
-            let is_early = self.code.is_none() && !self.nodes.iter().all(has_started);
+            let is_ending = self.code.is_some() || self.teller.is_some();
+            let is_early = !is_ending && !self.nodes.iter().all(has_started);
             if is_early {
                 if self.failures.until().is_some() {
                     self.say_failures();
@@ -224,6 +311,7 @@ impl Starter<'_> {
     pub fn exit_code(&self) -> u8 {
         let codes = self.nodes.iter().map(|node| if let State::Ended(code) = node.state { code } else { 0 });
         let own = self.losses.code().or(self.code);
-        own.unwrap_or_else(|| codes.into_iter().find(|code| *code != 0).unwrap_or(0))
+        let is_lost = self.nodes.iter().any(|node| node.state == State::Lost);
+        own.unwrap_or_else(|| codes.into_iter().find(|code| *code != 0).unwrap_or(is_lost.into()))
     }
 }

@@ -43,12 +43,21 @@ pub struct Starter<'a> {
     pub failures: Failures,
     /// The hosts that the job has lost.
     pub losses: Losses,
-    /// Why the starter itself ends the job. It is said again at the end where other lines followed.
+    /// The line that says why the job ends: the starter's own, or that of the node `teller`. It is
+    /// said again at the end where other lines followed.
     pub reason: Option<String>,
-    /// Whether lines of the nodes followed the reason.
+    /// Whether other lines followed the reason.
     pub is_reason_above: bool,
+    /// The first node that says why the job ends. Then a loss that follows is not the reason.
+    pub teller: Option<usize>,
     /// The messages of nodes that were passed on, because several nodes may send one message.
     pub passed_on: HashSet<String>,
+}
+
+/// A message without what follows ";", which is true for a moment and for one node only: nodes end
+/// different numbers of ranks for one cause.
+pub fn without_end(message: &str) -> &str {
+    message.split("; ").next().unwrap_or_default()
 }
 
 impl Starter<'_> {

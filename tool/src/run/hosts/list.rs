@@ -1,5 +1,7 @@
 //! The hosts of a job, as `--hosts` and a hostfile name them.
 
+use std::net::Ipv6Addr;
+
 use crate::run::nodelist::expand;
 
 /// A host that gets one node of the job.
@@ -13,16 +15,16 @@ pub struct Host {
 
 impl Host {
     fn new(target: &str, ranks: Option<&str>) -> Result<Host, String> {
-        // ssh would read such a name as an option.
-        if target.is_empty()
-            || target.starts_with('-')
+        // ssh would read a name with "-" as an option.
+        if target.starts_with('-')
+            || target.ends_with('@')
             || target.contains(|c: char| c.is_whitespace() || c.is_control())
         {
             return Err(format!("{target:?} is no name of a host"));
         }
         let count = |text: &str| match text.parse() {
             Ok(ranks @ 1..=65536) => Ok(ranks),
-            _ => Err(format!("{target}: {text:?} is no number of ranks from 1 to 65536")),
+            _ => Err(format!("{target}: {text:?} is no number of ranks from 1 to 65536, as in {target}:4")),
         };
         Ok(Host { target: target.to_owned(), ranks: ranks.map(count).transpose()? })
     }
@@ -36,7 +38,13 @@ impl Host {
 /// Reads `alpha,beta:4` or `alpha[01-16]:8`.
 pub fn from_text(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts = Vec::new();
-    for item in parts(text) {
+    for (index, item) in parts(text).into_iter().enumerate() {
+        if item.trim().is_empty() {
+            let number = index + 1;
+            return Err(format!(
+                "host {number} of {text:?} has no name: write alpha,beta with one comma between two hosts"
+            ));
+        }
         hosts.extend(item_hosts(item)?);
     }
     distinct(hosts)
@@ -57,25 +65,37 @@ fn item_hosts(item: &str) -> Result<Vec<Host>, String> {
     let item = item.trim();
     if let Some((address, rest)) = item.strip_prefix('[').and_then(|item| item.split_once(']')) {
         let ranks = rest.strip_prefix(':');
-        return match rest.is_empty() || ranks.is_some() {
+        return match is_ipv6(address) && (rest.is_empty() || ranks.is_some()) {
             true => Ok(vec![Host::new(address, ranks)?]),
-            false => Err(format!("{item:?} is no host")),
+            false => Err(format!("{item:?} is no host: write [fd77::1] or [fd77::1]:4")),
         };
     }
     let (names, ranks) = match item.split_once(':') {
-        // An IPv6 address has several colons.
-        Some((_, after)) if after.contains(':') => return Ok(vec![Host::new(item, None)?]),
+        _ if is_ipv6(item) => return Ok(vec![Host::new(item, None)?]),
+        Some((name, after)) if after.contains(':') => {
+            let ranks = after.split(':').next().unwrap_or_default();
+            return Err(format!(
+                "{item:?} has two colons: write {name}:{ranks}, with one number of ranks, and an IPv6 address with a number as [fd77::1]:4"
+            ));
+        }
+        Some(("", ranks)) => return Err(format!("{item:?} has no name before the colon: write alpha:{ranks}")),
         Some((names, ranks)) => (names, Some(ranks)),
         None => (item, None),
     };
     expand(names)?.iter().map(|name| Host::new(name, ranks)).collect()
 }
 
+/// Whether this is an IPv6 address, which may have a login before it and a zone after it.
+fn is_ipv6(text: &str) -> bool {
+    let address = text.rsplit('@').next().unwrap_or(text).split('%').next().unwrap_or_default();
+    address.parse::<Ipv6Addr>().is_ok()
+}
+
 /// Reads a hostfile as mpirun's: a host in each line, `slots=N` or `:N`, and comments after "#".
 pub fn from_file(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let wrong = |error: String| format!("line {}: {error}", number + 1);
+        let wrong = |error: String| format!("line {} ({:?}): {error}", number + 1, line.trim());
         let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
         let Some(item) = words.next() else { continue };
         let mut found = item_hosts(item).map_err(wrong)?;
@@ -132,12 +152,30 @@ mod tests {
             ("anna@n[1-2,4]:8,n9", "anna@n1=8 anna@n2=8 anna@n4=8 n9=0"),
             ("a,b,a,a,c:2,c:3", "a=3 b=0 c=5"),
             ("fd77::1,[fd77::2]:3,10.0.0.1:2", "fd77::1=0 fd77::2=3 10.0.0.1=2"),
+            ("u@fd77::1,[u@fe80::1%net0]:2,::1", "u@fd77::1=0 u@fe80::1%net0=2 ::1=0"),
         ] {
             assert_eq!(written(&from_text(text).unwrap()), hosts);
         }
-        for wrong in ["", "a,", "a:0", "a:x", "-oProxyCommand=x", "a b", "u@a,a", "[::1]x"] {
+        for wrong in ["", "a,", "a:0", "a:x", "-oProxyCommand=x", "a b", "u@a,a", "[::1]x", "u@", "[a]:2"] {
             assert!(from_text(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn errors_say_where_and_what_is_right() {
+        for (text, error) in [
+            ("alpha,beta:2:3", r#""beta:2:3" has two colons: write beta:2, with one number"#),
+            ("alpha,,beta", r#"host 2 of "alpha,,beta" has no name: write alpha,beta"#),
+            ("alpha,:4", r#"":4" has no name before the colon: write alpha:4"#),
+            ("alpha:two", r#"alpha: "two" is no number of ranks from 1 to 65536, as in alpha:4"#),
+        ] {
+            let said = from_text(text).unwrap_err();
+            assert!(said.starts_with(error), "{said}");
+        }
+        let said = from_file("alpha\nbeta:2:3 # two\n").unwrap_err();
+        assert!(said.starts_with(r#"line 2 ("beta:2:3 # two"): "beta:2:3" has two colons"#), "{said}");
+        let said = from_file("alpha\n:4\n").unwrap_err();
+        assert!(said.starts_with(r#"line 2 (":4"): ":4" has no name before the colon"#), "{said}");
     }
 
     #[test]
@@ -146,7 +184,7 @@ mod tests {
         assert_eq!(written(&from_file(text).unwrap()), "alpha=4 beta=2 n1=1 n2=1 gamma=0");
         assert_eq!(
             from_file("a\nb cpus=3").unwrap_err(),
-            r#"line 2: "cpus=3" is unknown; slots=N is the number of ranks"#
+            r#"line 2 ("b cpus=3"): "cpus=3" is unknown; slots=N is the number of ranks"#
         );
         assert!(from_file("# none\n").is_err());
     }

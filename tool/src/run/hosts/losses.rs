@@ -30,6 +30,11 @@ impl Losses {
         self.told.insert(node)
     }
 
+    /// The number of losses that the user knows.
+    pub fn count(&self) -> usize {
+        self.told.len()
+    }
+
     /// Keeps what another node says of a loss.
     pub fn hold(&mut self, node: usize, text: String) {
         if self.held.is_none() && !self.told.contains(&node) {

@@ -32,16 +32,24 @@ pub struct Node {
     pub state: State,
     /// When the agent was started.
     pub began: Instant,
+    /// The network of the agent, once it has said hello. Empty where the agent does not know it.
+    pub network: String,
 }
 
 impl Node {
     pub fn new(planned: Planned) -> Node {
-        Node { planned, process: None, state: State::Planned, began: Instant::now() }
+        Node { planned, process: None, state: State::Planned, began: Instant::now(), network: String::new() }
     }
 
     /// The name of the host, as the list of hosts has it.
     pub fn name(&self) -> &str {
         self.planned.host.name()
+    }
+
+    /// What ssh and the login shell have printed on a host whose agent has not said hello.
+    pub fn printed(&self) -> Option<String> {
+        let process = self.process.as_ref().filter(|_| self.state == State::Starting);
+        process.map(Process::words).filter(|words| !words.is_empty())
     }
 
     /// Whether the host has not said hello.

@@ -1,6 +1,7 @@
 //! The options that start a job on several hosts.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -10,6 +11,9 @@ use crate::failure::Failure;
 
 /// The variable that names the program that reaches another host.
 pub const RSH_VARIABLE: &str = "DM_RSH_AGENT";
+
+/// The time in seconds that ssh has to connect, as an option of ssh.
+const CONNECT_TIMEOUT: &str = "ConnectTimeout=20";
 
 #[derive(Args)]
 pub struct Hosts {
@@ -21,12 +25,14 @@ pub struct Hosts {
     /// slots=4"
     #[arg(long, alias = "machinefile", value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank"])]
     pub hostfile: Option<PathBuf>,
-    /// With --hosts: give the ranks on all hosts this variable, with its value here or with this
-    /// value; a star at the end stands for all names that begin so. DM_* and NCCL_* go without
+    /// With --hosts: a variable for the ranks on all hosts. NAME has the value that it has here,
+    /// NAME=VALUE the value that you give, and 'NAME_*' stands for all variables whose names begin
+    /// with NAME_. May be given again. The ranks get DM_* and NCCL_* without -x
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     pub forward: Vec<String>,
     /// With --hosts: the command that reaches another host, with options; it gets the host and a
-    /// command line [default: DM_RSH_AGENT, else ssh]
+    /// command line. It is split at blanks, and quotes mean nothing in it: a script can hold what
+    /// needs quotes [default: DM_RSH_AGENT, else ssh]
     #[arg(long, value_name = "COMMAND")]
     pub rsh_agent: Option<String>,
     /// With --hosts: the path of devicemesh on the other hosts [default: its path here, else PATH]
@@ -84,9 +90,17 @@ impl Hosts {
         if words[0].rsplit('/').next() == Some("ssh") {
             // A question for a password would hang, and a silent host would never be missed. ssh
             // takes the first value of an option, so the user's own options come first.
-            let more = ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=10", "ServerAliveCountMax=3"];
+            let more = ["BatchMode=yes", CONNECT_TIMEOUT, "ServerAliveInterval=10", "ServerAliveCountMax=3"];
             words.extend(more.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
         }
         Ok(words)
+    }
+
+    /// How long ssh may take to connect. `None` where another program reaches the hosts.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        let words = self.rsh().ok().filter(|words| words.iter().any(|word| word == CONNECT_TIMEOUT))?;
+        // ssh takes the first value, and a name in any case: -o connecttimeout=5, -oConnectTimeout=5
+        let value = |word: &String| word.to_lowercase().split_once("connecttimeout=")?.1.parse().ok();
+        words.iter().find_map(value).map(Duration::from_secs)
     }
 }

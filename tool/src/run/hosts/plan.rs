@@ -1,7 +1,7 @@
 //! Plans the commands that reach the hosts of a job, and the place where its nodes meet.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use super::list::Host;
 use crate::failure::Failure;
 use crate::run::identity::shell_word;
 use crate::run::options::Options;
+use crate::run::rendezvous::{is_here, is_loopback};
 
 /// How long the names of the hosts are looked up, to find this host among them.
 const LOOK_UP: Duration = Duration::from_secs(2);
@@ -65,8 +66,7 @@ impl Plan {
 /// The host of the store: the first one, by a name that the others know.
 fn meeting_host(hosts: &[Planned]) -> String {
     let name = hosts[0].host.name();
-    let is_loopback = name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback());
-    if is_loopback && !hosts.iter().all(|planned| planned.is_local) { host_name() } else { name.to_owned() }
+    if is_loopback(name) && !hosts.iter().all(|planned| planned.is_local) { host_name() } else { name.to_owned() }
 }
 
 /// Returns which of the hosts is the one on which this process runs. A host with the login of
@@ -85,9 +85,7 @@ fn local(hosts: &[Host]) -> Vec<bool> {
         }
         // The resolver knows no deadline. Where no thread starts, the host counts as another one.
         let work = move || {
-            let addresses = (name.as_str(), 0).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
-            let is_ours = |address: &SocketAddr| !address.ip().is_unspecified() && TcpListener::bind(address).is_ok();
-            let _ = sender.send((index, addresses.iter().any(is_ours)));
+            let _ = sender.send((index, is_here(&name)));
         };
         let _ = std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(work);
     }

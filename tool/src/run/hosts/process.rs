@@ -158,9 +158,11 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
-    /// The last words of ssh and of the login shell in one line.
+    /// The last words of ssh and of the login shell in one line, without remarks of ssh that are no
+    /// reason.
     pub fn words(&self) -> String {
-        LastWords::of(&self.words).lines.lines().map(str::trim).collect::<Vec<_>>().join("; ")
+        let words = LastWords::of(&self.words);
+        words.lines.lines().map(str::trim).filter(|line| !is_remark(line)).collect::<Vec<_>>().join("; ")
     }
 
     /// Ends the process and those that it has started here.
@@ -209,6 +211,14 @@ impl Stream {
         }
         parts
     }
+}
+
+/// Whether a line is a remark of OpenSSH about a connection that it has made or makes.
+fn is_remark(line: &str) -> bool {
+    // OpenSSH 10 warns of old key exchanges in lines that begin with asterisks.
+    ["Warning: Permanently added ", "Pseudo-terminal will not be allocated ", "** "]
+        .iter()
+        .any(|begin| line.starts_with(begin))
 }
 
 /// Whether a line is one in which OpenSSH says why it ends. Such a line comes without the host among

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::failures::Failures;
 use super::forward::forwarded;
-use super::job::Starter;
+use super::job::{Starter, without_end};
 use super::list::Host;
 use super::losses::Losses;
 use super::node::{Node, State};
@@ -22,8 +22,9 @@ use crate::failure::Failure;
 use crate::run::guard;
 use crate::run::identity::{default_id, span};
 use crate::run::options::Options;
+use crate::run::rendezvous::is_loopback;
 use crate::run::signals::Signals;
-use crate::stdio::{say, write_all};
+use crate::stdio::{pass_on, say};
 use crate::style::{Style, When};
 use crate::words::count;
 
@@ -63,6 +64,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         losses: Losses::default(),
         reason: None,
         is_reason_above: false,
+        teller: None,
         passed_on: HashSet::new(),
     };
     while starter.nodes.iter().any(|node| node.process.is_some() || node.state == State::Planned) {
@@ -141,6 +143,9 @@ impl Starter<'_> {
 
     /// Sends the orders to the agents that are ready, once the place of the store is known.
     fn give_orders(&mut self) {
+        if self.code.is_none() && is_loopback(&self.meeting) {
+            self.refuse_loopback();
+        }
         let port = match (self.port, &self.nodes[0].state) {
             (Some(port), _) => port,
             (None, State::Ready(port)) => *port,
@@ -185,6 +190,7 @@ impl Starter<'_> {
                 self.say(&format!(
                     "{late} did not end in time, so the connection is closed; look there for ranks that still run"
                 ));
+                self.is_reason_above |= self.reason.is_some();
             }
             self.kill_all();
         }
@@ -195,26 +201,50 @@ impl Starter<'_> {
         let names = self.names(Node::is_silent);
         if now >= self.deadline {
             let seconds = self.options.meeting.rdzv_timeout.as_secs_f64();
-            self.say(&format!("no answer from {names} within {seconds} s (--rdzv-timeout)"));
+            self.note_silence(|_| format!("{seconds} s (--rdzv-timeout)"));
+            self.say_failures();
             self.end(1);
         } else if now >= self.next_note {
-            let (left, hosts) = (span(self.deadline - now), count(self.nodes.len(), "host"));
-            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left} left (--rdzv-timeout)"));
+            let (left, hosts) = (self.time_left(now), count(self.nodes.len(), "host"));
+            // A login shell may have asked a question.
+            let printed = self.nodes.iter().find_map(|node| Some((node.name(), node.printed()?)));
+            let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
+            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
             self.next_note = now + AGAIN;
+        }
+    }
+
+    /// How long the hosts may still take to answer. ssh ends by itself where it cannot connect, mostly
+    /// before `--rdzv-timeout`.
+    fn time_left(&self, now: Instant) -> String {
+        let answer = span(self.deadline - now);
+        let last = self.nodes.iter().filter(|node| node.state == State::Starting).map(|node| node.began).max();
+        let connect = last.zip(self.options.hosts.connect_timeout()).map(|(last, time)| last + time);
+        match connect.filter(|end| now < *end && *end < self.deadline) {
+            Some(end) => format!(
+                "{} left to connect (ssh's ConnectTimeout), {answer} left to answer (--rdzv-timeout)",
+                span(end - now)
+            ),
+            None => format!("{answer} left (--rdzv-timeout)"),
         }
     }
 
     fn handle(&mut self, index: usize, got: Got) {
         match got {
             Got::Text { is_error: true, bytes } => {
-                if self.is_new(&bytes) {
-                    self.is_reason_above |= self.reason.is_some();
-                    // There is no other place to report that standard error cannot be written.
-                    let _ = write_all(io::stderr(), &bytes);
+                let is_new = self.is_new(&bytes);
+                self.look_for_reason(index, &bytes, is_new);
+                if is_new {
+                    match bytes.starts_with(b"devicemesh run: ") {
+                        // A rank of another node may have begun a line.
+                        true => say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
+                        // There is no other place to report that standard error cannot be written.
+                        false => drop(pass_on(&bytes, true)),
+                    }
                 }
             }
             Got::Text { is_error: false, bytes } => {
-                if let Err(error) = write_all(io::stdout(), &bytes) {
+                if let Err(error) = pass_on(&bytes, false) {
                     self.output_is_lost(&error);
                 }
             }
@@ -225,8 +255,9 @@ impl Starter<'_> {
                     format!("it has devicemesh {version}, and this is {ours}: install the same on all hosts"),
                 );
             }
-            Got::Said(Said::Hello { port, .. }) if self.nodes[index].state == State::Starting => {
+            Got::Said(Said::Hello { port, network, .. }) if self.nodes[index].state == State::Starting => {
                 self.nodes[index].state = State::Ready(port);
+                self.nodes[index].network = network;
             }
             Got::Said(Said::Hello { .. }) => {}
             Got::Said(Said::Cannot { message }) => self.host_failed(index, message),
@@ -234,6 +265,7 @@ impl Starter<'_> {
                 self.nodes[index].state = State::Working;
             }
             Got::Said(Said::Begun) => {}
+            Got::Said(Said::Ending { cause }) => self.node_tells(index, &cause),
             Got::Said(Said::Gone { node, text }) => self.node_has_gone(index, node as usize, text),
             Got::Said(Said::Met) => self.has_met = true,
             Got::Said(Said::Ended { code }) => self.node_ended(index, code),
@@ -249,8 +281,7 @@ impl Starter<'_> {
         if message.starts_with("waiting for ") && is_starting {
             return false;
         }
-        // Nodes end different numbers of ranks for one cause.
-        self.passed_on.insert(message.split("; ").next().unwrap_or_default().to_owned())
+        self.passed_on.insert(without_end(&message).to_owned())
     }
 }
 

@@ -17,12 +17,20 @@ pub const MARK: &str = "\x1fdevicemesh-agent ";
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// The agent runs. `port` is a port of its host that was free just now.
-    Hello { version: String, port: u16 },
+    /// The agent runs. `port` is a port of its host that was free just now. `network` is that of
+    /// [`network`](crate::run::rendezvous::network).
+    Hello {
+        version: String,
+        port: u16,
+        #[serde(default)]
+        network: String,
+    },
     /// The agent cannot carry out its orders, for this reason.
     Cannot { message: String },
     /// The agent has become the node.
     Begun,
+    /// The job ends for this cause, which the node also tells the user.
+    Ending { cause: String },
     /// A node has gone, as the text says. That node may be the one that says it.
     Gone { node: u32, text: String },
     /// The node has ended with that exit code.
@@ -35,8 +43,12 @@ impl Said {
     /// Writes this as a mark to standard error. An error is ignored: without a starter nobody needs
     /// the mark.
     pub fn say(&self) {
-        let text = serde_json::to_string(self).unwrap_or_default();
-        let _ = std::io::stderr().lock().write_all(format!("{MARK}{text}\n").as_bytes());
+        let _ = std::io::stderr().lock().write_all(self.mark().as_bytes());
+    }
+
+    /// This as a mark.
+    pub fn mark(&self) -> String {
+        format!("{MARK}{}\n", serde_json::to_string(self).unwrap_or_default())
     }
 }
 

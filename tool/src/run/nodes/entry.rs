@@ -13,7 +13,7 @@ use super::peer::from_a_peer;
 use crate::run::assignment::run_name;
 use crate::run::cause::Cause;
 use crate::run::identity::Identity;
-use crate::run::rendezvous::Rendezvous;
+use crate::run::rendezvous::{Rendezvous, network};
 use crate::words::listed;
 
 /// How many nodes a message lists.
@@ -42,6 +42,9 @@ pub struct Entry {
     /// The job that it belongs to. Tools before 0.3 do not say it.
     #[serde(default)]
     pub identity: Identity,
+    /// The network of its process ([`network`]).
+    #[serde(default)]
+    pub network: String,
 }
 
 impl fmt::Display for Entry {
@@ -63,7 +66,13 @@ impl Entry {
             id: rendezvous.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             identity: rendezvous.identity.clone(),
+            network: network(),
         }
+    }
+
+    /// Whether its host is this one, so that no network can be down between the two.
+    pub fn is_on_this_network(&self) -> bool {
+        !self.network.is_empty() && self.network == network()
     }
 
     /// Reads what a node has left in the store.
@@ -139,9 +148,9 @@ pub fn list(entries: &[Entry]) -> String {
     listed(entries.iter().map(text), LISTED)
 }
 
-/// The n-th node to arrive, as "node 1 (beta)", and its number where that is known. Asks the store,
-/// for that time at most each time.
-pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> (String, Option<u32>) {
+/// The cause that the n-th node to arrive, "node 1 (beta)", has gone. Asks the store, for that time
+/// at most each time.
+pub fn gone(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> Cause {
     let read = |arrival: u32| {
         let text = store.try_get(&keys::node(arrival), &Wait::after(timeout)).ok().flatten()?;
         Entry::read(&text).ok()
@@ -150,9 +159,10 @@ pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> (S
     match entries {
         Some(entries) => {
             let index = arrival as usize - 1;
-            let number = numbers(&entries)[index];
-            (format!("node {number} ({})", entries[index].host), Some(number))
+            let (number, entry) = (numbers(&entries)[index], &entries[index]);
+            let node = format!("node {number} ({})", entry.host);
+            Cause::Gone { node, number: Some(number), is_killed: entry.is_on_this_network() }
         }
-        None => (format!("node number {arrival} to come"), None),
+        None => Cause::Gone { node: format!("node number {arrival} to come"), number: None, is_killed: false },
     }
 }

@@ -8,6 +8,7 @@ use devicemesh::wait::Wait;
 use super::entry::{Entry, list, numbers};
 use super::keys::{self, GONE, NODES, OVER, SERVED, STRANGERS};
 use super::peer::{from_a_peer, read_cause};
+use super::place::Place;
 use super::progress::{Progress, absent, present};
 use super::reach::reach;
 use super::shared::{News, Reached, Shared, TELL};
@@ -23,7 +24,7 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let wait = shared.wait(rendezvous.timeout);
     let mut progress = Progress::new(shared, &wait, !rendezvous.all_report);
     let reached = reach(rendezvous, &wait, &mut progress).map_err(refused)?;
-    let Reached { store, server } = shared.reached.get_or_init(|| reached);
+    let Reached { store, place, server } = shared.reached.get_or_init(|| reached);
     let me = Entry::of_this_node(rendezvous);
     if server.is_none() {
         compare_with_first(store, &me, rendezvous, &wait)?;
@@ -31,7 +32,7 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let arrival = register(store, &me, server.is_some(), &wait).map_err(refused)?;
     let _ = shared.arrival.set(arrival);
     let is_silent = !rendezvous.all_report && server.is_none();
-    let mut arriving = Arriving { shared, rendezvous, store, me, arrival, is_silent, entries: Vec::new() };
+    let mut arriving = Arriving { shared, rendezvous, store, place, me, arrival, is_silent, entries: Vec::new() };
     let collected = arriving.collect(&mut progress);
     let entries = arriving.entries;
     // The job of the nodes that were there before goes on.
@@ -85,6 +86,7 @@ struct Arriving<'a> {
     shared: &'a Shared,
     rendezvous: &'a Rendezvous,
     store: &'a TcpStore,
+    place: &'a Place,
     me: Entry,
     /// The arrival number of this node.
     arrival: u32,
@@ -110,7 +112,11 @@ impl Arriving<'_> {
                     let arrival: usize = String::from_utf8_lossy(&word).parse().unwrap_or_default();
                     if (1..=self.entries.len()).contains(&arrival) {
                         let entry = &self.entries[arrival - 1];
-                        return Err(Cause::Gone { node: format!("the node on {entry}"), number: entry.node });
+                        return Err(Cause::Gone {
+                            node: format!("the node on {entry}"),
+                            number: entry.node,
+                            is_killed: entry.is_on_this_network(),
+                        });
                     }
                 }
                 Ok((_, text)) => {
@@ -148,11 +154,12 @@ impl Arriving<'_> {
     /// Says which nodes have not arrived.
     fn missing(&self) -> String {
         format!(
-            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node",
+            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}",
             absent(self.rendezvous, &self.entries),
-            self.rendezvous.store(),
+            self.place.at,
             self.rendezvous.timeout.as_secs_f64(),
-            present(&self.entries)
+            present(&self.entries),
+            self.place.remark
         )
     }
 }

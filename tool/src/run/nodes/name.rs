@@ -2,7 +2,7 @@
 //! wait for it as long as for other nodes.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -13,52 +13,60 @@ use devicemesh::wait::Wait;
 
 use super::progress::Progress;
 use crate::run::identity::span;
-use crate::run::rendezvous::Rendezvous;
+use crate::run::rendezvous::{Origin, Rendezvous};
 
 /// How long a name may be unknown, so that a name server has time to learn it.
 const UNKNOWN: Duration = Duration::from_secs(10);
+/// How long the name may be unknown on a host that the starter has just reached by its name, so
+/// that names work there.
+const REACHED: Duration = Duration::from_secs(2);
 /// How long the resolver may give no answer, for example while the network starts.
 const TEMPORARY: Duration = Duration::from_secs(60);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Returns when the name has an address.
-pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) -> Result<(), Error> {
+/// Returns the addresses of the store's host, when its name has any.
+pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) -> Result<Vec<IpAddr>, Error> {
     let (host, port) = (&rendezvous.host, rendezvous.port);
-    if host.parse::<IpAddr>().is_ok() {
-        return Ok(());
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
     }
     let began = Instant::now();
     let mut tries = 0;
     loop {
         tries += 1;
-        let Err(error) = ask(host, port, wait)? else { return Ok(()) };
-        let patience = match () {
-            () if rendezvous.name_comes_late => rendezvous.timeout,
-            () if is_temporary(&error) => TEMPORARY,
-            () => UNKNOWN,
+        let error = match ask(host, port, wait)? {
+            Ok(addresses) => return Ok(addresses.iter().map(SocketAddr::ip).collect()),
+            Err(error) => error,
+        };
+        let patience = match rendezvous.origin {
+            _ if rendezvous.name_comes_late => rendezvous.timeout,
+            _ if is_temporary(&error) => TEMPORARY,
+            Origin::Hosts(_) => REACHED,
+            _ => UNKNOWN,
         };
         if began.elapsed() + PAUSE > patience || wait.deadline.passed() {
             let time = span(began.elapsed());
             return Err(Error::store(format!(
-                "the name {host} has no address on {} ({error}; {tries} tries in {time}): check --rdzv-endpoint, or name the host's address",
-                host_name()
+                "the name {host} has no address on {} ({error}; {tries} tries in {time}): {}",
+                host_name(),
+                rendezvous.advice_on_name()
             )));
         }
         let until = Instant::now() + PAUSE;
         while Instant::now() < until {
             wait.cancel.check()?;
-            progress.tell(|| format!("the name {host} to get an address ({error})"));
+            progress.tell_until(began + patience, || format!("the name {host} to get an address ({error})"));
             std::thread::sleep(progress.pause(until.saturating_duration_since(Instant::now())).deadline.slice());
         }
     }
 }
 
 /// Asks the resolver, on a thread of its own, because the resolver knows no deadline.
-fn ask(host: &str, port: u16, wait: &Wait) -> Result<io::Result<()>, Error> {
+fn ask(host: &str, port: u16, wait: &Wait) -> Result<io::Result<Vec<SocketAddr>>, Error> {
     let (sender, receiver) = channel();
     let owned = host.to_owned();
-    let work = move || drop(sender.send(resolve(&owned, port).map(drop)));
+    let work = move || drop(sender.send(resolve(&owned, port)));
     if let Err(error) = std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(work) {
         return Ok(Err(error));
     }

@@ -23,13 +23,15 @@ pub struct Progress<'a> {
     /// The end of the whole wait.
     wait: &'a Wait,
     next: Instant,
+    /// What each line says at its end, where something is wrong with the endpoint.
+    remark: String,
 }
 
 impl<'a> Progress<'a> {
     /// Begins to wait. With `is_silent` the first line is due later, because another node reports
     /// the wait.
     pub fn new(shared: &'a Shared, wait: &'a Wait, is_silent: bool) -> Progress<'a> {
-        Progress { shared, wait, next: Instant::now() + if is_silent { AGAIN } else { FIRST } }
+        Progress { shared, wait, next: Instant::now() + if is_silent { AGAIN } else { FIRST }, remark: String::new() }
     }
 
     /// Returns a wait that ends when the next line is due, at that time, or at the end of the
@@ -49,11 +51,27 @@ impl<'a> Progress<'a> {
         self.shared.tell(News::Note(text));
     }
 
+    /// Ends each line with this text.
+    pub fn remark(&mut self, text: String) {
+        self.remark = text;
+    }
+
     /// Says the line if it is due.
     pub fn tell(&mut self, whom: impl FnOnce() -> String) {
+        self.tell_for(self.wait.deadline.left(), whom);
+    }
+
+    /// Says the line if it is due. This wait ends at that moment, or at the end of the whole wait.
+    pub fn tell_until(&mut self, end: Instant, whom: impl FnOnce() -> String) {
+        self.tell_for(end.saturating_duration_since(Instant::now()), whom);
+    }
+
+    fn tell_for(&mut self, left: Duration, whom: impl FnOnce() -> String) {
         if Instant::now() >= self.next && !self.is_over() {
-            let left = span(self.wait.deadline.left());
-            self.shared.tell(News::Note(format!("waiting for {}; {left} left (--rdzv-timeout)", whom())));
+            let whole = self.wait.deadline.left();
+            let option = if left < whole { "" } else { " (--rdzv-timeout)" };
+            let (left, remark) = (span(left.min(whole)), &self.remark);
+            self.shared.tell(News::Note(format!("waiting for {}; {left} left{option}{remark}", whom())));
             self.next = Instant::now() + AGAIN;
         }
     }

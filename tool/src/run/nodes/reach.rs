@@ -6,22 +6,23 @@ use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Status};
 use devicemesh::rendezvous::host_name;
-use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore, resolve};
+use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::{Deadline, Wait};
 use rustix::io::Errno;
 
 use super::keys::{OVER, SERVED};
 use super::name::wait_for_name;
-use super::port::listener;
+use super::place::Place;
+use super::port::{is_taken_by_a_stranger, listener};
 use super::progress::Progress;
 use super::shared::Reached;
-use crate::run::rendezvous::Rendezvous;
+use crate::run::rendezvous::{Origin, Rendezvous, is_here, is_loopback};
 
 /// How long one attempt to connect lasts. After that a node that could serve the store itself
 /// checks whether its port is free now.
 const TRY: Duration = Duration::from_secs(1);
-/// How long the tool that serves the store may take to mark it as served, and how long the port of
-/// node 0 may be in use by something that gives no answer as a store.
+/// How long the tool that serves the store may take to mark it as served, and how long the port may
+/// be in use by a process of another user that gives no answer as a store.
 const MARKED: Duration = Duration::from_secs(10);
 /// The variable that the errors about a secret name.
 const SECRET: &str = "DM_STORE_SECRET";
@@ -35,7 +36,9 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
     let must_serve = *node == Some(0);
     let in_use = |error: &Error| error.os_error() == Errno::ADDRINUSE.raw_os_error();
     let secret = Secret::from_environment()?;
-    wait_for_name(rendezvous, wait, progress)?;
+    let addresses = wait_for_name(rendezvous, wait, progress)?;
+    let place = Place::new(rendezvous, &addresses);
+    progress.remark(place.remark.clone());
     let began = Instant::now();
     loop {
         wait.look_around()?;
@@ -47,6 +50,10 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Some(Err(error)) if must_serve && !in_use(&error) => {
                 return Err(Error::store(format!("node 0 on {}: {}", host_name(), error.message())));
             }
+            // Nobody can serve the store there. A devicemesh may be this job's, or may be ending.
+            Some(Err(error)) if in_use(&error) && is_taken_by_a_stranger(*port) => {
+                return Err(port_in_use(rendezvous, "that is no devicemesh run"));
+            }
             Some(Err(error)) => (None, in_use(&error)),
             None => (None, false),
         };
@@ -55,16 +62,16 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Ok(store) => store,
             // Only a try with enough time shows that there is no store.
             Err(error) if limited.deadline.passed() && !wait.deadline.passed() => {
-                if is_taken && must_serve && began.elapsed() > MARKED {
+                if is_taken && began.elapsed() > MARKED && (must_serve || listener(*port).is_empty()) {
                     return Err(port_in_use(rendezvous, "what listens there gives no answer as a store"));
                 }
-                progress.tell(|| waiting(rendezvous, &error));
+                progress.tell(|| waiting(rendezvous, &place, &error));
                 continue;
             }
             Err(error) if wait.deadline.passed() => {
                 return Err(match is_taken {
                     true => port_in_use(rendezvous, &why(&error)),
-                    false => nobody_serves(rendezvous, &error),
+                    false => nobody_serves(rendezvous, &place, &error),
                 });
             }
             // A store that wants a secret is a store.
@@ -78,21 +85,25 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Err(error) => return Err(error),
         };
         if server.is_some() {
-            if let Some(warning) = unreachable_name(rendezvous) {
+            if let Some(warning) = unreachable_name(rendezvous, &addresses) {
+                // All nodes may be on this host.
+                if rendezvous.hosts.iter().any(|host| !is_here(host)) {
+                    return Err(Error::invalid(warning));
+                }
                 progress.say(warning);
             }
-            return Ok(Reached { store, server });
+            return Ok(Reached { store, place, server });
         }
         match is_current(&store, rendezvous, wait) {
-            Ok(true) => return Ok(Reached { store, server }),
+            Ok(true) => return Ok(Reached { store, place, server }),
             // The server of an earlier job is just ending.
             Ok(false) => std::thread::sleep(PAUSE),
             Err(error) if error.status() == Status::Store && !wait.deadline.passed() => std::thread::sleep(PAUSE),
             Err(error) => return Err(error),
         }
-        progress.tell(|| format!("the job before this one to leave {}", rendezvous.store()));
+        progress.tell(|| format!("the job before this one to leave {}", place.at));
         if wait.deadline.passed() {
-            let store = rendezvous.store();
+            let store = &place.at;
             return Err(Error::timeout(format!(
                 "the job that {store} was served for is over, but its server is still there: end it, or choose another port with --rdzv-endpoint"
             )));
@@ -102,17 +113,14 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
 
 /// Returns a warning if the endpoint's name, which is neither an address nor localhost, means only
 /// loopback addresses on this host. Debian's /etc/hosts gives a host's own name such an address.
-/// This is no error, because all nodes may be on this host.
-fn unreachable_name(rendezvous: &Rendezvous) -> Option<String> {
+fn unreachable_name(rendezvous: &Rendezvous, addresses: &[IpAddr]) -> Option<String> {
     let (host, port) = (&rendezvous.host, rendezvous.port);
-    if rendezvous.nodes < 2 || host.parse::<IpAddr>().is_ok() || host.split('.').next() == Some("localhost") {
+    if rendezvous.nodes < 2 || is_loopback(host) {
         return None;
     }
-    let addresses = resolve(host, port).ok()?;
-    let first = addresses.first().filter(|_| addresses.iter().all(|address| address.ip().is_loopback()))?;
+    let first = addresses.first().filter(|_| addresses.iter().all(IpAddr::is_loopback))?;
     Some(format!(
-        "the name {host} is {} on {} (see /etc/hosts), which no other host can reach: name an address of this host by --rdzv-endpoint, as 10.0.0.5:{port}",
-        first.ip(),
+        "the name {host} is {first} on {} (see /etc/hosts), which no other host can reach: name an address of this host by --rdzv-endpoint, as 10.0.0.5:{port}",
         host_name()
     ))
 }
@@ -122,17 +130,23 @@ fn server_of(rendezvous: &Rendezvous) -> &'static str {
     if rendezvous.node.is_none() { "one of the nodes" } else { "node 0" }
 }
 
-fn waiting(rendezvous: &Rendezvous, error: &Error) -> String {
-    format!("{} to serve {} ({})", server_of(rendezvous), rendezvous.store(), why(error))
+fn waiting(rendezvous: &Rendezvous, place: &Place, error: &Error) -> String {
+    format!("{} to serve {} ({})", server_of(rendezvous), place.at, why(error))
 }
 
-fn nobody_serves(rendezvous: &Rendezvous, error: &Error) -> Error {
+fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error {
+    let host = match rendezvous.origin {
+        Origin::Endpoint => "the host that --rdzv-endpoint names".to_owned(),
+        Origin::Hosts(option) => format!("the first host of {option}"),
+        Origin::Launcher => rendezvous.host.clone(),
+    };
     Error::timeout(format!(
-        "nobody serves {} after {} s; {} must run on the host that --rdzv-endpoint names, and its port be open to the others ({})",
-        rendezvous.store(),
+        "nobody serves {} after {} s; {} must run on {host}, and its port be open to the others ({}){}",
+        place.at,
         rendezvous.timeout.as_secs_f64(),
         server_of(rendezvous),
-        why(error)
+        why(error),
+        place.remark
     ))
 }
 

@@ -14,11 +14,16 @@ use rustix::io::Errno;
 
 use super::keys::{self, AT_ONCE, OVER};
 use super::peer::read_cause;
+use super::place::Place;
 use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
 
 /// How long one question to the store may take when the job ends.
 pub const TELL: Duration = Duration::from_secs(3);
+
+/// The errors by which the kernel of the store's host says that the server has ended. `None` is the
+/// end of the connection.
+const CLOSED: [Option<Errno>; 4] = [None, Some(Errno::CONNRESET), Some(Errno::PIPE), Some(Errno::CONNREFUSED)];
 
 /// News that the waiting thread finds out while the main thread watches the ranks.
 pub enum News {
@@ -55,6 +60,8 @@ pub struct Shared {
 /// The job's store.
 pub struct Reached {
     pub store: TcpStore,
+    /// Where it is, for messages.
+    pub place: Place,
     /// Its server, where this node serves it.
     pub server: Option<Server>,
 }
@@ -140,12 +147,16 @@ impl Shared {
     pub fn store_lost(&self, error: &Error) -> Cause {
         let serving = self.serving.get();
         let who = serving.map_or("the node that serves the store", |(name, _)| name.as_str());
-        let name = self.reached.get().map_or("", |reached| reached.store.name());
+        let at = self.reached.get().map_or("", |reached| reached.place.at.as_str());
         let timed_out = error.status() == Status::Timeout || error.os_error() == Errno::TIMEDOUT.raw_os_error();
         let what = if timed_out { "is out of reach" } else { "has gone" };
-        let message = format!(
-            "{who} {what}, and with it the store at {name}: its devicemesh run was killed, or its host or the network is down"
-        );
+        let is_closed = CLOSED.iter().any(|closed| error.os_error() == closed.map_or(0, Errno::raw_os_error));
+        let why = match timed_out {
+            true => "its host or the network is down",
+            false if is_closed => "its devicemesh run was killed",
+            false => "its devicemesh run was killed, or its host or the network is down",
+        };
+        let message = format!("{who} {what}, and with it the store at {at}: {why}");
         Cause::Lost { message, number: serving.map(|(_, number)| *number) }
     }
 }

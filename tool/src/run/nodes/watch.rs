@@ -6,11 +6,10 @@ use std::time::Duration;
 use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
-use super::entry::name;
+use super::entry::gone;
 use super::keys::{self, AT_ONCE, NODES, OVER};
 use super::peer::read_cause;
 use super::shared::{News, Reached, Shared, TELL};
-use crate::run::cause::Cause;
 
 /// Longer than any job lasts.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
@@ -18,9 +17,9 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Returns when this node has nothing more to wait for. `over` tells whether the job has ended
 /// already.
 pub fn watch(shared: &Shared, mut over: bool) {
-    let Some(Reached { store, server }) = shared.reached.get() else { return };
+    let Some(Reached { store, server, .. }) = shared.reached.get() else { return };
     // How many tools have gone, this one aside.
-    let mut gone = 0;
+    let mut departed = 0;
     // Whether the job ends at once.
     let mut at_once = false;
     let wait = shared.wait(FOREVER);
@@ -28,10 +27,10 @@ pub fn watch(shared: &Shared, mut over: bool) {
         if at_once && server.is_none() {
             return;
         }
-        if over && server.is_some() && gone + 1 >= arrived(store) {
+        if over && server.is_some() && departed + 1 >= arrived(store) {
             return shared.tell(News::StoreUnused);
         }
-        let next = keys::gone(gone + 1);
+        let next = keys::gone(departed + 1);
         let wanted = [if over { AT_ONCE } else { OVER }, &next];
         match store.get_any(&wanted[usize::from(at_once)..], &wait) {
             Ok((0, text)) if !over => {
@@ -43,7 +42,7 @@ pub fn watch(shared: &Shared, mut over: bool) {
                 shared.tell(News::AtOnce);
             }
             Ok((_, arrival)) => {
-                gone += 1;
+                departed += 1;
                 if !over {
                     tool_has_gone(shared, store, &arrival);
                 }
@@ -67,8 +66,7 @@ fn tool_has_gone(shared: &Shared, store: &TcpStore, arrival: &[u8]) {
     match store.try_get(&keys::finished(arrival), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
         Ok(None) => {
-            let (node, number) = name(store, shared.nodes, arrival, TELL);
-            shared.end(Cause::Gone { node, number });
+            shared.end(gone(store, shared.nodes, arrival, TELL));
         }
         // The store has gone too. The next wait finds that.
         Err(_) => {}

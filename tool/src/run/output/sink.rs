@@ -34,6 +34,9 @@ struct State {
     /// whether the line is from the rank's standard error. It is `None` where the output ends with a
     /// line break.
     open: Option<(u32, bool)>,
+    /// Whether the last byte that was added is no line break. A rank may end without one, and its
+    /// line may be cut or be a progress bar, which ends with a carriage return.
+    is_inside_line: bool,
     /// How many bytes the thread is writing.
     writing: usize,
     /// How many bytes were ever added.
@@ -64,14 +67,15 @@ impl Sink {
         self.push_lines(bytes, false);
     }
 
-    /// Adds whole lines of the tool itself, as [`push`](Sink::push) does for a rank.
+    /// Adds whole lines of the tool itself, in a new line.
     pub fn push_own(&self, bytes: Vec<u8>) {
         self.push_lines(bytes, true);
     }
 
     fn push_lines(&self, mut bytes: Vec<u8>, is_own: bool) {
         let mut state = self.0.state();
-        if state.open.take().is_some() {
+        let begins_itself = bytes.first() == Some(&b'\n');
+        if state.open.take().is_some() || (is_own && state.is_inside_line && !begins_itself) {
             bytes.insert(0, b'\n');
         }
         self.0.add(&mut state, bytes, is_own);
@@ -154,6 +158,7 @@ impl Shared {
         }
         let begin = state.added;
         state.added += bytes.len() as u64;
+        state.is_inside_line = bytes.last().map_or(state.is_inside_line, |last| *last != b'\n');
         match state.queue.is_empty() {
             true => state.queue = bytes,
             false => state.queue.extend_from_slice(&bytes),
@@ -234,6 +239,19 @@ mod tests {
         let mut state = sink.0.state();
         state.queue.clear();
         state.writing = left;
+    }
+
+    #[test]
+    fn the_tools_own_lines_begin_a_line() {
+        let sink = sink();
+        for text in [&b"whole\n"[..], b"no end", b"bar 10%\r", b"bar 20%"] {
+            sink.push(text.to_vec());
+            if text != b"bar 10%\r" {
+                sink.push_own(b"own\n".to_vec());
+            }
+        }
+        let queue = sink.0.state().queue.clone();
+        assert_eq!(String::from_utf8(queue).unwrap(), "whole\nown\nno end\nown\nbar 10%\rbar 20%\nown\n");
     }
 
     #[test]

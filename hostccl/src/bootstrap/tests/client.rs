@@ -1,0 +1,154 @@
+//! A rank whose maker refuses it, sends garbage or goes away, is told so.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{greeting, member};
+use crate::bootstrap::client::Client;
+use crate::bootstrap::greeting::{ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Status};
+use crate::bootstrap::link;
+use crate::bootstrap::message::Message;
+use crate::error::{Error, Result};
+use crate::types::*;
+
+const TOKEN: [u8; 16] = [4; 16];
+const NONCE: [u8; 16] = [2; 16];
+
+/// Returns a rank's connection to a maker that gives each accepted connection to the next function.
+fn rank_of(serve: Vec<fn(TcpStream)>) -> (Client, SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let maker = std::thread::spawn(move || serve.into_iter().for_each(|serve| serve(listener.accept().unwrap().0)));
+    (Client::new(address, TOKEN, Message::Register(member(0, 2))), address, maker)
+}
+
+/// Polls until there is a message or an error.
+fn outcome(client: &mut Client) -> Result<Message> {
+    let began = Instant::now();
+    loop {
+        if let Some(message) = client.poll()? {
+            return Ok(message);
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing comes: {client:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn error_of(serve: fn(TcpStream)) -> (Error, SocketAddr) {
+    let (mut client, address, maker) = rank_of(vec![serve]);
+    let error = outcome(&mut client).unwrap_err();
+    maker.join().unwrap();
+    (error, address)
+}
+
+/// Answers a rank's greeting, with a proof of this token where there is one.
+fn answer(mut socket: &TcpStream, status: u8, token: Option<[u8; 16]>) {
+    let mut hello = [0; HELLO_BYTES];
+    socket.read_exact(&mut hello).unwrap();
+    let mut answer = greeting::answer(Status::Welcome, None, &hello, &NONCE);
+    if let Some(known) = Status::of(status) {
+        answer = greeting::answer(known, token.as_ref(), &hello, &NONCE);
+    }
+    answer[0] = status;
+    socket.write_all(&answer[..ANSWER_BYTES]).unwrap();
+}
+
+/// Welcomes a rank, and returns when the rank has registered.
+fn welcome(mut socket: &TcpStream) {
+    answer(socket, Status::Welcome as u8, Some(TOKEN));
+    let mut registered = vec![0; PROOF_BYTES + link::frame(&Message::Register(member(0, 2))).len()];
+    socket.read_exact(&mut registered).unwrap();
+}
+
+#[test]
+fn a_refusal_says_what_to_do() {
+    let refusals: [(fn(TcpStream), _); 4] = [
+        (
+            |socket| answer(&socket, Status::UnknownId as u8, None),
+            "the unique id is used up, or its maker has given it up: the process at ADDRESS does not know it any more; one id starts one communicator",
+        ),
+        (
+            |socket| answer(&socket, Status::RankHasNoSecret as u8, Some(TOKEN)),
+            "the maker of the unique id has DM_STORE_SECRET set, and this process has not: set it to the same secret on all ranks",
+        ),
+        (
+            |socket| answer(&socket, Status::MakerHasNoSecret as u8, Some(TOKEN)),
+            "this process has DM_STORE_SECRET set, and the maker of the unique id has not: set it to the same secret on all ranks",
+        ),
+        (
+            |socket| answer(&socket, Status::OtherVersion as u8, Some(TOKEN)),
+            "another version of hostccl made the unique id: all ranks need the same library",
+        ),
+    ];
+    for (serve, message) in refusals {
+        let (error, address) = error_of(serve);
+        assert_eq!(error.message(), message.replace("ADDRESS", &address.to_string()));
+        assert_eq!(error.code(), ncclInvalidUsage, "{message}");
+    }
+}
+
+/// Another program may listen at the maker's port by now, or somebody may want to keep a rank out.
+#[test]
+fn an_answer_without_a_proof_is_not_the_makers() {
+    let others: [fn(TcpStream); 3] = [
+        |socket| answer(&socket, Status::Welcome as u8, Some([5; 16])),
+        |socket| answer(&socket, Status::OtherVersion as u8, Some([5; 16])),
+        |socket| answer(&socket, b'H', None),
+    ];
+    for serve in others {
+        let (error, address) = error_of(serve);
+        assert_eq!(error.message(), format!("the process at {address} is not the one that made the unique id"));
+        assert_eq!(error.code(), ncclRemoteError);
+    }
+}
+
+#[test]
+fn garbage_of_the_maker_ends_the_join() {
+    let garbage: [(fn(TcpStream), _); 2] = [
+        (
+            |mut socket| {
+                welcome(&socket);
+                socket.write_all(&[&3_u32.to_le_bytes()[..], b"???"].concat()).unwrap();
+            },
+            "3 bytes came that are no message",
+        ),
+        (
+            |mut socket| {
+                welcome(&socket);
+                socket.write_all(&u32::MAX.to_le_bytes()).unwrap();
+            },
+            "a message of 4294967295 bytes came, and at most ",
+        ),
+    ];
+    for (serve, why) in garbage {
+        let (error, address) = error_of(serve);
+        let start = format!("the maker of the unique id, at {address}: {why}");
+        assert!(error.message().starts_with(&start) && error.code() == ncclRemoteError, "{}", error.message());
+    }
+}
+
+#[test]
+fn a_maker_that_goes_after_the_registration_is_missed() {
+    let (error, address) = error_of(|socket| welcome(&socket));
+    let gone = format!(
+        "the process that made the unique id, at {address}, has gone or cannot be reached before all ranks had joined"
+    );
+    assert_eq!((error.code(), error.message()), (ncclRemoteError, &*gone));
+}
+
+/// The maker closes connections when it has too many. The rank connects again.
+#[test]
+fn a_connection_that_is_closed_before_the_answer_is_made_again() {
+    let (mut client, address, maker) = rank_of(vec![drop, drop, |mut socket| {
+        welcome(&socket);
+        socket.write_all(&link::frame(&Message::Go)).unwrap();
+    }]);
+    assert_eq!(client.last_failure(), None);
+    assert_eq!(outcome(&mut client).unwrap(), Message::Go);
+    assert!(client.is_ready() && client.has_sent_first());
+    let failure = client.last_failure().unwrap();
+    assert!(failure.starts_with(&address.to_string()), "{failure}");
+    maker.join().unwrap();
+}

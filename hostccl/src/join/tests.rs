@@ -1,0 +1,70 @@
+//! A rank that cannot reach the maker of the unique id says where the maker should be, and why the
+//! rank does not reach it.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use super::*;
+
+/// Joins by an id with this maker, and returns the error of the join, which is given 200 ms.
+fn failure(maker: SocketAddr) -> Error {
+    let mut id = Id::create(Some(true)).unwrap();
+    id.address = Some(maker);
+    let mut join = Join::new(Source::Id(id), 2, 0, "test".to_owned(), Arc::default());
+    join.wait_at_most(Some(Duration::from_millis(200)));
+    let began = Instant::now();
+    loop {
+        match join.poll() {
+            Err(error) => return error,
+            Ok(polled) => assert!(polled == Poll::Outside && began.elapsed() < Duration::from_secs(60), "{polled:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[track_caller]
+fn cannot_reach(maker: SocketAddr, why: &str) {
+    let error = failure(maker);
+    let start = format!("the maker of the unique id could not be reached at {maker} within 200 ms: ");
+    let said = error.message().strip_prefix(&start);
+    assert!(said.is_some_and(|said| said.contains(why)), "{}", error.message());
+    assert_eq!(error.code(), ncclTimeout);
+}
+
+#[test]
+fn a_maker_that_does_not_answer() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    cannot_reach(silent.local_addr().unwrap(), "it does not answer");
+}
+
+#[test]
+fn a_maker_to_which_no_network_leads() {
+    // No connection can be made to a broadcast address.
+    cannot_reach(SocketAddr::from(([255, 255, 255, 255], 7)), "255.255.255.255:7: Network is unreachable");
+}
+
+#[test]
+fn a_maker_that_closes_each_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let maker = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                drop(listener.accept());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        cannot_reach(maker, &maker.to_string());
+        is_over.store(true, Ordering::Release);
+    });
+}
+
+#[test]
+fn nobody_listens_at_the_makers_address() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = failure(free);
+    assert_eq!(error.code(), ncclRemoteError);
+    assert!(error.message().contains(&format!("nobody listens at {free}")), "{}", error.message());
+}
