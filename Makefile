@@ -115,7 +115,8 @@ instructions:
 	$(PYTHON) tests/instructions.py $(ARGS)
 
 # libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder), FUZZ=records (its
-# encrypted connections), FUZZ=mesh_text or FUZZ=wire (the host engine's network).
+# encrypted connections), FUZZ=mesh_text, FUZZ=decision (those of a recovery) or FUZZ=wire (the host
+# engine's network).
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
 # `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60

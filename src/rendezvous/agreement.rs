@@ -23,7 +23,8 @@
 //! [`Scope::tell_refusal`] bring the ranks back to one number, so that the next calls of all ranks
 //! meet.
 //!
-//! After ranks were lost, the others agree on who is lost (survivors.rs).
+//! After ranks were lost, the others agree on who is lost (survivors.rs). A job that recovers goes
+//! from epoch to epoch by decisions (recovery.rs).
 //!
 //! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
 //! store stays small.
@@ -33,13 +34,16 @@ mod cleanup;
 mod comparing;
 mod deadlock;
 mod deciding;
+mod decision;
 mod departures;
 mod exchange;
 mod late;
 mod members;
 mod missing;
 mod notes;
+mod proposal;
 mod readers;
+mod recovery;
 mod round;
 mod scope;
 mod sharing;
@@ -51,9 +55,12 @@ mod waiting;
 
 pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
+pub use decision::{Decision, Decisions, Epoch, Failure, Replicas, Why};
 pub use departures::Departures;
 pub(super) use members::Members;
 pub(super) use notes::{add_note, fill_gaps, note_key};
+pub use proposal::{Knock, Passed, Seen, Terms};
+pub use recovery::{Arrival, Made, Outcome, Recovery};
 pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;

@@ -11,6 +11,7 @@ use super::engine_place::EnginePlace;
 use super::equipment::{self, Equipment};
 use super::handshake::{self, NonceServer};
 use super::host::HostIdentity;
+use super::incarnation::{Incarnation, Tickets};
 use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
 use super::launcher::{Place, detect, given};
@@ -198,7 +199,12 @@ impl World {
         };
         let (members, leftovers) =
             (Members::All(size), Arc::new(join_attempt::leftovers(&store, (rank, size), &prefix, &join.counter)));
-        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (rank, size), wait)?);
+        let mut me = Incarnation::first(rank as i32);
+        if size > 1 {
+            let joined = store.add(&format!("{prefix}/rank/{rank}"), 1, wait)?;
+            me.ticket = u32::try_from(joined - 1).unwrap_or(u32::MAX);
+        }
+        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (me, size), wait)?);
         let served = size > 1 && fresh;
         leftovers.note(format!("{prefix}/rank/{rank}"));
         if rank == 0 {
@@ -210,12 +216,13 @@ impl World {
             losses: Arc::clone(&losses),
             left: ScopeKeys::new(&members, &leftovers),
             members,
+            tickets: Tickets::default(),
             me: rank,
             served,
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(membership, format!("{prefix}/world")));
-        let session = Session { scope, losses, leftovers, store, prefix, size_there, served, server };
+        let session = Session { me, scope, losses, leftovers, store, prefix, size_there, served, server };
         Ok((session, join, host))
     }
 
@@ -235,7 +242,7 @@ impl World {
             session.scope.agree("dm_world_init()", wait)?;
             return equip(local).map(|_| local);
         }
-        if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
+        if session.me.ticket > 0 {
             let name = session.store.name();
             // The ranks of a world of another size belong to another job, which this rank leaves
             // alone.

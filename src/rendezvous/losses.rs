@@ -1,13 +1,16 @@
-//! The ranks of the world that are lost, as far as this rank knows. The store tells who is lost
+//! The processes of the world that are lost, as far as this rank knows. The store tells who is lost
 //! where the store can know it. Otherwise the ranks of each host watch each other's processes.
 //!
-//! The key `<prefix>/lost` counts the lost ranks, and `<prefix>/lost/<k>` holds the k-th one
+//! A rank that is lost may come back as another process (incarnation.rs). So the list has
+//! processes, and whoever asks says which process of a rank is meant.
+//!
+//! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
 //! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
 //! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
 //! each rank leaves its process number under the name of its host, and a rank that waits for long
 //! looks whether the processes of its own host live. There the ranks fill the gaps.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +19,7 @@ use hostccl::process::{Process, ProcessId};
 
 use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
+use super::incarnation::Incarnation;
 use super::store::Store;
 use crate::digest::Fnv1a;
 use crate::error::{Result, Status};
@@ -33,14 +37,14 @@ const QUIET: Duration = Duration::from_millis(50);
 /// The longest time for which a call that has found a loss waits for further losses.
 const LONGEST_WAIT_FOR_QUIET: Duration = Duration::from_millis(250);
 
-/// The ranks of one world that are lost, as far as this rank knows.
+/// The processes of one world that are lost, as far as this rank knows.
 pub(super) struct Losses {
     /// The store that has the notes.
     store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     prefix: String,
-    /// This process's rank.
-    me: i32,
+    /// This process.
+    me: Incarnation,
     /// Whether the store itself knows who is lost, and fills the gaps among the notes.
     store_knows: bool,
     /// The losses that were read so far.
@@ -60,51 +64,51 @@ const DEADLOCKS: usize = 64;
 /// The losses that this rank knows of.
 #[derive(Default)]
 struct Known {
-    /// The lost ranks, in the order in which this rank has learned of them.
-    ranks: Vec<i32>,
+    /// The lost processes, in the order in which this rank has learned of them.
+    processes: Vec<Incarnation>,
     /// How many of the notes in the store were read. This number may differ from the number of
-    /// ranks, because this rank learns of some losses without a note.
+    /// processes, because this rank learns of some losses without a note.
     read: usize,
     /// How this rank has noticed the losses of which no note in the store told it.
-    noticed: HashMap<i32, &'static str>,
-    /// The ranks of whose loss the log has told.
-    logged: HashSet<i32>,
+    noticed: HashMap<Incarnation, &'static str>,
+    /// The processes of whose loss the log has told.
+    logged: HashSet<Incarnation>,
     /// The moment at which this rank learned of the last loss, which tells whether further losses
     /// may follow.
     last: Option<Instant>,
-    /// The ranks whose loss this rank could not announce, because the store failed.
-    unannounced: Vec<i32>,
+    /// The processes whose loss this rank could not announce, because the store failed.
+    unannounced: Vec<Incarnation>,
     /// The moment at which the last announcement failed.
     failed: Option<Instant>,
 }
 
 impl Known {
-    fn add(&mut self, rank: Option<i32>) {
-        self.ranks.extend(rank);
+    fn add(&mut self, process: Option<Incarnation>) {
+        self.processes.extend(process);
         self.last = Some(Instant::now());
     }
 }
 
 impl Losses {
     /// Begins to watch the world whose keys begin with `prefix`. From now on the others learn when
-    /// this rank ends.
+    /// this process, which is `me`, ends.
     pub(super) fn begin(
         store: Arc<dyn Store>,
         prefix: &str,
         leftovers: &WorldKeys,
-        (rank, size): (usize, usize),
+        (me, size): (Incarnation, usize),
         wait: &Wait,
     ) -> Result<Losses> {
         let store_knows =
-            size == 1 || store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)?;
+            size == 1 || store.leave_last_word(&format!("{prefix}/lost"), me.to_string().as_bytes(), wait)?;
         let local_ranks = match store_knows {
             true => None,
-            false => LocalRanks::join(&*store, prefix, leftovers, rank, wait)?,
+            false => LocalRanks::join(&*store, prefix, leftovers, me, wait)?,
         };
         Ok(Losses {
             store,
             prefix: prefix.to_owned(),
-            me: rank as i32,
+            me,
             store_knows,
             known: Mutex::default(),
             local_ranks,
@@ -118,7 +122,7 @@ impl Losses {
         Losses {
             store,
             prefix: prefix.to_owned(),
-            me: 0,
+            me: Incarnation::first(0),
             store_knows: false,
             known: Mutex::default(),
             local_ranks: None,
@@ -143,32 +147,33 @@ impl Losses {
 
     /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
-        let rank: Option<i32> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        let process: Option<Incarnation> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let mut known = self.known();
-        // Another thread may have noted it meanwhile. A value that is no rank is counted, so the
+        // Another thread may have noted it meanwhile. A value that is no process is counted, so the
         // next note is found.
         if known.read + 1 == number {
             known.read = number;
-            known.add(rank);
+            known.add(process);
         }
     }
 
     /// Keeps, for the log, how this rank has noticed a loss. A second way of one loss is not kept.
-    pub(super) fn noticed(&self, rank: i32, how: &'static str) {
-        self.known().noticed.entry(rank).or_insert(how);
+    pub(super) fn noticed(&self, process: Incarnation, how: &'static str) {
+        self.known().noticed.entry(process).or_insert(how);
     }
 
-    /// Warns in the log, once for each rank, that these ranks are lost. A rank that ends in order
-    /// is among the losses, too, so only those are logged that a call of this rank has missed.
-    pub(super) fn warn_of(&self, lost: &[i32]) {
-        for rank in lost.iter().filter(|rank| **rank != self.me) {
+    /// Warns in the log, once for each process, that these processes are lost. A rank that ends in
+    /// order is among the losses, too, so only those are logged that a call of this rank has
+    /// missed.
+    pub(super) fn warn_of(&self, lost: impl IntoIterator<Item = Incarnation>) {
+        for process in lost.into_iter().filter(|process| *process != self.me) {
             let mut known = self.known();
-            let (is_new, how) = (known.logged.insert(*rank), known.noticed.get(rank).copied());
+            let (is_new, how) = (known.logged.insert(process), known.noticed.get(&process).copied());
             // The lock is given back first, because a callback may ask for the lost ranks.
             drop(known);
             if is_new {
                 let how = how.unwrap_or("the store says so: its connections have ended, or it has left");
-                log::warn!("rank {}: rank {rank} is lost ({how})", self.me);
+                log::warn!("rank {}: rank {} is lost ({how})", self.me.rank, process.rank);
             }
         }
     }
@@ -185,14 +190,14 @@ impl Losses {
         is_new
     }
 
-    /// Returns the first rank that is known to be lost and for which `is_missed` holds.
-    pub(super) fn first(&self, is_missed: impl Fn(i32) -> bool) -> Option<i32> {
-        self.known().ranks.iter().copied().find(|rank| is_missed(*rank))
+    /// Whether a process is known to be lost for which `is_missed` holds.
+    pub(super) fn any(&self, is_missed: impl Fn(Incarnation) -> bool) -> bool {
+        self.known().processes.iter().any(|process| is_missed(*process))
     }
 
-    /// Returns all ranks that are known to be lost and for which `is_missed` holds.
-    pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> HashSet<i32> {
-        self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect()
+    /// Returns all processes that are known to be lost and for which `is_missed` holds.
+    pub(super) fn all(&self, is_missed: impl Fn(Incarnation) -> bool) -> BTreeSet<Incarnation> {
+        self.known().processes.iter().copied().filter(|process| is_missed(*process)).collect()
     }
 
     /// Returns once no further rank was lost for a moment. Ranks whose host or launcher has ended
@@ -240,25 +245,25 @@ impl Losses {
     pub(super) fn look(&self, of_caller: &Wait) {
         self.announce_again();
         let Some(local_ranks) = &self.local_ranks else { return };
-        for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
-            self.noticed(rank, "its process on this host has ended");
-            self.announce(rank);
+        for process in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
+            self.noticed(process, "its process on this host has ended");
+            self.announce(process);
         }
     }
 
-    /// Announces to all ranks, through the store, that one is lost. Where the store fails, this
-    /// rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
-    pub(super) fn announce(&self, rank: i32) {
+    /// Announces to all ranks, through the store, that a process is lost. Where the store fails,
+    /// this rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
+    pub(super) fn announce(&self, process: Incarnation) {
         let wait = Wait::after(SHORT);
         let (list, wrote) = (self.list(), |_| {});
-        let told = add_note(&*self.store, &list, rank.to_string().as_bytes(), &wait, &wrote);
+        let told = add_note(&*self.store, &list, process.to_string().as_bytes(), &wait, &wrote);
         if told.is_err() {
             let mut known = self.known();
-            // The store may have ended with that rank.
-            if !known.ranks.contains(&rank) {
-                known.add(Some(rank));
+            // The store may have ended with that process.
+            if !known.processes.contains(&process) {
+                known.add(Some(process));
             }
-            known.unannounced.push(rank);
+            known.unannounced.push(process);
             known.failed = Some(Instant::now());
         }
         if let (Ok(number), false) = (told, self.store_knows) {
@@ -274,9 +279,9 @@ impl Losses {
             return;
         }
         known.failed = None;
-        let ranks = std::mem::take(&mut known.unannounced);
+        let processes = std::mem::take(&mut known.unannounced);
         drop(known);
-        ranks.into_iter().for_each(|rank| self.announce(rank));
+        processes.into_iter().for_each(|process| self.announce(process));
     }
 }
 
@@ -284,17 +289,17 @@ impl Losses {
 struct LocalRanks {
     /// The key under which the ranks of this host are counted and listed.
     key: String,
-    /// This process's rank.
-    me: i32,
+    /// This process.
+    me: Incarnation,
     /// The ranks that were found so far.
     found: Mutex<Vec<LocalRank>>,
 }
 
 /// A rank of this host.
 struct LocalRank {
-    /// The rank in the world.
-    rank: i32,
-    /// Its process.
+    /// Its name in the world.
+    name: Incarnation,
+    /// Its process on this host.
     process: Arc<Process>,
     /// Whether its end was announced, or need not be.
     told: bool,
@@ -307,7 +312,7 @@ impl LocalRanks {
         store: &dyn Store,
         prefix: &str,
         leftovers: &WorldKeys,
-        rank: usize,
+        me: Incarnation,
         wait: &Wait,
     ) -> Result<Option<LocalRanks>> {
         let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else {
@@ -317,30 +322,29 @@ impl LocalRanks {
         let key = format!("{prefix}/host/{host:016x}");
         let process = ProcessId::current();
         let number = store.add(&key, 1, wait)?;
-        let line = format!("{rank} {} {}", process.pid, process.start);
+        let line = format!("{me} {} {}", process.pid, process.start);
         leftovers.note(format!("{key}/{number}"));
         if number == 1 {
             leftovers.note(key.clone());
         }
         store.set(&format!("{key}/{number}"), line.as_bytes(), wait)?;
-        Ok(Some(LocalRanks { key, me: rank as i32, found: Mutex::default() }))
+        Ok(Some(LocalRanks { key, me, found: Mutex::default() }))
     }
 
     /// Returns the ranks of this host whose processes have ended since the last call.
-    fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<i32> {
+    fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<Incarnation> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         // The ranks join in the beginning only, but not all at once.
         while let Ok(Some(line)) = store.try_get(&format!("{}/{}", self.key, found.len() + 1), wait) {
             let line = String::from_utf8_lossy(&line).into_owned();
-            let mut numbers = line.split(' ').map(str::parse::<u64>);
-            let (Some(Ok(rank)), Some(Ok(pid)), Some(Ok(start))) = (numbers.next(), numbers.next(), numbers.next())
-            else {
-                break;
-            };
+            let mut words = line.split(' ');
+            let name = words.next().and_then(|name| name.parse::<Incarnation>().ok());
+            let mut numbers = words.map(str::parse::<u64>);
+            let (Some(name), Some(Ok(pid)), Some(Ok(start))) = (name, numbers.next(), numbers.next()) else { break };
             let process = Process::watch(ProcessId { pid: pid as u32, start });
             // Ranks may be threads of one process. They live as long as this process.
-            let told = rank as i32 == self.me || pid == u64::from(std::process::id());
-            found.push(LocalRank { rank: rank as i32, process, told });
+            let told = name == self.me || pid == u64::from(std::process::id());
+            found.push(LocalRank { name, process, told });
         }
         let mut dead = Vec::new();
         loop {
@@ -349,7 +353,7 @@ impl LocalRanks {
             let Some(first) = Process::first_dead(&processes) else { return dead };
             let local_rank = &mut found[alive[first]];
             local_rank.told = true;
-            dead.push(local_rank.rank);
+            dead.push(local_rank.name);
         }
     }
 }

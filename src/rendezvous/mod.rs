@@ -11,6 +11,7 @@ mod engine_place;
 mod equipment;
 mod handshake;
 mod host;
+mod incarnation;
 mod init_method;
 mod join_attempt;
 mod joining;
@@ -26,10 +27,16 @@ mod world;
 
 #[doc(hidden)]
 pub use agreement::{AgreedLosses, Departures, Round, Scope};
+#[doc(hidden)]
+pub use agreement::{
+    Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Seen, Terms, Why,
+};
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};
+#[doc(hidden)]
+pub use incarnation::Incarnation;
 pub use local_place::LocalPlace;
 pub use options::{DEFAULT_TIMEOUT, JoinOptions};
 pub use world::World;

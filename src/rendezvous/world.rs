@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::agreement::{Departures, Members, Membership, Scope, ScopeKeys, WorldKeys};
+use super::agreement::{Departures, Epoch, Members, Membership, Recovery, Scope, ScopeKeys, WorldKeys};
+use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
 use super::losses::Losses;
@@ -34,9 +35,11 @@ pub struct World {
 /// The state that a rank has after it has joined. A forked child never drops it. The fields are
 /// dropped in order, so the connections to the store end before the server to which they may lead.
 pub(super) struct Session {
+    /// This process.
+    pub(super) me: Incarnation,
     /// All ranks.
     pub(super) scope: Arc<Scope>,
-    /// The ranks that are known to be lost.
+    /// The processes that are known to be lost.
     pub(super) losses: Arc<Losses>,
     /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
@@ -114,13 +117,25 @@ impl World {
     /// `id` is the same on all of them and is used once.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        let serving = session.served && self.place.rank == 0;
         let prefix = format!("{}/{id}", session.prefix);
+        Ok(Scope::new(self.membership(session, Members::Listed(ranks), position), prefix))
+    }
+
+    fn membership(&self, session: &Session, members: Members, position: usize) -> Membership {
+        let serving = session.served && self.place.rank == 0;
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
-        let members = Members::Listed(ranks);
         let left = ScopeKeys::new(&members, &session.leftovers);
-        let membership = Membership { store, losses, members, me: position, served: session.served, serving, left };
-        Ok(Scope::new(membership, prefix))
+        let (tickets, served) = (Tickets::default(), session.served);
+        Membership { store, losses, members, tickets, me: position, served, serving, left }
+    }
+
+    /// Begins this process's way through the decisions of the world. `epoch` is the one in which
+    /// the job has started. It is called once for a world.
+    #[doc(hidden)]
+    pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
+        let session = self.session()?;
+        let membership = self.membership(session, Members::All(self.place.size), self.place.rank);
+        Ok(Recovery::new(membership, session.me, epoch))
     }
 
     /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all
@@ -134,7 +149,7 @@ impl World {
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.
     pub fn leave(&self) {
         if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
-            session.losses.announce(self.place.rank as i32);
+            session.losses.announce(session.me);
         }
     }
 
@@ -149,7 +164,7 @@ impl World {
     pub fn lost_ranks_by(&self, wait: &Wait) -> Result<Vec<i32>> {
         let session = self.session()?;
         let refreshed = session.losses.refresh(wait);
-        let mut lost: Vec<i32> = session.losses.all(|rank| rank != self.place.rank as i32).into_iter().collect();
+        let mut lost: Vec<i32> = session.scope.lost_ranks();
         let is_unreachable = refreshed.is_err_and(|error| error.status() == Status::Store);
         if is_unreachable && session.served && self.place.rank != 0 && !lost.contains(&0) {
             lost.push(0);

@@ -8,7 +8,7 @@ from harness import Failure, run
 
 TARGETS = {
     "frame": ["fuzz", "FUZZ=frame"], "records": ["fuzz", "FUZZ=records"], "mesh_text": ["fuzz", "FUZZ=mesh_text"],
-    "wire": ["fuzz", "FUZZ=wire"],
+    "decision": ["fuzz", "FUZZ=decision"], "wire": ["fuzz", "FUZZ=wire"],
     "abi": ["fuzz-abi"]
 }
 

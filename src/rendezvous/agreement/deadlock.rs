@@ -170,7 +170,7 @@ impl DeadlockSearch {
         let (came, missing): (Vec<_>, Vec<_>) = present.into_iter().enumerate().partition(|(_, here)| *here);
         let ranks = |positions: Vec<(usize, bool)>| {
             let ranks = positions.into_iter().map(|(position, _)| call.members.rank(position));
-            ranks.filter(|rank| self.0.membership.losses.first(|lost| lost == *rank).is_none()).collect::<Vec<i32>>()
+            ranks.filter(|rank| !self.0.membership.has_lost(|lost| lost == *rank)).collect::<Vec<i32>>()
         };
         Ok((ranks(came), ranks(missing)))
     }

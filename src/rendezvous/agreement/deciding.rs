@@ -51,7 +51,8 @@ impl Round {
             log::debug!("rank {}: call {} {outcome} after {millis:.1} ms: {}", self.my_rank(), self.number, self.call);
         }
         if let Err(error) = &settled {
-            self.membership.losses.warn_of(error.lost());
+            let membership = &self.membership;
+            membership.losses.warn_of(error.lost().iter().map(|rank| membership.tickets.holder(*rank)));
         }
         settled.map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
     }

@@ -123,7 +123,7 @@ impl Round {
             positions.extend(missing.map(|(_, position)| position));
             at = end;
         }
-        let lost = self.membership.losses.all(|_| true);
+        let lost = self.membership.lost(|_| true);
         positions.retain(|position| !lost.contains(&members.rank(*position)));
         let ranks = positions.iter().map(|position| members.rank(*position)).collect();
         Ok(Absent { positions, ranks, looked_at: at })

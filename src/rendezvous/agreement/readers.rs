@@ -100,7 +100,7 @@ impl Round {
     fn await_each_reader(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Membership { store, losses, .. } = &*self.membership;
         loop {
-            let gone = losses.all(|rank| self.is_other(rank));
+            let gone = self.membership.lost(|rank| self.is_other(rank));
             let stays = |rank| rank != self.my_rank() && !gone.contains(&rank);
             if self.all_left(|rank| self.read_by(phase, rank), stays, wait)? {
                 return Ok(());

@@ -1,5 +1,6 @@
 //! One call of a scope: its place in the store, and which of its ranks are lost.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use super::departures::{self, Departures};
 use super::members::Members;
 use super::verdict::{Reason, Verdict, ranges, split};
 use crate::error::{Error, Result, Status};
+use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
 use crate::wait::{Deadline, Nearing, Wait};
@@ -24,10 +26,12 @@ pub(super) const LEAST_ASK: Duration = Duration::from_millis(200);
 pub(in crate::rendezvous) struct Membership {
     /// The store in which the ranks meet.
     pub(in crate::rendezvous) store: Arc<dyn Store>,
-    /// The ranks of the world that are known to be lost.
+    /// The processes of the world that are known to be lost.
     pub(in crate::rendezvous) losses: Arc<Losses>,
     /// The ranks of the scope.
     pub(in crate::rendezvous) members: Members,
+    /// Which process holds each of these ranks. Only its loss is a loss of the rank.
+    pub(in crate::rendezvous) tickets: Tickets,
     /// This rank's position among the members.
     pub(in crate::rendezvous) me: usize,
     /// Whether rank 0 of the world serves the store.
@@ -46,13 +50,28 @@ impl Membership {
         if error.status() != Status::Store || full || !self.served || self.serving {
             return error;
         }
-        self.losses.noticed(0, "the store that it serves does not answer");
+        self.losses.noticed(self.tickets.holder(0), "the store that it serves does not answer");
         Error::new(
             Status::PeerLost,
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
         )
         .with_os_error(error.os_error())
         .with_lost(&[0])
+    }
+
+    /// Whether a process is known to be lost that holds a rank for which `is_missed` holds.
+    pub(super) fn has_lost(&self, is_missed: impl Fn(i32) -> bool) -> bool {
+        self.losses.any(|process| self.is_loss_of(process, &is_missed))
+    }
+
+    /// Returns the ranks whose processes are known to be lost and for which `is_missed` holds.
+    pub(super) fn lost(&self, is_missed: impl Fn(i32) -> bool) -> BTreeSet<i32> {
+        let lost = self.losses.all(|process| self.is_loss_of(process, &is_missed));
+        lost.into_iter().map(|process| process.rank).collect()
+    }
+
+    fn is_loss_of(&self, process: Incarnation, is_missed: impl Fn(i32) -> bool) -> bool {
+        self.tickets.are_of(process) && is_missed(process.rank)
     }
 }
 
@@ -179,14 +198,12 @@ impl Round {
 
     /// Whether a rank of the scope is known to be lost.
     pub(super) fn has_lost(&self) -> bool {
-        self.membership.losses.first(|rank| self.is_other(rank)).is_some()
+        self.membership.has_lost(|rank| self.is_other(rank))
     }
 
     /// Returns the ranks of the scope that are known to be lost, in ascending order.
     pub(super) fn lost(&self) -> Vec<i32> {
-        let mut lost: Vec<i32> = self.membership.losses.all(|rank| self.is_other(rank)).into_iter().collect();
-        lost.sort_unstable();
-        lost
+        self.membership.lost(|rank| self.is_other(rank)).into_iter().collect()
     }
 
     /// Returns the error of a call in which ranks were lost that had not come.

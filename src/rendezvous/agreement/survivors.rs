@@ -15,7 +15,6 @@
 //! for it either. Its error says so. The deadline, ranks that come late and refusals are those of
 //! every call (deciding.rs, late.rs).
 
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::deadlock::take_back_note;
@@ -71,12 +70,16 @@ impl Round {
         let wait = &self.watching(phase, wait);
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         let verdict = self.key(phase, "verdict");
+        // Where the store does not answer, this rank may add losses that the list has already.
+        let _ = losses.refresh(wait);
         self.tell_losses(phase, known, wait)?;
         self.put(self.here(phase, self.membership.me), b"here", wait)?;
         self.count(self.key(phase, "count"), 1, wait)?;
         loop {
             // A list that was not read to its end wakes this rank at once below.
             let _ = losses.refresh(wait);
+            // The rank that was to add a loss may be lost itself by now.
+            self.tell_losses(phase, known, wait)?;
             self.check_not_lost()?;
             if self.are_all_here(phase, wait)? {
                 // Ranks that are lost together, for example all ranks of a host, are left out
@@ -98,13 +101,11 @@ impl Round {
     }
 
     /// Adds the lost ranks that this rank knows of, and that the list in the store lacks, to the
-    /// list. When several ranks know of a loss, one rank adds the loss.
+    /// list. When several ranks know of a loss, one rank adds the loss, or another one if that one
+    /// is lost, too.
     fn tell_losses(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<()> {
-        let losses = &self.membership.losses;
-        // If the store does not answer, this rank may add losses that the list has already.
-        let _ = losses.refresh(wait);
         for rank in known.iter().filter(|rank| self.is_other(**rank)) {
-            if losses.first(|listed| listed == *rank).is_some() {
+            if self.membership.has_lost(|listed| listed == *rank) {
                 continue;
             }
             let key = self.key(phase, &format!("tells/{rank}"));
@@ -112,7 +113,10 @@ impl Round {
             let stands = self.membership.store.set_once(&key, mine.as_bytes(), wait)?;
             if stands == mine.as_bytes() {
                 self.membership.left.note([key]);
-                losses.announce(*rank);
+            }
+            let teller = String::from_utf8_lossy(&stands).parse::<i32>().ok();
+            if stands == mine.as_bytes() || self.membership.has_lost(|lost| Some(lost) == teller) {
+                self.membership.losses.announce(self.membership.tickets.holder(*rank));
             }
         }
         Ok(())
@@ -145,8 +149,7 @@ impl Round {
     /// Fails when the list of lost ranks has this rank.
     fn check_not_lost(&self) -> Result<()> {
         let me = self.my_rank();
-        let listed: HashSet<i32> = self.membership.losses.all(|rank| rank == me);
-        if listed.is_empty() { Ok(()) } else { Err(self.is_taken_for_lost()) }
+        if self.membership.has_lost(|rank| rank == me) { Err(self.is_taken_for_lost()) } else { Ok(()) }
     }
 
     fn is_taken_for_lost(&self) -> Error {

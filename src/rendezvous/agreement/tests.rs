@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::verdict::ranges;
 use super::{Members, Membership, Scope, ScopeKeys};
 use crate::error::Status;
+use crate::rendezvous::incarnation::Tickets;
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
@@ -26,7 +27,7 @@ fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
 
 pub(super) fn membership(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Membership {
     let left = ScopeKeys::new(&members, &Arc::default());
-    Membership { store, losses, members, me, served: false, serving: false, left }
+    Membership { store, losses, members, tickets: Tickets::default(), me, served: false, serving: false, left }
 }
 
 /// Returns what each of `size` ranks gets from `run(rank, scope)`.

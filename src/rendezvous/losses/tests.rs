@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::error::Error;
-use crate::rendezvous::store::MemoryStore;
+use crate::rendezvous::incarnation::Tickets;
+use crate::rendezvous::store::{MemoryStore, Server, TcpStore};
 
 fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
@@ -53,12 +54,14 @@ impl Store for Unwell {
     }
 }
 
-/// The ranks that a rank knows to be lost, in ascending order, once it has read the store.
-fn known(losses: &Losses) -> Vec<i32> {
+/// The processes that a rank knows to be lost, in ascending order, once it has read the store.
+fn known(losses: &Losses) -> Vec<String> {
     losses.refresh(&soon()).unwrap();
-    let mut known: Vec<i32> = losses.all(|_| true).into_iter().collect();
-    known.sort_unstable();
-    known
+    losses.all(|_| true).iter().map(Incarnation::to_string).collect()
+}
+
+fn first(rank: i32) -> Incarnation {
+    Incarnation::first(rank)
 }
 
 /// A rank has taken the first number and has died. The loss that has the second number is read all
@@ -69,14 +72,14 @@ fn a_rank_that_dies_while_it_announces_a_loss_does_not_hide_later_losses() {
     let early = Losses::none(Arc::clone(&store), "test");
     assert!(known(&early).is_empty());
     store.add("test/lost", 1, &soon()).unwrap();
-    Losses::none(Arc::clone(&store), "test").announce(3);
-    assert_eq!(known(&early), [3]);
-    assert_eq!(known(&Losses::none(Arc::clone(&store), "test")), [3]);
+    Losses::none(Arc::clone(&store), "test").announce(first(3));
+    assert_eq!(known(&early), ["3"]);
+    assert_eq!(known(&Losses::none(Arc::clone(&store), "test")), ["3"]);
     // A rank that was slow finds its number filled, and takes another one.
     store.set("test/lost/3", b"-", &soon()).unwrap();
-    early.announce(5);
+    early.announce(first(5));
     assert_eq!(store.get("test/lost/4", &soon()).unwrap(), b"5");
-    assert_eq!(known(&Losses::none(store, "test")), [3, 5]);
+    assert_eq!(known(&Losses::none(store, "test")), ["3", "5"]);
 }
 
 /// This test takes 2 s, because that is the pause before the second announcement.
@@ -84,9 +87,9 @@ fn a_rank_that_dies_while_it_announces_a_loss_does_not_hide_later_losses() {
 fn a_loss_that_could_not_be_announced_is_announced_later() {
     let unwell = Arc::new(Unwell { store: MemoryStore::new(), is_ill: AtomicBool::new(true) });
     let [finder, other] = [(); 2].map(|()| Losses::none(Arc::clone(&unwell) as Arc<dyn Store>, "test"));
-    finder.announce(3);
+    finder.announce(first(3));
     finder.look(&soon());
-    assert_eq!((known(&finder), known(&other)), (vec![3], vec![]));
+    assert_eq!((known(&finder), known(&other)), (vec!["3".to_owned()], vec![]));
     unwell.is_ill.store(false, Ordering::SeqCst);
     let began = Instant::now();
     while known(&other).is_empty() {
@@ -94,7 +97,30 @@ fn a_loss_that_could_not_be_announced_is_announced_later() {
         finder.look(&soon());
         let _ = unwell.get("test/lost/1", &Wait::after(Duration::from_millis(50)));
     }
-    assert_eq!((known(&finder), known(&other)), (vec![3], vec![3]));
+    assert_eq!((known(&finder), known(&other)), (vec!["3".to_owned()], vec!["3".to_owned()]));
     finder.look(&soon());
     assert_eq!(unwell.store.get("test/lost", &soon()).unwrap(), b"1", "the loss is announced once");
+}
+
+/// Another process has joined under the name of rank 1, which lives, and ends. Whoever waits for
+/// rank 1 has lost nobody then. When the first process of rank 1 ends, rank 1 is lost.
+#[test]
+fn the_end_of_another_process_of_a_rank_is_no_loss_of_the_rank() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let join = |rank, ticket| {
+        let store: Arc<dyn Store> =
+            Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap());
+        let me = Incarnation { rank, ticket };
+        Losses::begin(store, "test", &WorldKeys::for_world(|_| {}), (me, 2), &soon()).unwrap()
+    };
+    let (watching, living, other) = (join(0, 0), join(1, 0), join(1, 1));
+    drop(other);
+    watching.store.get("test/lost/1", &soon()).unwrap();
+    assert_eq!(known(&watching), ["1:1"]);
+    let first_processes = Tickets::default();
+    assert!(!watching.any(|process| first_processes.are_of(process)));
+    drop(living);
+    watching.store.get("test/lost/2", &soon()).unwrap();
+    assert_eq!(known(&watching), ["1", "1:1"]);
+    assert!(watching.any(|process| first_processes.are_of(process)));
 }

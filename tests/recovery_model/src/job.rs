@@ -116,6 +116,10 @@ pub enum Mistake {
     DoorForAll,
     /// A newcomer that was refused is let in by a later decision, if it has not read so yet.
     RefusalForgotten,
+    /// A newcomer that was a member and was left out counts as one that waits at the door.
+    LeftOutReturns,
+    /// A spare takes a seat of a replica that stays incomplete.
+    SparesWasted,
     /// A rank that holds a seat counts as a rank that has the state of the training.
     StateAssumed,
     /// Options are not compared.

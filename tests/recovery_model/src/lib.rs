@@ -14,6 +14,7 @@
 //! | protocol.rs | the protocol: the next operation of each process |
 //! | events.rs | everything else that can happen |
 //! | properties.rs | what must hold in every state, and in states in which nothing more happens; what runs can come to |
+//! | library.rs | the comparison of the model's proposals with those of the library |
 //! | checker.rs | the search, which knows nothing of the protocol |
 //!
 //! The model leaves out what does not change which ranks go on together: the data in collectives,
@@ -25,6 +26,7 @@
 mod checker;
 mod events;
 mod job;
+mod library;
 mod properties;
 mod protocol;
 mod state;

@@ -51,6 +51,10 @@ pub enum Property {
     LetIn,
     /// A mesh has only ranks that have come to its decision, and newcomers that have knocked.
     Asked,
+    /// A process that an epoch has left out is in no later epoch. It may be hung.
+    OutForGood,
+    /// A spare gets a seat only in a replica that is whole then.
+    SparesUsed,
     /// Each position inside the replicas of a mesh has a rank with the state of the training.
     StateKept,
     /// Where nobody is left out for being silent, and nobody is taken for lost who lives, no rank
@@ -71,12 +75,14 @@ pub enum Property {
 
 impl Property {
     /// All properties of the protocol.
-    pub const ALL: [Property; 10] = [
+    pub const ALL: [Property; 12] = [
         Property::OneOutcome,
         Property::OneHalf,
         Property::OneHolder,
         Property::LetIn,
         Property::Asked,
+        Property::OutForGood,
+        Property::SparesUsed,
         Property::StateKept,
         Property::NobodyExpelled,
         Property::OptionsAgreed,
@@ -92,6 +98,8 @@ impl Property {
             Property::OneHolder => one_holder(job, state),
             Property::LetIn => let_in(job, state),
             Property::Asked => asked(job, state),
+            Property::OutForGood => out_for_good(job, state),
+            Property::SparesUsed => spares_used(job, state),
             Property::StateKept => state_kept(job, state),
             Property::NobodyExpelled => nobody_expelled(job, state),
             Property::OptionsAgreed => options_agreed(job, state),
@@ -266,6 +274,31 @@ fn asked(job: &Job, state: &State) -> Option<String> {
         };
         if let Some(process) = all(job).find(|process| plan.members & one(*process) != 0 && !is_right(*process)) {
             return Some(format!("decision {number} lists process {process}, which has not come to it"));
+        }
+    }
+    None
+}
+
+fn out_for_good(job: &Job, state: &State) -> Option<String> {
+    if job.has(Mistake::NoTickets) {
+        return None;
+    }
+    let mut out = 0;
+    for (number, plan, before) in epochs(job, state) {
+        out |= before.members & !plan.members;
+        if let Some(process) = all(job).find(|process| out & plan.members & one(*process) != 0) {
+            return Some(format!("epoch {number} has process {process}, which an earlier epoch has left out"));
+        }
+    }
+    None
+}
+
+fn spares_used(job: &Job, state: &State) -> Option<String> {
+    for (number, plan, before) in epochs(job, state) {
+        let is_seated = |spare: &u8| before.seat(*spare).is_none() && plan.seat(*spare).is_some();
+        let mut spares = (job.seats..job.seats + job.spares).filter(is_seated);
+        if let Some(spare) = spares.find(|spare| plan.used & one(*spare) == 0) {
+            return Some(format!("epoch {number} gives spare {spare} a seat in a replica that is not whole"));
         }
     }
     None

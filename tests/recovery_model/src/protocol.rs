@@ -1,6 +1,7 @@
 //! The protocol: what each process does next. docs/recovery.md says why.
 
 use crate::job::{Job, Mistake, Silent};
+use crate::library::{self, View};
 use crate::state::{At, Decision, NOBODY, Plan, Set, State, Verdict, Why, one};
 
 /// One process, and the job that it is in.
@@ -228,23 +229,23 @@ impl Rank<'_> {
             plan.mesh[seat] = name;
             (plan.members, ready) = (plan.members | one(name), ready | one(name));
         }
-        for seat in 0..usize::from(self.job.seats) {
-            let spare = (0..self.job.processes()).find(|other| here & one(*other) & !plan.holders() != 0);
-            if let (NOBODY, Some(spare)) = (plan.mesh[seat], spare) {
-                plan.mesh[seat] = spare;
-            }
-        }
+        self.seat_spares(&mut plan, here, ready);
+        // A newcomer that is left out stands at the door still. It must not come back, because it
+        // may be hung: the others would wait for it in every second epoch.
+        let left_out = if self.job.has(Mistake::LeftOutReturns) { 0 } else { epoch.members & !plan.members };
+        plan.refused |= left_out & store.door & !store.lost;
         let is_whole = |replica: &&[u8]| replica.iter().all(|holder| *holder != NOBODY && ready & one(*holder) != 0);
         let whole = plan.mesh.chunks_exact(usize::from(self.job.replica)).filter(is_whole);
         plan.used = whole.flatten().fold(0, |set, holder| set | one(*holder));
         let is_taken = |seat: usize, name: u8| plan.mesh[seat] != name && plan.used & one(plan.mesh[seat]) != 0;
         plan.taken = claims.filter(|(name, seat)| is_taken(*seat, *name)).fold(0, |set, (name, _)| set | one(name));
 
+        let asks_end = store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end);
         let size = plan.used.count_ones();
-        if epoch.used & here == 0 {
+        let decision = if epoch.used & here == 0 {
             // Only spares and benched ranks are left. They have not trained last.
             Decision::Failure(Why::NoState)
-        } else if store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end) {
+        } else if asks_end {
             Decision::End
         } else if size == 0 || size < u32::from(self.job.least * self.job.replica) {
             Decision::Failure(Why::TooFew)
@@ -252,6 +253,40 @@ impl Rank<'_> {
             Decision::Failure(Why::NoState)
         } else {
             Decision::Epoch(plan)
+        };
+        if self.job.mistake.is_none() {
+            let (at, epoch) = (self.notes(number), *epoch);
+            let (here, stateful) = (store.here[at], store.stateful[at]);
+            let view = View { epoch, is_made, here, stateful, lost: store.lost, door: store.door, asks_end };
+            library::compare(self.job, &view, &decision);
+        }
+        decision
+    }
+
+    /// Gives the spares that are here seats in those replicas that they make whole. The replicas
+    /// that need the fewest come first, so as many replicas as possible are whole. `ready` are the
+    /// processes that can be in the mesh.
+    fn seat_spares(&self, plan: &mut Plan, here: Set, ready: Set) {
+        let size = usize::from(self.job.replica);
+        let old_shape = usize::from(self.job.seats) / size;
+        let mut replicas: Vec<usize> = (0..old_shape).collect();
+        let empty = |plan: &Plan, replica: usize| {
+            plan.mesh[replica * size..][..size].iter().filter(|holder| **holder == NOBODY).count()
+        };
+        let is_wasteful = self.job.has(Mistake::SparesWasted);
+        if !is_wasteful {
+            let is_ready = |holder: &u8| *holder == NOBODY || ready & one(*holder) != 0;
+            replicas.retain(|replica| plan.mesh[replica * size..][..size].iter().all(is_ready));
+            replicas.sort_by_key(|replica| empty(plan, *replica));
+        }
+        for replica in replicas {
+            let mut spares = (0..self.job.processes()).filter(|other| here & one(*other) & !plan.holders() != 0);
+            let taken: Vec<u8> = spares.by_ref().take(empty(plan, replica)).collect();
+            if taken.len() == empty(plan, replica) || is_wasteful {
+                let seats = plan.mesh[replica * size..][..size].iter_mut();
+                let empty_seats = seats.filter(|holder| **holder == NOBODY);
+                empty_seats.zip(taken).for_each(|(seat, spare)| *seat = spare);
+            }
         }
     }
 

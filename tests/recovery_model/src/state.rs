@@ -31,7 +31,8 @@ pub(crate) struct Plan {
     /// is made, because its holder has lived after they knocked. Otherwise the holder may be dead,
     /// and not noticed yet.
     pub(crate) taken: Set,
-    /// The newcomers that earlier decisions have refused, and that may not have read so yet.
+    /// The newcomers that no later decision lets in: those that earlier decisions have refused, and
+    /// those that were members and were left out. They may not have read so yet.
     pub(crate) refused: Set,
     /// The process that holds each seat of the mesh.
     pub(crate) mesh: [u8; SEATS],

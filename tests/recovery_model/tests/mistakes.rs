@@ -94,6 +94,17 @@ fn a_refusal_that_is_forgotten() {
 }
 
 #[test]
+fn a_newcomer_that_was_left_out_and_comes_back() {
+    let job = Job { silent: Silent::LeftOut, losses: 1, deadlines: 1, calls: 2, newcomers: &[1], ..Job::of(2) };
+    finds(Mistake::LeftOutReturns, Property::OutForGood, job);
+}
+
+#[test]
+fn a_spare_that_makes_no_replica_whole() {
+    finds(Mistake::SparesWasted, Property::SparesUsed, Job { replica: 2, losses: 2, spares: 1, ..Job::of(4) });
+}
+
+#[test]
 fn newcomers_that_count_as_ranks_with_the_state() {
     finds(Mistake::StateAssumed, Property::StateKept, Job { losses: 2, newcomers: &[1], ..Job::of(2) });
 }

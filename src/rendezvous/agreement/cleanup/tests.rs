@@ -12,6 +12,7 @@ use super::super::tests::soon;
 use super::super::{Membership, Scope};
 use super::*;
 use crate::error::{Error, Status};
+use crate::rendezvous::incarnation::Tickets;
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
@@ -53,8 +54,8 @@ fn scope(
 ) -> Scope {
     let left = ScopeKeys::new(&members, leftovers);
     let serving = served && members.rank(me) == 0;
-    let membership =
-        Membership { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
+    let (store, losses, tickets) = (Arc::new(store.clone()), Arc::clone(losses), Tickets::default());
+    let membership = Membership { store, losses, members, tickets, me, served, serving, left };
     Scope::new(membership, prefix.to_owned())
 }
 

@@ -24,8 +24,7 @@ impl Rank {
         let (store, keys): (Arc<dyn Store>, Arc<WorldKeys>) = (Arc::new(store.clone()), Arc::default());
         let (losses, members) = (Arc::new(Losses::none(Arc::clone(&store), "test")), Members::All(size));
         let left = ScopeKeys::new(&members, &keys);
-        let membership =
-            Membership { store: Arc::clone(&store), losses, members, me, served: false, serving: false, left };
+        let membership = Membership { left, ..super::membership(Arc::clone(&store), losses, members, me) };
         Rank { me, store, keys, world: Scope::new(membership, "test/world".to_owned()) }
     }
 

@@ -7,6 +7,7 @@ use super::{membership, ranks, soon};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::verdict::Verdict;
 use crate::rendezvous::agreement::{Members, Scope};
+use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
@@ -39,6 +40,25 @@ fn a_rank_that_has_gone_is_not_waited_for() {
         assert_eq!(second.message(), words);
         assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
     }
+}
+
+/// The list has another process of rank 2 than the one that is in the scope.
+#[test]
+fn a_loss_of_another_process_of_a_rank_ends_no_call() {
+    ranks(3, |me, scope| {
+        if me == 0 {
+            scope.membership.losses.announce(Incarnation { rank: 2, ticket: 1 });
+        }
+        scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
+        assert!(scope.lost_ranks().is_empty());
+        if me == 2 {
+            scope.membership.losses.announce(Incarnation::first(2));
+            return;
+        }
+        let error = scope.agree("second()", &soon()).map(drop).unwrap_err();
+        assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[2][..]), "{error}");
+        assert_eq!(scope.lost_ranks(), [2]);
+    });
 }
 
 /// The library of rank 1 fails because rank 2 has died, and the store knows of the death a moment

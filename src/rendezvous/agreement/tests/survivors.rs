@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{ranks, soon};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::Scope;
+use crate::rendezvous::incarnation::Incarnation;
 
 fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
     scope.agree_on_lost("dm_shrink()", known, &soon()).map(|agreed| agreed.lost)
@@ -13,7 +14,7 @@ fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
 
 /// Adds this rank to the list of lost ranks, as the server does when a process ends.
 fn die(scope: &Scope) {
-    scope.membership.losses.announce(scope.membership.me as i32);
+    scope.membership.losses.announce(Incarnation::first(scope.membership.me as i32));
 }
 
 #[test]
@@ -27,6 +28,25 @@ fn each_knows_another_loss() {
     for agreed in agreed.into_iter().flatten() {
         assert_eq!(agreed.unwrap(), [4, 5]);
     }
+}
+
+/// Rank 1 has taken over to tell of the loss of rank 3, and has died before it did so.
+#[test]
+fn a_loss_is_told_also_when_the_rank_that_was_to_tell_it_is_lost() {
+    let agreed = ranks(4, |me, scope| match me {
+        1 => {
+            scope.membership.store.get("test/world/0/here/0", &soon()).unwrap();
+            scope.membership.store.get("test/world/0/here/2", &soon()).unwrap();
+            die(&scope);
+            None
+        }
+        3 => None,
+        _ => {
+            scope.membership.store.set("test/world/0/tells/3", b"1", &soon()).unwrap();
+            Some(lost(&scope, &[3]).unwrap())
+        }
+    });
+    assert_eq!(agreed, [Some(vec![1, 3]), None, Some(vec![1, 3]), None]);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //!
 //! The program's own values may fill the store up to [`MAX_STORED`]. Beyond that there is room for
 //! small entries of this library alone, so its ranks still agree while the store is full. Beyond
-//! that again there is room for verdicts, for notes on who has read them, for notes on lost ranks,
-//! for the end of a job of `devicemesh run`, and for last words. When a rank was refused, all ranks
-//! learn it from these.
+//! that again there is room for verdicts and decisions, for notes on who has read them, for notes
+//! on lost ranks, for the end of a job of `devicemesh run`, and for last words. When a rank was
+//! refused, all ranks learn it from these.
 //!
 //! A stranger without a secret can write such keys too. So each connection that leaves a last word
 //! on its rank is promised room of its own, [`ALLOWANCE`], within the last reserve. Nobody else can
@@ -27,9 +27,10 @@ const OURS: &[u8] = b"/devicemesh/";
 /// The longest key and the longest value of a small entry, in bytes.
 const SMALL_KEY: usize = 1 << 10;
 const SMALL_VALUE: usize = 4 << 10;
-/// The parts of a key that mark verdicts, notes on who has read a verdict, notes on lost ranks, and
-/// the notes of `devicemesh run` on the end of its job and on lost nodes.
-const VERDICTS: [&[u8]; 5] = [b"verdict", b"read", b"lost", b"over", b"gone"];
+/// The parts of a key that mark verdicts, decisions on the next epoch, notes on who has read a
+/// verdict, notes on lost ranks, and the notes of `devicemesh run` on the end of its job and on
+/// lost nodes.
+const VERDICTS: [&[u8]; 6] = [b"verdict", b"decision", b"read", b"lost", b"over", b"gone"];
 /// About how many bytes a pair costs beside its key and value. It is counted for tiny pairs too.
 pub(super) const ENTRY: usize = 256;
 

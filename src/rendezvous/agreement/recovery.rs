@@ -1,0 +1,184 @@
+//! A process's way through the decisions of a job that recovers from lost ranks (docs/recovery.md).
+//!
+//! | file | content |
+//! |---|---|
+//! | decision.rs | the decisions, and their text in the store |
+//! | proposal.rs | what a rank proposes by what it sees, without any wait |
+//! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
+//! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
+//!
+//! tests/recovery_model has the same protocol as a model, which is checked exhaustively. The names
+//! of its states are those of the steps here.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::decision::{Decision, Decisions, Epoch};
+use super::notes::note_key;
+use super::proposal::Knock;
+use super::round::Membership;
+use crate::error::{Error, Result};
+use crate::rendezvous::incarnation::Incarnation;
+use crate::wait::{Deadline, Wait, Watch};
+
+mod come;
+mod make;
+mod options;
+#[cfg(test)]
+mod tests;
+
+pub use come::{Arrival, Outcome};
+pub use make::Made;
+
+/// How many keys one question to the store has.
+const AT_ONCE: usize = 4096;
+
+/// Where one process is among the decisions of its world.
+pub struct Recovery {
+    /// The ranks of the world, and the store.
+    membership: Membership,
+    /// The decisions of the world.
+    decisions: Decisions,
+    /// This process.
+    me: Incarnation,
+    /// The number of the last decision that this process has read. 0 is the start of the job.
+    number: u64,
+    /// The number of its epoch.
+    epoch_number: u64,
+    /// Its epoch.
+    epoch: Epoch,
+    /// Whether the mesh of its epoch was made.
+    is_made: bool,
+    /// The number and the members of the last epoch whose mesh was made. The notes of its turn and
+    /// of earlier ones are removed.
+    last_made: (u64, BTreeSet<Incarnation>),
+    /// The newcomers that have knocked, in the order of their numbers.
+    door: Vec<Knock>,
+    /// How many notes of the door were read. Unreadable ones count.
+    read_at_door: usize,
+}
+
+impl Recovery {
+    /// Begins at the start of a job, whose first epoch is `epoch`. All ranks have made its mesh.
+    pub(in crate::rendezvous) fn new(membership: Membership, me: Incarnation, epoch: Epoch) -> Recovery {
+        let decisions = Decisions::new(Arc::clone(&membership.store), membership.losses.prefix());
+        let last_made = (0, epoch.members());
+        Recovery {
+            membership,
+            decisions,
+            me,
+            number: 0,
+            epoch_number: 0,
+            epoch,
+            is_made: true,
+            last_made,
+            door: Vec::new(),
+            read_at_door: 0,
+        }
+    }
+
+    /// Returns the number of this process's epoch.
+    pub fn epoch_number(&self) -> u64 {
+        self.epoch_number
+    }
+
+    /// Returns this process's epoch.
+    pub fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
+    /// Whether this process is in the mesh of its epoch. A spare or benched process is not.
+    pub fn is_in_mesh(&self) -> bool {
+        self.epoch.in_mesh().contains(&self.me)
+    }
+
+    /// Makes this the decision of that number unless one stands, and returns the one that stands.
+    /// It stays in the store for as long as any rank is in the world.
+    fn decide(&self, number: u64, decision: &Decision, wait: &Wait) -> Result<Decision> {
+        let stands = self.decisions.decide(number, decision, wait)?;
+        if stands == *decision {
+            self.membership.left.note_of_others([self.decisions.key(number)]);
+        }
+        Ok(stands)
+    }
+
+    /// Returns the key of a note of that turn.
+    fn turn_key(&self, number: u64, name: &str) -> String {
+        format!("{}/turn/{number}/{name}", self.membership.losses.prefix())
+    }
+
+    /// Returns the key of the next note of the door.
+    fn next_at_door(&self) -> String {
+        note_key(&format!("{}/door", self.membership.losses.prefix()), self.read_at_door + 1)
+    }
+
+    /// Notes what the key of the next note of the door held.
+    fn note_at_door(&mut self, value: &[u8]) {
+        self.read_at_door += 1;
+        self.door.extend(Knock::read(&String::from_utf8_lossy(value)));
+    }
+
+    /// Returns the key of the note that a process has come to that turn.
+    fn here(&self, number: u64, process: Incarnation) -> String {
+        self.turn_key(number, &format!("here/{process}"))
+    }
+
+    /// Returns how many processes were counted under that key.
+    fn counted(&self, key: &str, wait: &Wait) -> Result<usize> {
+        // A question by `add` would make a key that another rank has removed.
+        let count = self.membership.store.try_get(key, wait)?;
+        Ok(count.and_then(|count| String::from_utf8_lossy(&count).trim().parse().ok()).unwrap_or(0))
+    }
+
+    /// Counts this process in. The first process to count removes the counter later.
+    fn count(&self, key: String, wait: &Wait) -> Result<()> {
+        if self.membership.store.add(&key, 1, wait)? == 1 {
+            self.membership.left.note([key]);
+        }
+        Ok(())
+    }
+
+    /// Returns those of the processes that have left the key that `key` gives.
+    fn which_left(
+        &self,
+        processes: BTreeSet<Incarnation>,
+        key: impl Fn(Incarnation) -> String,
+        wait: &Wait,
+    ) -> Result<BTreeSet<Incarnation>> {
+        let (all, mut found): (Vec<_>, _) = (processes.into_iter().collect(), BTreeSet::new());
+        for some in all.chunks(AT_ONCE) {
+            let keys: Vec<String> = some.iter().map(|process| key(*process)).collect();
+            let present = self.membership.store.present(&keys, wait)?;
+            found.extend(some.iter().zip(present).filter(|(_, is_there)| *is_there).map(|(process, _)| *process));
+        }
+        Ok(found)
+    }
+
+    /// Returns this wait with a watch that looks for lost processes of this host. A process that is
+    /// not in the mesh waits without a deadline.
+    fn watching(&self, wait: &Wait) -> Wait {
+        let deadline = if self.is_in_mesh() { wait.deadline } else { Deadline::after(Duration::MAX) };
+        let (losses, of_caller) = (Arc::clone(&self.membership.losses), wait.watch.clone());
+        let looking = Wait { watch: None, ..wait.with_deadline(deadline) };
+        let watch: Watch = Arc::new(move || {
+            losses.look(&looking);
+            of_caller.as_ref().map_or(Ok(()), |watch| watch())
+        });
+        Wait { watch: Some(watch), ..wait.with_deadline(deadline) }
+    }
+
+    /// Returns the ranks of these processes.
+    fn ranks(processes: &[Incarnation]) -> Vec<i32> {
+        processes.iter().map(|process| process.rank).collect()
+    }
+
+    /// Returns the error of a process without which the others go on.
+    fn fenced(&self, number: u64) -> Error {
+        let Incarnation { rank, .. } = self.me;
+        let message = format!(
+            "the other ranks have gone on without rank {rank}, which is this process, since decision {number}: they took it for lost, or it did not come in time; leave the world (dm_world_abort) and end this process"
+        );
+        Error::not_member(message).with_ranks(&[rank])
+    }
+}

@@ -1,0 +1,329 @@
+//! A turn: the ranks come, and wait until its decision stands.
+//!
+//! A rank leaves a note that it is here, and counts itself in. It looks whether every rank of the
+//! mesh is here or known to be lost, and otherwise waits for the decision, the next loss or the
+//! next newcomer. The last event that the ranks wait for is one of these, or a rank that comes. A
+//! rank that comes looks after it has counted itself in, and the other events wake all ranks. So
+//! some rank always finds that the ranks are complete, and proposes.
+//!
+//! Only a rank of the mesh has a deadline. Spares and benched ranks wait until they get a seat in a
+//! mesh that is made, or until the job has ended.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Recovery;
+use super::options::Options;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
+use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms};
+use crate::rendezvous::agreement::round::LEAST_ASK;
+use crate::rendezvous::incarnation::Incarnation;
+use crate::rendezvous::store::any_of;
+use crate::wait::{Deadline, Wait};
+
+/// How long a rank that is suspected may stay silent once all others are here.
+const SUSPECTED: Duration = Duration::from_secs(1);
+
+/// What a rank brings to a turn.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival<'a> {
+    /// The text of the call, which must be equal on all ranks of the mesh.
+    pub call: &'a str,
+    /// What the call wants. It must be equal on all ranks of the mesh. Where this rank is not in
+    /// the mesh, the terms of the mesh count.
+    pub terms: &'a Terms,
+    /// Whether this rank has the state of the training. A rank of the mesh that has never joined
+    /// has it anyway.
+    pub has_state: bool,
+    /// The ranks that are lost for certain, as far as this rank knows by other means than the
+    /// store: for example, their processes have ended.
+    pub lost: &'a [i32],
+    /// The ranks that this rank takes for lost because a communicator blames them. One that comes
+    /// is not lost.
+    pub suspects: &'a [i32],
+}
+
+/// How a turn has ended for this process, when it has not failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The process is a member of a new epoch, whose mesh must be made.
+    Epoch,
+    /// The job has ended.
+    Ended,
+}
+
+/// How long a rank has waited in one turn.
+struct Waited {
+    /// When the rank came.
+    came: Instant,
+    /// Since when nobody is waited for, and how long the rank waits from then on for processes that
+    /// could take the empty seats.
+    complete: Option<(Instant, Duration)>,
+    /// Since when only suspected ranks are waited for.
+    suspected: Option<Instant>,
+}
+
+impl Waited {
+    /// Returns how long the rank can sleep when nothing happens. `suspects` says whether it
+    /// suspects anybody: the others come without waking this rank, so it looks now and then.
+    fn nap(&self, silent: Option<Duration>, suspects: bool) -> Duration {
+        let left = |(since, time): (Instant, Duration)| time.saturating_sub(since.elapsed());
+        if let Some(complete) = self.complete {
+            return left(complete);
+        }
+        let silent = silent.map(|time| (self.came, time));
+        let suspected = suspects.then(|| (self.suspected.unwrap_or_else(Instant::now), SUSPECTED));
+        [silent, suspected].into_iter().flatten().map(left).min().unwrap_or(Duration::MAX)
+    }
+}
+
+impl Recovery {
+    /// Comes to the next turn, and returns when its decision stands and is an epoch that names this
+    /// process, or the end of the job. **Collective over the ranks of the mesh**; spares and
+    /// benched ranks come, too. A failure is an error, equal on all ranks of the mesh. A rank that
+    /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
+    /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
+    pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
+        loop {
+            let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
+            let wait = self.watching(wait);
+            let decision = self.decisions.read(number, &wait).and_then(|stands| match stands {
+                Some(decision) => Ok(decision),
+                None => self.reach(number, arrival, &wait),
+            });
+            let decision = decision.map_err(|error| self.membership.explain(error))?;
+            log::debug!("rank {}: decision {number} is: {decision}", self.me.rank);
+            self.number = number;
+            match decision {
+                Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
+                    (self.epoch_number, self.epoch, self.is_made) = (number, epoch, false);
+                    return Ok(Outcome::Epoch);
+                }
+                Decision::Epoch(_) => return Err(self.fenced(number)),
+                Decision::End => return Ok(Outcome::Ended),
+                Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => return Err(failure.error()),
+                Decision::Failure(_) => {}
+            }
+        }
+    }
+
+    /// Takes part in the turn of that number, and returns the decision that stands then.
+    fn reach(&mut self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Decision> {
+        if let Some(mismatch) = self.compare(number, arrival, wait)? {
+            return self.decide(number, &mismatch, wait);
+        }
+        // Where the store does not answer, this rank may tell of losses that are known already.
+        let _ = self.membership.losses.refresh(wait);
+        self.tell(number, arrival.lost, wait)?;
+        let note = if arrival.has_state || self.is_stateful() { b"1" } else { b"0" };
+        let (store, here) = (Arc::clone(&self.membership.store), self.here(number, self.me));
+        self.membership.left.note([here.clone()]);
+        store.set(&here, note, wait)?;
+        self.count(self.turn_key(number, "count"), wait)?;
+        let mut waited = Waited { came: Instant::now(), complete: None, suspected: None };
+        loop {
+            if let Some(decision) = self.look(number, arrival, &mut waited, wait)? {
+                return Ok(decision);
+            }
+            let (next, lost) = self.membership.losses.next();
+            let keys = [self.decisions.key(number), lost, self.next_at_door()];
+            let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
+            let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
+            let nap = Deadline::after(nap);
+            match any_of(&*store, &keys.each_ref().map(String::as_str), &wait.with_deadline(nap)) {
+                Ok((0, value)) => return self.decisions.decode(number, &value),
+                Ok((1, value)) => self.membership.losses.note(next, &value),
+                Ok((_, value)) => self.note_at_door(&value),
+                Err(error) if error.status() == Status::Timeout => {}
+                Err(error) => return Err(error),
+            }
+            wait.cancel.check()?;
+        }
+    }
+
+    /// Whether this process has the state for certain: it is in the mesh, and the decision that
+    /// made the epoch does not say that it needs the state.
+    fn is_stateful(&self) -> bool {
+        self.is_in_mesh() && !self.epoch.stateless.contains(&self.me)
+    }
+
+    /// Compares this rank's call with that of the first rank of the mesh that came. Returns the
+    /// failure that they differ, if they do. A rank that is not in the mesh demands nothing.
+    fn compare(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Option<Decision>> {
+        if !self.is_in_mesh() {
+            return Ok(None);
+        }
+        let key = self.options_key(number);
+        let mine = Options { rank: self.me.rank, terms: arrival.terms.clone(), call: arrival.call.to_owned() };
+        let stands = self.membership.store.set_once(&key, mine.to_string().as_bytes(), wait)?;
+        let theirs = self.read_options(&key, &stands)?;
+        if theirs == mine {
+            // They show later ranks that the turn has begun.
+            self.membership.left.note_of_others([key]);
+        }
+        Ok(mine.mismatch(&theirs).map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
+    }
+
+    fn options_key(&self, number: u64) -> String {
+        self.turn_key(number, "options")
+    }
+
+    fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
+        String::from_utf8_lossy(value).parse().map_err(|()| {
+            Error::store(format!(
+                "the store at {} gave unreadable options under the key {key}: it must give the values back as they were set",
+                self.membership.store.name()
+            ))
+        })
+    }
+
+    /// Adds these ranks to the list of lost processes, where the list does not have them. When
+    /// several ranks know of a loss, one of them adds it, or another one if that one is lost, too.
+    fn tell(&self, number: u64, ranks: &[i32], wait: &Wait) -> Result<()> {
+        let losses = &self.membership.losses;
+        for process in self.epoch.members().into_iter().filter(|process| ranks.contains(&process.rank)) {
+            if process == self.me || losses.any(|lost| lost == process) {
+                continue;
+            }
+            let (key, mine) = (self.turn_key(number, &format!("tells/{process}")), self.me.to_string());
+            let teller = self.membership.store.set_once(&key, mine.as_bytes(), wait)?;
+            if teller == mine.as_bytes() {
+                self.membership.left.note([key]);
+            }
+            if teller == mine.as_bytes() || losses.any(|lost| lost.to_string().as_bytes() == teller) {
+                losses.announce(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the turn. Returns the decision once one stands. While the rank waits, it returns
+    /// `None`.
+    fn look(
+        &mut self,
+        number: u64,
+        arrival: &Arrival<'_>,
+        waited: &mut Waited,
+        wait: &Wait,
+    ) -> Result<Option<Decision>> {
+        // Where the deadline has passed, the store gets some time all the same, so that the others
+        // learn why this rank gives up.
+        let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) };
+        let losses = Arc::clone(&self.membership.losses);
+        losses.look(&soon);
+        // A list that was not read to its end wakes this rank at once.
+        let _ = losses.refresh(&soon);
+        self.tell(number, arrival.lost, &soon)?;
+        while let Some(value) = self.membership.store.try_get(&self.next_at_door(), &soon)? {
+            self.note_at_door(&value);
+        }
+        if losses.any(|lost| lost == self.me) {
+            let stands = self.decisions.read(number, &soon)?;
+            return stands.map_or_else(|| Err(self.fenced(number)), |decision| Ok(Some(decision)));
+        }
+        let has_terms = self.is_in_mesh();
+        let mut passed = Passed {
+            deadline: (has_terms && wait.deadline.passed()).then(|| wait.deadline.timeout()),
+            silent: has_terms && arrival.terms.silent.is_some_and(|time| waited.came.elapsed() >= time),
+            replace: false,
+        };
+        let gives_up = passed.deadline.is_some() || passed.silent || !arrival.suspects.is_empty();
+        if !gives_up && !self.may_be_complete(number, &soon)? {
+            return Ok(None);
+        }
+        let here = self.members_here(number, &soon)?;
+        let has_come = |process: &Incarnation| here.contains(process) || losses.any(|lost| lost == *process);
+        let absent: Vec<Incarnation> = self.epoch.in_mesh().into_iter().filter(|process| !has_come(process)).collect();
+        if !absent.is_empty() && passed.deadline.is_none() {
+            let was_told = self.give_up_suspects(number, &absent, arrival.suspects, waited, &soon)?;
+            // The list wakes this rank when it was told.
+            if was_told || !passed.silent {
+                return Ok(None);
+            }
+        }
+        let terms = if has_terms { arrival.terms.clone() } else { self.terms_of_mesh(number, arrival, &soon)? };
+        if absent.is_empty() {
+            let (since, _) = *waited.complete.get_or_insert((Instant::now(), terms.replace));
+            passed.replace = since.elapsed() >= terms.replace;
+            // Ranks that are lost together, for example all ranks of a host, are left out together.
+            losses.wait_until_quiet(&soon);
+        }
+        let (stateful, lost) = (self.who_has_state(number, &here, &soon)?, losses.all(|_| true));
+        let seen = Seen {
+            epoch: &self.epoch,
+            is_made: self.is_made,
+            here: &here,
+            stateful: &stateful,
+            lost: &lost,
+            door: &self.door,
+            terms: &terms,
+            passed,
+        };
+        let Some(proposal) = seen.decision() else { return Ok(None) };
+        self.decide(number, &proposal, &soon).map(Some)
+    }
+
+    /// Whether enough processes were counted that every rank of the mesh may be here or lost. Most
+    /// ranks find that they are too few, and need not look at the notes of all others.
+    fn may_be_complete(&self, number: u64, wait: &Wait) -> Result<bool> {
+        let in_mesh = self.epoch.in_mesh();
+        let came = self.counted(&self.turn_key(number, "count"), wait)?;
+        let lost = self.membership.losses.all(|process| in_mesh.contains(&process)).len();
+        Ok(came + lost >= in_mesh.len())
+    }
+
+    /// Returns the members that have come to that turn.
+    fn members_here(&self, number: u64, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
+        self.which_left(self.epoch.members(), |process| self.here(number, process), wait)
+    }
+
+    /// Returns which of those that are here have the state of the training. Only the notes of those
+    /// are read of which this is not certain.
+    fn who_has_state(&self, number: u64, here: &BTreeSet<Incarnation>, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
+        let in_mesh = self.epoch.in_mesh();
+        let mut stateful = BTreeSet::new();
+        for process in here {
+            let is_certain = in_mesh.contains(process) && !self.epoch.stateless.contains(process);
+            let note = || self.membership.store.try_get(&self.here(number, *process), wait);
+            if is_certain || note()?.is_some_and(|note| note == b"1") {
+                stateful.insert(*process);
+            }
+        }
+        Ok(stateful)
+    }
+
+    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh. While none of
+    /// them has come, returns what this rank wants.
+    fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
+        let key = self.options_key(number);
+        match self.membership.store.try_get(&key, wait)? {
+            Some(value) => Ok(self.read_options(&key, &value)?.terms),
+            None => Ok(arrival.terms.clone()),
+        }
+    }
+
+    /// Adds suspected ranks to the list of lost processes when only suspected ranks have been
+    /// absent for a second. Returns whether it has done so.
+    fn give_up_suspects(
+        &self,
+        number: u64,
+        absent: &[Incarnation],
+        suspects: &[i32],
+        waited: &mut Waited,
+        wait: &Wait,
+    ) -> Result<bool> {
+        if !absent.iter().all(|process| suspects.contains(&process.rank)) {
+            waited.suspected = None;
+            return Ok(false);
+        }
+        if waited.suspected.get_or_insert_with(Instant::now).elapsed() < SUSPECTED {
+            return Ok(false);
+        }
+        // Where another rank is to tell of them, this rank looks again a second later.
+        waited.suspected = Some(Instant::now());
+        self.tell(number, &Recovery::ranks(absent), wait)?;
+        Ok(true)
+    }
+}

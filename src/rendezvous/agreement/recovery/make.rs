@@ -1,0 +1,157 @@
+//! The verdict on the mesh of an epoch.
+//!
+//! Each rank of the mesh makes its communicators, and counts itself in. The last one writes the
+//! verdict `made`. A rank that learns that one of the mesh is lost writes `broken`, and all ranks
+//! go on to the next turn. A rank whose deadline passes writes `late`, and a rank that cannot make
+//! its part writes its error. The verdict is written once, and all members act on the one that
+//! stands.
+
+use std::collections::BTreeSet;
+
+use super::Recovery;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::round::LEAST_ASK;
+use crate::rendezvous::agreement::verdict::{Verdict, ranges};
+use crate::rendezvous::incarnation::Incarnation;
+use crate::rendezvous::store::any_of;
+use crate::wait::{Deadline, Wait};
+
+/// How the making of a mesh has ended, when it has not failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// All ranks of the mesh have made it.
+    Whole,
+    /// A rank of the mesh was lost meanwhile, or this process is not in the mesh and its ranks have
+    /// failed. The next turn is due.
+    Broken,
+}
+
+impl Recovery {
+    /// Says that this process has made its part of the mesh of its epoch, or why it could not, and
+    /// returns the verdict that all members get. A process that is not in the mesh only waits for
+    /// the verdict, and has no deadline.
+    pub fn make(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
+        let wait = self.watching(wait);
+        let verdict = self.await_made(mine, &wait).map_err(|error| self.membership.explain(error))?;
+        log::debug!("rank {}: the verdict on epoch {} is: {verdict}", self.me.rank, self.epoch_number);
+        match verdict.as_str() {
+            MADE => {
+                self.is_made = true;
+                self.clean_up(&wait);
+                Ok(Made::Whole)
+            }
+            BROKEN => Ok(Made::Broken),
+            other => match other.strip_prefix(FAILED).and_then(Verdict::read) {
+                Some(error) if self.is_in_mesh() => error.into_result().map(|()| Made::Broken),
+                Some(_) => Ok(Made::Broken),
+                None => Err(Error::store(format!(
+                    "the store at {} gave an unreadable verdict under the key {}: it must give the values back as they were set",
+                    self.membership.store.name(),
+                    self.verdict_key()
+                ))),
+            },
+        }
+    }
+
+    fn await_made(&self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<String> {
+        let in_mesh = self.epoch.in_mesh();
+        if in_mesh.contains(&self.me) {
+            if let Err(error) = mine {
+                let error = Verdict::of_failure(self.me.rank, &format!("epoch {}", self.epoch_number), error);
+                return self.settle(&failed(&error), wait);
+            }
+            let (note, count) = (self.made(self.me), self.made_count());
+            self.membership.left.note([note.clone()]);
+            self.membership.store.set(&note, b"1", wait)?;
+            self.count(count, wait)?;
+        }
+        let (store, losses) = (&self.membership.store, &self.membership.losses);
+        loop {
+            let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) };
+            losses.look(&soon);
+            let _ = losses.refresh(&soon);
+            // The rank that was counted last may have died before it wrote the verdict.
+            if self.counted(&self.made_count(), &soon)? >= in_mesh.len() {
+                return self.settle(MADE, &soon);
+            }
+            if losses.any(|lost| in_mesh.contains(&lost)) {
+                return self.settle(BROKEN, &soon);
+            }
+            if wait.deadline.passed() {
+                return self.settle(&self.late(&in_mesh, wait, &soon)?, &soon);
+            }
+            let (number, lost) = losses.next();
+            match any_of(&**store, &[&self.verdict_key(), &lost], wait) {
+                Ok((0, value)) => return Ok(String::from_utf8_lossy(&value).into_owned()),
+                Ok((_, value)) => losses.note(number, &value),
+                Err(error) if error.status() == Status::Timeout => {}
+                Err(error) => return Err(error),
+            }
+            wait.cancel.check()?;
+        }
+    }
+
+    /// Makes this the verdict on the epoch unless one stands, and returns the one that stands.
+    fn settle(&self, verdict: &str, wait: &Wait) -> Result<String> {
+        let key = self.verdict_key();
+        let stands = self.membership.store.set_once(&key, verdict.as_bytes(), wait)?;
+        if stands == verdict.as_bytes() {
+            self.membership.left.note_of_others([key]);
+        }
+        Ok(String::from_utf8_lossy(&stands).into_owned())
+    }
+
+    /// Returns the verdict that this rank's deadline has passed.
+    fn late(&self, in_mesh: &BTreeSet<Incarnation>, wait: &Wait, soon: &Wait) -> Result<String> {
+        let done = self.which_left(in_mesh.clone(), |process| self.made(process), soon)?;
+        let missing: Vec<Incarnation> = in_mesh.difference(&done).copied().collect();
+        let ranks = Recovery::ranks(&missing);
+        let who = if ranks.is_empty() { "some rank (all were here)".to_owned() } else { ranges(&ranks) };
+        let message = format!(
+            "{who} did not make the mesh of epoch {} within {} ms",
+            self.epoch_number,
+            wait.deadline.timeout().as_millis()
+        );
+        Ok(failed(&Verdict::of(&Error::timeout(message).with_ranks(&ranks))))
+    }
+
+    /// Removes what this process has left in the turns up to this epoch. Their decisions stand, so
+    /// nobody needs it any more. The first rank of the mesh removes what lost members have left.
+    fn clean_up(&mut self, wait: &Wait) {
+        let Recovery { membership, epoch, epoch_number, .. } = self;
+        let mut keys = membership.left.take_under(&format!("{}/turn/", membership.losses.prefix()));
+        let members = epoch.members();
+        let (last, before) = std::mem::replace(&mut self.last_made, (*epoch_number, members));
+        if self.epoch.in_mesh().first() == Some(&self.me) {
+            let lost = self.membership.losses.all(|process| before.contains(&process));
+            for number in last + 1..=self.epoch_number {
+                keys.push(self.turn_key(number, "count"));
+                keys.extend(lost.iter().map(|process| self.here(number, *process)));
+            }
+        }
+        self.membership.store.forget(keys, wait);
+    }
+
+    fn verdict_key(&self) -> String {
+        format!("{}/verdict", self.decisions.key(self.epoch_number))
+    }
+
+    /// Returns the key that counts the processes that have made their part of the mesh.
+    fn made_count(&self) -> String {
+        self.turn_key(self.epoch_number, "made")
+    }
+
+    /// Returns the key of the note that a process has made its part of the mesh.
+    fn made(&self, process: Incarnation) -> String {
+        format!("{}/{process}", self.made_count())
+    }
+}
+
+const MADE: &str = "made";
+const BROKEN: &str = "broken";
+/// The word with which a verdict begins that is an error. The text of the error follows.
+const FAILED: &str = "failed\n";
+
+fn failed(error: &Verdict) -> String {
+    format!("{FAILED}{}", String::from_utf8_lossy(&error.encode()))
+}

@@ -1,0 +1,109 @@
+//! The texts that ranks and newcomers leave in the store for a turn.
+//!
+//! ```text
+//! 3
+//! ends=0 dim=0 replace=1000 silent=- min_size=1 max_size=- any_state=0
+//! dm_recover(dims=(dp, tp), dim=dp)
+//! ```
+//!
+//! These are the options of a turn: the rank that came first, its terms with times in milliseconds,
+//! and the text of its call. A note of the door begins with a line of the newcomer and the seat
+//! that it asks for, `5:1 12`. More lines may follow.
+
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, Status};
+use crate::rendezvous::agreement::proposal::{Knock, Terms};
+
+/// The options of the first rank of the mesh that has come to a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Options {
+    /// The rank.
+    pub(super) rank: i32,
+    /// Its terms.
+    pub(super) terms: Terms,
+    /// The text of its call.
+    pub(super) call: String,
+}
+
+impl Options {
+    /// Returns the error that these options of this rank differ from those of the first rank;
+    /// `None` when they do not.
+    pub(super) fn mismatch(&self, first: &Options) -> Option<Error> {
+        let has_same_call = self.call == first.call;
+        if has_same_call && self.terms == first.terms {
+            return None;
+        }
+        let terms = |options: &Options| if has_same_call { format!(" with {}", options.terms) } else { String::new() };
+        let show = |options: &Options| format!("rank {} called {}{}", options.rank, options.call, terms(options));
+        let message = format!("{}, {}", show(self), show(first));
+        Some(Error::new(Status::Mismatch, message).with_ranks(&[self.rank, first.rank]))
+    }
+}
+
+impl Display for Options {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        write!(out, "{}\n{}\n{}", self.rank, self.terms, self.call)
+    }
+}
+
+impl FromStr for Options {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Options, ()> {
+        let mut lines = text.splitn(3, '\n');
+        let mut line = || lines.next().ok_or(());
+        Ok(Options { rank: line()?.parse().map_err(drop)?, terms: line()?.parse()?, call: line()?.to_owned() })
+    }
+}
+
+impl Display for Terms {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let or_none = |value: Option<u128>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        write!(
+            out,
+            "ends={} dim={} replace={} silent={} min_size={} max_size={} any_state={}",
+            u8::from(self.ends),
+            self.dim,
+            self.replace.as_millis(),
+            or_none(self.silent.map(|time| time.as_millis())),
+            self.min_size,
+            or_none(self.max_size.map(|size| size as u128)),
+            u8::from(self.any_state)
+        )
+    }
+}
+
+impl FromStr for Terms {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Terms, ()> {
+        let mut fields = text.split(' ');
+        let mut field = |name: &str| {
+            let value = fields.next().and_then(|field| field.strip_prefix(name)?.strip_prefix('='));
+            match value.ok_or(())? {
+                "-" => Ok(None),
+                number => number.parse::<u64>().map(Some).map_err(drop),
+            }
+        };
+        Ok(Terms {
+            ends: field("ends")? == Some(1),
+            dim: field("dim")?.ok_or(())? as usize,
+            replace: Duration::from_millis(field("replace")?.ok_or(())?),
+            silent: field("silent")?.map(Duration::from_millis),
+            min_size: field("min_size")?.ok_or(())? as usize,
+            max_size: field("max_size")?.map(|size| size as usize),
+            any_state: field("any_state")? == Some(1),
+        })
+    }
+}
+
+impl Knock {
+    /// Reads a note of the door; `None` for a gap and for a note that cannot be read.
+    pub(super) fn read(note: &str) -> Option<Knock> {
+        let (process, seat) = note.lines().next()?.split_once(' ')?;
+        Some(Knock { process: process.parse().ok()?, seat: seat.parse().ok()? })
+    }
+}
