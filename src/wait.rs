@@ -36,6 +36,13 @@ impl Deadline {
         Deadline { at: self.at.checked_add(grace.min(LONGEST)).unwrap_or(self.at), ..*self }
     }
 
+    /// Returns this moment, or the one that is `time` from now where that is later, with the same
+    /// timeout for messages.
+    #[must_use]
+    pub fn at_least(&self, time: Duration) -> Deadline {
+        Deadline { at: self.at.max(Deadline::after(time).at), ..*self }
+    }
+
     /// Returns the time left; zero when the moment has passed.
     pub fn left(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
@@ -221,5 +228,8 @@ mod tests {
             later = later.extended(Duration::MAX);
         }
         assert!(!later.passed());
+        let soon = Deadline::after(Duration::ZERO).at_least(Duration::from_secs(60));
+        assert!(soon.left() > Duration::from_secs(30) && soon.timeout().is_zero());
+        assert!(later.at_least(Duration::ZERO).left() > Duration::from_secs(1));
     }
 }

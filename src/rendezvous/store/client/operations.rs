@@ -60,7 +60,7 @@ impl TcpStore {
             match connection.byte(wait) {
                 Ok(_) => answer(connection, &at_once(wait)),
                 Err(ExchangeError::Late) => {
-                    let short = wait.with_deadline(Deadline::after(CANCEL_ANSWER));
+                    let short = at_once(wait);
                     connection.send(&[op::CANCEL_WAIT], &short)?;
                     // The answer may have crossed the cancellation.
                     if connection.byte(&short)? != 0 {
@@ -236,5 +236,5 @@ impl Store for TcpStore {
 
 /// Returns a wait for an answer that comes at once, also when the deadline is close or has passed.
 fn at_once(wait: &Wait) -> Wait {
-    wait.with_deadline(Deadline::after(wait.deadline.left().max(CANCEL_ANSWER)))
+    wait.with_deadline(wait.deadline.at_least(CANCEL_ANSWER))
 }
