@@ -147,7 +147,7 @@ def test_quiet(job):
      "the names dp,pp --op all_reduce --no-measure, and rank 0 has the names dp,tp --op all_reduce,reduce,broadcast,"),
 ], ids=["warmup", "shape", "names"])
 def test_options_that_differ_are_named(job, own, said):
-    """Every rank ends with the same code, and the message has the words of the command line only."""
+    """Every rank ends with the same code. The message names options as they are on the command line."""
     ranks = job(4, of_each=lambda rank: [*QUICK[2:], *own] if rank == 1 else ["2,2", "dp,tp", *QUICK])
     assert ranks.codes() == [3] * 4, ranks
     line = ranks.errors[0].splitlines()[-1]
@@ -157,7 +157,7 @@ def test_options_that_differ_are_named(job, own, said):
 
 
 def test_a_report_that_cannot_be_written(tmp_path):
-    """The exit code is not that of wrong data, and the record is written anyway."""
+    """The exit code is not the one for wrong data, and the record is written all the same."""
     with open("/dev/full", "w") as full:
         done = subprocess.run([TOOL, "check", "--op", "all_reduce", "--quiet", *QUICK, "--save", tmp_path / "record"], env=clean(),
                               stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)

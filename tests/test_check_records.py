@@ -139,7 +139,7 @@ def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
 
 
 def test_a_ratio_that_is_no_change_is_explained(job, record):
-    """Each row of the record took long but in one batch, so the rows are not faster now."""
+    """Each row of the record took long except in one batch, so the rows are not faster now."""
     told = json.loads(scaled(record[0], 1e5).read_text())
     for row in told["dimensions"][0]["measurements"]:
         row["batch_seconds"][0] = 1e-9

@@ -1,10 +1,10 @@
 """The JAX package against real JAX, on several ranks.
 
 Most of the time goes to XLA, which compiles each program. Rank 0 compiles, and the other ranks find
-the program in the cache of the session (`compiled` in bindings/jax/tests/ranks.py). `make test` has
-four ranks, one case of each collective over all ranks, and some along dimensions of two ranks.
-`make test-all` adds all cases on eight ranks, where there are four processors (two take five
-minutes)."""
+the program in the cache of the session (`compiled` in bindings/jax/tests/ranks.py). `make test`
+runs one case of each collective over all of four ranks, and some cases along dimensions of two
+ranks. `make test-all` also runs all cases on eight ranks if the machine has four processors (with
+two they would take five minutes)."""
 
 import os
 import re
@@ -45,8 +45,8 @@ def variables(**more):
 
 
 def compiled_in(folder):
-    """Variables that make JAX keep every compiled program in `folder`, and optimise none: these are
-    many programs, and each runs once."""
+    """Variables that make JAX keep every compiled program in `folder`, and compile without most
+    optimisations, because there are many programs and each runs once."""
     return {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"

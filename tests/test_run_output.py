@@ -169,7 +169,7 @@ def test_a_message_begins_a_line_in_a_file(tmp_path, text):
 
 
 def test_a_message_begins_a_line_where_hosts_are_started(tmp_path):
-    """The rank writes the end of its output, and fails when that has been seen."""
+    """The rank writes a line without its end, and fails after this test has read the line."""
     os.mkfifo(tmp_path / "go")
     tool = subprocess.Popen([TOOL, "run", "--hosts", HERE, "-n", "1", "--", "/bin/sh", "-c", f"printf half; read x < {tmp_path}/go; exit 3"],
                             env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
@@ -181,7 +181,7 @@ def test_a_message_begins_a_line_where_hosts_are_started(tmp_path):
 
 
 def screen(written, width):
-    """The lines on a terminal of that width, which moves to the next line only for the character behind the last column."""
+    """The lines on a terminal of that width. After the last column, its cursor moves to the next line only when one more character comes."""
     lines, column = [""], 0
     for piece in re.findall(rb"\x1b\[[\d;]*\w|.", written, re.S):
         text = piece.decode()

@@ -281,7 +281,7 @@ def test_a_lost_connection_ends_the_other_hosts_as_a_failure_does(start, tmp_pat
 
 
 def first_message(process):
-    """The first line of the tool, behind lines of the ranks and of the shell in the place of ssh."""
+    """The first line of the tool on standard error, where the ranks and the shell in the place of ssh write, too."""
     return next(line for line in process.stderr if line.startswith("devicemesh run: "))
 
 
@@ -298,7 +298,7 @@ def test_a_node_that_was_killed_for_certain_is_not_said_to_be_out_of_reach(start
 
 
 def test_the_first_lost_host_is_the_cause(start, tmp_path):
-    """A network that goes takes several hosts. The connection to the first one outlives its node here."""
+    """When a network fails, several hosts are lost. Here the connection to the first lost host ends later than its node."""
     os.mkfifo(tmp_path / "heard")
     process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 0.5)
     keepers = dict(process.stdout.readline().split() for _ in range(3))
@@ -490,7 +490,7 @@ def test_ssh_leaves_no_rank_behind_a_killed_starter(ssh):
 
 
 def test_ssh_tells_of_a_node_that_was_killed(ssh):
-    """ssh itself only ends with code 255, as it does where the connection fails."""
+    """ssh ends with code 255 here, and also where the connection fails, so the node itself says that it was killed."""
     lab, start = ssh
     process = start("alpha", "--hosts", "alpha,beta", "--failure-grace", "0.2", "--", "sh", "-c", f"echo $RANK $PPID; {SLEEP}")
     keepers = dict(process.stdout.readline().split() for _ in range(2))

@@ -68,7 +68,7 @@ def test_completions_of_other_shells(name):
 @pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("words", ["help", "run --help", "ps --help", "check --help", "show --help", "info --help", "man --help"])
 def test_help_fits_the_terminal(words, width):
-    """No line is wider than the terminal, texts go on below their beginning, and commands after a backslash."""
+    """No line is wider than the terminal. A long text is continued below its beginning, and a long command after a backslash."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     tool = subprocess.Popen([TOOL, *words.split()], env=environment(TERM="xterm", NO_COLOR="1"), stdin=subprocess.DEVNULL, stdout=theirs)
@@ -85,12 +85,12 @@ def test_help_fits_the_terminal(words, width):
     first = lines[:next(at for at, line in enumerate(lines) if line.startswith("Usage:"))]
     for line, below in zip(first, first[1:]):
         assert not below or not line or len(line) + 1 + len(below.split()[0]) > width, first
-    # The rest has the same words at every width, but for the backslashes in commands.
+    # The rest has the same words at every width, except for the backslashes in commands.
     end = written.decode().replace("\r\n", "\n").partition("Print help (see a summary with '-h')\n\n")[2]
     whole = run(TOOL, *words.split(), env=environment(NO_COLOR="1")).stdout.partition("Print help (see a summary with '-h')\n\n")[2]
     plain = lambda text: " ".join(text.replace("\\\n", " ").split())
     assert end and plain(end) == plain(whole)
-    # Each line of a section begins with a label or below the texts of the other lines.
+    # Each line of a section begins with a label, or in the column of the texts.
     for section in end.split("\n\n"):
         columns = {len(match[0]) for match in re.finditer(r"^  \S+(?: [-+] \S+)?  +(?=\S)", section, re.M)}
         rest = [len(line) - len(line.lstrip()) for line in section.split("\n") if line.startswith("    ")]

@@ -297,9 +297,9 @@ fn a_rank_that_does_not_come_is_named_to_all() {
     }
 }
 
-/// The maker can open no more files, so it cannot accept the connection of rank 1. Its own rank
-/// says so and fails, and rank 1 does not wait for its deadline. Takes 2 s, because a moment
-/// without files is no failure.
+/// The maker can open no more files, so it cannot accept the connection of rank 1. The maker's own
+/// rank fails with this reason, and rank 1 fails before its deadline. The test takes 2 s, because
+/// the maker does not fail after a moment without files.
 #[test]
 fn a_maker_without_files_ends_the_join() {
     let mut maker = Process::start_at("make", 2, &[0], &[ALONE, ("HOSTCCL_TEST_FILES", "none")]);
@@ -411,7 +411,7 @@ fn a_maker_that_dies_ends_the_join() {
     assert!(line.contains("the process that made") && line.contains("gone"), "{line}");
 }
 
-/// A rank that has no wire cannot tell its number to the maker, so it says why it does not come.
+/// A rank without a wire cannot register. It tells the maker the reason, so all ranks get it.
 #[test]
 fn a_rank_with_a_wire_that_does_not_exist_is_named_to_all() {
     let why = "DM_WIRE is \"pigeon\": it must be \"tcp\" or \"ucx\"";

@@ -9,8 +9,10 @@ use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
 impl FastPart {
-    /// The index of the dimension of that name, without more work than comparing; `None` where
-    /// `along` knows more.
+    /// Returns the index of the dimension of that name. NULL names the only dimension. `None` where
+    /// no dimension of this view has the name. Then it may still be that of a flattened dimension,
+    /// which
+    /// `along` finds; this function only compares names, because it has to be fast.
     ///
     /// # Safety
     /// `dim` is NULL or NUL-terminated.

@@ -9,8 +9,8 @@ use crate::layout::{Dim, Subrange};
 
 impl Mesh {
     /// Returns the view with dimension `dim` restricted to its indices `start`, `start + step` ...
-    /// (`len` of them). Ranks at the other indices are no members of the view. They have no
-    /// positions in it either: positions and strides count the ranks that are left.
+    /// (`len` of them). Ranks at the other indices are not members of the view, so they have no
+    /// positions in it. Positions and strides count only the members.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -57,9 +57,9 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
     }
 
-    /// Returns, for a view of a range, the view of all ranks that the range was taken from, and a
-    /// dimension of this view as a dimension of that one, or `None` when the dimension has other
-    /// groups there.
+    /// For a view of a range, returns the whole view from which the range was taken, and the
+    /// dimension of the whole view that is `dim` of this view. `None` for other views, and when the
+    /// groups of the two dimensions differ.
     pub(crate) fn outer_dim(&self, dim: &Dim) -> Option<(Mesh, Dim)> {
         let RankMap::Within(outer, range) = &self.root.ranks else { return None };
         let whole =

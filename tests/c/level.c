@@ -13,7 +13,7 @@ static void in_step(void)
   REQUIRE(dm_world_barrier(world, 0));
 }
 
-/* The timeout of calls that run into their deadlines. The making of the mesh has it, too. */
+/* The timeout in milliseconds of calls that run into their deadlines. dm_init has it, too. */
 static int64_t short_ms(void)
 {
   return (int64_t)(500 * slowness());

@@ -13,7 +13,8 @@ from torch_ranks import HERE, SIDE, found_torch
 from support.paths import LIBRARY, ROOT, TOOL
 from support.processes import environment, run
 
-# One worker of pytest-xdist runs all of them, on one cluster. They wait most of their time.
+# One worker of pytest-xdist runs all these tests, because they share one Slurm cluster. They mostly
+# wait.
 pytestmark = [pytest.mark.long, pytest.mark.lengthy, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(400)]
 
 

@@ -35,8 +35,8 @@ fn alone(library: Option<&PathBuf>) -> View {
     View::init(&Arc::new(World::join("cpu", &options).unwrap()), &[1], &["d"]).unwrap()
 }
 
-/// The host engine as a shared library of its own, of this profile. A test among the targets saves
-/// compiling the engine once more (hostccl/tests/c_library.rs says why).
+/// The host engine as a shared library of its own, of this profile. With a test among the
+/// targets, cargo does not compile the engine once more (hostccl/tests/c_library.rs says why).
 fn shared_engine() -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));

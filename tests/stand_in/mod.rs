@@ -146,7 +146,8 @@ fn compile(sources: &[PathBuf], library: &Path, flags: &[&str]) {
 /// one is missing.
 fn driver_functions() -> impl Iterator<Item = String> {
     let mut cargo = Command::new(env!("CARGO"));
-    // Without the filter cargo asks for packages of other systems, which no build has fetched.
+    // Without the filter, cargo needs the packages for other systems, too, which no build has
+    // fetched.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     cargo.args(["metadata", "--format-version", "1", "--offline", "--all-features", "--filter-platform", &platform]);
     let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();

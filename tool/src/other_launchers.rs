@@ -105,7 +105,7 @@ const ADVICE: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What to do about torchrun's `--tee 3`.
+/// The advice for torchrun's `--tee 3`.
 pub const TEE: &str = "--tee takes no value here: --log-dir DIR --tee writes files and shows them too; --prefix alone shows each line with its rank";
 
 /// Whether this is a value of torchrun's `--tee`: a number of streams, or one for each rank (`0:1,1:3`).

@@ -136,8 +136,8 @@ fn fit(end: &str, width: usize) -> String {
     sections(end).map(section).collect::<Vec<_>>().join("\n")
 }
 
-/// A command in lines of at most `width` cells, of which the first begins after `first` cells. No
-/// line ends between an option and the word behind it.
+/// A command in lines of at most `width` cells, of which the first begins after `first` cells. An
+/// option and the word after it stay in one line.
 fn command(text: &str, first: usize, width: usize) -> String {
     const GLUE: char = '\u{a0}';
     let mut glued = String::new();
@@ -164,7 +164,7 @@ fn page(command: Command) -> Result<Vec<u8>, Failure> {
         // The footer names the tool and its version. clap_mangen leaves out the empty date, and
         // then the version stands in the place of the date.
         writeln!(out, ".TH \"{title}\" 1 \"\" \"devicemesh {}\" \"libdevicemesh\"", env!("CARGO_PKG_VERSION"))?;
-        // The names of options and variables are neither broken nor stretched.
+        // No hyphenation (.nh) and no justified lines (.ad l), so that names of options stay whole.
         writeln!(out, ".nh\n.ad l")?;
         man.render_name_section(&mut out)?;
         writeln!(out, ".SH SYNOPSIS\n{synopsis}")?;
@@ -222,7 +222,7 @@ fn roff_section(Section { heading, lines }: &Section<'_>) -> String {
     format!(".SH \"{}\"\n{begin}{lines}{end}", heading.to_uppercase())
 }
 
-/// A text as roff has it.
+/// Returns the text with the characters escaped that mean something in roff.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     // roff takes a line that begins with a dot or a quote for a request.

@@ -36,8 +36,8 @@ pub fn say(line: &str) {
     let _ = stderr.write_all(format!("{begin}{line}\n").as_bytes());
 }
 
-/// Writes what other processes have written, to standard error or to standard output. The next
-/// [`say`] begins a new line.
+/// Writes what other processes have written, to standard error or to standard output. If the
+/// bytes end inside a line, the next [`say`] begins a new line.
 pub fn pass_on(bytes: &[u8], is_error: bool) -> io::Result<()> {
     if is_error || same_file(io::stdout(), io::stderr()) {
         IS_INSIDE_LINE.store(bytes.last().is_some_and(|last| *last != b'\n'), Ordering::SeqCst);

@@ -8,9 +8,9 @@ use clap::{Arg, Command, Error};
 
 use crate::other_launchers::{TEE, advice, is_streams, name};
 
-/// The error of this command line with what was probably meant, where clap found nothing or what
-/// does not fit. Options are suggested as the pages write them, and not as torchrun writes some,
-/// which works too.
+/// Returns the error of this command line with what the user probably meant, where clap suggests
+/// nothing or something that does not fit. Suggested options have hyphens, as the pages write them,
+/// although torchrun's underscores work, too.
 pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> Error {
     let words: Vec<&str> = line.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
     let Some(run) = tool.find_subcommand("run") else { return error };
@@ -29,7 +29,7 @@ pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> E
     error
 }
 
-/// Suggests a subcommand, and `run` where the line is that of a launcher.
+/// Suggests a subcommand. Where the words are those of a launcher without `run`, suggests `run`.
 fn about_subcommands(error: &mut Error, first: &str, tool: &Command, run: &Command) {
     let is_for_run = match error.kind() {
         ErrorKind::UnknownArgument => has_option(run, first) || (first.starts_with('-') && advice(first).is_some()),
@@ -59,8 +59,8 @@ fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
             error.remove(ContextKind::Suggested);
             invalid_argument(&error).to_owned()
         }
-        // clap takes -np for -n with the value p, and -hosts for -h. It shows the help then, and a
-        // script would go on as if the job had run.
+        // clap takes -np for -n with the value p, and -hosts for -h. For -h it shows the help with
+        // exit code 0, and a script would go on as if the job had run.
         ErrorKind::ValueValidation if invalid_argument(&error).starts_with("--nproc-per-node") => "-n".to_owned(),
         ErrorKind::DisplayHelp => "-h".to_owned(),
         ErrorKind::TooManyValues | ErrorKind::MissingRequiredArgument if tees_streams(options) => {
@@ -100,8 +100,8 @@ fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
     error
 }
 
-/// Whether the user may have meant `name`: a third of its letters may be wrong, or one word begins with the
-/// other.
+/// Whether the user may have meant `name`: at most a third of its letters are wrong, or one of the
+/// two words begins with the other.
 fn is_close(wrong: &str, name: &str) -> bool {
     let is_begin = wrong.len() > 1 && (name.starts_with(wrong) || wrong.starts_with(name));
     is_begin || strsim::osa_distance(wrong, name) * 3 <= name.len()
@@ -115,7 +115,7 @@ fn invalid_argument(error: &Error) -> &str {
     }
 }
 
-/// Whether `--tee` has a value of torchrun.
+/// Whether `--tee` has a value, as torchrun's `--tee` has.
 fn tees_streams(options: &[&str]) -> bool {
     let next = options.windows(2).any(|pair| pair[0] == "--tee" && is_streams(pair[1]));
     next || options.iter().any(|word| word.starts_with("--tee="))

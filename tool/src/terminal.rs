@@ -17,8 +17,9 @@ pub fn width() -> Option<usize> {
     width_of(stdout())
 }
 
-/// The width for a help text, which nobody wants in long lines. Where standard output is no
-/// terminal, as before a pager, it is the width of the terminal from which the tool was started.
+/// The width of a help text in character cells. Where standard output is no terminal, for example a
+/// pager's pipe, it is the width of the terminal from which the tool was started. Where there is no
+/// terminal, it is 100, because very long lines are hard to read.
 pub fn width_of_help() -> usize {
     width().or_else(|| width_of(stderr())).or_else(|| width_of(stdin())).unwrap_or(PLAIN)
 }
@@ -28,10 +29,11 @@ fn width_of(terminal: impl AsFd) -> Option<usize> {
     (columns > 0).then(|| usize::from(columns).max(LEAST))
 }
 
-/// What begins a new line on a terminal whose cursor may be inside a line, and shows nothing where
-/// it is not. It is as many spaces as the terminal has columns: behind them the cursor is in the
-/// next line, or at the end of the line at whose beginning it was. Empty where that is no terminal,
-/// or one that cannot erase a line.
+/// Returns the text that begins a new line on a terminal whose cursor may be inside a line. If the
+/// cursor is at the beginning of a line, the text shows nothing. The text has as many spaces as the
+/// terminal has columns. After them the cursor is in the next line if it was inside a line, and at
+/// the end of its line if it was at the beginning. Then the text erases the line of the cursor. The
+/// text is empty where this is no terminal, or a terminal that cannot erase a line.
 pub fn new_line(terminal: impl AsFd) -> String {
     let columns = tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn lines_are_broken_by_the_cells_of_the_terminal() {
-        // Two letters have two bytes each, and two others take two cells each.
+        // An é has two bytes and takes one cell. A 数 takes two cells.
         assert_eq!(hanging("é é é é", 0, 0, Some(7)), "é é é é");
         assert_eq!(hanging("数 数 数", 0, 0, Some(7)), "数 数\n数");
     }

@@ -190,12 +190,12 @@ fn a_program_that_cannot_be_started_is_named() {
     assert_eq!(missing.status.code(), Some(127));
     assert!(text(&missing.stderr).contains("/nonexistent/program"), "{}", text(&missing.stderr));
     for (program, code, advice) in [
-        ("/tmp", 126, "cannot start /tmp as rank 0: it is a folder and no program"),
+        ("/tmp", 126, "cannot start /tmp as rank 0: it is a folder, not a program"),
         ("4", 127, "4 is not in PATH; -n 4 is the number of ranks"),
         ("nonexistent", 127, "nonexistent is not in PATH\n"),
         ("A=b", 127, "A=b is not in PATH; to set a variable, write -- env A=b PROGRAM"),
         ("echo hi", 127, "-- sh -c 'echo hi'"),
-        ("src", 127, "src is not in PATH, and ./src is a folder and no program"),
+        ("src", 127, "src is not in PATH, and ./src is a folder, not a program"),
     ] {
         let output = tool(&["-n", "1", "--", program]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
         let said = text(&output.stderr);
@@ -369,8 +369,9 @@ fn options_of_other_launchers_are_explained() {
         assert!(output.status.code() == Some(2) && said.contains(advice), "{options:?}: {said}");
         assert!(!said.contains("as a value"), "{said}");
     }
-    // No advice is better than a wrong one: for MPICH's long words, that of their first letter; clap's for a
-    // hidden option (--agent), and for one that is not similar (--grace-period).
+    // No advice is better than wrong advice. Wrong would be, for MPICH's long words, the advice for
+    // their first letter. Wrong would also be clap's suggestions of a hidden option (--agent) and
+    // of an option that is not similar (--grace-period).
     for option in ["-localhost", "-usize", "--use-agent-store", "--sockets-per-node"] {
         let said = text(&tool(&[option, "true"]).output().unwrap().stderr);
         assert!(said.contains(&format!("argument '{option}' found")) && !said.contains("tip:"), "{said}");
@@ -436,7 +437,7 @@ fn python_is_python3_where_only_that_is_in_path() {
     std::fs::write(folder.join("python3"), "").unwrap();
     let output = tool(&["-n", "1", "--", "python", "train.py"]).env("PATH", &folder).output().unwrap();
     let said = text(&output.stderr);
-    assert!(said.contains("python is not in PATH, and python3 is\n"), "{said}");
+    assert!(said.contains("python is not in PATH, but python3 is\n"), "{said}");
 }
 
 #[test]

@@ -19,7 +19,8 @@ import numpy
 from jax import lax
 from ranks import FLAT, MESH, RANK, WORLD, own_mesh
 
-# Three of four runs notice a wrong order (see above), so five of them miss it once in a thousand times.
+# Three of four runs notice a wrong order (see above), so five runs together miss it once in a
+# thousand times.
 RUNS = 10 if WORLD <= 4 else 6
 ROUNDS = int(os.environ.get("DM_JAX_ROUNDS", 20))
 LENGTH = 1_000_000

@@ -125,8 +125,8 @@ impl Meeting {
         !self.ranks.is_empty() && !self.is_over() && self.failure.is_none()
     }
 
-    /// Whether further ranks may register. The ranks that have come wait for them here, or in the
-    /// segment of the id.
+    /// Whether further ranks may register. The ranks that have registered wait for them at this
+    /// server, or in the segment of the id where they are on the maker's host.
     pub(super) fn is_open(&self) -> bool {
         self.stage == Stage::Registering && self.failure.is_none() && self.lobby.started().is_none()
     }

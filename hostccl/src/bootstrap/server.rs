@@ -29,8 +29,8 @@ use crate::wire::{Token, here};
 const STRANGERS: usize = 1024;
 /// The pause of the listening socket when the process can open no more files.
 const NO_FILES_PAUSE: Duration = Duration::from_millis(50);
-/// How long the process may be unable to accept any connection before the joins fail that wait for
-/// more ranks. The ranks of these joins would time out without a reason.
+/// How long the process may lack files for new connections. After that, the joins that wait for
+/// more ranks fail. Otherwise their ranks would time out, and the error would not give the reason.
 const NO_FILES_LIMIT: Duration = Duration::from_secs(2);
 /// The shortest and the longest pause of the thread while nobody has registered. After each pause
 /// the thread checks whether the ranks of this host have used an id up in the id's segment. Each
@@ -104,7 +104,7 @@ struct Server {
     listener: Closed<TcpListener>,
     /// Until when no connection is accepted, because the process can open no more files.
     paused_until: Option<Instant>,
-    /// Since when the process can open no file for a connection.
+    /// Since when the process has had no file for a new connection. `None` while it has one.
     no_files_since: Option<Instant>,
     /// The joins, with the tokens of their ids, by the ids' numbers.
     meetings: Meetings,
@@ -262,11 +262,15 @@ impl Server {
         }
     }
 
-    /// Pauses accepting, because the process can open no more files. Where this lasts, fails the
-    /// joins that wait for more ranks.
+    /// Accepts no connection for [`NO_FILES_PAUSE`], because the process can open no more files.
+    /// After [`NO_FILES_LIMIT`] without files, fails the joins that wait for more ranks.
     fn run_short(&mut self, error: &io::Error) {
         let now = Instant::now();
         let why = machine::explained(error);
+        // A connection that waited during an earlier shortage may have gone before it was accepted.
+        if self.paused_until.is_some_and(|until| now > until + NO_FILES_LIMIT) {
+            self.no_files_since = None;
+        }
         let since = *self.no_files_since.get_or_insert_with(|| {
             log::warn!("a connection to join a communicator waits: {why}");
             now

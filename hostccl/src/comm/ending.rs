@@ -13,7 +13,7 @@ use crate::types::*;
 
 impl Comm {
     /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
-    /// call may wait. Fails when a call is under way then.
+    /// call may wait. Fails when a call is still under way after that time.
     pub(crate) fn finalize(&self) -> Result<()> {
         self.finalized.store(true, Ordering::Release);
         let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));
@@ -52,8 +52,8 @@ impl Comm {
         }
     }
 
-    /// Ends all calls on all ranks. The caller has raised the flag with which this communicator was
-    /// made.
+    /// Ends all calls on all ranks. The caller has already raised the abort flag of this
+    /// communicator.
     pub(crate) fn abort(&self) {
         let message = format!("{} aborted its communicator", self.describe(self.rank));
         if self.whole().1 > 1 {

@@ -1,12 +1,12 @@
-//! A rank that cannot reach the maker of the unique id says where the maker should be, and why the
-//! rank does not reach it.
+//! When a rank cannot reach the maker of the unique id, the error gives the maker's address and the
+//! reason.
 
 use std::net::TcpListener;
 use std::sync::Arc;
 
 use super::*;
 
-/// Joins by an id with this maker, and returns the error of the join, which is given 200 ms.
+/// Joins by an id with this maker and a timeout of 200 ms, and returns the error of the join.
 fn failure(maker: SocketAddr) -> Error {
     let mut id = Id::create(Some(true)).unwrap();
     id.address = Some(maker);

@@ -1,5 +1,5 @@
-//! Compares the options of the ranks, so that ranks which were started differently are named with
-//! what each of them asks for.
+//! Compares the options of the ranks. An error names the ranks that were started with other options
+//! than rank 0, and the options that differ.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::words::listed_with;
 /// The most differences that a message lists.
 const TOLD: usize = 4;
 
-/// Fails on every rank where the ranks ask for different checks. **Collective over the world.**
+/// Fails on every rank if the ranks ask for different checks. **Collective over the world.**
 pub fn compare(options: &Options, mesh: &Mesh, team: &Team) -> Result<()> {
     // These types can always become JSON.
     let mine = serde_json::to_vec(&options.asked(mesh, team.world().device_type())).unwrap_or_default();
@@ -32,10 +32,10 @@ pub fn compare(options: &Options, mesh: &Mesh, team: &Team) -> Result<()> {
     }
 }
 
-/// Says which ranks differ from rank 0, and in what. The text is empty where none does.
+/// Says which ranks differ from rank 0, and in which options. The text is empty where no rank does.
 fn different(all: &[Asked], hosts: &[String]) -> String {
     let Some((first, others)) = all.split_first() else { return String::new() };
-    // The ranks by what they ask for, next to what rank 0 asks for.
+    // The key has the options that differ, as these ranks have them and as rank 0 has them.
     let mut ranks: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
     for (rank, asked) in (1..).zip(others) {
         let differs = |at: &usize| asked.get(*at) != first.get(*at);
@@ -56,14 +56,14 @@ fn different(all: &[Asked], hosts: &[String]) -> String {
     if told.is_empty() { told } else { format!("the ranks were started with different options: {told}") }
 }
 
-/// These options as on a command line.
+/// The options at these indices, as on a command line.
 fn words(asked: &Asked, places: &[usize]) -> String {
     let word = |(name, value): &(String, Option<String>)| match value {
         None => format!("no {name}"),
         Some(value) if value.is_empty() => name.clone(),
         Some(value) => format!("{name} {value}"),
     };
-    places.iter().filter_map(|place| asked.get(*place)).map(word).collect::<Vec<_>>().join(" ")
+    places.iter().filter_map(|place| asked.get(*place)).map(word).collect::<Vec<_>>().join(" and ")
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(told(&[usual(), usual()]), "");
         assert_eq!(
             told(&[usual(), usual(), asked("7", true)]),
-            "the ranks were started with different options: rank 2 on b has --warmup 7 --save, and rank 0 has --warmup 2 no --save"
+            "the ranks were started with different options: rank 2 on b has --warmup 7 and --save, and rank 0 has --warmup 2 and no --save"
         );
         let two = told(&[usual(), asked("7", false), asked("9", false), asked("7", false)]);
         assert!(two.contains("ranks 1, 3 have --warmup 7, and rank 0 has --warmup 2; rank 2 on b has"), "{two}");

@@ -96,7 +96,7 @@ impl Checked<'_> {
             if let Some(report) = report {
                 team.progress.clear();
                 let text = if options.json { report.json() } else { text::text(&report) };
-                // The record is also written where the report cannot be printed.
+                // The record is written even if the report cannot be printed.
                 let printed = print(text).map_err(|failure| Error::internal(failure.message));
                 self.save(&report)?;
                 printed?;

@@ -66,7 +66,8 @@ impl Row {
         quickest > rule.factor * quick && quickest - quick > rule.floor
     }
 
-    /// The least factor and the least difference of a change between the two rows.
+    /// Returns by how much the times of the two rows must differ at least, so that one row is
+    /// slower.
     fn rule(&self, other: &Row, tolerance: f64, ranks_per_core: f64) -> Rule {
         let share_cores = ranks_per_core > 1.0;
         let is_busy = share_cores || self.is_busy() || other.is_busy();
@@ -75,8 +76,8 @@ impl Row {
         Rule { floor: if share_cores { rule.floor } else { FLOOR }, ..rule }
     }
 
-    /// Why the two rows are equal for the comparison, which is known already, although their ratio
-    /// is outside the tolerance. `None` where it is not.
+    /// Returns why neither row is slower although their ratio is outside the tolerance. `None`
+    /// where the ratio is within the tolerance. The caller has found that neither row is slower.
     fn uncounted(&self, other: &Row, tolerance: f64, ranks_per_core: f64) -> Option<Uncounted> {
         let rule = self.rule(other, tolerance, ranks_per_core);
         let (longer, shorter) = (self.quick().max(other.quick()), self.quick().min(other.quick()));
@@ -90,12 +91,15 @@ impl Row {
     }
 }
 
-/// Says for that many rows why they are no change, for the line below the table.
+/// Returns the words of the line below the table for `rows` rows that are no change for this
+/// reason.
 pub fn uncounted_text(why: Uncounted, rows: usize) -> String {
     let (noun, differ) = if rows == 1 { ("row", "differs") } else { ("rows", "differ") };
     match why {
         Uncounted::Microseconds => format!("{rows} {noun} {differ} by less than {:.0} us per call", FLOOR * 1e6),
-        Uncounted::SharedCores => format!("{rows} {noun} {differ} by less than ranks wait for a core that they share"),
+        Uncounted::SharedCores => {
+            format!("{rows} {noun} {differ} by less than the time that ranks wait for a shared core")
+        }
         Uncounted::Busy => {
             format!("{rows} {noun} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
         }

@@ -13,7 +13,8 @@ use super::verify::Wrong;
 pub struct Notes {
     /// The name of its device, where it has one.
     pub device: Option<String>,
-    /// The boot id of the kernel on which it runs, where /proc shows it.
+    /// The boot id of the kernel on which it runs, or the host's name where /proc does not show the
+    /// boot id. `None` where /proc could not be read.
     pub machine: Option<String>,
     /// The number of ranks for each core of its host. It is 0 on devices, which ranks do not share.
     pub ranks_per_core: f64,

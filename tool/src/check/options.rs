@@ -25,7 +25,7 @@ Exit codes, on every rank:
   0    the data is right, and nothing is slow or --fail-slow is not given
   1    data is wrong
   2    wrong command line, or a shape that does not fit the world
-  3    the check could not be made, for example because a rank died, or its report not be written
+  3    the check could not be made, for example because a rank died, or its report could not be written
   4    something is slow, with --fail-slow
   124  --timeout passed";
 
@@ -112,8 +112,9 @@ pub struct Flatten {
     pub name: String,
 }
 
-/// The options of a rank that must be equal on all ranks, as on a command line: the name, and the
-/// value (an empty one for a flag). The value is `None` where the rank does not ask for the option.
+/// The options that must be equal on all ranks, as one rank has them on its command line. Each has
+/// its name and its value. The value of a flag is empty. `None` says that the rank does not have
+/// the option.
 pub type Asked = Vec<(String, Option<String>)>;
 
 impl FromStr for Shape {
@@ -191,7 +192,8 @@ impl Options {
         })
     }
 
-    /// What must be equal on every rank. `mesh` has the sizes and names that this rank asks for.
+    /// Returns the options that must be equal on all ranks. `mesh` has the sizes and names of the
+    /// dimensions that this rank asks for.
     pub fn asked(&self, mesh: &Mesh, device_type: &str) -> Asked {
         let Options { flatten, dtype, iterations, warmup, repeats, no_measure, timeout, record, .. } = self;
         let flattened = flatten.iter().map(|flat| format!("{}={}", flat.dims.join(","), flat.name));

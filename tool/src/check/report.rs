@@ -66,8 +66,9 @@ pub struct Report {
 pub struct Host {
     pub name: String,
     pub ranks: Vec<usize>,
-    /// The boot id of the kernel on which its ranks run, or null where /proc does not show it.
-    /// Hosts with one boot id are on one machine, as containers are.
+    /// The boot id of the kernel on which its ranks run, or the host's name where /proc does not
+    /// show the boot id. Null where its first rank could not read /proc. It is equal for all hosts
+    /// of one machine, for example containers.
     pub machine: Option<String>,
     /// The median bandwidth between this host and the others with the largest size. Null where it
     /// was not measured.
@@ -266,7 +267,8 @@ pub struct Ratio {
     pub row: String,
     /// The time as a multiple of the time in the record.
     pub times: f64,
-    /// Why the row is neither slower nor faster, where `times` alone looks like it.
+    /// Why the row is neither slower nor faster although `times` is outside the tolerance. `None`
+    /// for all other rows.
     pub uncounted: Option<Uncounted>,
 }
 
@@ -275,11 +277,11 @@ pub struct Ratio {
 pub enum Uncounted {
     /// The difference is some microseconds, which is common between two checks.
     Microseconds,
-    /// The difference is no longer than ranks wait for a core that they share.
+    /// The difference is no longer than the time for which ranks wait for a shared core.
     SharedCores,
     /// The machine was busy, so the tolerance was larger.
     Busy,
-    /// The quickest batches of the two checks are closer than the ratio says.
+    /// The check with the longer time had one batch that was about as quick as the other check.
     QuickBatch,
 }
 
@@ -301,8 +303,8 @@ impl Comparison {
     }
 }
 
-/// The names of the hosts that are on one machine with other hosts, by machine. The times between
-/// such hosts are those of the machine, and of no network of the cluster.
+/// Returns, for each machine with several hosts, the names of these hosts. The times between such
+/// hosts do not measure a network of the cluster.
 pub fn shared_machines(hosts: &[Host]) -> Vec<Vec<&str>> {
     let mut machines: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for host in hosts {

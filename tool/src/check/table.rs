@@ -8,8 +8,8 @@ use super::words::{TINY, bytes, gbps, time};
 use crate::columns::Columns;
 use crate::style::Style;
 
-/// The heads of the columns. The last one is there with `--compare`. With it the table is 60
-/// characters wide, and a little wider where a link is slow.
+/// The heads of the columns. The table has the last column only with `--compare`, and is then 60
+/// characters wide, or a few more where a link is slow.
 const HEADS: [&str; 6] = ["  collective", "size", "time", "algbw", "busbw", "ratio"];
 
 /// The table. It is empty where nothing was measured.
@@ -22,8 +22,8 @@ pub fn table(report: &Report, style: Style) -> String {
     }
     let columns = Columns::new(heads, &all, |column| column == 0);
     let about = match heads.len() {
-        5 => "the median group; bandwidths in GB/s, from 1 KiB on",
-        _ => "the median group; bandwidths in GB/s, from 1 KiB on; ratio: quickest batches / those in the record",
+        5 => "the median group; bandwidths in GB/s, for 1 KiB and more",
+        _ => "the median group; bandwidths in GB/s, for 1 KiB and more; ratio: quickest batches / those in the record",
     };
     let mut out = format!("\n{}\n{}\n", style.dim(about), style.dim(columns.line(heads).trim_end()));
     for (Dimension { name, size, groups, .. }, rows) in report.dimensions.iter().zip(&rows) {
@@ -42,7 +42,7 @@ pub fn table(report: &Report, style: Style) -> String {
     out
 }
 
-/// Explains the ratios that have a star: they look like a change, and are none.
+/// Returns the line that says why ratios with a star are no change although they look like one.
 fn footnote(comparison: &Comparison, report: &Report) -> Option<String> {
     let mut rows: BTreeMap<Uncounted, usize> = BTreeMap::new();
     for Dimension { name, size, groups, measurements, .. } in &report.dimensions {
@@ -74,7 +74,7 @@ fn rows(dimension: &Dimension, report: &Report) -> Vec<Vec<String>> {
         ];
         if let Some(comparison) = &report.comparison {
             let ratio = comparison.ratio(&row_name(name, *size, *groups, row.collective, row.bytes));
-            // The space stands in the place of the star, so that the points are below each other.
+            // Without a star there is a space, so that the decimal points are aligned.
             let star = |is_marked: bool| if is_marked { "*" } else { " " };
             cells.push(
                 ratio.map_or("- ".to_owned(), |ratio| format!("{:.2}{}", ratio.times, star(ratio.uncounted.is_some()))),

@@ -11,7 +11,7 @@ use crate::style::{Style, When};
 use crate::terminal;
 use crate::words::{listed as first_of, listed_with};
 
-/// The pairs between hosts, as the report calls this kind.
+/// The name of the kind of pairs whose ranks are on two hosts, in the report.
 const BETWEEN: &str = "between hosts";
 /// The most entries that are listed of each kind: wrong results, slow groups, slow ranks and so on.
 const TOLD: usize = 10;
@@ -107,7 +107,7 @@ fn copies(report: &Report, style: Style) -> String {
 }
 
 /// The words for the pairs between hosts. Where all hosts are on one machine, the words say so,
-/// because the figures are then those of the machine and of no network.
+/// because the figures then do not measure a network.
 fn between(report: &Report) -> &'static str {
     match shared_machines(&report.hosts)[..] {
         [ref hosts] if hosts.len() == report.hosts.len() => "between hosts of one machine",
@@ -115,7 +115,7 @@ fn between(report: &Report) -> &'static str {
     }
 }
 
-/// The words for a kind of pairs. `between` has those for the pairs between hosts.
+/// The words for a kind of pairs. `between` has the words for the pairs between hosts.
 fn words_of(kind: &'static str, between: &'static str) -> &'static str {
     if kind == BETWEEN { between } else { kind }
 }

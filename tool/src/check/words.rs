@@ -44,7 +44,8 @@ pub fn gbps(bandwidth: f64) -> String {
     format!("{bandwidth:.digits$}")
 }
 
-/// A size below which a bandwidth says nothing, because a call takes as long for any such size.
+/// The size in bytes below which a bandwidth says nothing, because all calls of smaller sizes take
+/// equally long.
 pub const TINY: usize = 1 << 10;
 
 pub fn time(seconds: f64) -> String {

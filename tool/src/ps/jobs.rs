@@ -39,7 +39,7 @@ pub struct Job<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
     Running,
-    /// All processes of the ranks are stopped, or the tool is where it waits for other nodes.
+    /// All processes of the ranks are stopped, or no rank runs here and the tool is stopped.
     Stopped,
     /// Some ranks of this host have ended.
     Ending,

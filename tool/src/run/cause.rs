@@ -102,7 +102,8 @@ pub enum Cause {
     /// Some of the ranks' output cannot be written, for the reason that the message gives.
     Output { message: String, node: Option<String> },
     /// The tool of another node has ended without a report. `number` is the node's number, where it
-    /// is known. `is_killed` says that the node's host and the network are known to be up.
+    /// is known. `is_killed` says that the node's host and the network are known to be up, so that
+    /// the tool must have been killed.
     Gone {
         node: String,
         number: Option<u32>,

@@ -65,8 +65,9 @@ impl Job<'_> {
         }
     }
 
-    /// Sends the ranks a signal that asks them to end. A rank that somebody has stopped (SIGSTOP)
-    /// handles the signal only when it is continued, as systemd and Slurm do.
+    /// Sends the ranks a signal that asks them to end, and then SIGCONT, because a rank that
+    /// somebody has stopped (SIGSTOP) handles the signal only after that. systemd and Slurm do the
+    /// same.
     fn ask_to_end(&self, signal: Signal) {
         self.signal(signal);
         self.signal(Signal::CONT);
@@ -274,7 +275,8 @@ impl Job<'_> {
             }
             _ => Phase::Grace(now + ending.failure_grace),
         };
-        // Ranks that this tool has stopped also need to react to the failure itself.
+        // Ranks that this tool has stopped are continued for every cause, so that they can react to
+        // it.
         self.go_on();
         self.announce(&cause);
         self.cause = Some(cause);

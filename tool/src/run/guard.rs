@@ -53,11 +53,11 @@ const END: Duration = Duration::from_secs(10);
 /// Whether the front has ended, so that this process is ending everything.
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// What the keeper writes into standard error when the front has ended.
+/// What the keeper writes to standard error when the front was killed.
 static LAST_WORD: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// Sets what the keeper writes into standard error when the front was killed. It is at most as long
-/// as a pipe takes in one write (4 KiB), and it is lost where the pipe is full.
+/// Sets what the keeper writes to standard error when the front was killed. The text must not be
+/// longer than what a pipe takes in one write (4 KiB). It is lost if the pipe is full.
 pub fn set_last_word(word: Vec<u8>) {
     let _ = LAST_WORD.set(word);
 }

@@ -149,7 +149,7 @@ impl Options {
                 Ok(count) if count > 0 => Ok(count),
                 Ok(_) => Err(Failure::new(1, "-n gpu: this host has no device; say a number, or -n cpu")),
                 Err(error) => {
-                    // What follows is advice for programs of the library.
+                    // After ";" the message has advice for programs that use the library.
                     let why = error.message().split(';').next().unwrap_or_default();
                     Err(Failure::new(1, format!("-n gpu: {why}; say a number, or -n cpu (devicemesh info has more)")))
                 }

@@ -30,7 +30,8 @@ pub fn resolve(program: &OsStr) -> OsString {
     }
 }
 
-/// What is wrong with the program and its arguments, as a user of another launcher may write them.
+/// Returns what is wrong with the program and its arguments, where a user has written them as for
+/// another launcher.
 pub fn mistake(command: &[OsString]) -> Option<String> {
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let first = words.first()?;
@@ -66,16 +67,16 @@ pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
             let here = format!("./{name}");
             let more = match Path::new(&here) {
                 path if path.is_file() => format!("; {here} is here: {}", command_for(&here)),
-                path if path.is_dir() => format!(", and {here} is a folder and no program"),
+                path if path.is_dir() => format!(", and {here} is a folder, not a program"),
                 _ if name.parse::<u32>().is_ok() => format!("; -n {name} is the number of ranks"),
-                _ if name == "python" && find(OsStr::new("python3")).is_some() => ", and python3 is".to_owned(),
+                _ if name == "python" && find(OsStr::new("python3")).is_some() => ", but python3 is".to_owned(),
                 _ if name.contains('=') => format!("; to set a variable, write -- env {name} PROGRAM"),
                 _ => String::new(),
             };
             Some(format!("{} is not in PATH{more}", shell_word(&name)))
         }
         ErrorKind::PermissionDenied if has_folder && Path::new(program).is_dir() => {
-            Some("it is a folder and no program".to_owned())
+            Some("it is a folder, not a program".to_owned())
         }
         ErrorKind::PermissionDenied if has_folder && Path::new(program).is_file() => {
             let command = command_for(&name);

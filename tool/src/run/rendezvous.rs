@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::identity::Identity;
 
-/// Who chose the host of the store. Messages say what to change.
+/// Who chose the host of the store. Messages need it to say what the user can change.
 #[derive(Clone, Copy)]
 pub enum Origin {
     /// The user, by `--rdzv-endpoint`, or nobody in a job of one node.
@@ -49,7 +49,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The advice where the host has no address here.
+    /// What the user can do if the store's host has no address on this host.
     pub fn advice_on_name(&self) -> String {
         match self.origin {
             Origin::Endpoint => "check --rdzv-endpoint, or name the host's address".to_owned(),
@@ -74,19 +74,21 @@ impl Rendezvous {
     }
 }
 
-/// Whether a host is this one. It asks the resolver, which knows no deadline.
+/// Whether a name or an address is this host's. The function asks the resolver, so it may take
+/// long: the resolver knows no deadline.
 pub fn is_here(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
     addresses.iter().any(|address| !address.ip().is_unspecified() && TcpListener::bind(address).is_ok())
 }
 
-/// Whether each host that gets this endpoint takes itself for the named host.
+/// Whether this is localhost or a loopback address, by which each host reaches only itself.
 pub fn is_loopback(host: &str) -> bool {
     host.split('.').next() == Some("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// The network that this process uses: this start of the machine, and the namespace. Two processes
-/// with the same value reach each other at 127.0.0.1. Empty where the kernel does not say it.
+/// Returns a text that identifies the network of this process: the kernel's boot id and the network
+/// namespace. Two processes with the same text reach each other at 127.0.0.1. Empty where /proc
+/// does not show these.
 pub fn network() -> String {
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let space = std::fs::read_link("/proc/self/ns/net");

@@ -47,8 +47,8 @@ impl Job<'_> {
         }
     }
 
-    /// Says that a second key came too early to count, to somebody at a terminal. Other signals come
-    /// from programs, which send them twice without a second wish.
+    /// Tells a user at a terminal that a second key came too early to count. Signals of other kinds
+    /// get no answer, because they come from programs, which may send one signal twice.
     pub fn say_too_early(&self, signal: Signal) {
         let key = match signal {
             Signal::INT => "Ctrl-C",

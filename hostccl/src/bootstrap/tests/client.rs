@@ -1,4 +1,5 @@
-//! A rank whose maker refuses it, sends garbage or goes away, is told so.
+//! A rank gets an error with the reason when the maker of its unique id refuses it, sends garbage
+//! or goes away.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +17,8 @@ use crate::types::*;
 const TOKEN: [u8; 16] = [4; 16];
 const NONCE: [u8; 16] = [2; 16];
 
-/// Returns a rank's connection to a maker that gives each accepted connection to the next function.
+/// Returns a rank's connection to a maker, the maker's address and its thread. The maker hands each
+/// connection that it accepts to the next of these functions.
 fn rank_of(serve: Vec<fn(TcpStream)>) -> (Client, SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -43,7 +45,8 @@ fn error_of(serve: fn(TcpStream)) -> (Error, SocketAddr) {
     (error, address)
 }
 
-/// Answers a rank's greeting, with a proof of this token where there is one.
+/// Answers a rank's greeting with this status, and with a proof that the maker knows the token, if
+/// there is a token.
 fn answer(mut socket: &TcpStream, status: u8, token: Option<[u8; 16]>) {
     let mut hello = [0; HELLO_BYTES];
     socket.read_exact(&mut hello).unwrap();
@@ -89,7 +92,8 @@ fn a_refusal_says_what_to_do() {
     }
 }
 
-/// Another program may listen at the maker's port by now, or somebody may want to keep a rank out.
+/// After the maker has ended, another program may listen at its port. Or an attacker may want to
+/// keep a rank out.
 #[test]
 fn an_answer_without_a_proof_is_not_the_makers() {
     let others: [fn(TcpStream); 3] = [

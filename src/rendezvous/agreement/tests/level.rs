@@ -12,10 +12,10 @@ use crate::rendezvous::agreement::Scope;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
-/// Makes a call that no other rank comes to, and gives it up.
+/// Makes a call that not all ranks make, and gives it up after 200 ms.
 ///
-/// Where several ranks give up one call together, each must come to it before the others' time is
-/// up. Under load a thread may start some 50 ms late.
+/// Where several ranks give up one call together, each must make the call before the deadline of
+/// the others. Under load a thread may start some 50 ms late.
 fn give_up(scope: &Scope, call: &str) -> Error {
     scope.agree(call, &Wait::after(Duration::from_millis(200))).map(drop).unwrap_err()
 }

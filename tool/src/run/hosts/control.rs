@@ -44,7 +44,8 @@ impl Control {
     pub fn of(share: Option<&Share>) -> Option<Control> {
         let Share { starter, node, hosts, .. } = share?.clone();
         Said::Begun.say();
-        // ssh does not tell a node that was killed from a connection that has failed.
+        // ssh ends with one code for a killed node and for a failed connection, so the keeper of a
+        // node whose front was killed tells the starter.
         let name = hosts.get(node as usize).map_or("", String::as_str);
         let gone = Cause::Gone { node: format!("node {node} ({name})"), number: None, is_killed: true };
         guard::set_last_word(Said::Gone { node, text: gone.to_string() }.mark().into_bytes());
@@ -117,7 +118,7 @@ pub fn say_gone(node: u32, text: String) {
     Said::Gone { node, text }.say();
 }
 
-/// Tells the starter that the job ends for this cause, which this node tells the user.
+/// Tells the starter that the job ends for this cause. This node also says the cause to the user.
 pub fn say_ending(cause: String) {
     Said::Ending { cause }.say();
 }

@@ -112,8 +112,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Notes the hosts that have given no answer in that time. What a login shell has printed there,
-    /// maybe a question, is part of the message.
+    /// Notes that the hosts that are still starting cannot take part. `time` returns how long a
+    /// host has given no answer. The reason quotes what the login shell has printed, maybe a
+    /// question.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
             let printed = node.printed().map_or(String::new(), |text| format!("; it has printed: {text}"));
@@ -145,8 +146,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Keeps in mind whether a line that is passed on is the reason, or follows it. Of the node that
-    /// says why the job ends, the report of the rank that failed first is the reason.
+    /// Notes whether this line of a node is the reason, or whether it now stands below the reason.
+    /// If the node `teller` reports the rank that failed first, that line becomes the reason.
     pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
         let Some(reason) = &self.reason else { return };
         let line = String::from_utf8_lossy(line);
@@ -183,7 +184,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Says the words of a node. Their end is not said again. The first reason stays the reason: a network that goes takes several hosts.
+    /// Says what a node has said of a loss. If that is the first reason for the end, it is the
+    /// reason from now on, without its end. If not, the job has lost one more host, as when a
+    /// network fails.
     fn say_loss(&mut self, text: &str) {
         if self.reason.is_some() || self.teller.is_some() {
             return self.say_later_loss(without_end(text));
@@ -201,8 +204,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Says that a host is lost while the job ends for another reason. A network that goes may take
-    /// hundreds of hosts.
+    /// Says that a host is lost while the job ends for another reason. Only the first losses are
+    /// said, because a network that fails may take hundreds of hosts with it.
     fn say_later_loss(&mut self, text: &str) {
         if self.losses.count() <= LISTED {
             self.say(&format!("afterwards {text}"));
@@ -307,7 +310,7 @@ impl Starter<'_> {
 
     /// Returns the code of a node that has said why it has gone, else the code of the starter's own
     /// reason, else the first code that is not 0 in the order of the nodes, because node 0 knows
-    /// the job best.
+    /// the job best, else 1 if a node is lost, and 0 if not.
     pub fn exit_code(&self) -> u8 {
         let codes = self.nodes.iter().map(|node| if let State::Ended(code) = node.state { code } else { 0 });
         let own = self.losses.code().or(self.code);

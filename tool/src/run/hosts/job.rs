@@ -43,19 +43,20 @@ pub struct Starter<'a> {
     pub failures: Failures,
     /// The hosts that the job has lost.
     pub losses: Losses,
-    /// The line that says why the job ends: the starter's own, or that of the node `teller`. It is
-    /// said again at the end where other lines followed.
+    /// The line that says why the job ends: the starter's own line, or a line of the node `teller`.
+    /// The starter repeats this line at the end if other lines followed it.
     pub reason: Option<String>,
     /// Whether other lines followed the reason.
     pub is_reason_above: bool,
-    /// The first node that says why the job ends. Then a loss that follows is not the reason.
+    /// The first node that has said why the job ends. The loss of a host after that is not the
+    /// reason.
     pub teller: Option<usize>,
     /// The messages of nodes that were passed on, because several nodes may send one message.
     pub passed_on: HashSet<String>,
 }
 
-/// A message without what follows ";", which is true for a moment and for one node only: nodes end
-/// different numbers of ranks for one cause.
+/// Returns the part of a message before the first "; ". The rest differs between nodes that say the
+/// same cause, because it has the number of ranks that a node ends.
 pub fn without_end(message: &str) -> &str {
     message.split("; ").next().unwrap_or_default()
 }

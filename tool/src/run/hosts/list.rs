@@ -15,7 +15,7 @@ pub struct Host {
 
 impl Host {
     fn new(target: &str, ranks: Option<&str>) -> Result<Host, String> {
-        // ssh would read a name with "-" as an option.
+        // ssh would read a name that begins with "-" as an option.
         if target.starts_with('-')
             || target.ends_with('@')
             || target.contains(|c: char| c.is_whitespace() || c.is_control())

@@ -30,7 +30,7 @@ impl Losses {
         self.told.insert(node)
     }
 
-    /// The number of losses that the user knows.
+    /// The number of nodes whose loss the starter has told the user.
     pub fn count(&self) -> usize {
         self.told.len()
     }

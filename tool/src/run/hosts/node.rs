@@ -32,7 +32,8 @@ pub struct Node {
     pub state: State,
     /// When the agent was started.
     pub began: Instant,
-    /// The network of the agent, once it has said hello. Empty where the agent does not know it.
+    /// The network that the agent has named in its hello. Empty before the hello, and where the
+    /// agent does not know its network.
     pub network: String,
 }
 
@@ -46,7 +47,8 @@ impl Node {
         self.planned.host.name()
     }
 
-    /// What ssh and the login shell have printed on a host whose agent has not said hello.
+    /// What ssh and the login shell have printed on a host whose agent has not said hello. `None`
+    /// on other hosts, and where they have printed nothing.
     pub fn printed(&self) -> Option<String> {
         let process = self.process.as_ref().filter(|_| self.state == State::Starting);
         process.map(Process::words).filter(|words| !words.is_empty())

@@ -31,8 +31,8 @@ pub struct Hosts {
     #[arg(short = 'x', value_name = "NAME[=VALUE]")]
     pub forward: Vec<String>,
     /// With --hosts: the command that reaches another host, with options; it gets the host and a
-    /// command line. It is split at blanks, and quotes mean nothing in it: a script can hold what
-    /// needs quotes [default: DM_RSH_AGENT, else ssh]
+    /// command line. It is split at blanks, and quotes in it are not interpreted: put a command
+    /// that needs quotes into a script [default: DM_RSH_AGENT, else ssh]
     #[arg(long, value_name = "COMMAND")]
     pub rsh_agent: Option<String>,
     /// With --hosts: the path of devicemesh on the other hosts [default: its path here, else PATH]
@@ -99,7 +99,8 @@ impl Hosts {
     /// How long ssh may take to connect. `None` where another program reaches the hosts.
     pub fn connect_timeout(&self) -> Option<Duration> {
         let words = self.rsh().ok().filter(|words| words.iter().any(|word| word == CONNECT_TIMEOUT))?;
-        // ssh takes the first value, and a name in any case: -o connecttimeout=5, -oConnectTimeout=5
+        // Of several values ssh takes the first. Names of options may be in upper or lower case,
+        // and may be in one word with -o: -o connecttimeout=5, -oConnectTimeout=5
         let value = |word: &String| word.to_lowercase().split_once("connecttimeout=")?.1.parse().ok();
         words.iter().find_map(value).map(Duration::from_secs)
     }

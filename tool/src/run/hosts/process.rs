@@ -158,8 +158,8 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
-    /// The last words of ssh and of the login shell in one line, without remarks of ssh that are no
-    /// reason.
+    /// The last words of ssh and of the login shell in one line, without the remarks that ssh makes
+    /// while it connects.
     pub fn words(&self) -> String {
         let words = LastWords::of(&self.words);
         words.lines.lines().map(str::trim).filter(|line| !is_remark(line)).collect::<Vec<_>>().join("; ")
@@ -213,7 +213,7 @@ impl Stream {
     }
 }
 
-/// Whether a line is a remark of OpenSSH about a connection that it has made or makes.
+/// Whether a line is a remark that OpenSSH makes about a connection that works.
 fn is_remark(line: &str) -> bool {
     // OpenSSH 10 warns of old key exchanges in lines that begin with asterisks.
     ["Warning: Permanently added ", "Pseudo-terminal will not be allocated ", "** "]

@@ -214,8 +214,8 @@ impl Starter<'_> {
         }
     }
 
-    /// How long the hosts may still take to answer. ssh ends by itself where it cannot connect, mostly
-    /// before `--rdzv-timeout`.
+    /// Says how long the hosts may still take to answer. Where ssh may still be connecting, this
+    /// also says when ssh gives up, because that is mostly before `--rdzv-timeout`.
     fn time_left(&self, now: Instant) -> String {
         let answer = span(self.deadline - now);
         let last = self.nodes.iter().filter(|node| node.state == State::Starting).map(|node| node.began).max();
@@ -236,7 +236,8 @@ impl Starter<'_> {
                 self.look_for_reason(index, &bytes, is_new);
                 if is_new {
                     match bytes.starts_with(b"devicemesh run: ") {
-                        // A rank of another node may have begun a line.
+                        // A rank of another node may have begun a line, so the message may need a
+                        // new one.
                         true => say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
                         // There is no other place to report that standard error cannot be written.
                         false => drop(pass_on(&bytes, true)),

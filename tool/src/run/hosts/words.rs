@@ -17,8 +17,8 @@ pub const MARK: &str = "\x1fdevicemesh-agent ";
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// The agent runs. `port` is a port of its host that was free just now. `network` is that of
-    /// [`network`](crate::run::rendezvous::network).
+    /// The agent runs. `port` is a port of its host that was free just now. `network` is what
+    /// [`network`](crate::run::rendezvous::network) returns in the agent.
     Hello {
         version: String,
         port: u16,
@@ -29,7 +29,7 @@ pub enum Said {
     Cannot { message: String },
     /// The agent has become the node.
     Begun,
-    /// The job ends for this cause, which the node also tells the user.
+    /// The job ends for this cause. The node also says the cause to the user.
     Ending { cause: String },
     /// A node has gone, as the text says. That node may be the one that says it.
     Gone { node: u32, text: String },
@@ -46,7 +46,7 @@ impl Said {
         let _ = std::io::stderr().lock().write_all(self.mark().as_bytes());
     }
 
-    /// This as a mark.
+    /// Returns the line that [`say`](Said::say) writes: the mark and this message.
     pub fn mark(&self) -> String {
         format!("{MARK}{}\n", serde_json::to_string(self).unwrap_or_default())
     }

@@ -70,7 +70,8 @@ impl Entry {
         }
     }
 
-    /// Whether its host is this one, so that no network can be down between the two.
+    /// Whether the node is in the same network namespace of this machine, so that no failure of a
+    /// network can separate the two nodes.
     pub fn is_on_this_network(&self) -> bool {
         !self.network.is_empty() && self.network == network()
     }
@@ -148,8 +149,9 @@ pub fn list(entries: &[Entry]) -> String {
     listed(entries.iter().map(text), LISTED)
 }
 
-/// The cause that the n-th node to arrive, "node 1 (beta)", has gone. Asks the store, for that time
-/// at most each time.
+/// Returns the cause that says that the node with this arrival number (the first is 1) has gone.
+/// The entries of all nodes in the store give its name, as "node 1 (beta)". To read one entry takes
+/// `timeout` at most.
 pub fn gone(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> Cause {
     let read = |arrival: u32| {
         let text = store.try_get(&keys::node(arrival), &Wait::after(timeout)).ok().flatten()?;
@@ -163,6 +165,8 @@ pub fn gone(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> Ca
             let node = format!("node {number} ({})", entry.host);
             Cause::Gone { node, number: Some(number), is_killed: entry.is_on_this_network() }
         }
-        None => Cause::Gone { node: format!("node number {arrival} to come"), number: None, is_killed: false },
+        None => {
+            Cause::Gone { node: format!("the node that arrived as number {arrival}"), number: None, is_killed: false }
+        }
     }
 }

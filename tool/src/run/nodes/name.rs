@@ -17,15 +17,16 @@ use crate::run::rendezvous::{Origin, Rendezvous};
 
 /// How long a name may be unknown, so that a name server has time to learn it.
 const UNKNOWN: Duration = Duration::from_secs(10);
-/// How long the name may be unknown on a host that the starter has just reached by its name, so
-/// that names work there.
+/// How long the name of the first host may be unknown in a job that `--hosts` has started. The
+/// starter has just reached the hosts by their names, so no name server has to learn them.
 const REACHED: Duration = Duration::from_secs(2);
 /// How long the resolver may give no answer, for example while the network starts.
 const TEMPORARY: Duration = Duration::from_secs(60);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Returns the addresses of the store's host, when its name has any.
+/// Waits until the name of the store's host has addresses, and returns them. Fails when the name
+/// has none for too long.
 pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) -> Result<Vec<IpAddr>, Error> {
     let (host, port) = (&rendezvous.host, rendezvous.port);
     if let Ok(address) = host.parse() {

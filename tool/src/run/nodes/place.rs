@@ -1,4 +1,4 @@
-//! Where the nodes meet, in the words of messages.
+//! The words in which messages name the place where the nodes meet.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ const LISTED: usize = 3;
 pub struct Place {
     /// "tcp://alpha:29400 (10.0.0.5)": the endpoint, with the addresses that its name has here.
     pub at: String,
-    /// The end of a message about nodes that do not come, where only this host reaches the
-    /// endpoint. Else empty.
+    /// The end of messages about nodes that do not come, if only this host reaches the endpoint. If
+    /// other hosts may reach it, this is empty.
     pub remark: String,
 }
 

@@ -22,7 +22,7 @@ pub fn listener(port: u16) -> String {
     pid.map_or(String::new(), |pid| format!(" by `{}` (pid {pid})", command(pid)))
 }
 
-/// Whether no devicemesh listens at this port, and something else does. False where this cannot be
+/// Whether programs listen at this port, of which none is a devicemesh. False where this cannot be
 /// known, because a process of another user listens there.
 pub fn is_taken_by_a_stranger(port: u16) -> bool {
     let sockets = sockets(port);
@@ -37,7 +37,8 @@ pub fn is_taken_by_a_stranger(port: u16) -> bool {
     !sockets.is_empty() && known == sockets
 }
 
-/// Whether a process runs this program, or another version of it.
+/// Whether a process runs this program, or another version of it. A process whose program cannot be
+/// read counts as one.
 fn is_devicemesh(pid: u32) -> bool {
     let name = |program: io::Result<PathBuf>| {
         let name = program.ok()?.file_name()?.to_string_lossy().into_owned();
@@ -64,7 +65,7 @@ fn listening(line: &str, port: u16) -> Option<String> {
     is_it.then(|| fields.get(9).map(|inode| format!("socket:[{inode}]")))?
 }
 
-/// The sockets among these that a process has.
+/// Those of these sockets that the process has open.
 fn held(pid: u32, sockets: &HashSet<String>) -> Vec<String> {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).ok().into_iter().flatten();
     let links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok()?.into_os_string().into_string().ok());

@@ -23,7 +23,8 @@ pub struct Progress<'a> {
     /// The end of the whole wait.
     wait: &'a Wait,
     next: Instant,
-    /// What each line says at its end, where something is wrong with the endpoint.
+    /// The end of each line, where something is wrong with the endpoint. It is empty where
+    /// nothing is wrong.
     remark: String,
 }
 
@@ -61,7 +62,8 @@ impl<'a> Progress<'a> {
         self.tell_for(self.wait.deadline.left(), whom);
     }
 
-    /// Says the line if it is due. This wait ends at that moment, or at the end of the whole wait.
+    /// Says the line if it is due. The time left in the line is that until `end`, or until the end
+    /// of the whole wait where that is sooner.
     pub fn tell_until(&mut self, end: Instant, whom: impl FnOnce() -> String) {
         self.tell_for(end.saturating_duration_since(Instant::now()), whom);
     }

@@ -50,7 +50,8 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Some(Err(error)) if must_serve && !in_use(&error) => {
                 return Err(Error::store(format!("node 0 on {}: {}", host_name(), error.message())));
             }
-            // Nobody can serve the store there. A devicemesh may be this job's, or may be ending.
+            // Another program has the port, so no node can serve the store there. (If a devicemesh
+            // has the port, it may serve this job, or it may be about to end.)
             Some(Err(error)) if in_use(&error) && is_taken_by_a_stranger(*port) => {
                 return Err(port_in_use(rendezvous, "that is no devicemesh run"));
             }
@@ -86,7 +87,7 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
         };
         if server.is_some() {
             if let Some(warning) = unreachable_name(rendezvous, &addresses) {
-                // All nodes may be on this host.
+                // This is no error without a list of hosts, because all nodes may be on this host.
                 if rendezvous.hosts.iter().any(|host| !is_here(host)) {
                     return Err(Error::invalid(warning));
                 }

@@ -60,7 +60,7 @@ pub struct Shared {
 /// The job's store.
 pub struct Reached {
     pub store: TcpStore,
-    /// Where it is, for messages.
+    /// Where the store is, for messages.
     pub place: Place,
     /// Its server, where this node serves it.
     pub server: Option<Server>,

@@ -72,8 +72,8 @@ impl Route {
 }
 
 /// Whether standard output and standard error are one pipe or file (`2>&1`). Then everything passes
-/// through the tool, so that its own messages begin a line. A terminal is left to the ranks, because
-/// programs treat it in a different way.
+/// through the tool, so that its own messages begin a line. To a terminal the ranks write
+/// themselves, because programs write to a terminal in another way than to a pipe.
 fn is_one_stream() -> bool {
     same_file(io::stdout(), io::stderr()) && !io::stderr().is_terminal()
 }

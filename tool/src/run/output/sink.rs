@@ -34,8 +34,8 @@ struct State {
     /// whether the line is from the rank's standard error. It is `None` where the output ends with a
     /// line break.
     open: Option<(u32, bool)>,
-    /// Whether the last byte that was added is no line break. A rank may end without one, and its
-    /// line may be cut or be a progress bar, which ends with a carriage return.
+    /// Whether the output ends inside a line, because its last byte is no line break. A rank may
+    /// end inside a line, a long line may be cut, and a progress bar ends with a carriage return.
     is_inside_line: bool,
     /// How many bytes the thread is writing.
     writing: usize,
@@ -67,7 +67,7 @@ impl Sink {
         self.push_lines(bytes, false);
     }
 
-    /// Adds whole lines of the tool itself, in a new line.
+    /// Adds whole lines of the tool itself. They begin a new line.
     pub fn push_own(&self, bytes: Vec<u8>) {
         self.push_lines(bytes, true);
     }

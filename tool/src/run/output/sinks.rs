@@ -23,8 +23,8 @@ pub struct Sinks {
     /// Writes to standard error, where the ranks' standard error does. It is `out` where both are
     /// one file, so that their lines do not mix.
     err: Option<Sink>,
-    /// Whether the ranks write to the terminal of standard error themselves. Then a line of theirs
-    /// may stand there without its end.
+    /// Whether standard error is a terminal to which the ranks write themselves. Then the cursor
+    /// may be inside a line of a rank.
     is_shared: bool,
 }
 
@@ -70,9 +70,9 @@ impl Sinks {
         }
     }
 
-    /// Says a line on standard error, after what the ranks have written there. It begins a new line,
-    /// also where a rank has not ended its own. A line that begins with a line break is taken as it
-    /// is.
+    /// Says a line on standard error, after what the ranks have written there. The line begins a
+    /// new line on the screen even if a rank has not ended its line. If `line` begins with a line
+    /// break, nothing is added before it.
     pub fn say(&self, line: &str) {
         let begins_itself = line.starts_with('\n') || !self.is_shared;
         let begin = if begins_itself { String::new() } else { terminal::new_line(io::stderr()) };
