@@ -18,7 +18,7 @@ import pytest
 from support.machine import forget_machine
 from support.paths import ROOT, SCRATCH
 from support.ports import Ports
-from support.processes import MARK, gone, marked
+from support.processes import MARK, gone, is_mapped, marked
 from support.programs import Programs
 from support.ranks import Ranks
 
@@ -89,6 +89,11 @@ def pytest_sessionfinish(session, exitstatus):
         shutil.rmtree(os.environ[SESSION], ignore_errors=True)
 
 
+def left_in_memory(before):
+    """The files in /dev/shm that are new and that no process uses. A test that runs beside this one may be using some."""
+    return {name for name in set(os.listdir("/dev/shm")) - before if not is_mapped(f"/dev/shm/{name}")}
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
     """Fails a test whose processes, files or shared memory outlive it, and ends the processes."""
@@ -100,9 +105,9 @@ def nothing_left(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     until = time.monotonic() + PATIENCE
-    while (marked(mark) or set(os.listdir("/dev/shm")) - shared) and time.monotonic() < until:
+    while (marked(mark) or left_in_memory(shared)) and time.monotonic() < until:
         time.sleep(0.02)
-    running, shared = marked(mark), set(os.listdir("/dev/shm")) - shared
+    running, shared = marked(mark), left_in_memory(shared)
     for pid in running:
         if not gone(pid):
             os.kill(pid, signal.SIGKILL)

@@ -1,14 +1,10 @@
 """The output and the input of the ranks of `devicemesh run`: logs, prefixes, times, long lines,
 standard input. tool/tests/run.rs has the cases of readers that have ended and of full disks."""
 
-import contextlib
-import fcntl
 import os
 import re
 import socket
-import struct
 import subprocess
-import termios
 
 import pytest
 
@@ -158,16 +154,6 @@ def test_a_message_begins_a_line_after_a_line_without_an_end(tmp_path, options, 
     assert lines[text.count("bar") or 1].startswith("devicemesh run: rank 0 (pid "), done.stderr
 
 
-@pytest.mark.parametrize("text", ["half", "whole\\n"], ids=["half", "whole"])
-def test_a_message_begins_a_line_in_a_file(tmp_path, text):
-    """Standard output and standard error are one file, as in a batch job, and the rank writes to it itself."""
-    with open(tmp_path / "said", "w") as file:
-        code = subprocess.call([TOOL, "run", "-n", "1", "--", "/bin/sh", "-c", f"printf '{text}'; exit 3"], env=environment(),
-                               stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    lines = (tmp_path / "said").read_text().split("\n")
-    assert code == 3 and lines[0] in ("half", "whole") and lines[1].startswith("devicemesh run: rank 0 (pid "), lines
-
-
 def test_a_message_begins_a_line_where_hosts_are_started(tmp_path):
     """The rank writes a line without its end, and fails after this test has read the line."""
     os.mkfifo(tmp_path / "go")
@@ -178,44 +164,6 @@ def test_a_message_begins_a_line_where_hosts_are_started(tmp_path):
     with tool.stdout as said:
         assert re.match(rb"\ndevicemesh run: rank 0 \(pid \d+\).* exited with code 3\n", said.read())
     assert tool.wait(PATIENCE) == 3
-
-
-def screen(written, width):
-    """The lines on a terminal of that width. After the last column, its cursor moves to the next line only when one more character comes."""
-    lines, column = [""], 0
-    for piece in re.findall(rb"\x1b\[[\d;]*\w|.", written, re.S):
-        text = piece.decode()
-        if text == "\x1b[K":
-            lines[-1] = lines[-1][:column]
-        elif text == "\r":
-            column = 0
-        elif text == "\n":
-            lines.append("")
-        elif not text.startswith("\x1b"):
-            if column == width:
-                lines, column = [*lines, ""], 0
-            lines[-1] = lines[-1][:column].ljust(column) + text + lines[-1][column + 1:]
-            column += 1
-    return [line.rstrip() for line in lines]
-
-
-@pytest.mark.parametrize("stream", ["1", "2"])
-@pytest.mark.parametrize("text", ["half", "h", "x" * 60, "whole\\n"], ids=["half", "letter", "full line", "whole"])
-def test_a_message_begins_a_line_on_a_terminal(text, stream):
-    """The rank writes to the terminal itself."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    tool = subprocess.Popen([TOOL, "run", "-n", "1", "--", "/bin/sh", "-c", f"printf '{text}' >&{stream}; exit 3"],
-                            env=environment(TERM="xterm", NO_COLOR="1"), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):  # The terminal has gone when the tool has ended.
-        while True:
-            written += os.read(ours, 4096)
-    os.close(ours)
-    lines = screen(written, 60)
-    assert tool.wait(PATIENCE) == 3 and lines[0] == text.removesuffix("\\n"), lines
-    assert lines[1].startswith("devicemesh run: rank 0 (pid "), lines
 
 
 def test_one_rank_reads_the_input():

@@ -29,17 +29,6 @@ fn width_of(terminal: impl AsFd) -> Option<usize> {
     (columns > 0).then(|| usize::from(columns).max(LEAST))
 }
 
-/// Returns the text that begins a new line on a terminal whose cursor may be inside a line. If the
-/// cursor is at the beginning of a line, the text shows nothing. The text has as many spaces as the
-/// terminal has columns. After them the cursor is in the next line if it was inside a line, and at
-/// the end of its line if it was at the beginning. Then the text erases the line of the cursor. The
-/// text is empty where this is no terminal, or a terminal that cannot erase a line.
-pub fn new_line(terminal: impl AsFd) -> String {
-    let columns = tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
-    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    if columns == 0 || is_dumb { String::new() } else { format!("{}\r\x1b[K", " ".repeat(columns)) }
-}
-
 /// Breaks each line of `text` between its words so that it fits into `width`. The lines after a
 /// break begin with the spaces of the line itself and two more. A word that is wider than the
 /// terminal stays whole.

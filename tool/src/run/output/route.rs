@@ -3,7 +3,6 @@
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
-use crate::stdio::same_file;
 use crate::style::When;
 
 /// The places to which the ranks' output goes, and the rank that gets the input.
@@ -64,16 +63,7 @@ impl Route {
     pub fn reads(&self, is_error: bool) -> bool {
         match &self.logs {
             Some(_) => !self.writes_logs_directly(),
-            None => {
-                self.decorates() || is_one_stream() || (is_error && (self.keep_stderr || !io::stderr().is_terminal()))
-            }
+            None => self.decorates() || (is_error && (self.keep_stderr || !io::stderr().is_terminal())),
         }
     }
-}
-
-/// Whether standard output and standard error are one pipe or file (`2>&1`). Then everything passes
-/// through the tool, so that its own messages begin a line. To a terminal the ranks write
-/// themselves, because programs write to a terminal in another way than to a pipe.
-fn is_one_stream() -> bool {
-    same_file(io::stdout(), io::stderr()) && !io::stderr().is_terminal()
 }

@@ -10,7 +10,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::route::Route;
 use super::sink::Sink;
 use crate::stdio::{same_file, say};
-use crate::terminal;
 
 /// The sinks of this process. Before the ranks start there are none.
 #[derive(Default)]
@@ -23,17 +22,12 @@ pub struct Sinks {
     /// Writes to standard error, where the ranks' standard error does. It is `out` where both are
     /// one file, so that their lines do not mix.
     err: Option<Sink>,
-    /// Whether standard error is a terminal to which the ranks write themselves. Then the cursor
-    /// may be inside a line of a rank.
-    is_shared: bool,
 }
 
 impl Sinks {
     /// Starts the threads that write what passes through the tool.
     pub fn start(route: &Route) -> io::Result<Sinks> {
-        let is_one = same_file(io::stdout(), io::stderr());
-        let writes = |is_error| route.is_shown() && !route.reads(is_error);
-        let mut sinks = Sinks { is_shared: writes(true) || (writes(false) && is_one), ..Sinks::default() };
+        let mut sinks = Sinks::default();
         if !route.reads(true) {
             return Ok(sinks);
         }
@@ -46,7 +40,7 @@ impl Sinks {
             sinks.out = Some(Sink::start(false, Arc::clone(&bell))?);
         }
         sinks.err = match &sinks.out {
-            Some(out) if is_one => Some(out.clone()),
+            Some(out) if same_file(io::stdout(), io::stderr()) => Some(out.clone()),
             _ => Some(Sink::start(true, bell)?),
         };
         Ok(sinks)
@@ -70,15 +64,12 @@ impl Sinks {
         }
     }
 
-    /// Says a line on standard error, after what the ranks have written there. The line begins a
-    /// new line on the screen even if a rank has not ended its line. If `line` begins with a line
-    /// break, nothing is added before it.
+    /// Says a line on standard error, after what the ranks have written there. Where their standard
+    /// error passes through this process, the line begins a new line.
     pub fn say(&self, line: &str) {
-        let begins_itself = line.starts_with('\n') || !self.is_shared;
-        let begin = if begins_itself { String::new() } else { terminal::new_line(io::stderr()) };
         match &self.err {
-            Some(sink) => sink.push_own(format!("{begin}{line}\n").into_bytes()),
-            None => say(&format!("{begin}{line}")),
+            Some(sink) => sink.push_own(format!("{line}\n").into_bytes()),
+            None => say(line),
         }
     }
 
