@@ -359,3 +359,14 @@ def test_a_missing_loader_is_named(tmp_path):
         pytest.skip("/bin/sh has no loader of this name")
     done = run(TOOL, "run", "-n", 1, "--", program, code=127, timeout=PATIENCE)
     assert "its ELF loader is missing: /lib" in done.stderr and "another C library" in done.stderr, done.stderr
+
+
+def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
+    """The kernel sends the tool SIGXFSZ for such a write. The ranks have the signal's default action: the
+    tool has caught the signal, and has not ignored it."""
+    ranks = "grep SigIgn /proc/self/status; seq 10000; exec sleep 1000"
+    limited = f"ulimit -f 4; exec {TOOL} run -n 1 --tee --log-dir {tmp_path} -- sh -c '{ranks}'"
+    done = run("/bin/sh", "-c", limited, code=1, timeout=PATIENCE)
+    assert re.search(r"cannot write \S+/rank-0\.out: File too large", done.stderr), done.stderr
+    ignored = int(re.search(r"SigIgn:\s*(\w+)", done.stdout)[1], 16)
+    assert not ignored & 1 << (signal.SIGXFSZ - 1), done.stdout
