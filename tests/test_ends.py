@@ -370,3 +370,12 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
     assert re.search(r"cannot write \S+/rank-0\.out: File too large", done.stderr), done.stderr
     ignored = int(re.search(r"SigIgn:\s*(\w+)", done.stdout)[1], 16)
     assert not ignored & 1 << (signal.SIGXFSZ - 1), done.stdout
+
+
+def test_a_core_dump_is_told(tmp_path):
+    dump = f"cd {tmp_path}; ulimit -c unlimited; exec"
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"{dump} sh -c 'kill -ABRT $$'"], os.environ)
+    if not os.WCOREDUMP(os.waitpid(pid, 0)[1]):
+        pytest.skip("this system writes no core dumps")
+    done = run("/bin/sh", "-c", f"{dump} {TOOL} run -n 1 -- sh -c 'kill -ABRT $$'", code=134, timeout=PATIENCE)
+    assert "was killed by signal 6 (SIGABRT) (core dumped)" in done.stderr, done.stderr
