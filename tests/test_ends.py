@@ -379,3 +379,11 @@ def test_a_core_dump_is_told(tmp_path):
         pytest.skip("this system writes no core dumps")
     done = run("/bin/sh", "-c", f"{dump} {TOOL} run -n 1 -- sh -c 'kill -ABRT $$'", code=134, timeout=PATIENCE)
     assert "was killed by signal 6 (SIGABRT) (core dumped)" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words, said", [
+    (("-n", "1", "--", ""), "devicemesh run: the program's name is empty"),
+    (("-n", "-1", "--", "true"), "invalid value '-1' for '--nproc-per-node <N>': 1 to 65536, cpu, gpu or auto"),
+], ids=["empty program", "negative number"])
+def test_a_wrong_word_is_named(words, said):
+    assert said in run(TOOL, "run", *words, code=2, timeout=PATIENCE).stderr

@@ -35,6 +35,9 @@ pub fn resolve(program: &OsStr) -> OsString {
 pub fn mistake(command: &[OsString]) -> Option<String> {
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let first = words.first()?;
+    if first.is_empty() {
+        return Some("the program's name is empty: if it comes from a shell variable, set that".to_owned());
+    }
     if first.as_ref() == "-m" {
         let line = shell_line(&command[1..]);
         return Some(format!("-m is an option of Python, and the program is missing: write -- python3 -m {line}"));
