@@ -5,6 +5,7 @@ import array
 import fcntl
 import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -219,6 +220,24 @@ def test_keys_of_a_terminal(start):
     assert tool.wait(PATIENCE) == 130
     os.close(ours)
     assert said.count(b"got it") == 1, said
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
+@pytest.mark.parametrize("script, name", [("read line < /dev/tty", "SIGTTIN"), ("stty -echo < /dev/tty", "SIGTTOU")])
+def test_a_rank_that_uses_the_terminal_is_told(start, script, name):
+    ours, theirs = os.openpty()
+    tool = start(2, f"echo at work; test $RANK = 0 || {script}; sleep 1000",
+                 group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
+    os.close(theirs)
+    said = b""
+    for awaited, key in ((f"rank 1 is stopped by {name}, because", b"\x03"), ("got signal 2", b"")):
+        while awaited.encode() not in said:
+            assert select.select([ours], [], [], PATIENCE)[0], f"{awaited!r} is not in {said}"
+            said += os.read(ours, 4096)
+        os.write(ours, key)
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
+    assert said.count(b"is stopped by") == 1, said
 
 
 @pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")

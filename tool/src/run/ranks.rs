@@ -116,6 +116,17 @@ impl Ranks {
         ended
     }
 
+    /// Returns a rank that was stopped because it used the terminal, and the signal: SIGTTIN for
+    /// reading, SIGTTOU for a change of the settings. The ranks' process groups are in the
+    /// background of the terminal, where neither is allowed.
+    pub fn stopped_by_terminal(&self) -> Option<(u32, Signal)> {
+        let mut stopped = (self.first_rank..).zip(&self.pids).filter_map(|(rank, pid)| {
+            let status = waitid(WaitId::Pid((*pid)?), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok()??;
+            Some((rank, Signal::from_named_raw(status.stopping_signal()?)?))
+        });
+        stopped.find(|(_, signal)| [Signal::TTIN, Signal::TTOU].contains(signal))
+    }
+
     /// Ends what the ranks have left behind: grandchildren that have become children of this
     /// process, also those in a group or a session of their own, and the processes that these have
     /// started, which become children of this process in turn.
