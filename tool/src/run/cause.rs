@@ -48,8 +48,12 @@ impl Ended {
 
     /// How it ended, as "was killed by signal 6 (SIGABRT) (core dumped)".
     pub fn manner(&self) -> String {
-        let core = if self.has_dumped_core { " (core dumped)" } else { "" };
-        format!("{}{core}", self.how)
+        format!("{}{}", self.how, self.core())
+    }
+
+    /// The words for a core dump, behind the signal's name.
+    pub fn core(&self) -> &'static str {
+        if self.has_dumped_core { " (core dumped)" } else { "" }
     }
 }
 

@@ -35,9 +35,6 @@ pub fn resolve(program: &OsStr) -> OsString {
 pub fn mistake(command: &[OsString]) -> Option<String> {
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
     let first = words.first()?;
-    if first.is_empty() {
-        return Some("the program's name is empty: if it comes from a shell variable, set that".to_owned());
-    }
     if first.as_ref() == "-m" {
         let line = shell_line(&command[1..]);
         return Some(format!("-m is an option of Python, and the program is missing: write -- python3 -m {line}"));
@@ -63,10 +60,13 @@ pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
     let name = program.to_string_lossy();
     let has_folder = name.contains('/');
     match error.kind() {
+        ErrorKind::NotFound if name.is_empty() => {
+            Some("the program's name is empty; if it comes from a shell variable, set that".to_owned())
+        }
         ErrorKind::NotFound if name.contains(' ') && find(program).is_none() => {
             Some(format!("there is no such program; a line for the shell is -- sh -c {}", shell_word(&name)))
         }
-        ErrorKind::NotFound if !has_folder && !name.is_empty() && find(program).is_none() => {
+        ErrorKind::NotFound if !has_folder && find(program).is_none() => {
             let here = format!("./{name}");
             let more = match Path::new(&here) {
                 path if path.is_file() => format!("; {here} is here: {}", command_for(&here)),

@@ -223,7 +223,7 @@ impl Job<'_> {
         let rank = format!("rank {}{}", ended.rank, host.map_or(String::new(), |host| format!(" on {host}")));
         let how = match ended.how {
             How::Exited(code) => format!("exit code {code}"),
-            How::Signalled(signal) => format!("signal {signal} ({})", signal_name(signal)),
+            How::Signalled(signal) => format!("signal {signal} ({}){}", signal_name(signal), ended.core()),
         };
         let mut text = String::new();
         // The tool's last line already quotes a single line.
