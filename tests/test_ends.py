@@ -5,6 +5,7 @@ import array
 import fcntl
 import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -222,6 +223,24 @@ def test_keys_of_a_terminal(start):
 
 
 @pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
+@pytest.mark.parametrize("script, name", [("read line < /dev/tty", "SIGTTIN"), ("stty -echo < /dev/tty", "SIGTTOU")])
+def test_a_rank_that_uses_the_terminal_is_told(start, script, name):
+    ours, theirs = os.openpty()
+    tool = start(2, f"echo at work; test $RANK = 0 || {script}; sleep 1000",
+                 group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
+    os.close(theirs)
+    said = b""
+    for awaited, key in ((f"rank 1 is stopped by {name}, because", b"\x03"), ("got signal 2", b"")):
+        while awaited.encode() not in said:
+            assert select.select([ours], [], [], PATIENCE)[0], f"{awaited!r} is not in {said}"
+            said += os.read(ours, 4096)
+        os.write(ours, key)
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
+    assert said.count(b"is stopped by") == 1, said
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
 def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
     """On a slow machine the second key may come more than half a second after the first one, so that
     it counts. Then another job is tried."""
@@ -359,3 +378,31 @@ def test_a_missing_loader_is_named(tmp_path):
         pytest.skip("/bin/sh has no loader of this name")
     done = run(TOOL, "run", "-n", 1, "--", program, code=127, timeout=PATIENCE)
     assert "its ELF loader is missing: /lib" in done.stderr and "another C library" in done.stderr, done.stderr
+
+
+def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
+    """The kernel sends the tool SIGXFSZ for such a write. The ranks have the signal's default action: the
+    tool has caught the signal, and has not ignored it."""
+    ranks = "grep SigIgn /proc/self/status; seq 10000; exec sleep 1000"
+    limited = f"ulimit -f 4; exec {TOOL} run -n 1 --tee --log-dir {tmp_path} -- sh -c '{ranks}'"
+    done = run("/bin/sh", "-c", limited, code=1, timeout=PATIENCE)
+    assert re.search(r"cannot write \S+/rank-0\.out: File too large", done.stderr), done.stderr
+    ignored = int(re.search(r"SigIgn:\s*(\w+)", done.stdout)[1], 16)
+    assert not ignored & 1 << (signal.SIGXFSZ - 1), done.stdout
+
+
+def test_a_core_dump_is_told(tmp_path):
+    dump = f"cd {tmp_path}; ulimit -c unlimited; exec"
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"{dump} sh -c 'kill -ABRT $$'"], os.environ)
+    if not os.WCOREDUMP(os.waitpid(pid, 0)[1]):
+        pytest.skip("this system writes no core dumps")
+    ranks = "test $RANK = 0 && exec sleep 1000; kill -ABRT $$"
+    job = f"{dump} {TOOL} run -n 2 --failure-grace 0.1 -- sh -c '{ranks}'"
+    done = run("/bin/sh", "-c", job, code=134, timeout=PATIENCE)
+    assert "was killed by signal 6 (SIGABRT) (core dumped)" in done.stderr, done.stderr
+    assert done.stderr.endswith("rank 1 failed first: signal 6 (SIGABRT) (core dumped)\n"), done.stderr
+
+
+def test_a_negative_number_of_ranks_is_refused_as_a_number():
+    said = run(TOOL, "run", "-n", "-1", "--", "true", code=2, timeout=PATIENCE).stderr
+    assert "invalid value '-1' for '--nproc-per-node <N>': 1 to 65536, cpu, gpu or auto" in said, said

@@ -141,6 +141,7 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         cause: None,
         store_is_unused: false,
         loss_is_told: false,
+        stop_is_told: false,
         style: Style::new(options.color, &std::io::stderr()),
     };
     // The ranks of one node need the server until the job ends.

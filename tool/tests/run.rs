@@ -422,7 +422,7 @@ fn a_script_that_cannot_be_started_gets_its_command_line() {
     for (program, code, advice) in [
         ("train.py", 127, "train.py is not in PATH; ./train.py is here: -- python3 train.py"),
         ("./train.py", 126, "-- python3 train.py"),
-        ("", 127, "cannot start '' as rank 0"),
+        ("", 127, "cannot start '' as rank 0: the program's name is empty"),
     ] {
         let output = tool(&["-n", "1", "--", program]).current_dir(&folder).output().unwrap();
         let said = text(&output.stderr);

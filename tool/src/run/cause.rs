@@ -13,6 +13,9 @@ pub struct Ended {
     /// Its process id on its own host, by which users find it in logs.
     pub pid: i32,
     pub how: How,
+    /// Whether it left a core dump. Only a process that a signal killed does.
+    #[serde(default)]
+    pub has_dumped_core: bool,
 }
 
 /// The way in which a process ended.
@@ -42,11 +45,21 @@ impl Ended {
             How::Signalled(signal) => 128 + signal as u8,
         }
     }
+
+    /// How it ended, as "was killed by signal 6 (SIGABRT) (core dumped)".
+    pub fn manner(&self) -> String {
+        format!("{}{}", self.how, self.core())
+    }
+
+    /// The words for a core dump, behind the signal's name.
+    pub fn core(&self) -> &'static str {
+        if self.has_dumped_core { " (core dumped)" } else { "" }
+    }
 }
 
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.how)
+        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.manner())
     }
 }
 
@@ -59,24 +72,40 @@ impl fmt::Display for How {
     }
 }
 
-/// The name of a signal, for messages.
+/// The name of a signal, for messages. The real-time signals have numbers only.
 pub fn signal_name(signal: i32) -> &'static str {
     match Signal::from_named_raw(signal) {
-        Some(Signal::KILL) => "SIGKILL",
-        Some(Signal::SEGV) => "SIGSEGV",
-        Some(Signal::ABORT) => "SIGABRT",
-        Some(Signal::TERM) => "SIGTERM",
+        Some(Signal::HUP) => "SIGHUP",
         Some(Signal::INT) => "SIGINT",
+        Some(Signal::QUIT) => "SIGQUIT",
+        Some(Signal::ILL) => "SIGILL",
+        Some(Signal::TRAP) => "SIGTRAP",
+        Some(Signal::ABORT) => "SIGABRT",
         Some(Signal::BUS) => "SIGBUS",
         Some(Signal::FPE) => "SIGFPE",
-        Some(Signal::ILL) => "SIGILL",
-        Some(Signal::HUP) => "SIGHUP",
-        Some(Signal::PIPE) => "SIGPIPE",
-        Some(Signal::QUIT) => "SIGQUIT",
-        Some(Signal::ALARM) => "SIGALRM",
+        Some(Signal::KILL) => "SIGKILL",
         Some(Signal::USR1) => "SIGUSR1",
+        Some(Signal::SEGV) => "SIGSEGV",
         Some(Signal::USR2) => "SIGUSR2",
+        Some(Signal::PIPE) => "SIGPIPE",
+        Some(Signal::ALARM) => "SIGALRM",
+        Some(Signal::TERM) => "SIGTERM",
+        Some(Signal::STKFLT) => "SIGSTKFLT",
+        Some(Signal::CHILD) => "SIGCHLD",
+        Some(Signal::CONT) => "SIGCONT",
+        Some(Signal::STOP) => "SIGSTOP",
+        Some(Signal::TSTP) => "SIGTSTP",
+        Some(Signal::TTIN) => "SIGTTIN",
+        Some(Signal::TTOU) => "SIGTTOU",
+        Some(Signal::URG) => "SIGURG",
+        Some(Signal::XCPU) => "SIGXCPU",
+        Some(Signal::XFSZ) => "SIGXFSZ",
+        Some(Signal::VTALARM) => "SIGVTALRM",
+        Some(Signal::PROF) => "SIGPROF",
+        Some(Signal::WINCH) => "SIGWINCH",
+        Some(Signal::IO) => "SIGIO",
         Some(Signal::POWER) => "SIGPWR",
+        Some(Signal::SYS) => "SIGSYS",
         _ => "see kill -l",
     }
 }
@@ -150,8 +179,8 @@ impl fmt::Display for Cause {
         match self {
             Cause::Done => f.write_str("all ranks ended well"),
             Cause::Rank { ended, host: None, .. } => ended.fmt(f),
-            Cause::Rank { ended: Ended { rank, pid, how }, host: Some(host), .. } => {
-                write!(f, "rank {rank} (pid {pid}) on {host} {how}")
+            Cause::Rank { ended, host: Some(host), .. } => {
+                write!(f, "rank {} (pid {}) on {host} {}", ended.rank, ended.pid, ended.manner())
             }
             Cause::Output { message, node } => {
                 write!(f, "{}{message}; some of the ranks' output is lost", reporter(node))
@@ -167,5 +196,28 @@ impl fmt::Display for Cause {
             }
             Cause::Refused { message } | Cause::Lost { message, .. } => f.write_str(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ended, How, signal_name};
+
+    #[test]
+    fn all_signals_but_real_time_ones_have_names() {
+        assert!((1..=31).all(|signal| signal_name(signal).starts_with("SIG")));
+        assert_eq!((signal_name(24), signal_name(25)), ("SIGXCPU", "SIGXFSZ"));
+        assert_eq!(signal_name(40), "see kill -l");
+    }
+
+    #[test]
+    fn a_core_dump_is_told() {
+        let mut ended = Ended { rank: 1, pid: 7, how: How::Signalled(6), has_dumped_core: true };
+        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT) (core dumped)");
+        ended.has_dumped_core = false;
+        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT)");
+        // Tools of other versions say nothing of core dumps.
+        let other: Ended = serde_json::from_str(r#"{"rank":1,"pid":7,"how":{"signalled":6}}"#).unwrap();
+        assert_eq!(other.to_string(), ended.to_string());
     }
 }

@@ -101,12 +101,29 @@ impl Job<'_> {
     pub fn handle_signal(&mut self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         match signal {
-            Signal::CHILD => {}
+            Signal::CHILD => self.tell_stopped_by_terminal(),
             Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => self.asked_to_end(signal),
             Signal::TSTP => self.stop(),
             Signal::CONT => self.go_on(),
             other => self.signal(other),
         }
+    }
+
+    /// Says, once in a job, that a rank is stopped because it has used the terminal. It would wait
+    /// silently and for ever.
+    fn tell_stopped_by_terminal(&mut self) {
+        if self.stop_is_told {
+            return;
+        }
+        let Some((rank, signal)) = self.ranks.as_ref().and_then(Ranks::stopped_by_terminal) else { return };
+        self.stop_is_told = true;
+        let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
+        let why = match signal {
+            Signal::TTIN => format!("read the terminal: let it read a file, or standard input with --stdin {rank}"),
+            _ => "change the terminal's settings, as stty and a prompt for a password do: start it without that"
+                .to_owned(),
+        };
+        self.say(&format!("rank {rank}{on_host} is stopped by {name}, because a rank may not {why}"));
     }
 
     /// Handles a signal by which the user ends the job, or ends it at once.

@@ -69,6 +69,8 @@ pub struct Job<'a> {
     pub store_is_unused: bool,
     /// Whether the user was told that some of the output is lost.
     pub loss_is_told: bool,
+    /// Whether the user knows that a rank is stopped because it has used the terminal.
+    pub stop_is_told: bool,
     /// The style of the tool's own messages.
     pub style: Style,
 }

@@ -59,7 +59,7 @@ The ranks get:
 pub struct Options {
     /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each
     /// device), or "auto" (gpu where there is one, else cpu) [default: one for each device, else 1]
-    #[arg(short = 'n', long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", value_parser = count)]
+    #[arg(short = 'n', long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub ranks: Option<Count>,
     #[command(flatten)]
     pub meeting: Meeting,

@@ -60,10 +60,13 @@ pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
     let name = program.to_string_lossy();
     let has_folder = name.contains('/');
     match error.kind() {
+        ErrorKind::NotFound if name.is_empty() => {
+            Some("the program's name is empty; if it comes from a shell variable, set that".to_owned())
+        }
         ErrorKind::NotFound if name.contains(' ') && find(program).is_none() => {
             Some(format!("there is no such program; a line for the shell is -- sh -c {}", shell_word(&name)))
         }
-        ErrorKind::NotFound if !has_folder && !name.is_empty() && find(program).is_none() => {
+        ErrorKind::NotFound if !has_folder && find(program).is_none() => {
             let here = format!("./{name}");
             let more = match Path::new(&here) {
                 path if path.is_file() => format!("; {here} is here: {}", command_for(&here)),

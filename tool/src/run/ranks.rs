@@ -99,14 +99,14 @@ impl Ranks {
         let mut ended = Vec::new();
         for local_rank in 0..self.pids.len() {
             let Some(pid) = self.pids[local_rank] else { continue };
-            if let Some(how) = peek(pid) {
+            if let Some((how, has_dumped_core)) = peek(pid) {
                 // The processes that the rank started end with it. Its group is signalled before it
                 // is reaped, while no other group can have its number.
                 let _ = kill_process_group(pid, Signal::KILL);
                 let _ = waitpid(Some(pid), WaitOptions::empty());
                 self.pids[local_rank] = None;
                 let (rank, pid) = (self.first_rank + local_rank as u32, pid.as_raw_nonzero().get());
-                ended.push(Ended { rank, pid, how });
+                ended.push(Ended { rank, pid, how, has_dumped_core });
             }
         }
         // Nobody knows which of these ended first. A rank that a signal killed is likelier to be
@@ -114,6 +114,17 @@ impl Ranks {
         ended.sort_by_key(|ended| matches!(ended.how, How::Exited(_)));
         self.ended.extend(ended.iter().cloned());
         ended
+    }
+
+    /// Returns a rank that was stopped because it used the terminal, and the signal: SIGTTIN for
+    /// reading, SIGTTOU for a change of the settings. The ranks' process groups are in the
+    /// background of the terminal, where neither is allowed.
+    pub fn stopped_by_terminal(&self) -> Option<(u32, Signal)> {
+        let mut stopped = (self.first_rank..).zip(&self.pids).filter_map(|(rank, pid)| {
+            let status = waitid(WaitId::Pid((*pid)?), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok()??;
+            Some((rank, Signal::from_named_raw(status.stopping_signal()?)?))
+        });
+        stopped.find(|(_, signal)| [Signal::TTIN, Signal::TTOU].contains(signal))
     }
 
     /// Ends what the ranks have left behind: grandchildren that have become children of this
@@ -184,12 +195,13 @@ fn before_exec(child: &mut Command, open_files: Rlimit) {
     unsafe { child.pre_exec(prepare) };
 }
 
-/// How a child ended, or `None` while it runs. Does not reap it.
-fn peek(pid: Pid) -> Option<How> {
+/// How a child ended, and whether it left a core dump, or `None` while it runs. Does not reap it.
+fn peek(pid: Pid) -> Option<(How, bool)> {
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let status = waitid(WaitId::Pid(pid), ended).ok().flatten()?;
-    match status.exit_status() {
-        Some(code) => Some(How::Exited(code)),
-        None => status.terminating_signal().map(How::Signalled),
-    }
+    let how = match status.exit_status() {
+        Some(code) => How::Exited(code),
+        None => How::Signalled(status.terminating_signal()?),
+    };
+    Some((how, status.dumped()))
 }

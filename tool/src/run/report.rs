@@ -156,8 +156,7 @@ impl Job<'_> {
 
     /// The line about a rank that failed after the first one.
     fn afterwards(&self, ended: &Ended) -> String {
-        let Ended { rank, pid, how } = ended;
-        format!("afterwards rank {rank} (pid {pid}){} {how}", self.on_host())
+        format!("afterwards rank {} (pid {}){} {}", ended.rank, ended.pid, self.on_host(), ended.manner())
     }
 
     /// The host of this node's ranks for messages, where one terminal shows all hosts.
@@ -224,7 +223,7 @@ impl Job<'_> {
         let rank = format!("rank {}{}", ended.rank, host.map_or(String::new(), |host| format!(" on {host}")));
         let how = match ended.how {
             How::Exited(code) => format!("exit code {code}"),
-            How::Signalled(signal) => format!("signal {signal} ({})", signal_name(signal)),
+            How::Signalled(signal) => format!("signal {signal} ({}){}", signal_name(signal), ended.core()),
         };
         let mut text = String::new();
         // The tool's last line already quotes a single line.

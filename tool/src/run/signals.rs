@@ -2,10 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::flag;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
@@ -25,11 +28,21 @@ pub struct Signals {
 impl Signals {
     /// Catches the signals. A signal that the tool's parent has set to be ignored, as nohup does
     /// with SIGHUP, stays ignored in the tool and in the ranks.
+    ///
+    /// The kernel sends SIGXFSZ for a write beyond the limit on the size of files (`ulimit -f`). It
+    /// is caught and forgotten here, so that the write gives an error, as on a full disk. It is not
+    /// ignored, because the ranks would inherit that, while exec resets what is caught.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
         let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal));
-        let delivery =
-            UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
+        let too_large = Signal::XFSZ.as_raw();
+        let forgotten = match is_in(ignored, too_large) {
+            true => Ok(()),
+            false => flag::register(too_large, Arc::<AtomicBool>::default()).map(|_| ()),
+        };
+        let delivery = forgotten
+            .and_then(|()| UnixStream::pair())
+            .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {
             Ok(delivery) => Ok(Signals { delivery }),
             Err(error) => Err(Failure::new(1, format!("cannot catch signals: {error}"))),
