@@ -57,17 +57,24 @@ def rsh(tmp_path):
 @pytest.fixture
 def start(rsh, free_port, tmp_path):
     """Starts a job on several hosts, each of which is this machine."""
-    started = []
+    started, terminals = [], []
 
-    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), **variables):
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, **variables):
         command = [*inside, TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
                    "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
+        ours, theirs = os.openpty() if terminal else (None, subprocess.PIPE)
         started.append(subprocess.Popen(list(map(str, command)), env=environment(without=without, **variables), cwd=tmp_path, text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs))
+        if terminal:
+            os.close(theirs)
+            terminals.append(ours)
+            started[-1].terminal = ours
         return started[-1]
 
     yield one
     kill_all(started)
+    for terminal in terminals:
+        os.close(terminal)
 
 
 def ends(process, code):
@@ -225,13 +232,53 @@ def test_no_rank_outlives_a_starter_that_is_killed_during_the_end(start):
 
 
 def test_no_rank_outlives_three_interrupts(start):
-    process = start("al,be", STUBBORN, grace=300)
-    pids = [process.stdout.readline().strip() for _ in range(2)]
-    for _ in range(3):
+    """The nodes are stopped, so they do not obey. Each signal comes later than those that are one wish with the last (0.5 s)."""
+    process = start("al,be", STUBBORN.replace("$$", "$$ $PPID"), grace=300)
+    pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split()]
+    process.send_signal(signal.SIGINT)
+    assert "passed on to all ranks" in process.stderr.readline()
+    for keeper in pids[1::2]:
+        os.kill(keeper, signal.SIGSTOP)
+    for _ in range(2):
+        time.sleep(0.6)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)  # Two signals at one time would be one.
+    assert "closed the connections to the hosts" in process.stderr.readline()
+    for keeper in pids[1::2]:
+        os.kill(keeper, signal.SIGCONT)
     _, err = ends(process, 130)
-    assert "closed the connections to the hosts" in err, err
+    assert err.splitlines()[-1].startswith("devicemesh run: got signal 2 (SIGINT)"), err
+    all_gone(pids)
+
+
+def test_a_second_ctrl_c_that_comes_too_early_is_answered_and_the_next_one_kills(start, tmp_path):
+    """On a slow machine the second key may come more than half a second after the first one, so that
+    it counts. Then another job is tried."""
+    for _ in range(10):
+        process = start("al,be", STUBBORN, "--color", "never", grace=300, terminal=True)
+        pids = [process.stdout.readline().strip() for _ in range(2)]
+        said = b""
+
+        def says(*texts):
+            nonlocal said
+            while not any(text in said for text in texts):
+                said += os.read(process.terminal, 4096)
+
+        process.send_signal(signal.SIGINT)
+        says(b"passed on to all ranks")
+        process.send_signal(signal.SIGINT)
+        says(b"does not count", b"was killed by signal 9")
+        if b"does not count" not in said:
+            process.wait(PATIENCE)
+            continue
+        time.sleep(0.6)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        os.set_blocking(process.terminal, False)
+        said += os.read(process.terminal, 1 << 16)
+        break
+    assert said.count(b"Ctrl-C again within 0.5 s of the first does not count; press it once more to kill the ranks at once\r\n") == 1, said
+    assert said.count(b" was killed by signal 9 (SIGKILL)") == 2 and b"closed the connections" not in said, said
+    assert said.splitlines()[-1].startswith(b"devicemesh run: got signal 2 (SIGINT)"), said
     all_gone(pids)
 
 

@@ -1,7 +1,7 @@
 //! Ends a job on several hosts, because a host cannot take part, because one is lost, or because of
 //! a signal.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use super::words::{Word, line};
 use crate::run::cause::{Cause, signal_name};
 use crate::run::guard;
 use crate::run::identity::span;
+use crate::run::signals::{is_impatient, too_early};
 use crate::stdio::{cannot_print, say};
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
@@ -284,6 +285,11 @@ impl Starter<'_> {
         let is_passing = [SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT].contains(&signal);
         let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
+            let named = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+            if self.asked.is_some_and(|last| !is_impatient(last, named)) {
+                return self.say_too_early(named);
+            }
+            self.asked = Some(Instant::now());
             self.interrupts += 1;
             let is_ending = self.code.is_some() || self.teller.is_some();
             let is_early = !is_ending && !self.nodes.iter().all(has_started);
@@ -295,16 +301,27 @@ impl Starter<'_> {
                 self.end(128 + signal as u8);
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
+                    self.is_reason_above |= self.reason.is_some();
                     self.say("closed the connections to the hosts; what still runs there is killed within 5 s");
                 }
                 self.code.get_or_insert(128 + signal as u8);
                 self.kill_all();
             }
         }
-        self.send(Word::Signal(signal));
+        // The nodes do not judge again whether a signal is a second one, because it may reach them
+        // sooner or later after the first one than it came here.
+        self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
         if signal == SIGTSTP {
             self.say("stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues");
             let _ = kill_process(guard::visible(), Signal::STOP);
+        }
+    }
+
+    /// Tells a user at a terminal that a second key came too early to count.
+    fn say_too_early(&self, signal: Signal) {
+        let is_first = self.interrupts == 1 && self.nodes.iter().any(Node::has_orders);
+        if let Some(text) = too_early(signal).filter(|_| is_first && io::stderr().is_terminal()) {
+            say(&format!("\ndevicemesh run: {text}"));
         }
     }
 

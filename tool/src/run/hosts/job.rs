@@ -36,7 +36,10 @@ pub struct Starter<'a> {
     pub code: Option<u8>,
     /// Whether all nodes have met, so that they tell each other of a failure.
     pub has_met: bool,
+    /// The number of signals by which the user has asked for the end, and when the last of them came.
+    /// One that comes too early after another one does not count.
     pub interrupts: u32,
+    pub asked: Option<Instant>,
     /// When the nodes get the next sign of life.
     pub next_alive: Instant,
     /// The hosts that cannot take part. The job ends when the other hosts have had their time.

@@ -59,6 +59,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         code: None,
         has_met: false,
         interrupts: 0,
+        asked: None,
         next_alive: Instant::now() + ALIVE,
         failures: Failures::default(),
         losses: Losses::default(),
