@@ -39,6 +39,7 @@ esac
 unset $(env | sed -n 's/^\\(\\(MINE\\|DM_\\|NCCL_\\)[A-Z_]*\\)=.*/\\1/p')
 case $host in
   relay) echo $$ > {folder}/relay; sh -c "$*"; exit $?;;
+  cut*) sh -c "$*" <&0 & read line < {folder}/$host; exit 255;;
   deaf) sh -c "$*"; read line < {folder}/heard; exit 1;;
   apart) exec unshare --user --map-root-user --net sh -c "$*";;
 esac
@@ -359,6 +360,22 @@ def test_the_first_lost_host_is_the_cause(start, tmp_path):
     assert "(deaf)" in err.splitlines()[-1] and first.startswith(err.splitlines()[-1]), first + err
 
 
+def test_ranks_that_a_lost_connection_may_leave_are_told(start, tmp_path):
+    """ssh ends with code 255 where the network fails. Here the nodes notice the end of the starter at once."""
+    for host in ("cut1", "cut2"):
+        os.mkfifo(tmp_path / host)
+    process = start("al,cut1,cut2", f"echo $$ $PPID; {SLEEP}", "--failure-grace", 0.2)
+    pids = [int(pid) for _ in range(3) for pid in process.stdout.readline().split()]
+    pids += [parent(keeper) for keeper in pids[1::2]]
+    for host in ("cut1", "cut2"):
+        (tmp_path / host).write_text("now\n")
+    _, err = ends(process, 1)
+    said = [line for line in err.splitlines() if line.startswith("devicemesh run: ")]
+    assert re.fullmatch(rf"devicemesh run: {HERE} cannot reach cut1, cut2: ranks there may run up to (1 min \d|6\d|5\d) s more", said[-2]), err
+    assert "has gone" in said[-1], err
+    all_gone(pids)
+
+
 def test_a_rank_that_failed_first_is_the_cause_also_when_a_host_is_lost(start, tmp_path):
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -420,7 +437,7 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(PATIENCE) == 141, err
-    assert err.count("devicemesh run: the reader of the output has ended, so the job ends\n") == 1, err
+    assert err.count("devicemesh run: the reader of the output has ended, so the job ends; all ranks get SIGTERM now, and SIGKILL in 1 s\n") == 1, err
 
 
 @pytest.mark.parametrize("hosts, options, said", [
@@ -555,7 +572,8 @@ def test_a_host_that_falls_silent_is_told_once(ssh):
     pids = [process.stdout.readline().strip() for _ in NAMES]
     lab.cut("gamma")
     _, err = ends(process, 1)
-    said = [line for line in err.splitlines() if not re.search(r"waiting for|afterwards rank \d", line)]
+    assert "devicemesh run: alpha cannot reach gamma: ranks there may run up to 1 min " in err, err
+    said = [line for line in err.splitlines() if not re.search(r"waiting for|afterwards rank \d|cannot reach gamma", line)]
     gone = "devicemesh run: node 2 (gamma) has gone: its devicemesh run was killed, or its host is down or out of reach"
     assert said and all(line.startswith(gone) for line in said) and len(said) <= 2, err
     all_gone(pids)

@@ -13,7 +13,7 @@ use crate::run::guard;
 
 /// A starter that says nothing for this long has gone, for example because its host lost the network.
 /// It says something every few seconds ([`Word::Alive`]).
-const SILENCE: Duration = Duration::from_secs(60);
+pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// An order for a node.
 pub enum Order {

@@ -7,14 +7,17 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use devicemesh::printable::printable;
+use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
 
+use super::control::SILENCE;
 use super::failures::LISTED;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::words::{Word, line};
 use crate::run::cause::{Cause, signal_name};
+use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
 use crate::run::signals::{is_impatient, too_early};
@@ -32,10 +35,12 @@ const NO_READER: u8 = 141;
 impl Starter<'_> {
     pub fn output_is_lost(&mut self, error: &io::Error) {
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
+        let grace = self.options.ending.grace_period.as_secs_f64();
+        let rest = format!("; all ranks get SIGTERM now, and SIGKILL in {grace} s");
         if self.code.is_none() {
             match is_gone {
-                true => self.say("the reader of the output has ended, so the job ends"),
-                false => self.say(&cannot_print(error)),
+                true => self.say(&format!("the reader of the output has ended, so the job ends{rest}")),
+                false => self.say(&format!("{}{rest}", cannot_print(error))),
             }
         }
         self.end(if is_gone { NO_READER } else { 1 });
@@ -57,6 +62,9 @@ impl Starter<'_> {
     pub fn process_ended(&mut self, index: usize, status: ExitStatus) {
         let node = &mut self.nodes[index];
         let Some(process) = node.process.take() else { return };
+        if node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
+            node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
+        }
         if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
             return;
         }
@@ -203,6 +211,19 @@ impl Starter<'_> {
         if self.losses.tell(node) && self.code.is_none() {
             self.say_loss(&text);
         }
+    }
+
+    /// Says at the end how long ranks may still run on hosts that are out of reach: such a node misses
+    /// the starter after [`SILENCE`], and then it ends its ranks within [`TERM_TO_KILL`].
+    pub fn say_what_may_run(&mut self) {
+        let now = Instant::now();
+        let may_run = |node: &Node| node.ends_by.is_some_and(|end| end > now);
+        let Some(end) = self.nodes.iter().filter_map(|node| node.ends_by).max().filter(|end| *end > now) else {
+            return;
+        };
+        let (hosts, left) = (self.names(may_run), span(end - now));
+        self.say(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
+        self.is_reason_above |= self.reason.is_some();
     }
 
     /// Says that a host is lost while the job ends for another reason. Only the first losses are

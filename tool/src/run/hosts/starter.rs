@@ -73,6 +73,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
     }
     starter.tell_failures(Instant::now());
     starter.tell_losses(true);
+    starter.say_what_may_run();
     if let Some(reason) = starter.reason.as_ref().filter(|_| starter.is_reason_above) {
         say(reason);
     }
