@@ -60,7 +60,7 @@ def start(rsh, free_port, tmp_path):
     """Starts a job on several hosts, each of which is this machine."""
     started, terminals = [], []
 
-    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, **variables):
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, rsh=rsh, **variables):
         command = [*inside, TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
                    "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
         ours, theirs = os.openpty() if terminal else (None, subprocess.PIPE)
@@ -98,6 +98,19 @@ def test_this_host_needs_no_ssh(tmp_path):
     done = run(TOOL, "run", "--rsh-agent", "/nonexistent/ssh", "--hostfile", file, "--", "/bin/sh", "-c", "echo $RANK $MASTER_ADDR",
                timeout=PATIENCE)
     assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1"] and not done.stderr, done
+
+
+def test_two_names_of_one_host_are_told_once(start, rsh):
+    """Another program than ssh may reach several containers of one machine, so only ssh is a reason to warn."""
+    ssh = rsh.parent / "ssh"
+    ssh.write_text(f'#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nexec {rsh} "$@"\n')
+    ssh.chmod(0o755)
+    line = "devicemesh run: (al|be|ga) and (al|be|ga) are one host, and LOCAL_RANK starts at 0 for each of the two, so their ranks share devices; " \
+           "write (al|be|ga):3 in place of both\n"
+    _, err = ends(start("al:1,be:2,ga:1", "exit 0", rsh=ssh), 0)
+    assert len(re.findall("are one host", err)) == 1 and re.fullmatch(line.replace(":3", ":[23]"), err), err
+    assert ends(start("127.0.0.2:1,127.0.0.3:2", "exit 0", rsh=ssh), 0)[1] == ""
+    assert ends(start("al:1,be:2", "exit 0"), 0)[1] == ""
 
 
 def test_a_hostfile_may_be_a_pipe():
