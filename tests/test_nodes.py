@@ -240,6 +240,13 @@ def test_a_stranger_is_refused_and_the_job_goes_on(node, endpoint, options, scri
     first.ends(0, "refused a node of another job: " + both)
 
 
+def test_a_job_that_waits_in_vain_repeats_whom_it_refused(node, endpoint):
+    first = node(endpoint, "--nnodes 2 -n 1 --rdzv-timeout 3", "exit 0")
+    assert "waiting for 1 of 2 nodes" in first.process.stderr.readline()
+    node(endpoint, "--nnodes 2 -n 1", "exit 7").ends(1, "their arguments differ")
+    first.ends(1, r"1 of 2 nodes did not come to .* within 3 s .*; refused a node of another job: .*their arguments differ.*\n$")
+
+
 def test_one_id_joins_different_arguments(node, endpoint):
     nodes = [node(endpoint, "--nnodes 2 -n 1 --rdzv-id job", script) for script in ("echo one $WORLD_SIZE", "echo two $WORLD_SIZE")]
     assert [one.ends(0)[0] for one in nodes] == ["one 2\n", "two 2\n"]

@@ -57,17 +57,24 @@ def rsh(tmp_path):
 @pytest.fixture
 def start(rsh, free_port, tmp_path):
     """Starts a job on several hosts, each of which is this machine."""
-    started = []
+    started, terminals = [], []
 
-    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), **variables):
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, rsh=rsh, **variables):
         command = [*inside, TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
                    "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
+        ours, theirs = os.openpty() if terminal else (None, subprocess.PIPE)
         started.append(subprocess.Popen(list(map(str, command)), env=environment(without=without, **variables), cwd=tmp_path, text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs))
+        if terminal:
+            os.close(theirs)
+            terminals.append(ours)
+            started[-1].terminal = ours
         return started[-1]
 
     yield one
     kill_all(started)
+    for terminal in terminals:
+        os.close(terminal)
 
 
 def ends(process, code):
@@ -90,6 +97,19 @@ def test_this_host_needs_no_ssh(tmp_path):
     done = run(TOOL, "run", "--rsh-agent", "/nonexistent/ssh", "--hostfile", file, "--", "/bin/sh", "-c", "echo $RANK $MASTER_ADDR",
                timeout=PATIENCE)
     assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1"] and not done.stderr, done
+
+
+def test_two_names_of_one_host_are_told_once(start, rsh):
+    """Another program than ssh may reach several containers of one machine, so only ssh is a reason to warn."""
+    ssh = rsh.parent / "ssh"
+    ssh.write_text(f'#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nexec {rsh} "$@"\n')
+    ssh.chmod(0o755)
+    line = "devicemesh run: (al|be|ga) and (al|be|ga) are one host, and LOCAL_RANK starts at 0 for each of the two, so their ranks share devices; " \
+           "write (al|be|ga):3 in place of both\n"
+    _, err = ends(start("al:1,be:2,ga:1", "exit 0", rsh=ssh), 0)
+    assert len(re.findall("are one host", err)) == 1 and re.fullmatch(line.replace(":3", ":[23]"), err), err
+    assert ends(start("127.0.0.2:1,127.0.0.3:2", "exit 0", rsh=ssh), 0)[1] == ""
+    assert ends(start("al:1,be:2", "exit 0"), 0)[1] == ""
 
 
 def test_a_hostfile_may_be_a_pipe():
@@ -225,13 +245,53 @@ def test_no_rank_outlives_a_starter_that_is_killed_during_the_end(start):
 
 
 def test_no_rank_outlives_three_interrupts(start):
-    process = start("al,be", STUBBORN, grace=300)
-    pids = [process.stdout.readline().strip() for _ in range(2)]
-    for _ in range(3):
+    """The nodes are stopped, so they do not obey. Each signal comes later than those that are one wish with the last (0.5 s)."""
+    process = start("al,be", STUBBORN.replace("$$", "$$ $PPID"), grace=300)
+    pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split()]
+    process.send_signal(signal.SIGINT)
+    assert "passed on to all ranks" in process.stderr.readline()
+    for keeper in pids[1::2]:
+        os.kill(keeper, signal.SIGSTOP)
+    for _ in range(2):
+        time.sleep(0.6)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)  # Two signals at one time would be one.
+    assert "closed the connections to the hosts" in process.stderr.readline()
+    for keeper in pids[1::2]:
+        os.kill(keeper, signal.SIGCONT)
     _, err = ends(process, 130)
-    assert "closed the connections to the hosts" in err, err
+    assert err.splitlines()[-1].startswith("devicemesh run: got signal 2 (SIGINT)"), err
+    all_gone(pids)
+
+
+def test_a_second_ctrl_c_that_comes_too_early_is_answered_and_the_next_one_kills(start, tmp_path):
+    """On a slow machine the second key may come more than half a second after the first one, so that
+    it counts. Then another job is tried."""
+    for _ in range(10):
+        process = start("al,be", STUBBORN, "--color", "never", grace=300, terminal=True)
+        pids = [process.stdout.readline().strip() for _ in range(2)]
+        said = b""
+
+        def says(*texts):
+            nonlocal said
+            while not any(text in said for text in texts):
+                said += os.read(process.terminal, 4096)
+
+        process.send_signal(signal.SIGINT)
+        says(b"passed on to all ranks")
+        process.send_signal(signal.SIGINT)
+        says(b"does not count", b"was killed by signal 9")
+        if b"does not count" not in said:
+            process.wait(PATIENCE)
+            continue
+        time.sleep(0.6)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        os.set_blocking(process.terminal, False)
+        said += os.read(process.terminal, 1 << 16)
+        break
+    assert said.count(b"Ctrl-C again within 0.5 s of the first does not count; press it once more to kill the ranks at once\r\n") == 1, said
+    assert said.count(b" was killed by signal 9 (SIGKILL)") == 2 and b"closed the connections" not in said, said
+    assert said.splitlines()[-1].startswith(b"devicemesh run: got signal 2 (SIGINT)"), said
     all_gone(pids)
 
 
@@ -373,7 +433,7 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(PATIENCE) == 141, err
-    assert err.count("devicemesh run: the reader of the output has ended, so the job ends\n") == 1, err
+    assert err.count("devicemesh run: the reader of the output has ended, so the job ends; all ranks get SIGTERM now, and SIGKILL in 1 s\n") == 1, err
 
 
 @pytest.mark.parametrize("hosts, options, said", [
@@ -508,7 +568,8 @@ def test_a_host_that_falls_silent_is_told_once(ssh):
     pids = [process.stdout.readline().strip() for _ in NAMES]
     lab.cut("gamma")
     _, err = ends(process, 1)
-    said = [line for line in err.splitlines() if not re.search(r"waiting for|afterwards rank \d", line)]
+    assert "devicemesh run: alpha cannot reach gamma: ranks there may run up to 1 min " in err, err
+    said = [line for line in err.splitlines() if not re.search(r"waiting for|afterwards rank \d|cannot reach gamma", line)]
     gone = "devicemesh run: node 2 (gamma) has gone: its devicemesh run was killed, or its host is down or out of reach"
     assert said and all(line.startswith(gone) for line in said) and len(said) <= 2, err
     all_gone(pids)

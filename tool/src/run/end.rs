@@ -196,6 +196,11 @@ impl Job<'_> {
                 self.handle_signal(signal);
                 self.reporter = reporter;
             }
+            Order::AtOnce(signal) => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    self.end_at_once(signal);
+                }
+            }
             Order::End { lost: None } => {
                 self.is_ended_by_starter = true;
                 self.handle_signal(Signal::TERM.as_raw());

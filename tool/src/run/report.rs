@@ -10,7 +10,7 @@ use super::ending::TERM_TO_KILL;
 use super::guard;
 use super::hosts::{Control, Order, say_ending, say_gone};
 use super::job::Job;
-use super::signals::{ONE_WISH, is_impatient};
+use super::signals::{is_impatient, too_early};
 use crate::words::{count, listed};
 
 /// How many ranks are named in one list.
@@ -47,17 +47,10 @@ impl Job<'_> {
         }
     }
 
-    /// Tells a user at a terminal that a second key came too early to count. Signals of other kinds
-    /// get no answer, because they come from programs, which may send one signal twice.
+    /// Tells a user at a terminal that a second key came too early to count.
     pub fn say_too_early(&self, signal: Signal) {
-        let key = match signal {
-            Signal::INT => "Ctrl-C",
-            Signal::QUIT => "Ctrl-\\",
-            _ => return,
-        };
-        if self.running() > 0 && io::stderr().is_terminal() {
-            let text = format!("{key} again within {} s of the first does not count", ONE_WISH.as_secs_f64());
-            self.say_after_key(&format!("{text}; press it once more to kill the ranks at once"));
+        if let Some(text) = too_early(signal).filter(|_| self.running() > 0 && io::stderr().is_terminal()) {
+            self.say_after_key(&text);
         }
     }
 
@@ -205,7 +198,7 @@ impl Job<'_> {
         let mut signals = self.signals.take();
         signals.extend(self.control.as_mut().map(Control::orders).unwrap_or_default().into_iter().map(|order| {
             match order {
-                Order::Signal(signal) => signal,
+                Order::Signal(signal) | Order::AtOnce(signal) => signal,
                 Order::End { .. } | Order::StarterGone(_) => Signal::TERM.as_raw(),
             }
         }));

@@ -68,6 +68,18 @@ pub fn is_impatient(first: Instant, signal: Signal) -> bool {
     Instant::now() >= first + ONE_WISH && signal != Signal::HUP
 }
 
+/// What a user at a terminal is told of a second key that came too early to count. `None` for a signal
+/// that is no key, because it comes from a program, which may send one signal twice.
+pub fn too_early(signal: Signal) -> Option<String> {
+    let key = match signal {
+        Signal::INT => "Ctrl-C",
+        Signal::QUIT => "Ctrl-\\",
+        _ => return None,
+    };
+    let text = format!("{key} again within {} s of the first does not count", ONE_WISH.as_secs_f64());
+    Some(format!("{text}; press it once more to kill the ranks at once"))
+}
+
 /// Whether this process ignores a signal.
 pub fn is_ignored(signal: i32) -> bool {
     is_in(ignored(), signal)

@@ -13,12 +13,14 @@ use crate::run::guard;
 
 /// A starter that says nothing for this long has gone, for example because its host lost the network.
 /// It says something every few seconds ([`Word::Alive`]).
-const SILENCE: Duration = Duration::from_secs(60);
+pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// An order for a node.
 pub enum Order {
     /// Handle this signal, which the starter got.
     Signal(i32),
+    /// Kill the ranks, because the starter got this signal as a second one.
+    AtOnce(i32),
     /// End the job without a message, because the starter has said why. `lost` is the number of
     /// the node that is lost, where that is why.
     End { lost: Option<u32> },
@@ -91,6 +93,7 @@ impl Control {
                         self.is_stopped = signal == SIGTSTP;
                         orders.push(Order::Signal(signal));
                     }
+                    Ok(Word::AtOnce(signal)) => orders.push(Order::AtOnce(signal)),
                     Ok(Word::Alive) => {}
                     Ok(Word::End { lost }) => orders.push(Order::End { lost }),
                     // Only a starter of another version has other words, and such a starter ends

@@ -1,22 +1,26 @@
 //! Ends a job on several hosts, because a host cannot take part, because one is lost, or because of
 //! a signal.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use devicemesh::printable::printable;
+use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
 
+use super::control::SILENCE;
 use super::failures::LISTED;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::words::{Word, line};
 use crate::run::cause::{Cause, signal_name};
+use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
+use crate::run::signals::{is_impatient, too_early};
 use crate::stdio::{cannot_print, say};
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
@@ -31,10 +35,12 @@ const NO_READER: u8 = 141;
 impl Starter<'_> {
     pub fn output_is_lost(&mut self, error: &io::Error) {
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
+        let grace = self.options.ending.grace_period.as_secs_f64();
+        let rest = format!("; all ranks get SIGTERM now, and SIGKILL in {grace} s");
         if self.code.is_none() {
             match is_gone {
-                true => self.say("the reader of the output has ended, so the job ends"),
-                false => self.say(&cannot_print(error)),
+                true => self.say(&format!("the reader of the output has ended, so the job ends{rest}")),
+                false => self.say(&format!("{}{rest}", cannot_print(error))),
             }
         }
         self.end(if is_gone { NO_READER } else { 1 });
@@ -56,6 +62,9 @@ impl Starter<'_> {
     pub fn process_ended(&mut self, index: usize, status: ExitStatus) {
         let node = &mut self.nodes[index];
         let Some(process) = node.process.take() else { return };
+        if node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
+            node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
+        }
         if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
             return;
         }
@@ -204,6 +213,19 @@ impl Starter<'_> {
         }
     }
 
+    /// Says at the end how long ranks may still run on hosts that are out of reach: such a node misses
+    /// the starter after [`SILENCE`], and then it ends its ranks within [`TERM_TO_KILL`].
+    pub fn say_what_may_run(&mut self) {
+        let now = Instant::now();
+        let may_run = |node: &Node| node.ends_by.is_some_and(|end| end > now);
+        let Some(end) = self.nodes.iter().filter_map(|node| node.ends_by).max().filter(|end| *end > now) else {
+            return;
+        };
+        let (hosts, left) = (self.names(may_run), span(end - now));
+        self.say(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
+        self.is_reason_above |= self.reason.is_some();
+    }
+
     /// Says that a host is lost while the job ends for another reason. Only the first losses are
     /// said, because a network that fails may take hundreds of hosts with it.
     fn say_later_loss(&mut self, text: &str) {
@@ -284,6 +306,11 @@ impl Starter<'_> {
         let is_passing = [SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT].contains(&signal);
         let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
+            let named = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+            if self.asked.is_some_and(|last| !is_impatient(last, named)) {
+                return self.say_too_early(named);
+            }
+            self.asked = Some(Instant::now());
             self.interrupts += 1;
             let is_ending = self.code.is_some() || self.teller.is_some();
             let is_early = !is_ending && !self.nodes.iter().all(has_started);
@@ -295,16 +322,27 @@ impl Starter<'_> {
                 self.end(128 + signal as u8);
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
+                    self.is_reason_above |= self.reason.is_some();
                     self.say("closed the connections to the hosts; what still runs there is killed within 5 s");
                 }
                 self.code.get_or_insert(128 + signal as u8);
                 self.kill_all();
             }
         }
-        self.send(Word::Signal(signal));
+        // The nodes do not judge again whether a signal is a second one, because it may reach them
+        // sooner or later after the first one than it came here.
+        self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
         if signal == SIGTSTP {
             self.say("stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues");
             let _ = kill_process(guard::visible(), Signal::STOP);
+        }
+    }
+
+    /// Tells a user at a terminal that a second key came too early to count.
+    fn say_too_early(&self, signal: Signal) {
+        let is_first = self.interrupts == 1 && self.nodes.iter().any(Node::has_orders);
+        if let Some(text) = too_early(signal).filter(|_| is_first && io::stderr().is_terminal()) {
+            say(&format!("\ndevicemesh run: {text}"));
         }
     }
 

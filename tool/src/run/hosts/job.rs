@@ -11,6 +11,7 @@ use super::losses::Losses;
 use super::node::Node;
 use super::words::{Word, line};
 use crate::run::options::Options;
+use crate::run::rendezvous::is_loopback;
 use crate::run::signals::Signals;
 use crate::stdio::say;
 use crate::style::Style;
@@ -36,7 +37,12 @@ pub struct Starter<'a> {
     pub code: Option<u8>,
     /// Whether all nodes have met, so that they tell each other of a failure.
     pub has_met: bool,
+    /// The number of signals by which the user has asked for the end, and when the last of them came.
+    /// One that comes too early after another one does not count.
     pub interrupts: u32,
+    pub asked: Option<Instant>,
+    /// Whether the user knows that two names of the list are one host.
+    pub is_twin_told: bool,
     /// When the nodes get the next sign of life.
     pub next_alive: Instant,
     /// The hosts that cannot take part. The job ends when the other hosts have had their time.
@@ -69,6 +75,29 @@ impl Starter<'_> {
     /// The names of some hosts, for messages.
     pub fn names(&self, wanted: impl Fn(&Node) -> bool) -> String {
         listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::name), LISTED)
+    }
+
+    /// Warns once where this host, which has just said hello, is another one of the list by another
+    /// name. Loopback addresses are meant to be this machine several times.
+    pub fn warn_of_twin(&mut self, index: usize) {
+        let new = &self.nodes[index];
+        let is_meant = |node: &Node| is_loopback(node.name());
+        if self.is_twin_told || new.network.is_empty() || is_meant(new) || !self.options.hosts.has_ssh() {
+            return;
+        }
+        let is_twin = |at: usize| at != index && self.nodes[at].network == new.network && !is_meant(&self.nodes[at]);
+        let Some(twin) = (0..self.nodes.len()).find(|at| is_twin(*at)) else { return };
+        let (first, second) = (&self.nodes[index.min(twin)], &self.nodes[index.max(twin)]);
+        let (target, other) = (&first.planned.host.target, &second.planned.host.target);
+        let ranks = |node: &Node| node.planned.host.ranks;
+        let sum = match (ranks(first), ranks(second)) {
+            (Some(one), Some(two)) => (one + two).to_string(),
+            _ => "N".to_owned(),
+        };
+        self.say(&format!(
+            "{target} and {other} are one host, and LOCAL_RANK starts at 0 for each of the two, so their ranks share devices; write {target}:{sum} in place of both"
+        ));
+        self.is_twin_told = true;
     }
 
     /// Sends a word to all nodes that have their orders.

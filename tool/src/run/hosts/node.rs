@@ -35,11 +35,15 @@ pub struct Node {
     /// The network that the agent has named in its hello. Empty before the hello, and where the
     /// agent does not know its network.
     pub network: String,
+    /// When the last rank there is killed, where the connection has failed, so that the node maybe
+    /// does not know it yet.
+    pub ends_by: Option<Instant>,
 }
 
 impl Node {
     pub fn new(planned: Planned) -> Node {
-        Node { planned, process: None, state: State::Planned, began: Instant::now(), network: String::new() }
+        let (began, network) = (Instant::now(), String::new());
+        Node { planned, process: None, state: State::Planned, began, network, ends_by: None }
     }
 
     /// The name of the host, as the list of hosts has it.

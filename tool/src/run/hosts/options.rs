@@ -87,13 +87,19 @@ impl Hosts {
         if words.is_empty() {
             return Err(Failure::new(2, "--rsh-agent is empty: name a command such as \"ssh -p 2222\""));
         }
-        if words[0].rsplit('/').next() == Some("ssh") {
+        if is_ssh(&words[0]) {
             // A question for a password would hang, and a silent host would never be missed. ssh
             // takes the first value of an option, so the user's own options come first.
             let more = ["BatchMode=yes", CONNECT_TIMEOUT, "ServerAliveInterval=10", "ServerAliveCountMax=3"];
             words.extend(more.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
         }
         Ok(words)
+    }
+
+    /// Whether ssh reaches the hosts. Another program may reach containers, several of which may be
+    /// on one machine and use its network.
+    pub fn has_ssh(&self) -> bool {
+        self.rsh().is_ok_and(|words| is_ssh(&words[0]))
     }
 
     /// How long ssh may take to connect. `None` where another program reaches the hosts.
@@ -104,4 +110,8 @@ impl Hosts {
         let value = |word: &String| word.to_lowercase().split_once("connecttimeout=")?.1.parse().ok();
         words.iter().find_map(value).map(Duration::from_secs)
     }
+}
+
+fn is_ssh(program: &str) -> bool {
+    program.rsplit('/').next() == Some("ssh")
 }

@@ -59,6 +59,8 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         code: None,
         has_met: false,
         interrupts: 0,
+        asked: None,
+        is_twin_told: false,
         next_alive: Instant::now() + ALIVE,
         failures: Failures::default(),
         losses: Losses::default(),
@@ -72,6 +74,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
     }
     starter.tell_failures(Instant::now());
     starter.tell_losses(true);
+    starter.say_what_may_run();
     if let Some(reason) = starter.reason.as_ref().filter(|_| starter.is_reason_above) {
         say(reason);
     }
@@ -259,6 +262,7 @@ impl Starter<'_> {
             Got::Said(Said::Hello { port, network, .. }) if self.nodes[index].state == State::Starting => {
                 self.nodes[index].state = State::Ready(port);
                 self.nodes[index].network = network;
+                self.warn_of_twin(index);
             }
             Got::Said(Said::Hello { .. }) => {}
             Got::Said(Said::Cannot { message }) => self.host_failed(index, message),

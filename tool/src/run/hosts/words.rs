@@ -94,6 +94,8 @@ impl Share {
 pub enum Word {
     /// The starter got this signal.
     Signal(i32),
+    /// The starter got this signal as a second one, so the node kills its ranks.
+    AtOnce(i32),
     /// The job ends, and the starter has said why. `lost` is the number of the node that is lost,
     /// where that is why.
     End { lost: Option<u32> },

@@ -32,7 +32,9 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let arrival = register(store, &me, server.is_some(), &wait).map_err(refused)?;
     let _ = shared.arrival.set(arrival);
     let is_silent = !rendezvous.all_report && server.is_none();
-    let mut arriving = Arriving { shared, rendezvous, store, place, me, arrival, is_silent, entries: Vec::new() };
+    let (entries, refused_node) = (Vec::new(), String::new());
+    let mut arriving =
+        Arriving { shared, rendezvous, store, place, me, arrival, is_silent, entries, refused: refused_node };
     let collected = arriving.collect(&mut progress);
     let entries = arriving.entries;
     // The job of the nodes that were there before goes on.
@@ -94,6 +96,8 @@ struct Arriving<'a> {
     is_silent: bool,
     /// The entries in the order of arrival.
     entries: Vec<Entry>,
+    /// Why a node was refused, where that has happened. It may be one that this job waits for.
+    refused: String,
 }
 
 impl Arriving<'_> {
@@ -145,21 +149,24 @@ impl Arriving<'_> {
         disagreement.map_or(Ok(()), |message| Err(Cause::Refused { message }))
     }
 
-    fn tell_of_stranger(&self, said: &str) {
+    fn tell_of_stranger(&mut self, said: &str) {
+        self.refused = format!("refused a node of another job: {said}");
         if !self.is_silent {
-            self.shared.tell(News::Note(format!("refused a node of another job: {said}")));
+            self.shared.tell(News::Note(self.refused.clone()));
         }
     }
 
     /// Says which nodes have not arrived.
     fn missing(&self) -> String {
         format!(
-            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}",
+            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}{}{}",
             absent(self.rendezvous, &self.entries),
             self.place.at,
             self.rendezvous.timeout.as_secs_f64(),
             present(&self.entries),
-            self.place.remark
+            self.place.remark,
+            if self.refused.is_empty() { "" } else { "; " },
+            self.refused
         )
     }
 }
