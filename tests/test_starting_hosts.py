@@ -218,6 +218,21 @@ def test_the_session_of_the_starter_may_be_outside_its_pid_namespace(start, tmp_
     assert ends(process, 0)[0] == "all have ended\n"
 
 
+def test_a_reader_that_goes_after_a_signal_does_not_shorten_the_grace_period(start, tmp_path):
+    """Ctrl-C ends `tee`, too. The tool notices that at the next output, 0.6 s later, which would be late enough for a second signal."""
+    # The rank needs 2 s after the signal, for example for a checkpoint.
+    script = f"trap : INT TERM; echo started; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; echo ending; sleep 2; echo > {tmp_path}/saved-$RANK"
+    process = start("al,be", script, grace=30)
+    assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
+    process.send_signal(signal.SIGINT)
+    assert "passed on to all ranks" in process.stderr.readline()
+    time.sleep(0.6)
+    process.stdout.close()
+    (tmp_path / "go").touch()
+    wait_until(lambda: all((tmp_path / f"saved-{rank}").exists() for rank in range(2)), "both ranks have saved", PATIENCE)
+    assert process.wait(PATIENCE) in (130, 141)
+
+
 def test_the_master_of_a_connection_stays(start, tmp_path):
     """An ssh with ControlPersist leaves a process in the background, which other commands of the user use."""
     ends(start("al,master", "exit 0"), 0)

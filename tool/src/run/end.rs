@@ -203,7 +203,12 @@ impl Job<'_> {
             }
             Order::End { lost: None } => {
                 self.is_ended_by_starter = true;
-                self.handle_signal(Signal::TERM.as_raw());
+                // The order is no signal of the user. So it does not count as a second one, and the
+                // user's first signal after it does not, either.
+                if self.asked.is_none() {
+                    self.handle_signal(Signal::TERM.as_raw());
+                    self.asked = None;
+                }
             }
             Order::End { lost: Some(number) } => {
                 self.is_ended_by_starter = true;
