@@ -142,9 +142,9 @@ def test_quiet(job):
 
 @pytest.mark.parametrize("own, said", [
     (("2,2", "dp,tp", "--sizes", "4B,4KiB", "--warmup", "7"), "--warmup 7, and rank 0 has --warmup 2"),
-    (("4,1", "dp,tp", "--sizes", "4B,1MiB"), "the shape 4,1 --sizes 4B,1MiB, and rank 0 has the shape 2,2 --sizes 4B,4KiB"),
+    (("4,1", "dp,tp", "--sizes", "4B,1MiB"), "the shape 4,1 and --sizes 4B,1MiB, and rank 0 has the shape 2,2 and --sizes 4B,4KiB"),
     (("2,2", "dp,pp", "--sizes", "4B,4KiB", "--op", "all_reduce", "--no-measure"),
-     "the names dp,pp --op all_reduce --no-measure, and rank 0 has the names dp,tp --op all_reduce,reduce,broadcast,"),
+     "the names dp,pp and --op all_reduce and --no-measure, and rank 0 has the names dp,tp and --op all_reduce,reduce,broadcast,"),
 ], ids=["warmup", "shape", "names"])
 def test_options_that_differ_are_named(job, own, said):
     """Every rank ends with the same code. The message names options as they are on the command line."""

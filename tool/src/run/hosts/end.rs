@@ -60,9 +60,10 @@ impl Starter<'_> {
 
     /// Handles the end of the process that reaches a host.
     pub fn process_ended(&mut self, index: usize, status: ExitStatus) {
+        let is_own = self.losses.is_own(index);
         let node = &mut self.nodes[index];
         let Some(process) = node.process.take() else { return };
-        if node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
+        if !is_own && node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
             node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
         }
         if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
@@ -188,6 +189,7 @@ impl Starter<'_> {
             return self.losses.hold(gone, text);
         }
         self.losses.own(gone);
+        self.nodes[gone].ends_by = None;
         if self.losses.tell(gone) && self.code.is_none() {
             self.say_loss(&text);
         }

@@ -58,9 +58,14 @@ impl Losses {
         self.own.insert(node);
     }
 
+    /// Whether a node has said itself that it has gone. Then its ranks have ended.
+    pub fn is_own(&self, node: usize) -> bool {
+        self.own.contains(&node)
+    }
+
     /// Notes the exit code of a node.
     pub fn ended(&mut self, node: usize, code: u8) {
-        if self.own.contains(&node) {
+        if self.is_own(node) {
             self.code.get_or_insert(code);
         }
     }
