@@ -101,17 +101,6 @@ def marked(mark, variable=MARK):
     return found
 
 
-def is_mapped(path):
-    """Whether a process has this file in its memory."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if f" {path}\n" in maps.read_text(errors="replace"):
-                return True
-        except OSError:
-            continue
-    return False
-
-
 def state_and_parent(pid):
     """The letter of a process's state (proc_pid_stat(5)) and the process that is its parent."""
     # The name before these fields stands in parentheses, and may hold some itself.
