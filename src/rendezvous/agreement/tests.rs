@@ -48,6 +48,12 @@ pub(super) fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
 }
 
+/// Returns a number below 2^24, which looks random. Each `salt` gives a rank another number.
+pub(super) fn chance(seed: u64, me: usize, salt: u64) -> u64 {
+    let mixed = (seed * 31 + me as u64 * 7 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40
+}
+
 #[test]
 fn equal_calls_agree_and_exchange_data() {
     let sums = ranks(4, |me, scope| {

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::{ranks, soon};
+use super::{chance, ranks, soon};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::Scope;
 use crate::rendezvous::incarnation::Incarnation;
@@ -124,10 +124,7 @@ fn a_missing_rank_is_named_and_told_that_it_was_late() {
 fn ranks_that_die_at_any_moment_are_left_out() {
     const SIZE: usize = 7;
     for seed in 0..40_u64 {
-        let chance = |me: usize, salt: u64| {
-            let mixed = (seed * 31 + me as u64 * 7 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40
-        };
+        let chance = |me: usize, salt: u64| chance(seed, me, salt);
         let dies = |me: usize| me == seed as usize % SIZE || chance(me, 1) % 3 == 0;
         let all: Vec<i32> = (0..SIZE).filter(|me| dies(*me)).map(|me| me as i32).collect();
         let agreed = ranks(SIZE, |me, scope| {

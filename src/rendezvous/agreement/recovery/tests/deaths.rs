@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Job, recover, seats};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::recovery::Recovery;
-use crate::rendezvous::agreement::tests::soon;
+use crate::rendezvous::agreement::tests::{chance, soon};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
@@ -119,16 +119,13 @@ fn a_death_at_any_operation_leaves_one_mesh() {
 fn ranks_that_die_at_any_moment_are_left_out() {
     const SIZE: usize = 6;
     for seed in 0..30_u64 {
-        let chance = |me: usize, salt: u64| {
-            let mixed = (seed * 31 + me as u64 * 7 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as usize
-        };
+        let chance = |me: usize, salt: u64| chance(seed, me, salt);
         let dies = |me: usize| me > 0 && (me == 1 + seed as usize % (SIZE - 1) || chance(me, 1) % 3 == 0);
         let job = Job::new(SIZE, SIZE);
         let left: Vec<i32> = (0..SIZE).filter(|me| !dies(*me)).map(|me| me as i32).collect();
         let run = |me: usize| {
             let mut rank = job.rank(me);
-            sleep(Duration::from_micros(chance(me, 2) as u64 % 3000));
+            sleep(Duration::from_micros(chance(me, 2) % 3000));
             if dies(me) {
                 // Some ranks die while they wait in a turn, and some after its decision.
                 if chance(me, 3) % 3 > 0 {
