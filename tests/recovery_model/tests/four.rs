@@ -3,20 +3,10 @@
 //!
 //!     cargo test -p recovery-model --test four -- --ignored
 
-use recovery_model::{Goal, Job, Property, Silent, check};
+mod right;
 
-/// Checks the job with both things that a deadline can do to silent ranks. Where no deadline passes,
-/// both jobs have the same states, so only the first one is checked. It is the stricter one: there
-/// no rank that lives may count as lost.
-fn is_right(job: Job) {
-    let both = [Silent::Fails, Silent::LeftOut];
-    for &silent in if job.deadlines > 0 { &both[..] } else { &both[..1] } {
-        match check(&Job { silent, ..job.clone() }, &Property::ALL) {
-            Ok(checked) => println!("{} states, {} transitions, {silent:?}", checked.states, checked.transitions),
-            Err(violation) => panic!("{silent:?}: {violation}"),
-        }
-    }
-}
+use recovery_model::{Goal, Job, Property, check};
+use right::is_right;
 
 fn four() -> Job {
     Job::of(4)

@@ -1,20 +1,10 @@
 //! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.1 million
 //! states, so the tests take 3 s of processor time.
 
-use recovery_model::{Goal, Job, Property, Silent, check};
+mod right;
 
-/// Checks the job with both things that a deadline can do to silent ranks. Where no deadline passes,
-/// both jobs have the same states, so only the first one is checked. It is the stricter one: there
-/// no rank that lives may count as lost.
-fn is_right(job: Job) {
-    let both = [Silent::Fails, Silent::LeftOut];
-    for &silent in if job.deadlines > 0 { &both[..] } else { &both[..1] } {
-        match check(&Job { silent, ..job.clone() }, &Property::ALL) {
-            Ok(checked) => println!("{} states, {} transitions, {silent:?}", checked.states, checked.transitions),
-            Err(violation) => panic!("{silent:?}: {violation}"),
-        }
-    }
-}
+use recovery_model::{Goal, Job, Property, Silent, check};
+use right::is_right;
 
 /// Checks that the job can come to that, and prints a shortest way.
 fn can_reach(goal: Goal, job: Job) {
