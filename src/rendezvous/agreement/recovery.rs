@@ -48,8 +48,6 @@ pub struct Recovery {
     epoch_number: u64,
     /// Its epoch.
     epoch: Epoch,
-    /// Whether the mesh of its epoch was made.
-    is_made: bool,
     /// The number and the members of the last epoch whose mesh was made. The notes of its turn and
     /// of earlier ones are removed.
     last_made: (u64, BTreeSet<Incarnation>),
@@ -71,7 +69,6 @@ impl Recovery {
             number: 0,
             epoch_number: 0,
             epoch,
-            is_made: true,
             last_made,
             door: Vec::new(),
             read_at_door: 0,
@@ -91,6 +88,11 @@ impl Recovery {
     /// Whether this process is in the mesh of its epoch. A spare or benched process is not.
     pub fn is_in_mesh(&self) -> bool {
         self.epoch.in_mesh().contains(&self.me)
+    }
+
+    /// Whether the mesh of its epoch was made.
+    fn is_made(&self) -> bool {
+        self.last_made.0 == self.epoch_number
     }
 
     /// Makes this the decision of that number unless one stands, and returns the one that stands.

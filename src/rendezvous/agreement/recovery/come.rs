@@ -98,7 +98,7 @@ impl Recovery {
             self.number = number;
             match decision {
                 Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
-                    (self.epoch_number, self.epoch, self.is_made) = (number, epoch, false);
+                    (self.epoch_number, self.epoch) = (number, epoch);
                     return Ok(Outcome::Epoch);
                 }
                 Decision::Epoch(_) => return Err(self.fenced(number)),
@@ -253,7 +253,7 @@ impl Recovery {
         let (stateful, lost) = (self.who_has_state(number, &here, &soon)?, losses.all(|_| true));
         let seen = Seen {
             epoch: &self.epoch,
-            is_made: self.is_made,
+            is_made: self.is_made(),
             here: &here,
             stateful: &stateful,
             lost: &lost,

@@ -36,7 +36,6 @@ impl Recovery {
         log::debug!("rank {}: the verdict on epoch {} is: {verdict}", self.me.rank, self.epoch_number);
         match verdict.as_str() {
             MADE => {
-                self.is_made = true;
                 self.clean_up(&wait);
                 Ok(Made::Whole)
             }

@@ -402,7 +402,7 @@ fn a_newcomer_takes_the_seat_that_it_asks_for() {
         let mut rank = job.process(newcomer);
         let decision = job.store.get("test/decision/1", &soon()).unwrap();
         let Decision::Epoch(epoch) = rank.decisions.decode(1, &decision).unwrap() else { panic!("no epoch") };
-        (rank.number, rank.epoch_number, rank.epoch, rank.is_made) = (1, 1, epoch, false);
+        (rank.number, rank.epoch_number, rank.epoch) = (1, 1, epoch);
         assert_eq!(rank.make(Ok(()), &soon()).unwrap(), Made::Whole);
         assert_eq!(rank.epoch().stateless, [newcomer]);
         assert_eq!(others.join().unwrap(), "epoch 1: seats=0,1:1,2 without=");
