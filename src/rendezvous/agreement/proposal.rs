@@ -73,17 +73,17 @@ pub struct Passed {
     pub replace: bool,
 }
 
-impl Seen<'_> {
-    /// Returns the ranks of the mesh that are neither here nor known to be lost. Nobody waits for
-    /// spares and benched ranks, because one that is hung must not hold up the others.
-    pub fn absent(&self) -> Vec<Incarnation> {
-        let arrived = |process: &Incarnation| self.here.contains(process) || self.lost.contains(process);
-        self.epoch.in_mesh().into_iter().filter(|process| !arrived(process)).collect()
-    }
+/// Returns the ranks of the mesh that are neither here nor known to be lost. Nobody waits for spares
+/// and benched ranks, because one that is hung must not hold up the others.
+pub(super) fn absent(epoch: &Epoch, here: &BTreeSet<Incarnation>, lost: &BTreeSet<Incarnation>) -> Vec<Incarnation> {
+    let arrived = |process: &Incarnation| here.contains(process) || lost.contains(process);
+    epoch.in_mesh().into_iter().filter(|process| !arrived(process)).collect()
+}
 
+impl Seen<'_> {
     /// Returns what the rank proposes now; `None` while it waits.
     pub fn decision(&self) -> Option<Decision> {
-        let absent = self.absent();
+        let absent = absent(self.epoch, self.here, self.lost);
         match (absent.is_empty(), self.passed.deadline) {
             (false, _) if self.passed.silent => Some(self.proposal()),
             (false, Some(timeout)) => Some(late(&absent, timeout)),

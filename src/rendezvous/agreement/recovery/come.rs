@@ -17,7 +17,7 @@ use super::Recovery;
 use super::options::Options;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
-use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms};
+use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
 use crate::rendezvous::agreement::round::LEAST_ASK;
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
@@ -234,8 +234,7 @@ impl Recovery {
             return Ok(None);
         }
         let here = self.members_here(number, &soon)?;
-        let has_come = |process: &Incarnation| here.contains(process) || losses.any(|lost| lost == *process);
-        let absent: Vec<Incarnation> = self.epoch.in_mesh().into_iter().filter(|process| !has_come(process)).collect();
+        let absent = absent(&self.epoch, &here, &losses.all(|_| true));
         if !absent.is_empty() && passed.deadline.is_none() {
             let was_told = self.give_up_suspects(number, &absent, arrival.suspects, waited, &soon)?;
             // The list wakes this rank when it was told.
