@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::decision::{Decision, Decisions, Epoch};
 use super::notes::note_key;
 use super::proposal::Knock;
-use super::round::Membership;
+use super::round::{LEAST_ASK, Membership};
 use crate::error::{Error, Result};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::{Deadline, Wait, Watch};
@@ -168,6 +168,12 @@ impl Recovery {
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
         Wait { watch: Some(watch), ..wait.with_deadline(deadline) }
+    }
+
+    /// Returns this wait for questions to the store. Where the deadline has passed, the store gets
+    /// some time all the same, so that the others learn why this rank gives up.
+    fn soon(wait: &Wait) -> Wait {
+        Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) }
     }
 
     /// Returns the ranks of these processes.

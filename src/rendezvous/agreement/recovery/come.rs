@@ -18,7 +18,6 @@ use super::options::Options;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
 use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
-use crate::rendezvous::agreement::round::LEAST_ASK;
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
@@ -208,9 +207,7 @@ impl Recovery {
         waited: &mut Waited,
         wait: &Wait,
     ) -> Result<Option<Decision>> {
-        // Where the deadline has passed, the store gets some time all the same, so that the others
-        // learn why this rank gives up.
-        let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) };
+        let soon = Recovery::soon(wait);
         let losses = Arc::clone(&self.membership.losses);
         losses.look(&soon);
         // A list that was not read to its end wakes this rank at once.

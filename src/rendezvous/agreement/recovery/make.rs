@@ -10,11 +10,10 @@ use std::collections::BTreeSet;
 
 use super::Recovery;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::agreement::round::LEAST_ASK;
 use crate::rendezvous::agreement::verdict::{Verdict, ranges};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// How the making of a mesh has ended, when it has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +65,7 @@ impl Recovery {
         }
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         loop {
-            let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) };
+            let soon = Recovery::soon(wait);
             losses.look(&soon);
             let _ = losses.refresh(&soon);
             // The rank that was counted last may have died before it wrote the verdict.
