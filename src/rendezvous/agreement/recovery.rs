@@ -133,14 +133,6 @@ impl Recovery {
         Ok(count.and_then(|count| String::from_utf8_lossy(&count).trim().parse().ok()).unwrap_or(0))
     }
 
-    /// Counts this process in. The first process to count removes the counter later.
-    fn count(&self, key: String, wait: &Wait) -> Result<()> {
-        if self.membership.store.add(&key, 1, wait)? == 1 {
-            self.membership.left.note([key]);
-        }
-        Ok(())
-    }
-
     /// Returns those of the processes that have left the key that `key` gives.
     fn which_left(
         &self,

@@ -59,6 +59,22 @@ impl Membership {
         .with_lost(&[0])
     }
 
+    /// Stores a value that only this rank writes, and notes that the key is to be removed.
+    pub(super) fn put(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
+        let set = self.store.set(&key, value, wait);
+        self.left.note([key]);
+        set
+    }
+
+    /// Adds to a counter and returns the sum. The first rank to count removes the counter later.
+    pub(super) fn count(&self, key: String, amount: i64, wait: &Wait) -> Result<i64> {
+        let sum = self.store.add(&key, amount, wait)?;
+        if sum == amount {
+            self.left.note([key]);
+        }
+        Ok(sum)
+    }
+
     /// Whether a process is known to be lost that holds a rank for which `is_missed` holds.
     pub(super) fn has_lost(&self, is_missed: impl Fn(i32) -> bool) -> bool {
         self.losses.any(|process| self.is_loss_of(process, &is_missed))
@@ -118,20 +134,14 @@ pub(super) struct SearchState {
 }
 
 impl Round {
-    /// Stores a value that only this rank writes, and notes that the key is to be removed.
+    /// Does what [`Membership::put`] does.
     pub(super) fn put(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
-        let set = self.membership.store.set(&key, value, wait);
-        self.membership.left.note([key]);
-        set
+        self.membership.put(key, value, wait)
     }
 
-    /// Adds to a counter and returns the sum. The first rank to count removes the counter later.
+    /// Does what [`Membership::count`] does.
     pub(super) fn count(&self, key: String, amount: i64, wait: &Wait) -> Result<i64> {
-        let sum = self.membership.store.add(&key, amount, wait)?;
-        if sum == amount {
-            self.membership.left.note([key]);
-        }
-        Ok(sum)
+        self.membership.count(key, amount, wait)
     }
 
     /// Makes this the verdict of a phase unless one stands, and returns the verdict that stands.

@@ -117,10 +117,8 @@ impl Recovery {
         let _ = self.membership.losses.refresh(wait);
         self.tell(number, arrival.lost, wait)?;
         let note = if arrival.has_state || self.is_stateful() { b"1" } else { b"0" };
-        let (store, here) = (Arc::clone(&self.membership.store), self.here(number, self.me));
-        self.membership.left.note([here.clone()]);
-        store.set(&here, note, wait)?;
-        self.count(self.turn_key(number, "count"), wait)?;
+        self.membership.put(self.here(number, self.me), note, wait)?;
+        self.membership.count(self.turn_key(number, "count"), 1, wait)?;
         let mut waited = Waited { came: Instant::now(), complete: None, suspected: None };
         loop {
             if let Some(decision) = self.look(number, arrival, &mut waited, wait)? {
@@ -131,7 +129,7 @@ impl Recovery {
             let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
             let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
             let nap = Deadline::after(nap);
-            match any_of(&*store, &keys.each_ref().map(String::as_str), &wait.with_deadline(nap)) {
+            match any_of(&*self.membership.store, &keys.each_ref().map(String::as_str), &wait.with_deadline(nap)) {
                 Ok((0, value)) => return self.decisions.decode(number, &value),
                 Ok((1, value)) => self.membership.losses.note(next, &value),
                 Ok((_, value)) => self.note_at_door(&value),

@@ -58,10 +58,8 @@ impl Recovery {
                 let error = Verdict::of_failure(self.me.rank, &format!("epoch {}", self.epoch_number), error);
                 return self.settle(&failed(&error), wait);
             }
-            let (note, count) = (self.made(self.me), self.made_count());
-            self.membership.left.note([note.clone()]);
-            self.membership.store.set(&note, b"1", wait)?;
-            self.count(count, wait)?;
+            self.membership.put(self.made(self.me), b"1", wait)?;
+            self.membership.count(self.made_count(), 1, wait)?;
         }
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         loop {
