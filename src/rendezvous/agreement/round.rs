@@ -75,6 +75,25 @@ impl Membership {
         Ok(sum)
     }
 
+    /// Adds a lost process that this process, which is `me`, knows of to the list in the store,
+    /// where the list lacks it. When several ranks know of a loss, the one adds it whose name
+    /// stands under `key`, or another one if that one is lost, too.
+    pub(super) fn tell_loss(&self, process: Incarnation, me: Incarnation, key: String, wait: &Wait) -> Result<()> {
+        if self.losses.any(|lost| lost == process) {
+            return Ok(());
+        }
+        let mine = me.to_string();
+        let teller = self.store.set_once(&key, mine.as_bytes(), wait)?;
+        let is_mine = teller == mine.as_bytes();
+        if is_mine {
+            self.left.note([key]);
+        }
+        if is_mine || self.losses.any(|lost| lost.to_string().as_bytes() == teller) {
+            self.losses.announce(process);
+        }
+        Ok(())
+    }
+
     /// Whether a process is known to be lost that holds a rank for which `is_missed` holds.
     pub(super) fn has_lost(&self, is_missed: impl Fn(i32) -> bool) -> bool {
         self.losses.any(|process| self.is_loss_of(process, &is_missed))

@@ -101,25 +101,14 @@ impl Round {
     }
 
     /// Adds the lost ranks that this rank knows of, and that the list in the store lacks, to the
-    /// list. When several ranks know of a loss, one rank adds the loss, or another one if that one
-    /// is lost, too.
+    /// list ([`Membership::tell_loss`](super::round::Membership)).
     fn tell_losses(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<()> {
-        for rank in known.iter().filter(|rank| self.is_other(**rank)) {
-            if self.membership.has_lost(|listed| listed == *rank) {
-                continue;
-            }
+        let (membership, tickets) = (&self.membership, &self.membership.tickets);
+        let me = tickets.holder(self.my_rank());
+        known.iter().filter(|rank| self.is_other(**rank)).try_for_each(|rank| {
             let key = self.key(phase, &format!("tells/{rank}"));
-            let mine = self.my_rank().to_string();
-            let stands = self.membership.store.set_once(&key, mine.as_bytes(), wait)?;
-            if stands == mine.as_bytes() {
-                self.membership.left.note([key]);
-            }
-            let teller = String::from_utf8_lossy(&stands).parse::<i32>().ok();
-            if stands == mine.as_bytes() || self.membership.has_lost(|lost| Some(lost) == teller) {
-                self.membership.losses.announce(self.membership.tickets.holder(*rank));
-            }
-        }
-        Ok(())
+            membership.tell_loss(tickets.holder(*rank), me, key, wait)
+        })
     }
 
     /// Whether every rank is here or known to be lost.

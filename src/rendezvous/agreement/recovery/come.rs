@@ -176,24 +176,13 @@ impl Recovery {
         })
     }
 
-    /// Adds these ranks to the list of lost processes, where the list does not have them. When
-    /// several ranks know of a loss, one of them adds it, or another one if that one is lost, too.
+    /// Adds these ranks to the list of lost processes, where the list does not have them.
     fn tell(&self, number: u64, ranks: &[i32], wait: &Wait) -> Result<()> {
-        let losses = &self.membership.losses;
-        for process in self.epoch.members().into_iter().filter(|process| ranks.contains(&process.rank)) {
-            if process == self.me || losses.any(|lost| lost == process) {
-                continue;
-            }
-            let (key, mine) = (self.turn_key(number, &format!("tells/{process}")), self.me.to_string());
-            let teller = self.membership.store.set_once(&key, mine.as_bytes(), wait)?;
-            if teller == mine.as_bytes() {
-                self.membership.left.note([key]);
-            }
-            if teller == mine.as_bytes() || losses.any(|lost| lost.to_string().as_bytes() == teller) {
-                losses.announce(process);
-            }
-        }
-        Ok(())
+        let is_told = |process: &Incarnation| *process != self.me && ranks.contains(&process.rank);
+        self.epoch.members().into_iter().filter(is_told).try_for_each(|process| {
+            let key = self.turn_key(number, &format!("tells/{process}"));
+            self.membership.tell_loss(process, self.me, key, wait)
+        })
     }
 
     /// Looks at the turn. Returns the decision once one stands. While the rank waits, it returns
