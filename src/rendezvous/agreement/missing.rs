@@ -18,7 +18,7 @@ pub(super) const FIRST_AT_DEADLINE: usize = 4;
 const AT_FIRST: usize = 256;
 
 /// About how many ranks each later request asks.
-const AT_ONCE: usize = 4096;
+pub(super) const AT_ONCE: usize = 4096;
 
 /// The most ranks that the whole search looks at.
 const AT_MOST: usize = 1 << 20;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::decision::{Decision, Decisions, Epoch};
+use super::missing::AT_ONCE;
 use super::notes::note_key;
 use super::proposal::Knock;
 use super::round::{LEAST_ASK, Membership};
@@ -30,9 +31,6 @@ mod tests;
 
 pub use come::{Arrival, Outcome};
 pub use make::Made;
-
-/// How many keys one question to the store has.
-const AT_ONCE: usize = 4096;
 
 /// Where one process is among the decisions of its world.
 pub struct Recovery {
