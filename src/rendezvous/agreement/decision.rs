@@ -166,10 +166,9 @@ impl Epoch {
         let ranks: BTreeSet<i32> = members.iter().map(|member| member.rank).collect();
         let size = i32::try_from(self.size).unwrap_or(-1);
         let out: BTreeSet<_> = self.taken.iter().chain(&self.refused).collect();
-        let without: BTreeSet<usize> = self.without.iter().copied().collect();
         let seats_in_mesh =
-            self.seats.len() / self.replicas.count() * self.replicas.count().saturating_sub(without.len());
-        without.iter().all(|replica| *replica < self.replicas.count())
+            self.seats.len() / self.replicas.count() * self.replicas.count().saturating_sub(self.without.len());
+        self.without.iter().all(|replica| *replica < self.replicas.count())
             && seats_in_mesh > 0
             && in_mesh.len() == seats_in_mesh
             && members.len() == self.holders().count() + self.spares.len()
