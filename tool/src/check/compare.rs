@@ -20,6 +20,7 @@ use super::report::{Change, Comparison, Dimension, Pairs, Ratio, Report, Uncount
 use super::slow::Rule;
 use super::team::Team;
 use super::words::{bytes, listed};
+use crate::words::count;
 
 /// The number of quick batches of a row. The slowest of them is the time of the row.
 const QUICK: usize = 3;
@@ -94,16 +95,17 @@ impl Row {
 /// Returns the words of the line below the table for `rows` rows that are no change for this
 /// reason.
 pub fn uncounted_text(why: Uncounted, rows: usize) -> String {
-    let (noun, differ) = if rows == 1 { ("row", "differs") } else { ("rows", "differ") };
+    let differ = if rows == 1 { "differs" } else { "differ" };
+    let rows = count(rows, "row");
     match why {
-        Uncounted::Microseconds => format!("{rows} {noun} {differ} by less than {:.0} us per call", FLOOR * 1e6),
+        Uncounted::Microseconds => format!("{rows} {differ} by less than {:.0} us per call", FLOOR * 1e6),
         Uncounted::SharedCores => {
-            format!("{rows} {noun} {differ} by less than the time that ranks wait for a shared core")
+            format!("{rows} {differ} by less than the time that ranks wait for a shared core")
         }
         Uncounted::Busy => {
-            format!("{rows} {noun} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
+            format!("{rows} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
         }
-        Uncounted::QuickBatch => format!("{rows} {noun} had a batch as quick as in the other check"),
+        Uncounted::QuickBatch => format!("{rows} had a batch as quick as in the other check"),
     }
 }
 
