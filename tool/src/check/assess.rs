@@ -12,7 +12,7 @@ use super::operation::Collective;
 use super::options::Options;
 use super::record;
 use super::report::{Dimension, Evidence, Host, Measurement, Rank, Report, SCHEMA, SlowDimension, SlowGroup, SlowRank};
-use super::slow::{Rule, crossing, median};
+use super::slow::{Rule, batch_medians, crossing, median};
 use super::verify::Wrong;
 
 /// The mesh that was checked, and how.
@@ -241,9 +241,6 @@ fn measurements(
                     );
                 }
             }
-            let count = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
-            let of_batch = |batch: usize| median(peers.iter().map(|batches| batches[batch]).collect());
-            let batch_seconds = (0..count).map(of_batch).collect();
             let medians: Vec<f64> = batches.iter().cloned().map(median).collect();
             let worst = medians.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(place, _)| place);
             let seconds = median(medians.clone());
@@ -255,7 +252,7 @@ fn measurements(
                 seconds,
                 algbw_gbps: algbw,
                 busbw_gbps: algbw * collective.bus_factor(subject.dimensions[dimension].size),
-                batch_seconds,
+                batch_seconds: batch_medians(&peers),
                 slowest_seconds: medians[worst],
                 slowest_group: groups.values().nth(worst).cloned().unwrap_or_default(),
             });
