@@ -7,6 +7,7 @@ use devicemesh::ccl::Library;
 use super::copies;
 use super::links;
 use super::measure::{Schedule, Timed, gbps};
+use super::meetings;
 use super::notes::Notes;
 use super::operation::Collective;
 use super::options::Options;
@@ -183,17 +184,13 @@ fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimens
 
 /// The hosts with their ranks, in the order of their first ranks.
 fn by_host(hosts: &[String], notes: &[Notes], pair_gbps: &BTreeMap<String, f64>) -> Vec<Host> {
-    let mut found: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (rank, host) in hosts.iter().enumerate() {
-        found.entry(host).or_default().push(rank);
-    }
     let host = |(name, ranks): (&str, Vec<usize>)| Host {
         name: name.to_owned(),
         machine: notes.get(ranks[0]).and_then(|notes| notes.machine.clone()),
         ranks,
         pair_gbps: pair_gbps.get(name).copied(),
     };
-    let mut found: Vec<Host> = found.into_iter().map(host).collect();
+    let mut found: Vec<Host> = meetings::by_host(hosts).into_iter().map(host).collect();
     found.sort_by_key(|host| host.ranks[0]);
     found
 }
