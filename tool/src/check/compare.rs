@@ -212,8 +212,7 @@ pub fn records(options: &options::Options, team: &Team, mesh: &Mesh) -> error::R
         planned.push(Planned { name: mesh.dim_name(index), size, groups: mesh.size() / size });
     }
     for flat in &options.flatten {
-        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        let size = mesh.slice(&dims)?.size();
+        let size = mesh.slice(&flat.dims())?.size();
         planned.push(Planned { name: &flat.name, size, groups: mesh.size() / size });
     }
     planned.retain(|dimension| dimension.size > 1);
