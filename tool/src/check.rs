@@ -117,8 +117,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
 fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
     let mesh = Mesh::new(spec)?;
     for flat in &options.flatten {
-        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        mesh.slice(&dims)?.flatten(Some(&flat.name))?.publish()?;
+        mesh.slice(&flat.dims())?.flatten(Some(&flat.name))?.publish()?;
     }
     for (name, _) in &options.expect {
         if options.flatten.iter().all(|flat| flat.name != *name) {
@@ -158,8 +157,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     let mut views: Vec<(View, usize)> =
         (0..whole.mesh().ndim()).map(|index| (View::of_root(Arc::clone(whole.root_comms())), index)).collect();
     for flat in &options.flatten {
-        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        views.push((whole.slice(&dims)?.flatten(Some(&flat.name), &CallOptions::default())?, 0));
+        views.push((whole.slice(&flat.dims())?.flatten(Some(&flat.name), &CallOptions::default())?, 0));
     }
     let all_ranks = all_ranks(&whole)?;
     let memory = Memory::of(&world)?;
@@ -218,8 +216,7 @@ fn smaller_sizes(error: Error) -> Error {
 fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
     let mut sizes = mesh.shape();
     for flat in &options.flatten {
-        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        sizes.push(mesh.slice(&dims)?.size());
+        sizes.push(mesh.slice(&flat.dims())?.size());
     }
     let measured = sizes.iter().filter(|size| **size > 1 && !options.no_measure).count();
     let RecordOptions { save, compare, .. } = &options.record;

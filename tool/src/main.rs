@@ -28,7 +28,7 @@ mod words;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use devicemesh::printable::printable;
 
 use self::stdio::{cannot_print, ignore_gone_reader, say};
@@ -88,13 +88,16 @@ enum Command {
 
 fn main() -> ExitCode {
     let line = run::command_line();
-    let tool = pages::fitted(Arguments::command());
-    let parsed = tool.clone().try_get_matches_from(&line);
-    let arguments = match parsed.and_then(|mut matches| Arguments::from_arg_matches_mut(&mut matches)) {
+    let arguments = match Arguments::try_parse_from(&line) {
         Ok(arguments) => arguments,
         // Every rank of a check finds such a mistake, so rank 0 alone reports it.
         Err(error) if error.use_stderr() && check::is_other_rank() => return ExitCode::from(error.exit_code() as u8),
-        Err(error) => return refuse(&with_suggestion(error, &line, &tool)),
+        Err(error) => {
+            // A help that fits the terminal takes time, so it is made only where it may be shown.
+            let tool = pages::fitted(Arguments::command());
+            let error = tool.clone().try_get_matches_from(&line).err().unwrap_or(error);
+            return refuse(&with_suggestion(error, &line, &tool));
+        }
     };
     let (name, done) = match arguments.command {
         Command::Run(options) => ("run", run::run(&options)),

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
 
+use crate::words::ranges;
+
 /// The largest number of numbers in one range, so that a broken file cannot fill the memory. No
 /// kernel is built for so many CPUs.
 const LONGEST_RANGE: u32 = 1 << 16;
@@ -47,18 +49,8 @@ impl FromIterator<u32> for NumberSet {
 
 impl Display for NumberSet {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        for number in self.iter() {
-            match runs.last_mut() {
-                Some((_, last)) if *last + 1 == number => *last = number,
-                _ => runs.push((number, number)),
-            }
-        }
-        let text = |(first, last): &(u32, u32)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        f.write_str(&runs.iter().map(text).collect::<Vec<_>>().join(","))
+        let ranges = ranges(self.iter().map(|number| number as usize));
+        f.write_str(&ranges.collect::<Vec<_>>().join(","))
     }
 }
 

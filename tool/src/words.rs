@@ -31,6 +31,21 @@ pub fn listed_with<T: ToString>(
     }
 }
 
+/// Ascending numbers, in which consecutive ones become a range: "0-3", "8".
+pub fn ranges(numbers: impl IntoIterator<Item = usize>) -> impl Iterator<Item = String> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    ranges.into_iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::{count, listed, listed_with};

@@ -7,12 +7,13 @@ use devicemesh::ccl::Library;
 use super::copies;
 use super::links;
 use super::measure::{Schedule, Timed, gbps};
+use super::meetings;
 use super::notes::Notes;
 use super::operation::Collective;
 use super::options::Options;
 use super::record;
 use super::report::{Dimension, Evidence, Host, Measurement, Rank, Report, SCHEMA, SlowDimension, SlowGroup, SlowRank};
-use super::slow::{Rule, crossing, median};
+use super::slow::{Rule, batch_medians, crossing, median};
 use super::verify::Wrong;
 
 /// The mesh that was checked, and how.
@@ -183,17 +184,13 @@ fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimens
 
 /// The hosts with their ranks, in the order of their first ranks.
 fn by_host(hosts: &[String], notes: &[Notes], pair_gbps: &BTreeMap<String, f64>) -> Vec<Host> {
-    let mut found: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (rank, host) in hosts.iter().enumerate() {
-        found.entry(host).or_default().push(rank);
-    }
     let host = |(name, ranks): (&str, Vec<usize>)| Host {
         name: name.to_owned(),
         machine: notes.get(ranks[0]).and_then(|notes| notes.machine.clone()),
         ranks,
         pair_gbps: pair_gbps.get(name).copied(),
     };
-    let mut found: Vec<Host> = found.into_iter().map(host).collect();
+    let mut found: Vec<Host> = meetings::by_host(hosts).into_iter().map(host).collect();
     found.sort_by_key(|host| host.ranks[0]);
     found
 }
@@ -241,9 +238,6 @@ fn measurements(
                     );
                 }
             }
-            let count = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
-            let of_batch = |batch: usize| median(peers.iter().map(|batches| batches[batch]).collect());
-            let batch_seconds = (0..count).map(of_batch).collect();
             let medians: Vec<f64> = batches.iter().cloned().map(median).collect();
             let worst = medians.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(place, _)| place);
             let seconds = median(medians.clone());
@@ -255,7 +249,7 @@ fn measurements(
                 seconds,
                 algbw_gbps: algbw,
                 busbw_gbps: algbw * collective.bus_factor(subject.dimensions[dimension].size),
-                batch_seconds,
+                batch_seconds: batch_medians(&peers),
                 slowest_seconds: medians[worst],
                 slowest_group: groups.values().nth(worst).cloned().unwrap_or_default(),
             });

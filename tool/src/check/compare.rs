@@ -8,6 +8,8 @@
 //! many moments in which one quick batch clears the row, and a row that is really slower has no such
 //! batch. A row is faster by the same rule the other way round.
 
+use std::path::Path;
+
 use devicemesh::error;
 use devicemesh::mesh::Mesh;
 use devicemesh::printable::printable;
@@ -20,6 +22,7 @@ use super::report::{Change, Comparison, Dimension, Pairs, Ratio, Report, Uncount
 use super::slow::Rule;
 use super::team::Team;
 use super::words::{bytes, listed};
+use crate::words::count;
 
 /// The number of quick batches of a row. The slowest of them is the time of the row.
 const QUICK: usize = 3;
@@ -94,16 +97,17 @@ impl Row {
 /// Returns the words of the line below the table for `rows` rows that are no change for this
 /// reason.
 pub fn uncounted_text(why: Uncounted, rows: usize) -> String {
-    let (noun, differ) = if rows == 1 { ("row", "differs") } else { ("rows", "differ") };
+    let differ = if rows == 1 { "differs" } else { "differ" };
+    let rows = count(rows, "row");
     match why {
-        Uncounted::Microseconds => format!("{rows} {noun} {differ} by less than {:.0} us per call", FLOOR * 1e6),
+        Uncounted::Microseconds => format!("{rows} {differ} by less than {:.0} us per call", FLOOR * 1e6),
         Uncounted::SharedCores => {
-            format!("{rows} {noun} {differ} by less than the time that ranks wait for a shared core")
+            format!("{rows} {differ} by less than the time that ranks wait for a shared core")
         }
         Uncounted::Busy => {
-            format!("{rows} {noun} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
+            format!("{rows} {differ} by less than {:.0}%, and the machine was busy", BUSY_TOLERANCE * 100.0)
         }
-        Uncounted::QuickBatch => format!("{rows} {noun} had a batch as quick as in the other check"),
+        Uncounted::QuickBatch => format!("{rows} had a batch as quick as in the other check"),
     }
 }
 
@@ -153,21 +157,22 @@ fn rows_then(record: &Record) -> Vec<Row> {
 }
 
 /// A dimension that will be measured.
-pub struct Planned<'a> {
-    pub name: &'a str,
-    pub size: usize,
-    pub groups: usize,
+struct Planned<'a> {
+    name: &'a str,
+    size: usize,
+    groups: usize,
 }
 
-/// Fails where the record has no row of the check that is planned, and says why.
-pub fn check_fits(
+/// Fails where the record has no row of the check that is planned, and says why. `file` is the
+/// record's file.
+fn check_fits(
     record: &Record,
+    file: &Path,
     device_type: &str,
     options: &options::Options,
     mesh: &str,
     planned: &[Planned<'_>],
 ) -> Result<(), String> {
-    let file = options.record.compare.as_deref().unwrap_or(std::path::Path::new(""));
     let unfit = |why: String| Err(format!("--compare {}: nothing in it can be compared: {why}", file.display()));
     if record.device_type != device_type {
         return unfit(format!("it is about device type {}, and this check about {device_type}", record.device_type));
@@ -210,19 +215,16 @@ pub fn records(options: &options::Options, team: &Team, mesh: &Mesh) -> error::R
         planned.push(Planned { name: mesh.dim_name(index), size, groups: mesh.size() / size });
     }
     for flat in &options.flatten {
-        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        let size = mesh.slice(&dims)?.size();
+        let size = mesh.slice(&flat.dims())?.size();
         planned.push(Planned { name: &flat.name, size, groups: mesh.size() / size });
     }
     planned.retain(|dimension| dimension.size > 1);
     let look = || {
         save.as_deref().map_or(Ok(()), record::check_place)?;
-        let record = compare.as_deref().map(record::read).transpose()?;
-        if let Some(record) = &record {
-            let device_type = team.world().device_type();
-            check_fits(record, device_type, options, &mesh.describe(), &planned)?;
-        }
-        Ok(record)
+        let Some(file) = compare else { return Ok(None) };
+        let record = record::read(file)?;
+        check_fits(&record, file, team.world().device_type(), options, &mesh.describe(), &planned)?;
+        Ok(Some(record))
     };
     let looked: Result<Option<Record>, String> = if team.rank() == 0 { look() } else { Ok(None) };
     let wrong = looked.as_ref().err().cloned().unwrap_or_default();

@@ -8,6 +8,7 @@ use devicemesh::printable::printable;
 
 use super::exit_code::{NOT_MADE, TIMED_OUT};
 use super::options::Options;
+use super::progress::CLEAR;
 use super::report;
 use super::team::Clock;
 use crate::stdio::{print, say};
@@ -65,7 +66,7 @@ fn may_miss_rank_0(error: &Error) -> bool {
 /// Reports an error that ends the check.
 fn tell(json: bool, status: &str, message: &str) {
     // On a terminal the current line may hold the progress, so it is cleared.
-    let clear = if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" };
+    let clear = if io::IsTerminal::is_terminal(&io::stderr()) { CLEAR } else { "" };
     say(&format!("{clear}devicemesh check: {}", printable(message)));
     if json {
         let _ = print(report::failure(status, message) + "\n");

@@ -11,7 +11,7 @@ use super::measure::{Timed, gbps};
 use super::meetings;
 use super::notes::Notes;
 use super::report::{Pair, PairEvidence, Pairs, SlowHost, SlowPair, SlowRank};
-use super::slow::{Rule, median};
+use super::slow::{Rule, batch_medians, median};
 
 /// A pair of a culprit is named beside the culprit if it takes at least this many times as long as
 /// the culprit's other slow pairs.
@@ -89,9 +89,7 @@ impl Kind<'_> {
     fn summaries(&self, of: usize) -> Vec<Pairs> {
         let summary = |size: usize| {
             let slowest = self.pairs.iter().max_by(|a, b| self.seconds(a, size).total_cmp(&self.seconds(b, size)))?;
-            let (bytes, batches) = (slowest.timed[size].bytes, self.batches(size));
-            let count = batches.iter().map(|batches| batches.len()).min().unwrap_or(0);
-            let batch_seconds = (0..count).map(|batch| median(batches.iter().map(|times| times[batch]).collect()));
+            let bytes = slowest.timed[size].bytes;
             let seconds = median(self.pairs.iter().map(|pair| self.seconds(pair, size)).collect());
             let slowest_seconds = self.seconds(slowest, size);
             Some(Pairs {
@@ -102,7 +100,7 @@ impl Kind<'_> {
                 iterations: self.iterations(size),
                 seconds,
                 gbps: gbps(bytes, seconds),
-                batch_seconds: batch_seconds.collect(),
+                batch_seconds: batch_medians(&self.batches(size)),
                 slowest: Pair {
                     ranks: slowest.ranks,
                     hosts: slowest.ranks.map(|rank| self.host(rank)),

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const ROUNDS: usize = 63;
 
 /// The world ranks of each host in ascending order, by name.
-type ByHost<'a> = BTreeMap<&'a str, Vec<usize>>;
+pub type ByHost<'a> = BTreeMap<&'a str, Vec<usize>>;
 
 /// The rank that `me` meets in each round. `None` where it meets nobody.
 pub fn meetings(hosts: &[String], me: usize) -> Vec<Option<usize>> {
@@ -46,7 +46,8 @@ pub fn pairs(hosts: &[String]) -> (usize, usize) {
     (within, between)
 }
 
-fn by_host(hosts: &[String]) -> ByHost<'_> {
+/// Sorts the ranks by their hosts. `hosts` has the host of each rank.
+pub fn by_host(hosts: &[String]) -> ByHost<'_> {
     let mut by_host = ByHost::new();
     for (rank, host) in hosts.iter().enumerate() {
         by_host.entry(host).or_default().push(rank);

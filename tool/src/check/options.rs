@@ -107,7 +107,7 @@ pub struct Sizes(pub Vec<usize>);
 #[derive(Debug, Clone)]
 pub struct Flatten {
     /// The names of the others.
-    pub dims: Vec<String>,
+    dims: Vec<String>,
     /// Its own name.
     pub name: String,
 }
@@ -161,6 +161,13 @@ impl Shape {
             });
         };
         Ok(sizes.iter().map(|size| size.unwrap_or(world / known)).collect())
+    }
+}
+
+impl Flatten {
+    /// The names of the others, as a mesh takes them.
+    pub fn dims(&self) -> Vec<&str> {
+        self.dims.iter().map(String::as_str).collect()
     }
 }
 

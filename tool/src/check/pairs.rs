@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::{Schedule, Timed};
 use super::operation::{Call, Collective};
-use super::team::Exchange;
+use super::team::{Exchange, decode, encode};
 use super::verify::Bench;
 
 /// About how long a batch takes at most, in seconds. A batch of one call may take longer.
@@ -131,14 +131,13 @@ fn first_meeting(bench: &Bench<'_>, peer: usize, counts: &[usize], most: u32) ->
         }
         mine.push(quickest);
     }
-    let encoded: Vec<u8> = mine.iter().flat_map(|seconds| seconds.to_le_bytes()).collect();
+    let encoded = encode(&mine);
     bench.send.write(0, &encoded)?;
     swap(bench, peer, encoded.len().div_ceil(bench.kind.bytes()), 1)?;
     let mut theirs = vec![0; encoded.len()];
     bench.recv.read(0, &mut theirs)?;
-    let theirs = theirs.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap_or_default()));
     let mut cost = 0.0;
-    let timed = mine.iter().zip(theirs).zip(counts).map(|((mine, theirs), count)| {
+    let timed = mine.iter().zip(decode(&theirs)).zip(counts).map(|((mine, theirs), count)| {
         let seconds = mine.max(theirs).max(1e-9);
         let iterations = ((BATCH / seconds) as u32).clamp(1, most);
         cost += seconds * f64::from(iterations);

@@ -11,7 +11,7 @@ use signal_hook::low_level::emulate_default_handler;
 use crate::run::is_ignored;
 
 /// Empties the line of a terminal.
-const CLEAR: &str = "\r\x1b[K";
+pub const CLEAR: &str = "\r\x1b[K";
 
 /// The progress of a check.
 pub struct Progress {

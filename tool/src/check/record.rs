@@ -3,8 +3,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use devicemesh::logging::utc;
 use serde::Deserialize;
 
 use super::report::{Report, SCHEMA};
@@ -147,31 +148,23 @@ fn cannot(file: &Path, error: &std::io::Error) -> String {
 
 /// The time now, as "2026-11-23T10:15:00Z".
 pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date(seconds)
+    date(SystemTime::now())
 }
 
-/// The date of a Unix time. The days are counted from 1 March of the year 0, so that leap days end
-/// years, as in Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
-fn date(seconds: u64) -> String {
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+/// The time in whole seconds.
+fn date(time: SystemTime) -> String {
+    format!("{}Z", utc(time).split('.').next().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::date;
 
     #[test]
     fn dates_are_those_of_the_calendar() {
+        let date = |seconds| date(UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(date(0), "1970-01-01T00:00:00Z");
         assert_eq!(date(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(date(1_795_392_000 + 3661), "2026-11-23T01:01:01Z");

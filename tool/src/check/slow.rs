@@ -83,6 +83,12 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// The median of each batch, from the seconds of each group or pair by batch.
+pub fn batch_medians(peers: &[&[f64]]) -> Vec<f64> {
+    let batches = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
+    (0..batches).map(|batch| median(peers.iter().map(|batches| batches[batch]).collect())).collect()
+}
+
 /// The ranks in which slow groups cross: those that are in a slow group along every dimension that
 /// has slow groups. There is none where fewer than two dimensions have slow groups.
 pub fn crossing(groups: &[Vec<Vec<i32>>]) -> Vec<i32> {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::compare::{row_name, uncounted_text};
-use super::report::{Comparison, Dimension, Report, Uncounted};
+use super::report::{Comparison, Dimension, Measurement, Report, Uncounted};
 use super::words::{TINY, bytes, gbps, time};
 use crate::columns::Columns;
 use crate::style::Style;
+use crate::words::count;
 
 /// The heads of the columns. The table has the last column only with `--compare`, and is then 60
 /// characters wide, or a few more where a link is slow.
@@ -28,8 +29,7 @@ pub fn table(report: &Report, style: Style) -> String {
     let mut out = format!("\n{}\n{}\n", style.dim(about), style.dim(columns.line(heads).trim_end()));
     for (Dimension { name, size, groups, .. }, rows) in report.dimensions.iter().zip(&rows) {
         if !rows.is_empty() {
-            let noun = if *groups == 1 { "group" } else { "groups" };
-            out += &format!("{}: {groups} {noun} of {size} ranks\n", style.bold(name));
+            out += &format!("{}: {} of {size} ranks\n", style.bold(name), count(*groups, "group"));
         }
         for row in rows {
             out += &format!("{}\n", columns.line(row).trim_end());
@@ -62,8 +62,7 @@ fn footnote(comparison: &Comparison, report: &Report) -> Option<String> {
 /// The rows of a dimension.
 fn rows(dimension: &Dimension, report: &Report) -> Vec<Vec<String>> {
     let Dimension { name, size, groups, measurements, .. } = dimension;
-    let row = |at: usize| {
-        let row = &measurements[at];
+    let row = |row: &Measurement| {
         let bandwidth = |value: f64| if row.bytes < TINY { "-".to_owned() } else { gbps(value) };
         let mut cells = vec![
             format!("  {}", row.collective),
@@ -82,5 +81,5 @@ fn rows(dimension: &Dimension, report: &Report) -> Vec<Vec<String>> {
         }
         cells
     };
-    (0..measurements.len()).map(row).collect()
+    measurements.iter().map(row).collect()
 }

@@ -9,7 +9,7 @@ use super::verify::Wrong;
 use super::words::{TINY, bytes, gbps, listed, members, runs, time};
 use crate::style::{Style, When};
 use crate::terminal;
-use crate::words::{listed as first_of, listed_with};
+use crate::words::{count, listed as first_of, listed_with};
 
 /// The name of the kind of pairs whose ranks are on two hosts, in the report.
 const BETWEEN: &str = "between hosts";
@@ -55,11 +55,10 @@ fn head(report: &Report, style: Style) -> String {
     let machines = shared_machines(&report.hosts);
     let is_one_machine = machines.iter().any(|shared| shared.len() == hosts);
     let mut out = format!(
-        "{}\n{} rank{} on {hosts} host{}{}, {}; {}, NCCL {}; {}\n",
+        "{}\n{} on {}{}, {}; {}, NCCL {}; {}\n",
         style.bold(&report.mesh),
-        report.world_size,
-        if report.world_size == 1 { "" } else { "s" },
-        if hosts == 1 { "" } else { "s" },
+        count(report.world_size, "rank"),
+        count(hosts, "host"),
         if is_one_machine { " of one machine" } else { "" },
         started(&report.launcher),
         report.library,
@@ -283,8 +282,7 @@ fn compared(comparison: &Comparison) -> String {
     }
     for (rows, whose) in [(only_now, "not in the record"), (only_then, "only in the record")] {
         if !rows.is_empty() {
-            let noun = if rows.len() == 1 { "row" } else { "rows" };
-            out += &format!("  not compared: {} {noun}, {whose}: {}\n", rows.len(), listed(rows));
+            out += &format!("  not compared: {}, {whose}: {}\n", count(rows.len(), "row"), listed(rows));
         }
     }
     out

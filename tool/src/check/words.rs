@@ -1,25 +1,15 @@
 //! Numbers and ranks as the report writes them.
 
-use crate::words::listed_with;
+use crate::words::{listed_with, ranges};
 
 /// The most ranks of a group that are listed.
 const MEMBERS: usize = 8;
 
 /// The ranks of a host, which are in ascending order: "ranks 0-3, 8".
 pub fn runs(ranks: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &rank in ranks {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => runs.push((rank, rank)),
-        }
-    }
-    let text = |(first, last): &(usize, usize)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let listed = listed_with(runs.iter().map(text), MEMBERS, ", ", |_| format!(", ... {} ranks", ranks.len()));
+    let ranges = ranges(ranks.iter().copied());
+    let listed = listed_with(ranges, MEMBERS, ", ", |_| format!(", ... {} ranks", ranks.len()));
     format!("{noun} {listed}")
 }
 
