@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Status};
 use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
-use crate::wait::{Deadline, Nearing, Wait};
+use crate::wait::{Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
@@ -293,7 +293,7 @@ impl Round {
         match &verdict.reason {
             Reason::Departed { mesh } => mesh != self.mesh(),
             Reason::Aborted { mesh } if mesh != self.mesh() => {
-                let wait = wait.with_deadline(Deadline::after(LEAST_ASK.max(wait.deadline.left())));
+                let wait = wait.with_deadline(wait.deadline.at_least(LEAST_ASK));
                 // This rank's own note was written before this call began.
                 departures::read(&*self.membership.store, mesh, &wait)
                     .is_ok_and(|ended| ended.contains(&self.my_rank()))
