@@ -70,6 +70,16 @@ impl Membership {
         lost.into_iter().map(|process| process.rank).collect()
     }
 
+    /// Whether this is a rank of the scope, and not this rank itself.
+    fn is_other(&self, rank: i32) -> bool {
+        rank != self.members.rank(self.me) && self.members.position(rank).is_some()
+    }
+
+    /// Returns the other ranks of the scope that are known to be lost, in ascending order.
+    pub(super) fn lost_others(&self) -> Vec<i32> {
+        self.lost(|rank| self.is_other(rank)).into_iter().collect()
+    }
+
     fn is_loss_of(&self, process: Incarnation, is_missed: impl Fn(i32) -> bool) -> bool {
         self.tickets.are_of(process) && is_missed(process.rank)
     }
@@ -203,7 +213,7 @@ impl Round {
 
     /// Returns the ranks of the scope that are known to be lost, in ascending order.
     pub(super) fn lost(&self) -> Vec<i32> {
-        self.membership.lost(|rank| self.is_other(rank)).into_iter().collect()
+        self.membership.lost_others()
     }
 
     /// Returns the error of a call in which ranks were lost that had not come.
@@ -304,6 +314,6 @@ impl Round {
 
     /// Whether this is a rank of the scope, and not this rank itself.
     pub(super) fn is_other(&self, rank: i32) -> bool {
-        rank != self.my_rank() && self.membership.members.position(rank).is_some()
+        self.membership.is_other(rank)
     }
 }
