@@ -122,8 +122,8 @@ impl Transfers {
     }
 
     /// The length of each message, in the order in which they were begun, once all have ended.
-    pub(crate) fn lengths(&mut self) -> Vec<usize> {
-        self.list.iter_mut().map(|transfer| transfer.test().ok().flatten().unwrap_or(0)).collect()
+    pub(crate) fn lengths(&mut self) -> impl Iterator<Item = usize> {
+        self.list.iter_mut().map(|transfer| transfer.test().ok().flatten().unwrap_or(0))
     }
 
     /// Forgets the messages, and cancels those that have not ended.

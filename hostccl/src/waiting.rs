@@ -65,15 +65,6 @@ impl Comm {
         (changed.elapsed() < NOTED).then(|| *changed + left)
     }
 
-    /// Notes which seats wait for others, so that a later call knows which of them still wait.
-    pub(crate) fn look_who_waits(&self, blocker: Blocker) {
-        if self.span.is_some() {
-            for seat in self.missing_seats(blocker) {
-                self.seat_waits(seat);
-            }
-        }
-    }
-
     /// Returns when the time of the ranks for which this rank waits is up, if all of them wait
     /// themselves. The reports of ranks on other hosts must not be older than `within`.
     pub(crate) fn others_wait_until(&self, blocker: Blocker, within: Duration) -> Option<Instant> {
@@ -81,8 +72,9 @@ impl Comm {
             let state = self.remote.as_ref()?.lock();
             return state.waits.get(&rank).filter(|waits| waits.said.elapsed() <= within).map(|waits| waits.until);
         }
-        let until: Option<Vec<Instant>> =
+        // This looks at every seat, so that a later call knows which of them still wait.
+        let until: Vec<Option<Instant>> =
             self.missing_seats(blocker).into_iter().map(|seat| self.seat_waits_until(seat)).collect();
-        until?.into_iter().max()
+        until.into_iter().collect::<Option<Vec<Instant>>>()?.into_iter().max()
     }
 }

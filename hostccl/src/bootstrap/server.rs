@@ -281,16 +281,12 @@ impl Server {
             return;
         }
         self.no_files_since = None;
-        let waiting = self.meetings.iter().filter(|(_, (_, meeting))| meeting.is_open());
-        let numbers: Vec<u64> = waiting.map(|(number, _)| *number).collect();
-        for number in numbers {
-            if let Some((_, meeting)) = self.meetings.get_mut(&number) {
-                let pid = std::process::id();
-                let message =
-                    format!("the maker of the unique id (pid {pid}) cannot accept connections of further ranks: {why}");
-                meeting.fail(Error::new(ncclSystemError, message));
-            }
-            self.send_messages(number);
+        let pid = std::process::id();
+        let message =
+            format!("the maker of the unique id (pid {pid}) cannot accept connections of further ranks: {why}");
+        // The next tick, which follows at once, tells the ranks.
+        for (_, meeting) in self.meetings.values_mut().filter(|(_, meeting)| meeting.is_open()) {
+            meeting.fail(Error::new(ncclSystemError, message.clone()));
         }
     }
 

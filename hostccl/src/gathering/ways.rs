@@ -74,7 +74,7 @@ impl Records {
         // The transfers are dropped before the memory, which `self` keeps.
         let mut sends = Transfers::new(&comm, descriptor);
         let mut receive = Transfers::new(&comm, descriptor);
-        let (mut have, mut sent_to, mut got_from) = (1, vec![host], vec![host]);
+        let mut have = 1;
         while have < hosts {
             // In the last round, a host may need only some of the records that its partner has.
             let count = have.min(hosts - have);
@@ -97,10 +97,8 @@ impl Records {
             // SAFETY: nobody changes these records until the sends have ended.
             unsafe { sends.send(span.hosts[next][0], STREAM, self.at(), length) };
             wait(|| receive.poll()).await?;
-            let bytes = receive.lengths()[0];
+            let bytes = receive.lengths().next().unwrap_or(0);
             receive.clear();
-            sent_to.push(next);
-            got_from.push(back);
             if self.is_of_direct_exchange(bytes) {
                 self.starts[back] = self.end;
                 self.check(back, bytes, head.number)?;
@@ -112,12 +110,13 @@ impl Records {
                 wait(|| sends.poll()).await?;
                 // SAFETY: the sends have ended, and there is room for a head.
                 unsafe { self.at().cast::<Head>().write_unaligned(head) };
-                let rest = |except: Vec<usize>| (0..hosts).filter(|host| !except.contains(host)).collect::<Vec<_>>();
+                // The rounds so far were those of 1, 2, 4 ... `have` places.
+                let rest = || (1..hosts).filter(|places| *places > have || !places.is_power_of_two());
+                let from: Vec<usize> = rest().map(|places| (host + hosts - places) % hosts).collect();
                 let base = ring_bytes(span);
-                let (to, from) = (rest(sent_to), rest(got_from));
                 from.iter().for_each(|host| self.starts[*host] = base + host * self.pitch);
                 let own = (0, HEAD_BYTES + head.bytes as usize);
-                let outgoing: Vec<_> = to.into_iter().map(|host| (host, own)).collect();
+                let outgoing: Vec<_> = rest().map(|places| ((host + places) % hosts, own)).collect();
                 return self.swap(descriptor, head.number, &outgoing, &from).await;
             }
             self.append(bytes, have, count, head.number).map_err(|wrong| self.malformed(back, &wrong))?;

@@ -88,11 +88,10 @@ impl Small {
         if in_slots > room || !is_quick || contribution > MOST_CONTRIBUTION {
             return None;
         }
+        let most_shares = (0..hosts).map(|from| small.shares(call, comm, from)).max().unwrap_or(0);
         let longest = |small: &Small| {
-            // All other hosts may get the same payload.
-            let receivers = if small.parcels == Parcels::Same { 1 } else { hosts };
-            let pairs = (0..hosts).flat_map(|from| (0..receivers).map(move |to| (from, to)));
-            pairs.map(|(from, to)| small.payload(call, comm, from, to)).max().unwrap_or(0)
+            let longest_share = (0..hosts).map(|to| small.share(call, comm, to)).max().unwrap_or(0);
+            longest_share * most_shares
         };
         let in_ring = longest(&small);
         if in_ring <= most_payload(hosts, false).min(if hosts > MOST_DIRECT { usize::MAX } else { MOST_IN_RING }) {
@@ -130,10 +129,16 @@ impl Small {
         }
     }
 
+    /// How many shares a payload of that host has: one for each rank that contributes, or one for
+    /// all of them where the host reduces them.
+    fn shares(&self, call: &Call, comm: &Comm, from: usize) -> usize {
+        let givers = span_of(comm).hosts[from].iter().filter(|rank| Small::gives(call, **rank)).count();
+        if self.reduces { givers.min(1) } else { givers }
+    }
+
     /// The length in bytes of the payload that one host has for another one, or for itself.
     pub(super) fn payload(&self, call: &Call, comm: &Comm, from: usize, to: usize) -> usize {
-        let givers = span_of(comm).hosts[from].iter().filter(|rank| Small::gives(call, **rank)).count();
-        self.share(call, comm, to) * if self.reduces { givers.min(1) } else { givers }
+        self.share(call, comm, to) * self.shares(call, comm, from)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Status};
 use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
-use crate::wait::{Deadline, Nearing, Wait};
+use crate::wait::{Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
@@ -103,6 +103,16 @@ impl Membership {
     pub(super) fn lost(&self, is_missed: impl Fn(i32) -> bool) -> BTreeSet<i32> {
         let lost = self.losses.all(|process| self.is_loss_of(process, &is_missed));
         lost.into_iter().map(|process| process.rank).collect()
+    }
+
+    /// Whether this is a rank of the scope, and not this rank itself.
+    fn is_other(&self, rank: i32) -> bool {
+        rank != self.members.rank(self.me) && self.members.position(rank).is_some()
+    }
+
+    /// Returns the other ranks of the scope that are known to be lost, in ascending order.
+    pub(super) fn lost_others(&self) -> Vec<i32> {
+        self.lost(|rank| self.is_other(rank)).into_iter().collect()
     }
 
     fn is_loss_of(&self, process: Incarnation, is_missed: impl Fn(i32) -> bool) -> bool {
@@ -232,7 +242,7 @@ impl Round {
 
     /// Returns the ranks of the scope that are known to be lost, in ascending order.
     pub(super) fn lost(&self) -> Vec<i32> {
-        self.membership.lost(|rank| self.is_other(rank)).into_iter().collect()
+        self.membership.lost_others()
     }
 
     /// Returns the error of a call in which ranks were lost that had not come.
@@ -322,7 +332,7 @@ impl Round {
         match &verdict.reason {
             Reason::Departed { mesh } => mesh != self.mesh(),
             Reason::Aborted { mesh } if mesh != self.mesh() => {
-                let wait = wait.with_deadline(Deadline::after(LEAST_ASK.max(wait.deadline.left())));
+                let wait = wait.with_deadline(wait.deadline.at_least(LEAST_ASK));
                 // This rank's own note was written before this call began.
                 departures::read(&*self.membership.store, mesh, &wait)
                     .is_ok_and(|ended| ended.contains(&self.my_rank()))
@@ -333,6 +343,6 @@ impl Round {
 
     /// Whether this is a rank of the scope, and not this rank itself.
     pub(super) fn is_other(&self, rank: i32) -> bool {
-        rank != self.my_rank() && self.membership.members.position(rank).is_some()
+        self.membership.is_other(rank)
     }
 }

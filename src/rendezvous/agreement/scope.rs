@@ -195,9 +195,7 @@ impl Scope {
 
     /// Returns the other ranks of the scope that are known to be lost, in ascending order.
     pub(in crate::rendezvous) fn lost_ranks(&self) -> Vec<i32> {
-        let Membership { members, me, .. } = &*self.membership;
-        let me = members.rank(*me);
-        self.membership.lost(|rank| rank != me && members.position(rank).is_some()).into_iter().collect()
+        self.membership.lost_others()
     }
 
     /// Returns how many calls of the scope this rank has begun.
