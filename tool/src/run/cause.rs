@@ -1,6 +1,8 @@
 //! The ways in which ranks end, and the causes for which a job ends.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -38,14 +40,6 @@ impl Ended {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }
 
-    /// The exit code that a shell would give for it.
-    pub fn code(&self) -> u8 {
-        match self.how {
-            How::Exited(code) => code as u8,
-            How::Signalled(signal) => 128 + signal as u8,
-        }
-    }
-
     /// How it ended, as "was killed by signal 6 (SIGABRT) (core dumped)".
     pub fn manner(&self) -> String {
         format!("{}{}", self.how, self.core())
@@ -54,6 +48,23 @@ impl Ended {
     /// The words for a core dump, behind the signal's name.
     pub fn core(&self) -> &'static str {
         if self.has_dumped_core { " (core dumped)" } else { "" }
+    }
+}
+
+impl How {
+    /// The exit code that a shell would give for it.
+    pub fn code(self) -> u8 {
+        match self {
+            How::Exited(code) => code as u8,
+            How::Signalled(signal) => 128 + signal as u8,
+        }
+    }
+}
+
+impl From<ExitStatus> for How {
+    fn from(status: ExitStatus) -> How {
+        // A process that has ended has one of the two.
+        status.signal().map_or_else(|| How::Exited(status.code().unwrap_or(1)), How::Signalled)
     }
 }
 
@@ -154,7 +165,7 @@ impl Cause {
     pub fn code(&self) -> u8 {
         match self {
             Cause::Done => 0,
-            Cause::Rank { ended, .. } => ended.code(),
+            Cause::Rank { ended, .. } => ended.how.code(),
             Cause::Start { code, .. } => *code,
             Cause::Signal { signal, .. } => 128 + *signal as u8,
             Cause::Timeout { .. } => TIMED_OUT,

@@ -128,7 +128,7 @@ impl Job<'_> {
                     };
                     self.report(&ended, host.as_deref(), &output, &reason, log.as_deref());
                 }
-                ended.code()
+                ended.how.code()
             }
             Some(cause) => {
                 if tells && has_more && !matches!(cause, Cause::Done) && self.lost_node(&cause).is_none() {
