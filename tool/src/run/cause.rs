@@ -40,9 +40,10 @@ impl Ended {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }
 
-    /// How it ended, as "was killed by signal 6 (SIGABRT) (core dumped)".
-    pub fn manner(&self) -> String {
-        format!("{}{}", self.how, self.core())
+    /// What happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core dumped)".
+    /// `on_host` is " on beta", or it is empty.
+    pub fn told(&self, on_host: &str) -> String {
+        format!("rank {} (pid {}){on_host} {}{}", self.rank, self.pid, self.how, self.core())
     }
 
     /// The words for a core dump, behind the signal's name.
@@ -65,12 +66,6 @@ impl From<ExitStatus> for How {
     fn from(status: ExitStatus) -> How {
         // A process that has ended has one of the two.
         status.signal().map_or_else(|| How::Exited(status.code().unwrap_or(1)), How::Signalled)
-    }
-}
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.manner())
     }
 }
 
@@ -189,9 +184,9 @@ impl fmt::Display for Cause {
         let reporter = |node: &Option<String>| node.as_ref().map_or(String::new(), |node| format!("{node}: "));
         match self {
             Cause::Done => f.write_str("all ranks ended well"),
-            Cause::Rank { ended, host: None, .. } => ended.fmt(f),
-            Cause::Rank { ended, host: Some(host), .. } => {
-                write!(f, "rank {} (pid {}) on {host} {}", ended.rank, ended.pid, ended.manner())
+            Cause::Rank { ended, host, .. } => {
+                let on_host = host.as_ref().map_or(String::new(), |host| format!(" on {host}"));
+                f.write_str(&ended.told(&on_host))
             }
             Cause::Output { message, node } => {
                 write!(f, "{}{message}; some of the ranks' output is lost", reporter(node))
@@ -224,11 +219,11 @@ mod tests {
     #[test]
     fn a_core_dump_is_told() {
         let mut ended = Ended { rank: 1, pid: 7, how: How::Signalled(6), has_dumped_core: true };
-        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT) (core dumped)");
+        assert_eq!(ended.told(""), "rank 1 (pid 7) was killed by signal 6 (SIGABRT) (core dumped)");
         ended.has_dumped_core = false;
-        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT)");
+        assert_eq!(ended.told(""), "rank 1 (pid 7) was killed by signal 6 (SIGABRT)");
         // Tools of other versions say nothing of core dumps.
         let other: Ended = serde_json::from_str(r#"{"rank":1,"pid":7,"how":{"signalled":6}}"#).unwrap();
-        assert_eq!(other.to_string(), ended.to_string());
+        assert_eq!(other.told(""), ended.told(""));
     }
 }

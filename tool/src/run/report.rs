@@ -98,7 +98,9 @@ impl Job<'_> {
         };
         let mut later = self.ranks.as_ref().map(|ranks| ranks.failed_after(first)).unwrap_or_default();
         later.retain(|ended| !self.is_told(ended.how));
-        let mut lines: Vec<String> = later.iter().take(NAMED).map(|ended| self.afterwards(ended)).collect();
+        let on_host = self.on_host();
+        let afterwards = |ended: &&Ended| format!("afterwards {}", ended.told(&on_host));
+        let mut lines: Vec<String> = later.iter().take(NAMED).map(afterwards).collect();
         if later.len() > NAMED {
             lines.push(format!("and {} more ranks", later.len() - NAMED));
         }
@@ -145,11 +147,6 @@ impl Job<'_> {
             None if code == 0 && self.output.loss().is_some() => 1,
             _ => code,
         }
-    }
-
-    /// The line about a rank that failed after the first one.
-    fn afterwards(&self, ended: &Ended) -> String {
-        format!("afterwards rank {} (pid {}){} {}", ended.rank, ended.pid, self.on_host(), ended.manner())
     }
 
     /// The host of this node's ranks for messages, where one terminal shows all hosts.
