@@ -215,13 +215,9 @@ impl Job<'_> {
             }
             Order::End { lost: Some(number) } => {
                 self.is_ended_by_starter = true;
-                let hosts = self.options.hosts.agent.as_ref().map(|share| &share.hosts);
-                let host = hosts.and_then(|hosts| hosts.get(number as usize)).map_or("", String::as_str);
-                self.end_everywhere(Cause::Gone {
-                    node: format!("node {number} ({host})"),
-                    number: Some(number),
-                    is_killed: false,
-                });
+                let share = self.options.hosts.agent.as_ref();
+                let node = share.map_or(String::new(), |share| share.name_of(number));
+                self.end_everywhere(Cause::Gone { node, number: Some(number), is_killed: false });
             }
             Order::StarterGone(host) => {
                 // The connection also ends when the front of this node is killed.
