@@ -185,7 +185,6 @@ impl Starter<'_> {
             return self.losses.hold(gone, text);
         }
         self.losses.own(gone);
-        self.nodes[gone].ends_by = None;
         if self.losses.tell(gone) && self.code.is_none() {
             self.say_loss(&text);
         }
@@ -195,7 +194,7 @@ impl Starter<'_> {
     /// reason from now on, without its end. If not, the job has lost one more host, as when a
     /// network fails.
     fn say_loss(&mut self, text: &str) {
-        if self.reason.is_some() || self.teller.is_some() {
+        if self.reason.is_some() {
             return self.say_later_loss(without_end(text));
         }
         let reason = self.style.wrong(&printable(without_end(text)));
@@ -237,9 +236,8 @@ impl Starter<'_> {
     fn lose(&mut self, index: usize, text: String) {
         self.nodes[index].state = State::Lost;
         let is_new = self.losses.tell(index);
-        let has_reason = self.reason.is_some() || self.teller.is_some();
         match is_new {
-            true if has_reason => self.say_later_loss(&text),
+            true if self.reason.is_some() => self.say_later_loss(&text),
             true => self.give_reason(&printable(&text)),
             false => {}
         }

@@ -54,8 +54,8 @@ pub struct Starter<'a> {
     pub reason: Option<String>,
     /// Whether other lines followed the reason.
     pub is_reason_above: bool,
-    /// The first node that has said why the job ends. The loss of a host after that is not the
-    /// reason.
+    /// The first node that has said why the job ends, which is then the reason. The loss of a host
+    /// after that is not the reason.
     pub teller: Option<usize>,
     /// The messages of nodes that were passed on, because several nodes may send one message.
     pub passed_on: HashSet<String>,
