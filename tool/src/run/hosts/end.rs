@@ -219,16 +219,14 @@ impl Starter<'_> {
             return;
         };
         let (hosts, left) = (self.names(may_run), span(end - now));
-        self.say(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
-        self.is_reason_above |= self.reason.is_some();
+        self.say_more(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
     }
 
     /// Says that a host is lost while the job ends for another reason. Only the first losses are
     /// said, because a network that fails may take hundreds of hosts with it.
     fn say_later_loss(&mut self, text: &str) {
         if self.losses.count() <= LISTED {
-            self.say(&format!("afterwards {text}"));
-            self.is_reason_above = true;
+            self.say_more(&format!("afterwards {text}"));
         }
     }
 
@@ -319,8 +317,7 @@ impl Starter<'_> {
                 self.end(cause.code());
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
-                    self.is_reason_above |= self.reason.is_some();
-                    self.say("closed the connections to the hosts; what still runs there is killed within 5 s");
+                    self.say_more("closed the connections to the hosts; what still runs there is killed within 5 s");
                 }
                 self.code.get_or_insert(cause.code());
                 self.kill_all();

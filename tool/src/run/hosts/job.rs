@@ -72,6 +72,13 @@ impl Starter<'_> {
         say(&format!("devicemesh run: {}", printable(text)));
     }
 
+    /// Says something that is not the reason for the end. If it stands below the reason, the starter
+    /// repeats the reason at the end.
+    pub fn say_more(&mut self, text: &str) {
+        self.say(text);
+        self.is_reason_above |= self.reason.is_some();
+    }
+
     /// The names of some hosts, for messages.
     pub fn names(&self, wanted: impl Fn(&Node) -> bool) -> String {
         listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::name), LISTED)

@@ -190,10 +190,9 @@ impl Starter<'_> {
         if self.limit.is_some_and(|limit| now >= limit) {
             let late = self.names(|node| node.process.is_some());
             if !late.is_empty() {
-                self.say(&format!(
+                self.say_more(&format!(
                     "{late} did not end in time, so the connection is closed; look there for ranks that still run"
                 ));
-                self.is_reason_above |= self.reason.is_some();
             }
             self.kill_all();
         }
