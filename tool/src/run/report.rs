@@ -35,15 +35,17 @@ impl Job<'_> {
             _ => String::new(),
         };
         let rest = self.end_of_the_others(cause);
-        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
-        if self.control.is_some() && self.lost_node(cause).is_none() {
+        if let Some(node) = self.lost_node(cause) {
+            return say_gone(node, format!("{cause}{rest}"));
+        }
+        if self.control.is_some() {
             say_ending(cause.to_string());
         }
+        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
-        match (self.lost_node(cause), cause) {
-            (Some(node), _) => say_gone(node, format!("{cause}{rest}")),
-            (None, Cause::Signal { signal, .. }) if is_key(*signal) => self.say_after_key(&text),
-            (None, _) => self.say(&text),
+        match cause {
+            Cause::Signal { signal, .. } if is_key(*signal) => self.say_after_key(&text),
+            _ => self.say(&text),
         }
     }
 
