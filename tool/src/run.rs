@@ -42,8 +42,8 @@ use self::binding::Binding;
 use self::cause::Cause;
 use self::guard::Work;
 pub use self::guard::command_line;
+use self::hosts::Control;
 pub use self::hosts::agent;
-use self::hosts::{Control, Share};
 use self::job::{Job, Phase};
 use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
@@ -96,9 +96,9 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
 /// Says that this node has ended because its keeper was killed.
 fn say_killed(options: &Options, killed: &str) {
     match &options.hosts.agent {
-        Some(Share { node, hosts, .. }) => {
-            let name = hosts.get(*node as usize).map_or("", String::as_str);
-            hosts::say_gone(*node, format!("node {node} ({name}): {killed}; all ranks there are ended"));
+        Some(share) => {
+            let name = share.name_of(share.node);
+            hosts::say_gone(share.node, format!("{name}: {killed}; all ranks there are ended"));
         }
         None => say(&format!("devicemesh run: {killed}; all ranks are ended")),
     }

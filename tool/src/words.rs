@@ -1,5 +1,5 @@
-//! The words of messages that several commands share: numbers with their nouns, and the first
-//! values of a long list.
+//! The words of messages that several commands share: numbers with their nouns, the first
+//! values of a long list, and the beginning of a long text.
 
 use std::fmt::Display;
 
@@ -46,9 +46,22 @@ pub fn ranges(numbers: impl IntoIterator<Item = usize>) -> impl Iterator<Item = 
     })
 }
 
+/// The first `most` characters of a text. Where there are more, "..." follows them.
+pub fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{count, listed, listed_with};
+    use super::{count, cut, listed, listed_with};
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!([cut("äöü", 3), cut("äöü", 2), cut("", 0)], ["äöü", "äö...", ""]);
+    }
 
     #[test]
     fn one_thing_is_singular() {

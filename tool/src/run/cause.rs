@@ -1,6 +1,8 @@
 //! The ways in which ranks end, and the causes for which a job ends.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -38,17 +40,10 @@ impl Ended {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }
 
-    /// The exit code that a shell would give for it.
-    pub fn code(&self) -> u8 {
-        match self.how {
-            How::Exited(code) => code as u8,
-            How::Signalled(signal) => 128 + signal as u8,
-        }
-    }
-
-    /// How it ended, as "was killed by signal 6 (SIGABRT) (core dumped)".
-    pub fn manner(&self) -> String {
-        format!("{}{}", self.how, self.core())
+    /// What happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core dumped)".
+    /// `on_host` is " on beta", or it is empty.
+    pub fn told(&self, on_host: &str) -> String {
+        format!("rank {} (pid {}){on_host} {}{}", self.rank, self.pid, self.how, self.core())
     }
 
     /// The words for a core dump, behind the signal's name.
@@ -57,9 +52,20 @@ impl Ended {
     }
 }
 
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.manner())
+impl How {
+    /// The exit code that a shell would give for it.
+    pub fn code(self) -> u8 {
+        match self {
+            How::Exited(code) => code as u8,
+            How::Signalled(signal) => 128 + signal as u8,
+        }
+    }
+}
+
+impl From<ExitStatus> for How {
+    fn from(status: ExitStatus) -> How {
+        // A process that has ended has one of the two.
+        status.signal().map_or_else(|| How::Exited(status.code().unwrap_or(1)), How::Signalled)
     }
 }
 
@@ -154,7 +160,7 @@ impl Cause {
     pub fn code(&self) -> u8 {
         match self {
             Cause::Done => 0,
-            Cause::Rank { ended, .. } => ended.code(),
+            Cause::Rank { ended, .. } => ended.how.code(),
             Cause::Start { code, .. } => *code,
             Cause::Signal { signal, .. } => 128 + *signal as u8,
             Cause::Timeout { .. } => TIMED_OUT,
@@ -178,9 +184,9 @@ impl fmt::Display for Cause {
         let reporter = |node: &Option<String>| node.as_ref().map_or(String::new(), |node| format!("{node}: "));
         match self {
             Cause::Done => f.write_str("all ranks ended well"),
-            Cause::Rank { ended, host: None, .. } => ended.fmt(f),
-            Cause::Rank { ended, host: Some(host), .. } => {
-                write!(f, "rank {} (pid {}) on {host} {}", ended.rank, ended.pid, ended.manner())
+            Cause::Rank { ended, host, .. } => {
+                let on_host = host.as_ref().map_or(String::new(), |host| format!(" on {host}"));
+                f.write_str(&ended.told(&on_host))
             }
             Cause::Output { message, node } => {
                 write!(f, "{}{message}; some of the ranks' output is lost", reporter(node))
@@ -213,11 +219,11 @@ mod tests {
     #[test]
     fn a_core_dump_is_told() {
         let mut ended = Ended { rank: 1, pid: 7, how: How::Signalled(6), has_dumped_core: true };
-        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT) (core dumped)");
+        assert_eq!(ended.told(""), "rank 1 (pid 7) was killed by signal 6 (SIGABRT) (core dumped)");
         ended.has_dumped_core = false;
-        assert_eq!(ended.to_string(), "rank 1 (pid 7) was killed by signal 6 (SIGABRT)");
+        assert_eq!(ended.told(""), "rank 1 (pid 7) was killed by signal 6 (SIGABRT)");
         // Tools of other versions say nothing of core dumps.
         let other: Ended = serde_json::from_str(r#"{"rank":1,"pid":7,"how":{"signalled":6}}"#).unwrap();
-        assert_eq!(other.to_string(), ended.to_string());
+        assert_eq!(other.told(""), ended.told(""));
     }
 }

@@ -128,20 +128,24 @@ impl Job<'_> {
 
     /// Handles a signal by which the user ends the job, or ends it at once.
     fn asked_to_end(&mut self, signal: Signal) {
-        let now = Instant::now();
-        if let Some(first) = self.asked {
-            match is_impatient(first, signal) {
-                true => self.end_at_once(signal),
-                false => self.say_too_early(signal),
+        match self.asked {
+            None => {
+                self.asked = Some(Instant::now());
+                self.end_by(signal);
             }
-            return;
+            Some(first) if is_impatient(first, signal) => self.end_at_once(signal),
+            Some(_) => self.say_too_early(signal),
         }
-        self.asked = Some(now);
+    }
+
+    /// Ends the job with this signal. Where the job ends already, the ranks get the signal, too, and
+    /// no more time than after a signal that begins the end.
+    fn end_by(&mut self, signal: Signal) {
         if self.cause.is_none() {
             return self.end_everywhere(Cause::Signal { signal: signal.as_raw(), node: self.reporter.clone() });
         }
         self.ask_to_end(signal);
-        let latest = now + self.options.ending.grace_period;
+        let latest = Instant::now() + self.options.ending.grace_period;
         match self.phase {
             Phase::Grace(until) => self.phase = Phase::Terminating(latest.min(until + TERM_TO_KILL)),
             Phase::Terminating(until) => self.phase = Phase::Terminating(latest.min(until)),
@@ -206,19 +210,14 @@ impl Job<'_> {
                 // The order is no signal of the user. So it does not count as a second one, and the
                 // user's first signal after it does not, either.
                 if self.asked.is_none() {
-                    self.handle_signal(Signal::TERM.as_raw());
-                    self.asked = None;
+                    self.end_by(Signal::TERM);
                 }
             }
             Order::End { lost: Some(number) } => {
                 self.is_ended_by_starter = true;
-                let hosts = self.options.hosts.agent.as_ref().map(|share| &share.hosts);
-                let host = hosts.and_then(|hosts| hosts.get(number as usize)).map_or("", String::as_str);
-                self.end_everywhere(Cause::Gone {
-                    node: format!("node {number} ({host})"),
-                    number: Some(number),
-                    is_killed: false,
-                });
+                let share = self.options.hosts.agent.as_ref();
+                let node = share.map_or(String::new(), |share| share.name_of(number));
+                self.end_everywhere(Cause::Gone { node, number: Some(number), is_killed: false });
             }
             Order::StarterGone(host) => {
                 // The connection also ends when the front of this node is killed.

@@ -24,7 +24,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 use signal_hook::consts::SIGKILL;
 use signal_hook::low_level::exit;
 
-use super::cause::signal_name;
+use super::cause::How;
 use super::orphans;
 use super::output::copy_terminal;
 use super::signals::Signals;
@@ -108,28 +108,23 @@ impl Work {
     }
 }
 
-/// How the keeper has ended.
-pub enum Ended {
-    /// It exited with that code.
-    Exited(u8),
-    /// A signal ended it.
-    Killed { pid: i32, signal: i32 },
+/// The keeper, which has ended.
+pub struct Ended {
+    pid: i32,
+    how: How,
 }
 
 impl Ended {
     /// The exit code of the tool.
     pub fn code(&self) -> u8 {
-        match self {
-            Ended::Exited(code) => *code,
-            Ended::Killed { signal, .. } => 128 + *signal as u8,
-        }
+        self.how.code()
     }
 
     /// The words for a keeper that was killed. `what` says what the keeper is.
     pub fn told(&self, what: &str) -> Option<String> {
-        let Ended::Killed { pid, signal } = self else { return None };
-        let name = signal_name(*signal);
-        Some(format!("its process {KEEPER} (pid {pid}), {what}, was killed by signal {signal} ({name})"))
+        let Ended { pid, how } = self;
+        let is_killed = matches!(how, How::Signalled(_));
+        is_killed.then(|| format!("its process {KEEPER} (pid {pid}), {what}, {how}"))
     }
 }
 
@@ -176,10 +171,7 @@ fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
         }
     };
     work.end_all();
-    match status.signal() {
-        None => Ended::Exited(status.code().unwrap_or(1) as u8),
-        Some(signal) => Ended::Killed { pid: pid.as_raw_nonzero().get(), signal },
-    }
+    Ended { pid: pid.as_raw_nonzero().get(), how: status.into() }
 }
 
 /// Does not return once the front has ended. The main thread calls this before it takes the end of

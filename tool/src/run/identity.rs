@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
 
-use crate::words::count;
+use crate::words::{count, cut};
 
 /// The most characters of a command that a message quotes.
 const QUOTED: usize = 120;
@@ -72,21 +72,14 @@ impl Identity {
     /// The job for messages: "the job `./train --epochs 3` of user anna (2 nodes)".
     pub fn describe(&self, nodes: u32) -> String {
         let scheduler = self.scheduler.as_ref().map_or(String::new(), |job| format!(", {job}"));
-        format!("the job `{}` of user {} ({}{scheduler})", self.quoted(), self.user, count(nodes, "node"))
+        let command = cut(&shell_line(&self.command), QUOTED);
+        format!("the job `{command}` of user {} ({}{scheduler})", self.user, count(nodes, "node"))
     }
 
     /// How long ago the tool was started, for messages.
     pub fn age(&self) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         span(Duration::from_secs(now.saturating_sub(self.started)))
-    }
-
-    fn quoted(&self) -> String {
-        let whole = shell_line(&self.command);
-        match whole.char_indices().nth(QUOTED) {
-            Some((at, _)) => format!("{}...", &whole[..at]),
-            None => whole,
-        }
     }
 }
 

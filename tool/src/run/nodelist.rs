@@ -7,7 +7,7 @@ const MOST: usize = 65_536;
 pub fn expand(list: &str) -> Result<Vec<String>, String> {
     let broken = || format!("{list:?} is no list of hosts such as alpha,beta or alpha[01-03,07]");
     let mut hosts = Vec::new();
-    for part in split(list).ok_or_else(broken)? {
+    for part in split(list) {
         let mut names = vec![String::new()];
         let mut rest = part;
         while let Some((before, after)) = rest.split_once('[') {
@@ -33,22 +33,16 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
 }
 
 /// Splits a list at the commas that are not in brackets.
-fn split(list: &str) -> Option<Vec<&str>> {
-    let (mut parts, mut begin, mut is_inside) = (Vec::new(), 0, false);
-    for (at, character) in list.char_indices() {
+pub fn split(list: &str) -> impl Iterator<Item = &str> {
+    let mut is_inside = false;
+    list.split(move |character| {
         match character {
-            '[' if is_inside => return None,
             '[' => is_inside = true,
             ']' => is_inside = false,
-            ',' if !is_inside => {
-                parts.push(&list[begin..at]);
-                begin = at + 1;
-            }
             _ => {}
         }
-    }
-    parts.push(&list[begin..]);
-    (!is_inside).then_some(parts)
+        character == ',' && !is_inside
+    })
 }
 
 /// The numbers of `01-03,07`, with their leading zeros.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::words::cut;
+
 /// The largest number of characters of a reason, so that a terminal shows the tool's last line
 /// whole and a pipe takes it in one write.
 const LONGEST: usize = 500;
@@ -74,10 +76,10 @@ impl fmt::Display for Reason {
 pub fn reason(lines: &[String]) -> Option<Reason> {
     let lines: Vec<&str> = lines.iter().map(|line| without_rank(line)).collect();
     if let Some(error) = (0..lines.len()).rev().find_map(|at| error_at(&lines, at)) {
-        return Some(Reason::Error(cut(&error)));
+        return Some(Reason::Error(cut(&error, LONGEST)));
     }
     let last = lines.iter().map(|line| line.trim()).rfind(|line| !line.is_empty() && !is_progress(line));
-    last.map(|line| Reason::LastLine(cut(line)))
+    last.map(|line| Reason::LastLine(cut(line, LONGEST)))
 }
 
 /// A line without the `[rank3]: ` that PyTorch writes before each line of a traceback.
@@ -174,14 +176,6 @@ fn is_progress(line: &str) -> bool {
 fn starts_with_number(text: &str) -> bool {
     let text = text.trim_start_matches([' ', ':', '=', '[', '(', '#', '+', '-', '.']);
     text.starts_with(|first: char| first.is_ascii_digit()) || text.starts_with("nan") || text.starts_with("inf")
-}
-
-/// The text, cut where it is too long.
-fn cut(text: &str) -> String {
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

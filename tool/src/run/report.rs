@@ -35,15 +35,17 @@ impl Job<'_> {
             _ => String::new(),
         };
         let rest = self.end_of_the_others(cause);
-        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
-        if self.control.is_some() && self.lost_node(cause).is_none() {
+        if let Some(node) = self.lost_node(cause) {
+            return say_gone(node, format!("{cause}{rest}"));
+        }
+        if self.control.is_some() {
             say_ending(cause.to_string());
         }
+        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
-        match (self.lost_node(cause), cause) {
-            (Some(node), _) => say_gone(node, format!("{cause}{rest}")),
-            (None, Cause::Signal { signal, .. }) if is_key(*signal) => self.say_after_key(&text),
-            (None, _) => self.say(&text),
+        match cause {
+            Cause::Signal { signal, .. } if is_key(*signal) => self.say_after_key(&text),
+            _ => self.say(&text),
         }
     }
 
@@ -98,7 +100,9 @@ impl Job<'_> {
         };
         let mut later = self.ranks.as_ref().map(|ranks| ranks.failed_after(first)).unwrap_or_default();
         later.retain(|ended| !self.is_told(ended.how));
-        let mut lines: Vec<String> = later.iter().take(NAMED).map(|ended| self.afterwards(ended)).collect();
+        let on_host = self.on_host();
+        let afterwards = |ended: &&Ended| format!("afterwards {}", ended.told(&on_host));
+        let mut lines: Vec<String> = later.iter().take(NAMED).map(afterwards).collect();
         if later.len() > NAMED {
             lines.push(format!("and {} more ranks", later.len() - NAMED));
         }
@@ -128,7 +132,7 @@ impl Job<'_> {
                     };
                     self.report(&ended, host.as_deref(), &output, &reason, log.as_deref());
                 }
-                ended.code()
+                ended.how.code()
             }
             Some(cause) => {
                 if tells && has_more && !matches!(cause, Cause::Done) && self.lost_node(&cause).is_none() {
@@ -145,11 +149,6 @@ impl Job<'_> {
             None if code == 0 && self.output.loss().is_some() => 1,
             _ => code,
         }
-    }
-
-    /// The line about a rank that failed after the first one.
-    fn afterwards(&self, ended: &Ended) -> String {
-        format!("afterwards rank {} (pid {}){} {}", ended.rank, ended.pid, self.on_host(), ended.manner())
     }
 
     /// The host of this node's ranks for messages, where one terminal shows all hosts.

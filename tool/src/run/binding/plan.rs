@@ -91,8 +91,7 @@ fn homes(topology: &Topology, ranks: usize) -> Vec<usize> {
 pub fn usual(topology: &Topology, ranks: usize) -> (Bind, String) {
     let (nodes, cores) = (topology.nodes(), topology.cores.len());
     if ranks > cores {
-        let s = if cores == 1 { "" } else { "s" };
-        return (Bind::Nothing, format!("{ranks} ranks share {cores} core{s}"));
+        return (Bind::Nothing, format!("{ranks} ranks share {}", count(cores, "core")));
     }
     if nodes.len() < 2 {
         return (Bind::Nothing, "the CPUs are all in one NUMA node".to_owned());

@@ -44,15 +44,14 @@ pub struct Control {
 impl Control {
     /// The control of a node that `--hosts` has started. Tells the starter that the node has begun.
     pub fn of(share: Option<&Share>) -> Option<Control> {
-        let Share { starter, node, hosts, .. } = share?.clone();
+        let share = share?;
         Said::Begun.say();
         // ssh ends with one code for a killed node and for a failed connection, so the keeper of a
         // node whose front was killed tells the starter.
-        let name = hosts.get(node as usize).map_or("", String::as_str);
-        let gone = Cause::Gone { node: format!("node {node} ({name})"), number: None, is_killed: true };
-        guard::set_last_word(Said::Gone { node, text: gone.to_string() }.mark().into_bytes());
+        let gone = Cause::Gone { node: share.name_of(share.node), number: None, is_killed: true };
+        guard::set_last_word(Said::Gone { node: share.node, text: gone.to_string() }.mark().into_bytes());
         Some(Control {
-            starter,
+            starter: share.starter.clone(),
             input: stdin(),
             line: Vec::new(),
             is_open: true,

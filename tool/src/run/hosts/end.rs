@@ -2,7 +2,6 @@
 //! a signal.
 
 use std::io::{self, ErrorKind, IsTerminal};
-use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use super::failures::LISTED;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::words::{Word, line};
-use crate::run::cause::{Cause, signal_name};
+use crate::run::cause::{Cause, How};
 use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
@@ -71,12 +70,9 @@ impl Starter<'_> {
         }
         let program =
             if node.planned.is_local { "the agent".into() } else { node.planned.command[0].to_string_lossy() };
-        let how = match (status.code(), status.signal()) {
-            (Some(code), _) => format!("ended with code {code}"),
-            (None, signal) => {
-                let signal = signal.unwrap_or_default();
-                format!("was killed by signal {signal} ({})", signal_name(signal))
-            }
+        let how = match How::from(status) {
+            How::Exited(code) => format!("ended with code {code}"),
+            killed => killed.to_string(),
         };
         let words = process.words();
         let colon = if words.is_empty() { "" } else { ": " };
@@ -189,7 +185,6 @@ impl Starter<'_> {
             return self.losses.hold(gone, text);
         }
         self.losses.own(gone);
-        self.nodes[gone].ends_by = None;
         if self.losses.tell(gone) && self.code.is_none() {
             self.say_loss(&text);
         }
@@ -199,7 +194,7 @@ impl Starter<'_> {
     /// reason from now on, without its end. If not, the job has lost one more host, as when a
     /// network fails.
     fn say_loss(&mut self, text: &str) {
-        if self.reason.is_some() || self.teller.is_some() {
+        if self.reason.is_some() {
             return self.say_later_loss(without_end(text));
         }
         let reason = self.style.wrong(&printable(without_end(text)));
@@ -224,16 +219,14 @@ impl Starter<'_> {
             return;
         };
         let (hosts, left) = (self.names(may_run), span(end - now));
-        self.say(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
-        self.is_reason_above |= self.reason.is_some();
+        self.say_more(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
     }
 
     /// Says that a host is lost while the job ends for another reason. Only the first losses are
     /// said, because a network that fails may take hundreds of hosts with it.
     fn say_later_loss(&mut self, text: &str) {
         if self.losses.count() <= LISTED {
-            self.say(&format!("afterwards {text}"));
-            self.is_reason_above = true;
+            self.say_more(&format!("afterwards {text}"));
         }
     }
 
@@ -241,9 +234,8 @@ impl Starter<'_> {
     fn lose(&mut self, index: usize, text: String) {
         self.nodes[index].state = State::Lost;
         let is_new = self.losses.tell(index);
-        let has_reason = self.reason.is_some() || self.teller.is_some();
         match is_new {
-            true if has_reason => self.say_later_loss(&text),
+            true if self.reason.is_some() => self.say_later_loss(&text),
             true => self.give_reason(&printable(&text)),
             false => {}
         }
@@ -314,20 +306,20 @@ impl Starter<'_> {
             }
             self.asked = Some(Instant::now());
             self.interrupts += 1;
+            let cause = Cause::Signal { signal, node: None };
             let is_ending = self.code.is_some() || self.teller.is_some();
             let is_early = !is_ending && !self.nodes.iter().all(has_started);
             if is_early {
                 if self.failures.until().is_some() {
                     self.say_failures();
                 }
-                self.say(&format!("got signal {signal} ({}) before all hosts had started", signal_name(signal)));
-                self.end(128 + signal as u8);
+                self.say(&format!("{cause} before all hosts had started"));
+                self.end(cause.code());
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
-                    self.is_reason_above |= self.reason.is_some();
-                    self.say("closed the connections to the hosts; what still runs there is killed within 5 s");
+                    self.say_more("closed the connections to the hosts; what still runs there is killed within 5 s");
                 }
-                self.code.get_or_insert(128 + signal as u8);
+                self.code.get_or_insert(cause.code());
                 self.kill_all();
             }
         }

@@ -54,8 +54,8 @@ pub struct Starter<'a> {
     pub reason: Option<String>,
     /// Whether other lines followed the reason.
     pub is_reason_above: bool,
-    /// The first node that has said why the job ends. The loss of a host after that is not the
-    /// reason.
+    /// The first node that has said why the job ends, which is then the reason. The loss of a host
+    /// after that is not the reason.
     pub teller: Option<usize>,
     /// The messages of nodes that were passed on, because several nodes may send one message.
     pub passed_on: HashSet<String>,
@@ -70,6 +70,13 @@ pub fn without_end(message: &str) -> &str {
 impl Starter<'_> {
     pub fn say(&self, text: &str) {
         say(&format!("devicemesh run: {}", printable(text)));
+    }
+
+    /// Says something that is not the reason for the end. If it stands below the reason, the starter
+    /// repeats the reason at the end.
+    pub fn say_more(&mut self, text: &str) {
+        self.say(text);
+        self.is_reason_above |= self.reason.is_some();
     }
 
     /// The names of some hosts, for messages.

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use crate::run::nodelist::expand;
+use crate::run::nodelist::{expand, split};
 
 /// A host that gets one node of the job.
 #[derive(Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl Host {
 /// Reads `alpha,beta:4` or `alpha[01-16]:8`.
 pub fn from_text(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts = Vec::new();
-    for (index, item) in parts(text).into_iter().enumerate() {
+    for (index, item) in split(text).enumerate() {
         if item.trim().is_empty() {
             let number = index + 1;
             return Err(format!(
@@ -48,16 +48,6 @@ pub fn from_text(text: &str) -> Result<Vec<Host>, String> {
         hosts.extend(item_hosts(item)?);
     }
     distinct(hosts)
-}
-
-/// Splits at the commas that are not in brackets.
-fn parts(text: &str) -> Vec<&str> {
-    let mut depth = 0i32;
-    text.split(|character| {
-        depth += i32::from(character == '[') - i32::from(character == ']');
-        character == ',' && depth == 0
-    })
-    .collect()
 }
 
 /// The hosts of `alpha`, `alpha:4`, `alpha[01-16]:4`, `fd77::1` or `[fd77::1]:4`.

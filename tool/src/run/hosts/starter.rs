@@ -149,6 +149,10 @@ impl Starter<'_> {
         if self.code.is_none() && is_loopback(&self.meeting) {
             self.refuse_loopback();
         }
+        // This is called for each piece of the ranks' output, and the rest makes copies for all nodes.
+        if !self.nodes.iter().any(|node| matches!(node.state, State::Ready(_))) {
+            return;
+        }
         let port = match (self.port, &self.nodes[0].state) {
             (Some(port), _) => port,
             (None, State::Ready(port)) => *port,
@@ -156,6 +160,7 @@ impl Starter<'_> {
         };
         self.port = Some(port);
         let hosts: Vec<String> = self.nodes.iter().map(|node| node.name().to_owned()).collect();
+        let arguments = arguments(self.options);
         let id = self.options.meeting.rdzv_id.clone();
         let id = id.unwrap_or_else(|| default_id(&host_name(), guard::visible().as_raw_nonzero().get() as u32));
         for (index, node) in self.nodes.iter_mut().enumerate() {
@@ -163,7 +168,7 @@ impl Starter<'_> {
             let orders = Orders {
                 directory: self.directory.clone(),
                 environment: self.environment.clone(),
-                arguments: arguments(self.options),
+                arguments: arguments.clone(),
                 share: Share {
                     node: index as u32,
                     hosts: hosts.clone(),
@@ -190,10 +195,9 @@ impl Starter<'_> {
         if self.limit.is_some_and(|limit| now >= limit) {
             let late = self.names(|node| node.process.is_some());
             if !late.is_empty() {
-                self.say(&format!(
+                self.say_more(&format!(
                     "{late} did not end in time, so the connection is closed; look there for ranks that still run"
                 ));
-                self.is_reason_above |= self.reason.is_some();
             }
             self.kill_all();
         }

@@ -83,6 +83,11 @@ pub struct Share {
 }
 
 impl Share {
+    /// A node's name for messages: "node 1 (beta)".
+    pub fn name_of(&self, node: u32) -> String {
+        format!("node {node} ({})", self.hosts.get(node as usize).map_or("", String::as_str))
+    }
+
     pub fn read(text: &str) -> Result<Share, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }

@@ -8,6 +8,7 @@ use devicemesh::printable::printable;
 
 use crate::proc::{pids, words};
 use crate::run::identity::shell_line;
+use crate::words::cut;
 
 /// The state of a socket that listens (TCP_LISTEN), as /proc/net/tcp has it.
 const LISTENS: &str = "0A";
@@ -75,10 +76,7 @@ fn held(pid: u32, sockets: &HashSet<String>) -> Vec<String> {
 /// The command line of a process.
 fn command(pid: u32) -> String {
     let line = shell_line(&words(pid, "cmdline").unwrap_or_default());
-    match line.char_indices().nth(QUOTED) {
-        Some((at, _)) => format!("{}...", printable(&line[..at])),
-        None => printable(&line).into_owned(),
-    }
+    printable(&cut(&line, QUOTED)).into_owned()
 }
 
 #[cfg(test)]
