@@ -16,7 +16,7 @@ import time
 import pytest
 
 from support.paths import TOOL
-from support.processes import MARK, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
 
 PATIENCE = 60
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
@@ -187,9 +187,7 @@ def test_ranks_that_are_stopped_can_be_ended(start):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, 137)], ids=["the tool ends", "a rank fails"])
 def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
     tool = start(2, "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done", "--failure-grace", "0.1")
-    parent = keeper(tool)
-    with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as children:
-        first, second = map(int, children.read().split())
+    first, second = children(keeper(tool))
     os.kill(first, signal.SIGSTOP)
     wait_until(lambda: is_stopped(first), "the rank is stopped")
     os.kill(tool.pid if code == 143 else second, number)

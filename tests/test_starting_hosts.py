@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from netlab import Lab
 from sshd import Sshd
 from support.paths import TOOL
 from support.pinned import Unavailable
-from support.processes import environment, gone, kill_all, run, wait_until
+from support.processes import children, environment, gone, kill_all, run, state_and_parent, wait_until
 from test_nodes import HERE, PATIENCE, SLEEP, all_gone
 
 # The script in the place of ssh. It notes its arguments. The hosts have none of the variables whose
@@ -174,10 +173,6 @@ def test_no_rank_outlives_a_killed_starter(start):
     all_gone(pids)
 
 
-def children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def keeper_of(process):
     wait_until(lambda: children(process.pid), "dm-ranks runs", PATIENCE)
     return children(process.pid)[0]
@@ -317,10 +312,6 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     assert f"devicemesh run: node 0 on {HERE}: cannot listen on" in err and time.monotonic() - began < 20, err
 
 
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("part", ["front", "keeper"])
 def test_a_node_that_is_killed_is_told_once(start, number, part):
@@ -329,7 +320,7 @@ def test_a_node_that_is_killed_is_told_once(start, number, part):
     process = start("al,be", f"echo $GROUP_RANK $$ $PPID; {SLEEP}")
     lines = dict((int(line.split()[0]), line.split()[1:]) for line in (process.stdout.readline() for _ in range(2)))
     keeper = int(lines[number][1])
-    os.kill(parent(keeper) if part == "front" else keeper, signal.SIGKILL)
+    os.kill(state_and_parent(keeper)[1] if part == "front" else keeper, signal.SIGKILL)
     _, err = ends(process, 1 if part == "front" else 137)
     why = {"front": r"has gone: (\S+/rsh, the connection to it, was killed by signal 9 \(SIGKILL\)|its devicemesh run was killed)",
            "keeper": r": its process dm-ranks \(pid \d+\), the parent of the ranks, was killed by signal 9 \(SIGKILL\); all ranks there are ended"}[part]
@@ -365,7 +356,7 @@ def first_message(process):
 def test_a_node_that_was_killed_for_certain_is_not_said_to_be_out_of_reach(start, host, why):
     process = start(f"al,{host}", f"echo $GROUP_RANK $PPID; {SLEEP}")
     keepers = dict(process.stdout.readline().split() for _ in range(2))
-    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    os.kill(state_and_parent(int(keepers["1"]))[1], signal.SIGKILL)
     _, err = ends(process, 1)
     said = [line for line in err.splitlines() if line.startswith("devicemesh run: ")]
     first, last = said[0], said[-1]
@@ -377,10 +368,10 @@ def test_the_first_lost_host_is_the_cause(start, tmp_path):
     os.mkfifo(tmp_path / "heard")
     process = start("al,deaf,be", f"echo $GROUP_RANK $PPID; {SLEEP}", "--failure-grace", 0.5)
     keepers = dict(process.stdout.readline().split() for _ in range(3))
-    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    os.kill(state_and_parent(int(keepers["1"]))[1], signal.SIGKILL)
     first = first_message(process)
     assert re.match(r"devicemesh run: node 1 \(deaf\) has gone: its devicemesh run was killed", first), first
-    os.kill(parent(int(keepers["2"])), signal.SIGKILL)
+    os.kill(state_and_parent(int(keepers["2"]))[1], signal.SIGKILL)
     assert first_message(process).startswith("devicemesh run: afterwards node 2 (be) has gone: ")
     (tmp_path / "heard").write_text("yes\n")
     _, err = ends(process, 1)
@@ -395,7 +386,7 @@ def test_a_rank_that_failed_first_is_the_cause_also_when_a_host_is_lost(start, t
     go.write_text("go\n")
     first = first_message(process)
     assert re.match(rf"devicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 5\n", first), first
-    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    os.kill(state_and_parent(int(keepers["1"]))[1], signal.SIGKILL)
     assert first_message(process).startswith("devicemesh run: afterwards node 1 (be) has gone: ")
     process.send_signal(signal.SIGINT)  # The rank of the third host ends at once.
     _, err = ends(process, 5)
@@ -559,7 +550,7 @@ def test_ssh_leaves_no_rank_behind_a_killed_starter(ssh):
     process = start("delta", "--hosts", ",".join(NAMES), "--", "sh", "-c", f"echo $$; {SLEEP}")
     pids = [process.stdout.readline().strip() for _ in NAMES]
     # The ssh and the agent on delta, which end while the hosts are still there.
-    pids += Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    pids += children(process.pid)
     process.kill()
     all_gone(pids)
 
@@ -569,7 +560,7 @@ def test_ssh_tells_of_a_node_that_was_killed(ssh):
     lab, start = ssh
     process = start("alpha", "--hosts", "alpha,beta", "--failure-grace", "0.2", "--", "sh", "-c", f"echo $RANK $PPID; {SLEEP}")
     keepers = dict(process.stdout.readline().split() for _ in range(2))
-    os.kill(parent(int(keepers["1"])), signal.SIGKILL)
+    os.kill(state_and_parent(int(keepers["1"]))[1], signal.SIGKILL)
     _, err = ends(process, 1)
     said = [line for line in err.splitlines() if "afterwards" not in line and "waiting for" not in line]
     assert set(said) == {"devicemesh run: node 1 (beta) has gone: its devicemesh run was killed"}, err
