@@ -17,8 +17,8 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+from support.tool import PATIENCE, ends
 
-PATIENCE = 60
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
 LEFT = 10
 # A wrapper script whose child has daemonised twice, ignores what it can, and has no open pipe.
@@ -72,13 +72,6 @@ def keeper(tool):
 
 def is_stopped(pid):
     return state_and_parent(pid)[0] == "T"
-
-
-def ends(tool, code):
-    """Waits for the end, and returns the outputs."""
-    out, err = tool.communicate(timeout=PATIENCE)
-    assert tool.returncode == code, f"exit code {tool.returncode}, not {code}:\n{out}{err}"
-    return out, err
 
 
 def kill_front(tool):
