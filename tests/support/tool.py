@@ -1,6 +1,7 @@
 """What the tests of `devicemesh run` share: how long they wait, and how they see its end."""
 
 import socket
+import threading
 
 from .processes import gone, wait_until
 
@@ -13,8 +14,22 @@ HERE = socket.gethostname()
 
 
 def ends(process, code):
-    """Waits for the end of a process, which must have this exit code. Gives its outputs."""
-    out, err = process.communicate(timeout=PATIENCE)
+    """Waits for the end of a process, which must have this exit code. Gives the rest of its outputs."""
+    # Threads read, because communicate() loses what the test's last readline() has read ahead.
+    pipes, rest = (process.stdout, process.stderr), [None, None]
+
+    def read(at):
+        with pipes[at] as pipe:
+            rest[at] = pipe.read()
+
+    readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
+    for reader in readers:
+        reader.start()
+    process.wait(PATIENCE)
+    for reader in readers:
+        reader.join(PATIENCE)
+        assert not reader.is_alive(), f"the process has ended, and an output is still open: {process.args}"
+    out, err = rest
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
     return out, err
 
