@@ -13,8 +13,10 @@ use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::rendezvous::JoinOptions;
 use devicemesh::rendezvous::store::{MemoryStore, Server, Store};
 
+mod cargo_build;
+use cargo_build::cargo_build;
 mod stand_in;
-use stand_in::{Order, cargo_build, environment, with_device};
+use stand_in::{Order, environment, with_device};
 
 /// A world of `size` ranks, of which this is one. The device that is current is the rank's.
 fn join(device_type: &str, rank: usize, size: usize, store: Arc<dyn Store>) -> Arc<World> {

@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import socket
-import struct
 import subprocess
 import termios
 import time
@@ -20,6 +19,7 @@ import pytest
 from support import processes
 from support.checks import LONG, QUICK, clean, jobs, report, run, torch_like
 from support.paths import CXX, LIBRARY, ROOT, TOOL
+from support.terminals import on_terminals
 
 # Measuring takes as long as the processors are busy with other work; each wait has a deadline of
 # its own.
@@ -179,29 +179,7 @@ def test_bandwidths_can_be_expected():
 
 def on_terminal(*arguments, width=80, **environment):
     """Standard output and standard error of one rank on a terminal each."""
-    ends = [pty.openpty(), pty.openpty()]
-    for ours, _ in ends:
-        ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    process = subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment), stdin=subprocess.DEVNULL,
-                               stdout=ends[0][1], stderr=ends[1][1])
-    for _, ours in ends:
-        os.close(ours)
-    told = {ends[0][0]: b"", ends[1][0]: b""}
-    open_ends = set(told)
-    until = time.monotonic() + 120
-    while open_ends:
-        assert time.monotonic() < until, told
-        for end in select.select(list(open_ends), [], [], 1)[0]:
-            try:
-                piece = os.read(end, 65536)
-            except OSError:
-                piece = b""
-            told[end] += piece
-            if not piece:
-                open_ends.remove(end)
-                os.close(end)
-    assert process.wait(timeout=60) == 0, told
-    return [text.decode() for text in told.values()]
+    return on_terminals(width, TOOL, "check", *arguments, env=clean(**environment))
 
 
 def interrupted(step, *command):

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from support import processes
-from support.checks import LONG, QUICK, clean, jobs, report, run
-from support.paths import CC, LIBRARY, TOOL
+from support.checks import LONG, QUICK, before_engine, clean, jobs, report, run
+from support.paths import CC, TOOL
 
 HOST = socket.gethostname()
 # Measuring takes as long as the processors are busy with other work; each wait has a deadline of
@@ -76,12 +76,7 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, void *co
 @pytest.fixture
 def faulty(tmp_path):
     """The engine behind a library that gives wrong data on one rank."""
-    real = tmp_path / "libhostccl.so.0.2"
-    real.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
-    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none",
-                  "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl", "-o", tmp_path / "libfaulty.so",
-                  input=FAULTY)
-    return str(tmp_path / "libfaulty.so")
+    return before_engine(tmp_path, FAULTY)
 
 
 def test_a_wrong_sum_is_named(job, faulty):

@@ -7,9 +7,7 @@ import signal
 
 import pytest
 
-from support import processes
-from support.checks import QUICK, jobs, report, run
-from support.paths import CC, LIBRARY
+from support.checks import QUICK, before_engine, jobs, report, run
 
 # Measuring takes as long as the processors are busy with other work; each wait has a deadline of
 # its own.
@@ -110,10 +108,7 @@ def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
     """A slowness of 0.15 s a call, which ends with the first measurement or does not end. It is many
     times the record's time, however busy the machine is. Takes up to
     20 s, because it is measured again over many seconds."""
-    (tmp_path / "libhostccl.so.0.2").symlink_to(LIBRARY / "libhostccl.so")
-    slow = tmp_path / "libslow.so"
-    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed",
-                  tmp_path / "libhostccl.so.0.2", f"-Wl,-rpath,{tmp_path}", "-ldl", "-o", slow, input=SLOW)
+    slow = before_engine(tmp_path, SLOW)
     words = ("2", "dp", "--op", "all_reduce", *QUICK[2:], "--sizes", "4MiB", "--warmup", "1", "--slow-factor", "1e6")
     file = tmp_path / "record.json"
     saved = job(2, *words, "--save", file)
@@ -125,7 +120,7 @@ def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
     for pair in told["pairs"]:
         pair.update(seconds=60.0, batch_seconds=[60.0, 60.0])
     file.write_text(json.dumps(told))
-    ranks = job(2, *words, "--compare", file, "--fail-slow", "--json", "--tolerance", "50", DM_CCL_LIBRARY=str(slow))
+    ranks = job(2, *words, "--compare", file, "--fail-slow", "--json", "--tolerance", "50", DM_CCL_LIBRARY=slow)
     ranks.until(0, "] measuring again what looks slower")
     for rank in ranks.ranks if not lasts else []:
         rank.send_signal(signal.SIGUSR1)

@@ -16,9 +16,9 @@ import time
 import pytest
 
 from support.paths import TOOL
-from support.processes import MARK, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
+from support.tool import PATIENCE, ends
 
-PATIENCE = 60
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
 LEFT = 10
 # A wrapper script whose child has daemonised twice, ignores what it can, and has no open pipe.
@@ -72,13 +72,6 @@ def keeper(tool):
 
 def is_stopped(pid):
     return state_and_parent(pid)[0] == "T"
-
-
-def ends(tool, code):
-    """Waits for the end, and returns the outputs."""
-    out, err = tool.communicate(timeout=PATIENCE)
-    assert tool.returncode == code, f"exit code {tool.returncode}, not {code}:\n{out}{err}"
-    return out, err
 
 
 def kill_front(tool):
@@ -187,22 +180,30 @@ def test_ranks_that_are_stopped_can_be_ended(start):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, 137)], ids=["the tool ends", "a rank fails"])
 def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
     tool = start(2, "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done", "--failure-grace", "0.1")
-    parent = keeper(tool)
-    with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as children:
-        first, second = map(int, children.read().split())
+    first, second = children(keeper(tool))
     os.kill(first, signal.SIGSTOP)
     wait_until(lambda: is_stopped(first), "the rank is stopped")
     os.kill(tool.pid if code == 143 else second, number)
     assert ends(tool, code)[0] == "got it\n" * (2 if code == 143 else 1)
 
 
-@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
+def on_terminal(start, ranks, script):
+    """Starts a job in a session of its own, which a terminal controls. Gives the job, and the end of the
+    terminal where the keys are."""
+    def log_in():
+        # Under nohup the tests ignore this signal, and the tool would, too.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    ours, theirs = os.openpty()
+    tool = start(ranks, script, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
+    os.close(theirs)
+    return tool, ours
+
+
 def test_keys_of_a_terminal(start):
     """Ctrl-Z and Ctrl-C, as the terminal sends them."""
-    ours, theirs = os.openpty()
-    tool = start(1, "trap 'echo got it; exit 0' INT; echo ready; while :; do sleep 0.05; done",
-                 group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
-    os.close(theirs)
+    tool, ours = on_terminal(start, 1, "trap 'echo got it; exit 0' INT; echo ready; while :; do sleep 0.05; done")
     said = b""
 
     def says(text):
@@ -222,13 +223,9 @@ def test_keys_of_a_terminal(start):
     assert said.count(b"got it") == 1, said
 
 
-@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
 @pytest.mark.parametrize("script, name", [("read line < /dev/tty", "SIGTTIN"), ("stty -echo < /dev/tty", "SIGTTOU")])
 def test_a_rank_that_uses_the_terminal_is_told(start, script, name):
-    ours, theirs = os.openpty()
-    tool = start(2, f"echo at work; test $RANK = 0 || {script}; sleep 1000",
-                 group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
-    os.close(theirs)
+    tool, ours = on_terminal(start, 2, f"echo at work; test $RANK = 0 || {script}; sleep 1000")
     said = b""
     for awaited, key in ((f"rank 1 is stopped by {name}, because", b"\x03"), ("got signal 2", b"")):
         while awaited.encode() not in said:
@@ -240,15 +237,12 @@ def test_a_rank_that_uses_the_terminal_is_told(start, script, name):
     assert said.count(b"is stopped by") == 1, said
 
 
-@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="os.login_tty came with Python 3.11")
 def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
     """On a slow machine the second key may come more than half a second after the first one, so that
     it counts. Then another job is tried."""
     said = b""
     for _ in range(10):
-        ours, theirs = os.openpty()
-        tool = start(1, IGNORES, group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(0))
-        os.close(theirs)
+        tool, ours = on_terminal(start, 1, IGNORES)
         said, keys = b"", [b"ready", b"passed on", b"does not count"]
         while keys:
             try:
@@ -267,15 +261,7 @@ def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
 
 
 def test_a_closed_terminal_ends_the_job(start):
-    ours, theirs = os.openpty()
-
-    def log_in():
-        # Under nohup the tests ignore this signal, and the tool would, too.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        os.login_tty(0)
-
-    tool = start(1, ORPHANS, group=None, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=log_in)
-    os.close(theirs)
+    tool, ours = on_terminal(start, 1, ORPHANS)
     while b"ready" not in os.read(ours, 4096):
         pass
     os.close(ours)
@@ -327,35 +313,23 @@ def is_full(tool):
     return size[0] > 30_000
 
 
-def test_ranks_that_fail_together_are_counted():
-    """While the tool is stopped, three ranks fail, so it learns of all of them at once."""
-    script = 'if [ $RANK -lt 3 ]; then echo $$; read line < "$GO"; exit 3; fi; echo $$; exec sleep 100'
-    done = counted(script)
+def test_ranks_that_fail_together_are_counted(start, tmp_path):
+    """While the parent of the ranks is stopped, three ranks fail, so the tool learns of all of them at once."""
+    os.mkfifo(tmp_path / "go")
+    tool = start(5, f"echo $$; if [ $RANK -lt 3 ]; then read line < {tmp_path}/go; exit 3; fi; exec sleep 100", "--failure-grace", "0.1")
+    pids = [int(tool.stdout.readline()) for _ in range(5)]
+    parent = keeper(tool)
+    os.kill(parent, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(parent), "the parent of the ranks is stopped")
+    with open(tmp_path / "go", "w") as file:
+        file.write("go\n" * 3)
+        file.flush()
+        wait_until(lambda: sum(map(gone, pids)) == 3, "three ranks have ended", 10)
+    os.kill(parent, signal.SIGCONT)
+    _, done = ends(tool, 3)
     assert re.fullmatch(r"devicemesh run: rank \d \(pid \d+\) exited with code 3, and 2 ranks failed at the same time; "
                         r"2 ranks still run and get SIGTERM in 0.1 s unless they end before", done.splitlines()[0]), done
     assert done.count("afterwards") == 4, done
-
-
-def counted(script):
-    folder = os.environ.get("DM_TMP") or "/tmp"
-    go = f"{folder}/ends-{os.getpid()}"
-    os.mkfifo(go)
-    try:
-        tool = subprocess.Popen([TOOL, "run", "-n", "5", "--failure-grace", "0.1", "--", "/bin/sh", "-c", script],
-                                env=environment(without=["NO_COLOR"], GO=go), text=True, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        pids = [int(tool.stdout.readline()) for _ in range(5)]
-        (parent,) = {state_and_parent(pid)[1] for pid in pids}
-        os.kill(parent, signal.SIGSTOP)
-        wait_until(lambda: is_stopped(parent), "the parent of the ranks is stopped")
-        with open(go, "w") as file:
-            file.write("go\n" * 3)
-            file.flush()
-            wait_until(lambda: sum(map(gone, pids)) == 3, "three ranks have ended", 10)
-        os.kill(parent, signal.SIGCONT)
-        return ends(tool, 3)[1]
-    finally:
-        os.unlink(go)
 
 
 @pytest.mark.parametrize("first, said", [

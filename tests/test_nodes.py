@@ -15,11 +15,8 @@ import pytest
 
 from netlab import Lab
 from support.paths import TOOL
-from support.processes import environment, gone, kill_all, run, wait_until
-
-PATIENCE = 60
-SLEEP = "exec sleep 1000"
-HERE = socket.gethostname()
+from support.processes import environment, kill_all, run
+from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends
 
 
 class Node:
@@ -33,8 +30,7 @@ class Node:
     def ends(self, code, *said):
         """Waits for the end. It must have this exit code and have written all of `said`; gives both
         outputs."""
-        out, err = self.process.communicate(timeout=PATIENCE)
-        assert self.process.returncode == code, f"exit code {self.process.returncode}, not {code}:\n{out}{err}"
+        out, err = ends(self.process, code)
         for text in said:
             assert re.search(text, err), f"{text!r} is not in:\n{err}"
         return out, err
@@ -84,10 +80,6 @@ class Talker(socketserver.BaseRequestHandler):
 def numbered(nodes, ranks, more=""):
     """The options of that many nodes with so many ranks each."""
     return [f"--nnodes {nodes} --node-rank {node} -n {ranks} {more}" for node in range(nodes)]
-
-
-def all_gone(pids):
-    wait_until(lambda: all(map(gone, pids)), f"the processes {pids} have ended", PATIENCE)
 
 
 def causes(outputs):
@@ -340,8 +332,6 @@ def test_wrong_command_lines_say_what_to_do(options, said):
     assert said in run(TOOL, "run", *options.split(), "--", "true", code=2, timeout=PATIENCE).stderr
 
 
-
-
 FAILING = ["-n", "1", "--", "/bin/sh", "-c", "exit 3"]
 
 
@@ -429,6 +419,6 @@ def test_hosts_that_cannot_reach_the_name_of_the_first_end_at_once(tmp_path, nod
         alpha.names_are("127.0.1.1 alpha", f"{hosts.hosts['beta'].ipv4} beta")
         first = hosts.spawn("alpha", [str(TOOL), "run", "-n1", "--", "true"], env=environment(without=["DM_STORE"], **step),
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        _, err = first.communicate(timeout=PATIENCE)
-    assert first.returncode == 1 and len(err.splitlines()) == 1, err
+        _, err = ends(first, 1)
+    assert len(err.splitlines()) == 1, err
     assert re.match(r"devicemesh run: the name alpha is 127\.0\.1\.1 on alpha \(see /etc/hosts\), which no other host can reach: name an address", err), err

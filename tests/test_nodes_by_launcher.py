@@ -12,8 +12,8 @@ import pytest
 from netlab import Lab
 from support.paths import ROOT, TOOL
 from support.processes import environment, kill_all, run
+from support.tool import PATIENCE
 
-PATIENCE = 60
 STEP = {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_STEP_NODELIST": "127.0.0.[1-2]", "SLURM_JOB_NUM_NODES": 2, "SLURM_STEP_ID": 0,
         "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0, "SLURM_PROCID": 0}
 

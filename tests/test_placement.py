@@ -1,37 +1,22 @@
 """Where ranks are placed, and where they are found again: GPUs in `devicemesh run --bind`, the
 ranks of other launchers in `devicemesh ps`, and the tables of both on terminals."""
 
-import fcntl
 import json
 import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
 from support.nccl import library
 from support.paths import LIBRARY, TOOL
 from support.processes import environment, run
+from support.terminals import on_terminals
 
 
 def on_terminal(columns, *command):
     """The output of a command on a terminal of that width."""
-    terminal, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    child = subprocess.Popen(list(map(str, command)), stdout=side, stdin=side, env=environment(without=["CUDA_"]))
-    os.close(side)
-    parts = []
-    try:
-        while part := os.read(terminal, 65536):
-            parts.append(part)
-    except OSError:
-        pass  # the terminal's other end has closed
-    os.close(terminal)
-    assert child.wait() == 0
-    return b"".join(parts).decode().replace("\r\n", "\n")
+    return on_terminals(columns, *command, env=environment(without=["CUDA_"]))[0]
 
 
 @pytest.mark.parametrize("columns", [60, 200])

@@ -3,17 +3,15 @@ standard input. tool/tests/run.rs has the cases of readers that have ended and o
 
 import os
 import re
-import socket
 import subprocess
 
 import pytest
 
 from support.paths import TOOL
 from support.processes import environment, run
+from support.tool import HERE, PATIENCE
 
-PATIENCE = 60
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-HERE = socket.gethostname()
 
 
 def job(options, script, **how):

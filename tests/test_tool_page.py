@@ -2,19 +2,14 @@
 quoted (tests/tool_page.py writes them anew). The options of other launchers are refused in the
 words of its table. The completions complete, and the manual pages are clean."""
 
-import contextlib
-import fcntl
-import os
 import re
 import shutil
-import struct
-import subprocess
-import termios
 
 import pytest
 
 from support.paths import ROOT, TOOL
 from support.processes import environment, run
+from support.terminals import on_terminals
 from tool_page import PAGE, blocks, commands, options_with_advice, printed, refused_options, shell
 
 BLOCKS = blocks(PAGE.read_text())
@@ -69,24 +64,15 @@ def test_completions_of_other_shells(name):
 @pytest.mark.parametrize("words", ["help", "run --help", "ps --help", "check --help", "show --help", "info --help", "man --help"])
 def test_help_fits_the_terminal(words, width):
     """No line is wider than the terminal. A long text is continued below its beginning, and a long command after a backslash."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    tool = subprocess.Popen([TOOL, *words.split()], env=environment(TERM="xterm", NO_COLOR="1"), stdin=subprocess.DEVNULL, stdout=theirs)
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):  # The terminal has gone when the tool has ended.
-        while True:
-            written += os.read(ours, 4096)
-    os.close(ours)
-    assert tool.wait(60) == 0
-    lines = written.decode().replace("\r\n", "\n").split("\n")
-    assert not [line for line in lines if len(line) > width], written.decode()
+    shown = on_terminals(width, TOOL, *words.split(), env=environment(TERM="xterm", NO_COLOR="1"))[0].replace("\r\n", "\n")
+    lines = shown.split("\n")
+    assert not [line for line in lines if len(line) > width], shown
     # The first paragraphs are as wide as they can be.
     first = lines[:next(at for at, line in enumerate(lines) if line.startswith("Usage:"))]
     for line, below in zip(first, first[1:]):
         assert not below or not line or len(line) + 1 + len(below.split()[0]) > width, first
     # The rest has the same words at every width, except for the backslashes in commands.
-    end = written.decode().replace("\r\n", "\n").partition("Print help (see a summary with '-h')\n\n")[2]
+    end = shown.partition("Print help (see a summary with '-h')\n\n")[2]
     whole = run(TOOL, *words.split(), env=environment(NO_COLOR="1")).stdout.partition("Print help (see a summary with '-h')\n\n")[2]
     plain = lambda text: " ".join(text.replace("\\\n", " ").split())
     assert end and plain(end) == plain(whole)

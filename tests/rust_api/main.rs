@@ -1,6 +1,8 @@
 //! The crate as a Rust library: worlds, meshes and collectives over slices, with ranks as threads.
 
 mod arrays;
+#[path = "../cargo_build/mod.rs"]
+mod cargo_build;
 mod collectives;
 mod threads;
 

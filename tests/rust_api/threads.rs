@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use devicemesh::error::Status;
 use devicemesh::rendezvous::JoinOptions;
 use devicemesh::rendezvous::store::{MemoryStore, Store};
 
+use super::cargo_build::shared_engine;
 use super::on_ranks;
 
 #[test]
@@ -33,20 +33,6 @@ fn alone(library: Option<&PathBuf>) -> View {
         options = unsafe { options.library(path.to_str().unwrap()) };
     }
     View::init(&Arc::new(World::join("cpu", &options).unwrap()), &[1], &["d"]).unwrap()
-}
-
-/// The host engine as a shared library of its own, of this profile. With a test among the
-/// targets, cargo does not compile the engine once more (hostccl/tests/c_library.rs says why).
-fn shared_engine() -> PathBuf {
-    let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args("build --quiet --package hostccl-capi --package hostccl --lib --test c_library".split(' '));
-    cargo.arg("--target-dir").arg(folder.parent().unwrap());
-    if folder.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
-    folder.join("libhostccl.so")
 }
 
 /// A group puts its operations off, and a slice must not be in it: it may be gone by then.

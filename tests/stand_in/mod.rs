@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use crate::cargo_build::shared_engine;
+
 /// This variable is set in the process that has the stand-ins. Its value is the log of the device.
 const LOG: &str = "CUDA_LOG";
-
-/// The words for cargo that build libhostccl.so with the features that its packages have for
-/// `cargo test` (hostccl/tests/c_library.rs says why).
-const ENGINE: [&str; 7] = ["--package", "hostccl-capi", "--package", "hostccl", "--lib", "--test", "c_library"];
 
 /// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name
 /// of the calling test, which is called again there.
@@ -34,24 +32,12 @@ pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Pa
 /// first call.
 pub fn environment() -> [(&'static str, PathBuf); 3] {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    let (folder, engine) = BUILT.get_or_init(|| (stand_ins(), cargo_build(&ENGINE, "libhostccl.so")));
+    let (folder, engine) = BUILT.get_or_init(|| (stand_ins(), shared_engine()));
     [
         ("LD_LIBRARY_PATH", folder.clone()),
         ("DM_CCL_LIBRARY", folder.join("libnccl.so.2")),
         ("RECORDER_HOST", engine.clone()),
     ]
-}
-
-/// Has cargo build something in this test's profile, and gives the place of `file`.
-pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
-    let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(folder.parent().unwrap());
-    if folder.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
-    folder.join(file)
 }
 
 /// The log of a device, by which the order of streams is followed.

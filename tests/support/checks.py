@@ -6,7 +6,7 @@ import threading
 import time
 
 from . import processes
-from .paths import TOOL
+from .paths import CC, LIBRARY, TOOL
 
 # Little to measure.
 QUICK = ("--sizes", "4B,4KiB", "--iterations", "5", "--repeats", "2", "--timeout", "120")
@@ -68,14 +68,11 @@ class Job:
 
     def end(self):
         for process in self.ranks:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            process.kill()
+        # The threads read the pipes until the ranks have ended.
         for reader in self.readers:
             reader.join(timeout=10)
-        for process in self.ranks:
-            process.stdout.close()
-            process.stderr.close()
+        processes.kill_all(self.ranks)
 
     def __str__(self):
         return "\n".join(f"rank {rank}:\n{out}{error}" for rank, (out, error) in enumerate(zip(self.outputs, self.errors)))
@@ -101,6 +98,16 @@ def jobs(free_port):
     yield start
     for one in started:
         one.end()
+
+
+def before_engine(folder, source):
+    """Compiles this C to a library whose functions stand before those of the host engine, and gives its
+    path."""
+    engine, library = folder / "libhostccl.so.0.2", folder / "libbefore.so"
+    engine.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
+    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed",
+                  engine, f"-Wl,-rpath,{folder}", "-ldl", "-o", library, input=source)
+    return str(library)
 
 
 def run(size, *arguments, code=0, **environment):

@@ -108,6 +108,11 @@ def state_and_parent(pid):
     return state, int(parent)
 
 
+def children(pid):
+    """The processes whose parent is the first thread of this process, the oldest first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def gone(pid):
     """Whether a process has ended, also when nobody has waited for it yet."""
     try:

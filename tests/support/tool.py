@@ -1,0 +1,38 @@
+"""What the tests of `devicemesh run` share: how long they wait, and how they see its end."""
+
+import socket
+import threading
+
+from .processes import gone, wait_until
+
+# A job, and each step of it, is done within this many seconds. The machine may be busy.
+PATIENCE = 60
+# What a rank does that goes on until somebody ends it.
+SLEEP = "exec sleep 1000"
+# The name that the tool gives this host.
+HERE = socket.gethostname()
+
+
+def ends(process, code):
+    """Waits for the end of a process, which must have this exit code. Gives the rest of its outputs."""
+    # Threads read, because communicate() loses what the test's last readline() has read ahead.
+    pipes, rest = (process.stdout, process.stderr), [None, None]
+
+    def read(at):
+        with pipes[at] as pipe:
+            rest[at] = pipe.read()
+
+    readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
+    for reader in readers:
+        reader.start()
+    process.wait(PATIENCE)
+    for reader in readers:
+        reader.join(PATIENCE)
+        assert not reader.is_alive(), f"the process has ended, and an output is still open: {process.args}"
+    out, err = rest
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
+    return out, err
+
+
+def all_gone(pids):
+    wait_until(lambda: all(map(gone, pids)), f"the processes {pids} have ended", PATIENCE)
