@@ -6,7 +6,8 @@
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
 //! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
-//! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
+//! and fills the gaps that a rank may leave that ends while it announces a loss. The list also has
+//! the notes that a rank has come to a turn (turns.rs). On any other store
 //! each rank leaves its process number under the name of its host, and a rank that waits for long
 //! looks whether the processes of its own host live. There the ranks fill the gaps.
 
@@ -21,6 +22,7 @@ use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
 use super::incarnation::Incarnation;
 use super::store::Store;
+use super::turns::{Turn, Turns};
 use crate::digest::Fnv1a;
 use crate::error::{Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -52,6 +54,8 @@ pub(super) struct Losses {
     /// The ranks of this host; `None` where the store itself knows who is lost, and where this
     /// process cannot see the processes of its host.
     local_ranks: Option<LocalRanks>,
+    /// The turns of the world, of which notes in the same list tell.
+    turns: Turns,
     /// The last deadlocks between calls of this world of which this rank's caller was told. The
     /// list is kept here, because every scope of the world has this value.
     told_deadlocks: Mutex<VecDeque<String>>,
@@ -112,6 +116,7 @@ impl Losses {
             store_knows,
             known: Mutex::default(),
             local_ranks,
+            turns: Turns::default(),
             told_deadlocks: Mutex::default(),
         })
     }
@@ -126,6 +131,7 @@ impl Losses {
             store_knows: false,
             known: Mutex::default(),
             local_ranks: None,
+            turns: Turns::default(),
             told_deadlocks: Mutex::default(),
         }
     }
@@ -133,6 +139,11 @@ impl Losses {
     /// Returns the prefix of all keys of the world.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Returns what this process knows of the turns of its world.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -147,13 +158,16 @@ impl Losses {
 
     /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
-        let process: Option<Incarnation> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        let text = std::str::from_utf8(value).unwrap_or_default();
         let mut known = self.known();
-        // Another thread may have noted it meanwhile. A value that is no process is counted, so the
-        // next note is found.
+        // Another thread may have noted it meanwhile. A value that cannot be read is counted, so
+        // the next note is found.
         if known.read + 1 == number {
             known.read = number;
-            known.add(process);
+            match text.parse() {
+                Ok(turn) => self.turns.note(turn),
+                Err(()) => known.add(text.parse().ok()),
+            }
         }
     }
 
@@ -254,10 +268,7 @@ impl Losses {
     /// Announces to all ranks, through the store, that a process is lost. Where the store fails,
     /// this rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
     pub(super) fn announce(&self, process: Incarnation) {
-        let wait = Wait::after(SHORT);
-        let (list, wrote) = (self.list(), |_| {});
-        let told = add_note(&*self.store, &list, process.to_string().as_bytes(), &wait, &wrote);
-        if told.is_err() {
+        if self.add(&process.to_string(), &Wait::after(SHORT)).is_err() {
             let mut known = self.known();
             // The store may have ended with that process.
             if !known.processes.contains(&process) {
@@ -266,10 +277,22 @@ impl Losses {
             known.unannounced.push(process);
             known.failed = Some(Instant::now());
         }
-        if let (Ok(number), false) = (told, self.store_knows) {
-            // The next rank that announces a loss fills the gaps where this rank cannot.
-            let _ = fill_gaps(&*self.store, &list, number, &wait, &wrote);
+    }
+
+    /// Tells all ranks that a rank has come to a turn.
+    pub(super) fn announce_turn(&self, turn: Turn, wait: &Wait) -> Result<()> {
+        self.add(&turn.to_string(), wait)
+    }
+
+    /// Adds a note to the list in the store.
+    fn add(&self, note: &str, wait: &Wait) -> Result<()> {
+        let (list, wrote) = (self.list(), |_| {});
+        let number = add_note(&*self.store, &list, note.as_bytes(), wait, &wrote)?;
+        if !self.store_knows {
+            // The next rank that adds a note fills the gaps where this rank cannot.
+            let _ = fill_gaps(&*self.store, &list, number, wait, &wrote);
         }
+        Ok(())
     }
 
     /// Announces the losses of which the store could not be told before.

@@ -111,17 +111,19 @@ impl Recovery {
         Ok(failed(&Verdict::of(&Error::timeout(message).with_ranks(&ranks))))
     }
 
-    /// Removes what this process has left in the turns up to this epoch. Their decisions stand, so
-    /// nobody needs it any more. The first rank of the mesh removes what lost members have left.
+    /// Removes what this process has left in the turns up to this epoch, and in the epochs before.
+    /// The decisions stand, and all ranks of the mesh have left the earlier calls, so nobody needs it
+    /// any more. The first rank of the mesh removes what lost members have left.
     fn clean_up(&mut self, wait: &Wait) {
         let Recovery { membership, epoch, epoch_number, .. } = self;
         let mut keys = membership.left.take_under(&format!("{}/turn/", membership.losses.prefix()));
+        keys.extend(membership.left.take_before_epoch(*epoch_number));
         let members = epoch.members();
         let (last, before) = std::mem::replace(&mut self.last_made, (*epoch_number, members));
         if self.epoch.in_mesh().first() == Some(&self.me) {
             let lost = self.membership.losses.all(|process| before.contains(&process));
             for number in last + 1..=self.epoch_number {
-                keys.push(self.turn_key(number, "count"));
+                keys.extend(["count", "options"].map(|name| self.turn_key(number, name)));
                 keys.extend(lost.iter().map(|process| self.here(number, *process)));
             }
         }
