@@ -36,7 +36,7 @@ pub struct Scope {
 
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
 /// call is agreed, so a program that goes on refusing must not fill the store.
-const MOST_REFUSALS: u64 = 1000;
+pub(super) const MOST_REFUSALS: u64 = 1000;
 
 impl Scope {
     /// Returns a scope whose keys begin with `prefix`, which is equal on all its ranks and is used

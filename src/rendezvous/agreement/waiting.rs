@@ -14,7 +14,7 @@ use crate::wait::{Deadline, Wait, Watch};
 /// How long a rank whose communicator library has failed waits for the news that another rank is
 /// lost. The library may see a connection or memory of that rank go some milliseconds before the
 /// store knows of the loss.
-const NEWS_OF_A_LOSS: Duration = Duration::from_millis(100);
+pub(super) const NEWS_OF_A_LOSS: Duration = Duration::from_millis(100);
 
 /// The thing that a wait inside a call has found.
 pub(super) enum Found {

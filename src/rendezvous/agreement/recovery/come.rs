@@ -93,6 +93,7 @@ impl Recovery {
     /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
+        self.refusals = 0;
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
             let wait = self.watching(wait);
@@ -102,16 +103,22 @@ impl Recovery {
             });
             let decision = decision.map_err(|error| self.membership.explain(error))?;
             log::debug!("rank {}: decision {number} is: {decision}", self.me.rank);
-            self.number = number;
-            self.membership.losses.turns().pass(number);
+            self.pass(number);
             match decision {
                 Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
                     (self.epoch_number, self.epoch) = (number, epoch);
                     return Ok(Outcome::Epoch);
                 }
                 Decision::Epoch(_) => return Err(self.fenced(number)),
-                Decision::End => return Ok(Outcome::Ended),
-                Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => return Err(failure.error()),
+                Decision::End => {
+                    self.acknowledge("decision", Status::Ok, &wait);
+                    return Ok(Outcome::Ended);
+                }
+                Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => {
+                    let error = failure.error();
+                    self.acknowledge("decision", error.status(), &wait);
+                    return Err(error);
+                }
                 Decision::Failure(_) => {}
             }
         }
