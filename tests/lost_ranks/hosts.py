@@ -12,7 +12,7 @@ from support.processes import marked, starvation
 
 from .death import PATIENCE, Outcome
 from .job import MARK, Job
-from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, leads_to, named
+from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, last_arrival, leads_to, named
 
 HOSTS = ("alpha", "beta", "gamma", "delta")
 LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha beta gamma delta",
@@ -146,7 +146,8 @@ def judge(job, fault, moment, starved):
             continue
         status, at, message = rank.error
         status = status.removeprefix("DM_STATUS_")
-        notice = at - max(moment, rank.phase(at)[1])
+        survivors = [other for other in job.ranks.values() if other.number not in lost] if fault.how == "stop" else [rank]
+        notice = at - max(moment, last_arrival(survivors, at))
         slowest = max(slowest, notice)
         most, statuses = bound(fault, rank, moment)
         line = f"{who} in {rank.phase(at)[0]}: {status} {notice:.3f} s after the fault: {message}"
