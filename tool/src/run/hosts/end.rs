@@ -182,7 +182,7 @@ impl Starter<'_> {
             return;
         }
         if from != gone {
-            return self.losses.hold(gone, text);
+            return self.losses.hold(from, gone, text);
         }
         self.losses.own(gone);
         if self.losses.tell(gone) && self.code.is_none() {
