@@ -187,16 +187,20 @@ def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
     assert ends(tool, code)[0] == "got it\n" * (2 if code == 143 else 1)
 
 
-def on_terminal(start, ranks, script):
+def on_terminal(start, ranks, script, *options, tostop=False):
     """Starts a job in a session of its own, which a terminal controls. Gives the job, and the end of the
-    terminal where the keys are."""
+    terminal where the keys are. With `tostop` the terminal stops who writes in the background."""
     def log_in():
         # Under nohup the tests ignore this signal, and the tool would, too.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     ours, theirs = os.openpty()
-    tool = start(ranks, script, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
+    if tostop:
+        settings = termios.tcgetattr(theirs)
+        settings[3] |= termios.TOSTOP
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+    tool = start(ranks, script, *options, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
     os.close(theirs)
     return tool, ours
 
@@ -221,6 +225,20 @@ def test_keys_of_a_terminal(start):
     assert tool.wait(PATIENCE) == 130
     os.close(ours)
     assert said.count(b"got it") == 1, said
+
+
+@pytest.mark.parametrize("options", [("--color", "never"), ("--prefix", ), ("--hosts", "127.0.0.1,127.0.0.2")], ids=["direct", "prefix", "hosts"])
+def test_a_terminal_that_stops_who_writes_in_the_background(start, options):
+    """`stty tostop`. The ranks and their parent are in the background."""
+    tool, ours = on_terminal(start, 2, "echo out $RANK; echo err >&2; echo tty > /dev/tty; exec sleep 1000", *options, tostop=True)
+    said, ranks = b"", 4 if "--hosts" in options else 2
+    for awaited, key in ((lambda: all(said.count(text) == ranks for text in (b"out", b"err", b"tty")), b"\x03"), (lambda: b"got signal 2" in said, b"")):
+        while not awaited():
+            assert select.select([ours], [], [], PATIENCE)[0], said
+            said += os.read(ours, 4096)
+        os.write(ours, key)
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
 
 
 @pytest.mark.parametrize("script, name", [("read line < /dev/tty", "SIGTTIN"), ("stty -echo < /dev/tty", "SIGTTOU")])
