@@ -383,6 +383,12 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
     assert not ignored & 1 << (signal.SIGXFSZ - 1), done.stdout
 
 
+@pytest.mark.parametrize("words, code", [("show 2,4", 1), ("check --json --quiet", 3), ("run --help", 1)])
+def test_a_report_that_is_beyond_the_limit_on_the_size_of_files_is_an_error(tmp_path, words, code):
+    done = run("/bin/sh", "-c", f"ulimit -f 0; exec {TOOL} {words} > {tmp_path}/report", code=code, timeout=PATIENCE)
+    assert re.search("^devicemesh.*(cannot write to standard output: File too large|beyond the limit on file sizes)", done.stderr), done.stderr
+
+
 def test_a_core_dump_is_told(tmp_path):
     dump = f"cd {tmp_path}; ulimit -c unlimited; exec"
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"{dump} sh -c 'kill -ABRT $$'"], os.environ)

@@ -50,7 +50,7 @@ pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
 use self::signals::Signals;
-pub use self::signals::is_ignored;
+pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
 use crate::stdio::say;
 use crate::style::Style;
