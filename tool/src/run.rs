@@ -69,7 +69,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     if options.hosts.starts() && !options.dry_run {
         if let Some(ended) = guard::stand_guard(Work::Hosts)? {
             if let Some(killed) = ended.told("which reaches the hosts") {
-                say(&format!("devicemesh run: {killed}; the ranks on all hosts end within 5 s"));
+                let when = hosts::when_without_starter();
+                say(&format!("devicemesh run: {killed}; the ranks on all hosts end {when}"));
             }
             return Ok(ended.code());
         }

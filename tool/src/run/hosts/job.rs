@@ -30,6 +30,7 @@ pub struct Starter<'a> {
     pub port: Option<u16>,
     /// When the agents must have said hello.
     pub deadline: Instant,
+    /// When the user is told next for which hosts the starter waits.
     pub next_note: Instant,
     /// When the processes that are left are killed, once the job ends.
     pub limit: Option<Instant>,
@@ -37,9 +38,10 @@ pub struct Starter<'a> {
     pub code: Option<u8>,
     /// Whether all nodes have met, so that they tell each other of a failure.
     pub has_met: bool,
-    /// The number of signals by which the user has asked for the end, and when the last of them came.
-    /// One that comes too early after another one does not count.
+    /// The number of signals by which the user has asked for the end, the first of them, and when the
+    /// last of them came. One that comes too early after another one does not count.
     pub interrupts: u32,
+    pub first_signal: Option<i32>,
     pub asked: Option<Instant>,
     /// Whether the user knows that two names of the list are one host.
     pub is_twin_told: bool,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::host_name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::failures::Failures;
+use super::end::AGAIN;
+use super::failures::{Failures, LOGIN_SCRIPTS};
 use super::forward::forwarded;
 use super::job::{Starter, without_end};
 use super::list::Host;
@@ -30,9 +31,8 @@ use crate::words::count;
 
 /// How many agents start at one time, so that hundreds of ssh do not start together.
 const AT_ONCE: usize = 32;
-/// How long the starter waits in silence for the agents, and the time between two lines about that.
+/// How long the starter waits in silence for the agents.
 const FIRST: Duration = Duration::from_secs(1);
-const AGAIN: Duration = Duration::from_secs(10);
 /// How long the starter waits for the end of a line before it passes the line on.
 const HALF_LINE: Duration = Duration::from_millis(100);
 /// The time between two signs of life to the nodes.
@@ -59,6 +59,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         code: None,
         has_met: false,
         interrupts: 0,
+        first_signal: None,
         asked: None,
         is_twin_told: false,
         next_alive: Instant::now() + ALIVE,
@@ -110,8 +111,10 @@ impl Starter<'_> {
         let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
         let processes = || self.nodes.iter().filter_map(|node| node.process.as_ref());
         entries.extend(processes().flat_map(Process::entries));
-        let mut until = self.limit.map_or(self.next_alive, |limit| limit.min(self.next_alive));
-        if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
+        let mut until = self.next_alive;
+        if let Some(limit) = self.limit {
+            until = until.min(limit).min(self.next_note);
+        } else if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
             until = until.min(self.next_note).min(self.deadline);
         }
         let failures = self.failures.until().filter(|_| self.code.is_none());
@@ -201,6 +204,7 @@ impl Starter<'_> {
             }
             self.kill_all();
         }
+        self.tell_wait_for_end(now);
         let silent = self.nodes.iter().filter(|node| node.is_silent()).count();
         if silent == 0 || self.limit.is_some() || self.failures.until().is_some() {
             return;
@@ -216,7 +220,13 @@ impl Starter<'_> {
             // A login shell may have asked a question.
             let printed = self.nodes.iter().find_map(|node| Some((node.name(), node.printed()?)));
             let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
-            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
+            let limit = self.options.hosts.connect_timeout();
+            let connected = self.names(|node| node.is_connected(limit));
+            let advice = match connected.as_str() {
+                "" => String::new(),
+                _ => format!("; {connected}: {LOGIN_SCRIPTS}"),
+            };
+            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}{advice}"));
             self.next_note = now + AGAIN;
         }
     }
