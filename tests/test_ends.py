@@ -1,7 +1,6 @@
 """How `devicemesh run` ends on one node: nothing outlives it, signals leave the ranks their time,
 and its last line gives the reason."""
 
-import array
 import fcntl
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
-from support.tool import PATIENCE, ends
+from support.tool import PATIENCE, ends, is_full
 
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
 LEFT = 10
@@ -321,14 +320,6 @@ def test_a_reader_that_has_stopped_ends_nothing_silently(start, options, code):
         tool.terminate()
     assert tool.wait(PATIENCE) == code
     assert re.search(r"^devicemesh run: \d+ bytes of the ranks' output are not written$", tool.stderr.read(), re.M)
-
-
-def is_full(tool):
-    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the last one,
-    so a full pipe may hold half of its 64 KiB only."""
-    size = array.array("i", [0])
-    fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
-    return size[0] > 30_000
 
 
 def test_ranks_that_fail_together_are_counted(start, tmp_path):

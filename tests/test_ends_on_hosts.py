@@ -10,7 +10,7 @@ import pytest
 
 from support.processes import children, gone, run, state_and_parent, wait_until
 from support.rsh import keeper_of, rsh, start
-from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends
+from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends, is_full
 
 
 def test_the_first_failure_is_told_once(start):
@@ -309,6 +309,18 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     err = process.stderr.read()
     assert process.wait(PATIENCE) == 141, err
     assert err.count("devicemesh run: the reader of the output has ended, so the job ends; all ranks get SIGTERM now, and SIGKILL in 1 s\n") == 1, err
+
+
+@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1"), 124)], ids=["signal", "timeout"])
+def test_a_reader_that_has_stopped_does_not_stop_the_starter(start, options, code):
+    """As `less` does. The starter still passes signals on. It also goes on with its signs of life, without which the nodes would end
+    their ranks after a minute."""
+    process = start("al,be", "while :; do seq 10000; done", *options)
+    wait_until(lambda: is_full(process), "the pipe is full")
+    if not options:
+        process.terminate()
+    assert process.wait(PATIENCE) == code
+    assert re.search(r"^devicemesh run: \d+ bytes of the ranks' output are not written$", process.stderr.read(), re.M)
 
 
 def test_a_node_that_fails_before_all_have_met_ends_the_job(start, rsh):

@@ -21,7 +21,7 @@ use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
 use crate::run::signals::{is_impatient, too_early};
-use crate::stdio::{cannot_print, say};
+use crate::stdio::cannot_print;
 use crate::words::listed;
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
@@ -41,12 +41,15 @@ impl Starter<'_> {
     pub fn output_is_lost(&mut self, error: &io::Error) {
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
         let grace = self.options.ending.grace_period.as_secs_f64();
-        let rest = format!("; all ranks get SIGTERM now, and SIGKILL in {grace} s");
+        let is_running = self.nodes.iter().any(|node| node.process.is_some());
         if self.code.is_none() {
-            match is_gone {
-                true => self.say(&format!("the reader of the output has ended, so the job ends{rest}")),
-                false => self.say(&format!("{}{rest}", cannot_print(error))),
-            }
+            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_print(error) };
+            let so = if is_gone { ", so the job ends" } else { "" };
+            let rest = match is_running {
+                true => format!("{so}; all ranks get SIGTERM now, and SIGKILL in {grace} s"),
+                false => String::new(),
+            };
+            self.say(&format!("{what}{rest}"));
         }
         self.end(if is_gone { NO_READER } else { 1 });
     }
@@ -259,7 +262,7 @@ impl Starter<'_> {
     /// Says why the job ends. The text has no characters that act on a terminal.
     fn give_reason(&mut self, text: &str) {
         let line = format!("devicemesh run: {}", self.style.wrong(text));
-        say(&line);
+        self.sinks.say(&line);
         self.reason = Some(line);
     }
 
@@ -391,7 +394,7 @@ impl Starter<'_> {
     fn say_too_early(&self, signal: Signal) {
         let is_first = self.interrupts == 1 && self.nodes.iter().any(Node::has_orders);
         if let Some(text) = too_early(signal).filter(|_| is_first && io::stderr().is_terminal()) {
-            say(&format!("\ndevicemesh run: {text}"));
+            self.sinks.say(&format!("\ndevicemesh run: {text}"));
         }
     }
 

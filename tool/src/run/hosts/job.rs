@@ -11,9 +11,9 @@ use super::losses::Losses;
 use super::node::Node;
 use super::words::{Word, line};
 use crate::run::options::Options;
+use crate::run::output::Sinks;
 use crate::run::rendezvous::is_loopback;
 use crate::run::signals::Signals;
-use crate::stdio::say;
 use crate::style::Style;
 use crate::words::listed;
 
@@ -22,6 +22,11 @@ pub struct Starter<'a> {
     pub options: &'a Options,
     pub nodes: Vec<Node>,
     pub signals: Signals,
+    /// The starter's standard output and standard error. Threads write to them, because a reader may
+    /// stop for long.
+    pub sinks: Sinks,
+    /// When the starter began.
+    pub began: Instant,
     pub style: Style,
     /// The folder in which the user is, and the variables that the nodes get.
     pub directory: OsString,
@@ -71,7 +76,7 @@ pub fn without_end(message: &str) -> &str {
 
 impl Starter<'_> {
     pub fn say(&self, text: &str) {
-        say(&format!("devicemesh run: {}", printable(text)));
+        self.sinks.say(&format!("devicemesh run: {}", printable(text)));
     }
 
     /// Says something that is not the reason for the end. If it stands below the reason, the starter
