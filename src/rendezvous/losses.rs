@@ -5,8 +5,8 @@
 //! processes, and whoever asks says which process of a rank is meant.
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
-//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
-//! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
+//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end
+//! (with a mark where the rank's host is silent), and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
 //! each rank leaves its process number under the name of its host, and a rank that waits for long
 //! looks whether the processes of its own host live. There the ranks fill the gaps.
 
@@ -20,7 +20,7 @@ use hostccl::process::{Process, ProcessId};
 use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
 use super::incarnation::Incarnation;
-use super::store::Store;
+use super::store::{Store, split_last_word};
 use crate::digest::Fnv1a;
 use crate::error::{Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -147,8 +147,12 @@ impl Losses {
 
     /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
-        let process: Option<Incarnation> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        let (word, is_silent) = split_last_word(value);
+        let process: Option<Incarnation> = std::str::from_utf8(word).ok().and_then(|text| text.parse().ok());
         let mut known = self.known();
+        if let Some(process) = process.filter(|_| is_silent) {
+            known.noticed.entry(process).or_insert("the store says so: its host is down or out of reach");
+        }
         // Another thread may have noted it meanwhile. A value that is no process is counted, so the
         // next note is found.
         if known.read + 1 == number {

@@ -28,10 +28,11 @@ pub fn cannot_print(error: &io::Error) -> String {
     format!("cannot write to standard output: {error}")
 }
 
-/// Prints one line to standard error. An error is ignored, because there is no other place to
-/// report it.
+/// Prints one line to standard error, in a new line. An error is ignored, because there is no other
+/// place to report it.
 pub fn say(line: &str) {
-    let begin = if IS_INSIDE_LINE.swap(false, Ordering::SeqCst) { "\n" } else { "" };
+    let is_inside_line = IS_INSIDE_LINE.swap(false, Ordering::SeqCst);
+    let begin = if is_inside_line && !line.starts_with('\n') { "\n" } else { "" };
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(format!("{begin}{line}\n").as_bytes());
 }

@@ -84,7 +84,7 @@ impl Starter<'_> {
                 None => format!("{name} has gone: {program}, the connection to it, {how}"),
                 Some(code) => {
                     // ssh ends with 255 where the connection fails, and else with the code of the node.
-                    let is_killed = node.planned.is_local || code != CONNECTION_FAILED;
+                    let is_killed = (node.planned.is_local || code != CONNECTION_FAILED).then_some(true);
                     let gone = Cause::Gone { node: name, number: None, is_killed };
                     format!("{gone} ({program} {how}{colon}{words})")
                 }
