@@ -14,6 +14,7 @@ from netlab import Lab
 from support.paths import TOOL
 from support.processes import children, environment, run, wait_until
 from support.rsh import keeper_of, rsh, start
+from support.terminals import on_terminals
 from support.tool import HERE, PATIENCE, SLEEP, ends
 
 
@@ -62,6 +63,12 @@ def test_variables_go_with_the_job_and_no_secret_is_on_a_command_line(start, tmp
     assert [text.strip() for text in out.splitlines()] == [line, line], out
     assert "--agent" in err and "hush" not in err, err
     assert "hush" not in (tmp_path / "started").read_text()
+
+
+def test_the_ranks_know_the_width_of_the_terminal():
+    command, env = [TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2", "--", "sh", "-c", "echo ${COLUMNS-none}"], environment(without=["COLUMNS"])
+    assert on_terminals(60, *command, env=env)[0] == "60\r\n60\r\n"
+    assert run(*command, env=env, timeout=PATIENCE).stdout == "none\nnone\n"
 
 
 def test_many_lines_arrive_whole(start):

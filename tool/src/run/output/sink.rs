@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::stdio::write_all;
+use crate::stdio::{needs_line_break, write_all};
 
 /// How many bytes may wait to be written. With more bytes the tool stops reading, so the ranks'
 /// pipes fill and the ranks wait, as they would for a slow reader without the tool.
@@ -74,8 +74,9 @@ impl Sink {
 
     fn push_lines(&self, mut bytes: Vec<u8>, is_own: bool) {
         let mut state = self.0.state();
-        let begins_itself = bytes.first() == Some(&b'\n');
-        if state.open.take().is_some() || (is_own && state.is_inside_line && !begins_itself) {
+        let is_open = state.open.take().is_some();
+        let breaks = if is_own { needs_line_break(&bytes, is_open || state.is_inside_line) } else { is_open };
+        if breaks {
             bytes.insert(0, b'\n');
         }
         self.0.add(&mut state, bytes, is_own);
@@ -252,6 +253,14 @@ mod tests {
         }
         let queue = sink.0.state().queue.clone();
         assert_eq!(String::from_utf8(queue).unwrap(), "whole\nown\nno end\nown\nbar 10%\rbar 20%\nown\n");
+        sink.0.state().queue.clear();
+        // A message about a key begins with a line break itself.
+        sink.open((0, false), b"prompt".to_vec());
+        sink.push_own(b"\nown\n".to_vec());
+        sink.push(b"no end".to_vec());
+        sink.push_own(b"\nown\n".to_vec());
+        let queue = sink.0.state().queue.clone();
+        assert_eq!(String::from_utf8(queue).unwrap(), "prompt\nown\nno end\nown\n");
     }
 
     #[test]
