@@ -68,8 +68,7 @@ impl Starter<'_> {
         if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
             return;
         }
-        let program =
-            if node.planned.is_local { "the agent".into() } else { node.planned.command[0].to_string_lossy() };
+        let program = node.program();
         let how = match How::from(status) {
             How::Exited(code) => format!("ended with code {code}"),
             killed => killed.to_string(),
@@ -93,7 +92,14 @@ impl Starter<'_> {
         }
         let how = format!("{program} {how}");
         let advice = match status.code() {
-            Some(0) => "; what ran there is no devicemesh",
+            // A program exits with 2 where it does not understand its arguments.
+            Some(0 | 2) => {
+                concat!(
+                    "; what ran there is no devicemesh ",
+                    env!("CARGO_PKG_VERSION"),
+                    ": --remote-tool names its path"
+                )
+            }
             Some(126 | 127) => "; devicemesh must be there at the same path or in PATH, or --remote-tool names it",
             _ => "",
         };
@@ -104,7 +110,7 @@ impl Starter<'_> {
     pub fn host_failed(&mut self, index: usize, why: String) {
         self.nodes[index].state = State::Lost;
         if self.code.is_none() {
-            self.failures.add(index, self.nodes[index].name(), why);
+            self.failures.add(index, self.nodes[index].target(), why);
         }
     }
 
@@ -123,8 +129,8 @@ impl Starter<'_> {
     /// question.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
-            let printed = node.printed().map_or(String::new(), |text| format!("; it has printed: {text}"));
-            self.failures.add(index, node.name(), format!("no answer within {}{printed}", time(node)));
+            let printed = node.printed().map_or(String::new(), |text| format!("; {text}"));
+            self.failures.add(index, node.target(), format!("no answer within {}{printed}", time(node)));
         }
     }
 
@@ -136,7 +142,7 @@ impl Starter<'_> {
         if first.network.is_empty() || !self.nodes.iter().any(is_elsewhere) {
             return;
         }
-        let (meeting, first, others) = (&self.meeting, first.name(), self.names(is_elsewhere));
+        let (meeting, first, others) = (&self.meeting, first.target(), self.names(is_elsewhere));
         let message = format!(
             "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
         );
@@ -171,7 +177,7 @@ impl Starter<'_> {
 
     pub fn say_failures(&mut self) {
         let untried: Vec<&str> =
-            self.nodes.iter().filter(|node| node.state == State::Planned).map(Node::name).collect();
+            self.nodes.iter().filter(|node| node.state == State::Planned).map(Node::target).collect();
         let message = self.failures.message(self.nodes.len(), &untried);
         self.give_reason(&message);
     }

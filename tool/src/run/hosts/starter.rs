@@ -213,9 +213,9 @@ impl Starter<'_> {
             self.end(1);
         } else if now >= self.next_note {
             let (left, hosts) = (self.time_left(now), count(self.nodes.len(), "host"));
-            // A login shell may have asked a question.
-            let printed = self.nodes.iter().find_map(|node| Some((node.name(), node.printed()?)));
-            let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
+            // A login shell, or ssh itself, may have asked a question.
+            let printed = self.nodes.iter().find_map(|node| Some((node.target(), node.printed()?)));
+            let printed = printed.map_or(String::new(), |(host, text)| format!("; for {host}, {text}"));
             self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
             self.next_note = now + AGAIN;
         }
