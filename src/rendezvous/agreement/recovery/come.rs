@@ -25,12 +25,12 @@ use crate::wait::{Deadline, Wait};
 /// How long a rank that is suspected may stay silent once all others are here.
 const SUSPECTED: Duration = Duration::from_secs(1);
 
-/// What a rank brings to a turn.
+/// The arguments with which a rank comes to a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.
     pub call: &'a str,
-    /// What the call wants. It must be equal on all ranks of the mesh. Where this rank is not in
+    /// The terms that the call asks for. They must be equal on all ranks of the mesh. Where this rank is not in
     /// the mesh, the terms of the mesh count.
     pub terms: &'a Terms,
     /// Whether this rank has the state of the training. A rank of the mesh that has never joined

@@ -109,7 +109,7 @@ struct Arriving<'a> {
     entries: Vec<Entry>,
     /// Why a node was refused, where that has happened. It may be one that this job waits for.
     refused: String,
-    /// What the store says of connections that it has refused because of their secrets. They may be
+    /// The store's text about connections that it has refused because of their secrets. They may be
     /// from a node that this job waits for. Empty where there were none.
     locked_out: String,
 }
