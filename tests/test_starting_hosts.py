@@ -137,7 +137,7 @@ def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
                        r"what ran there is no devicemesh \d\S+: --remote-tool names its path\n"),
     ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
     ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left \(--rdzv-timeout\)\n.*: silent: no answer within 2 s \(--rdzv-timeout\)\n"),
-    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); for asking, \S+/rsh has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); \S+/rsh has printed: Welcome to asking!; Press a key:\n"),
+    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); \S+/rsh to asking has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); \S+/rsh has printed: Welcome to asking!; Press a key:\n"),
     ("al,be", ("--remote-tool", "/nonexistent/tool"),
      r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
 def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):

@@ -5,8 +5,8 @@
 //! processes, and whoever asks says which process of a rank is meant.
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
-//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end
-//! (with a mark where the rank's host is silent), and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
+//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
+//! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
 //! each rank leaves its process number under the name of its host, and a rank that waits for long
 //! looks whether the processes of its own host live. There the ranks fill the gaps.
 

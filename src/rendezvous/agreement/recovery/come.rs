@@ -25,7 +25,7 @@ use crate::wait::{Deadline, Wait};
 /// How long a rank that is suspected may stay silent once all others are here.
 const SUSPECTED: Duration = Duration::from_secs(1);
 
-/// The arguments with which a rank comes to a turn.
+/// What a rank brings to a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.

@@ -129,7 +129,8 @@ impl Starter<'_> {
     /// question.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
-            let printed = node.printed().map_or(String::new(), |text| format!("; {text}"));
+            let printed =
+                node.printed().map_or(String::new(), |text| format!("; {} has printed: {text}", node.program()));
             self.failures.add(index, node.target(), format!("no answer within {}{printed}", time(node)));
         }
     }

@@ -1,6 +1,5 @@
 //! A host of the job, as the starter sees it.
 
-use std::borrow::Cow;
 use std::time::Instant;
 
 use super::plan::Planned;
@@ -52,22 +51,11 @@ impl Node {
         self.planned.host.name()
     }
 
-    /// The host as the user wrote it, maybe with a login: "anna@beta".
-    pub fn target(&self) -> &str {
-        &self.planned.host.target
-    }
-
-    /// The program that reaches the host, for messages.
-    pub fn program(&self) -> Cow<'_, str> {
-        if self.planned.is_local { "the agent".into() } else { self.planned.command[0].to_string_lossy() }
-    }
-
-    /// Says, for a host whose agent has not said hello, what ssh and the login shell have printed,
-    /// as "ssh has printed: Welcome!". `None` for other hosts, and where they have printed nothing.
+    /// What ssh and the login shell have printed on a host whose agent has not said hello. `None`
+    /// on other hosts, and where they have printed nothing.
     pub fn printed(&self) -> Option<String> {
         let process = self.process.as_ref().filter(|_| self.state == State::Starting);
-        let words = process.map(Process::words).filter(|words| !words.is_empty())?;
-        Some(format!("{} has printed: {words}", self.program()))
+        process.map(Process::words).filter(|words| !words.is_empty())
     }
 
     /// Whether the host has not said hello.
@@ -83,5 +71,15 @@ impl Node {
     /// Whether the host has its orders, so that a node may run there.
     pub fn has_orders(&self) -> bool {
         matches!(self.state, State::Ordered | State::Working)
+    }
+
+    /// The host as the user wrote it, maybe with a login: "anna@beta".
+    pub fn target(&self) -> &str {
+        &self.planned.host.target
+    }
+
+    /// The program that reaches the host, for messages: "ssh".
+    pub fn program(&self) -> std::borrow::Cow<'_, str> {
+        if self.planned.is_local { "the agent".into() } else { self.planned.command[0].to_string_lossy() }
     }
 }

@@ -214,8 +214,10 @@ impl Starter<'_> {
         } else if now >= self.next_note {
             let (left, hosts) = (self.time_left(now), count(self.nodes.len(), "host"));
             // A login shell, or ssh itself, may have asked a question.
-            let printed = self.nodes.iter().find_map(|node| Some((node.target(), node.printed()?)));
-            let printed = printed.map_or(String::new(), |(host, text)| format!("; for {host}, {text}"));
+            let with_printed =
+                |node: &Node| Some((format!("{} to {}", node.program(), node.target()), node.printed()?));
+            let printed = self.nodes.iter().find_map(with_printed);
+            let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
             self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
             self.next_note = now + AGAIN;
         }
