@@ -97,8 +97,8 @@ impl Output {
     }
 
     /// Prepares for the ranks of this node: makes the folder of their logs, and starts the threads
-    /// that write what passes through the tool.
-    pub fn begin(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+    /// that write what passes through the tool. `is_agent` says that one terminal shows all nodes.
+    pub fn begin(&mut self, assignment: &Assignment, is_agent: bool) -> Result<(), Failure> {
         if let Some(rank) = self.route.reader.filter(|rank| *rank >= assignment.world_size) {
             let last = assignment.world_size - 1;
             return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
@@ -106,7 +106,7 @@ impl Output {
         self.host.clone_from(&assignment.host_name);
         if let Some(logs) = &self.route.logs {
             let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
-            let on_each_host = if assignment.nodes > 1 { " on each host" } else { "" };
+            let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
             say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
             self.folder = Some(folder);
         }

@@ -35,8 +35,8 @@ pub struct Node {
     /// The network that the agent has named in its hello. Empty before the hello, and where the
     /// agent does not know its network.
     pub network: String,
-    /// When the last rank there is killed, where the connection has failed, so that the node maybe
-    /// does not know it yet.
+    /// The moment by which the last rank there is killed, where the connection has failed: the node
+    /// may notice the failure late. `None` elsewhere.
     pub ends_by: Option<Instant>,
 }
 
