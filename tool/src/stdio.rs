@@ -28,18 +28,12 @@ pub fn cannot_print(error: &io::Error) -> String {
     format!("cannot write to standard output: {error}")
 }
 
-/// Prints one line to standard error, in a new line. An error is ignored, because there is no other
-/// place to report it.
+/// Prints one line to standard error. An error is ignored, because there is no other place to
+/// report it.
 pub fn say(line: &str) {
-    let begin = if needs_line_break(line.as_bytes(), IS_INSIDE_LINE.swap(false, Ordering::SeqCst)) { "\n" } else { "" };
+    let begin = if IS_INSIDE_LINE.swap(false, Ordering::SeqCst) { "\n" } else { "" };
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(format!("{begin}{line}\n").as_bytes());
-}
-
-/// Whether a line break must come before a message of the tool, where the output ends inside a line
-/// or not. A message about a key of the terminal begins with a line break itself.
-pub fn needs_line_break(message: &[u8], is_inside_line: bool) -> bool {
-    is_inside_line && message.first() != Some(&b'\n')
 }
 
 /// Writes what other processes have written, to standard error or to standard output. If the
@@ -80,16 +74,4 @@ pub fn write_all(descriptor: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::needs_line_break;
-
-    #[test]
-    fn a_message_gets_one_line_break() {
-        let messages: [&[u8]; 2] = [b"devicemesh run: over", b"\ndevicemesh run: over"];
-        assert_eq!(messages.map(|message| needs_line_break(message, true)), [true, false]);
-        assert_eq!(messages.map(|message| needs_line_break(message, false)), [false, false]);
-    }
 }

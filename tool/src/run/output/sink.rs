@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::stdio::{needs_line_break, write_all};
+use crate::stdio::write_all;
 
 /// How many bytes may wait to be written. With more bytes the tool stops reading, so the ranks'
 /// pipes fill and the ranks wait, as they would for a slow reader without the tool.
@@ -74,9 +74,8 @@ impl Sink {
 
     fn push_lines(&self, mut bytes: Vec<u8>, is_own: bool) {
         let mut state = self.0.state();
-        let is_open = state.open.take().is_some();
-        let breaks = if is_own { needs_line_break(&bytes, is_open || state.is_inside_line) } else { is_open };
-        if breaks {
+        let begins_itself = is_own && bytes.first() == Some(&b'\n');
+        if (state.open.take().is_some() || (is_own && state.is_inside_line)) && !begins_itself {
             bytes.insert(0, b'\n');
         }
         self.0.add(&mut state, bytes, is_own);
