@@ -325,6 +325,29 @@ def test_who_lacks_the_secret_does_not_join(node, endpoint):
     right.ends(1, "node 1 of 2 did not come")
 
 
+@pytest.mark.parametrize("first, second, why", [
+    ({"DM_STORE_SECRET": "hush"}, {}, "it has no DM_STORE_SECRET and the store has one"),
+    ({}, {"DM_STORE_SECRET": "hush"}, "it has a DM_STORE_SECRET and the store has none"),
+    ({"DM_STORE_SECRET": "hush"}, {"DM_STORE_SECRET": "lush"}, "its DM_STORE_SECRET is another one than the store's")], ids=["none", "one", "another"])
+def test_a_node_that_waits_says_who_was_refused_for_a_secret(node, endpoint, first, second, why):
+    """It says so at once, and again at the end, with all that were refused since then."""
+    waiting = node(endpoint, "--nnodes 2 --node-rank 0 -n 1 --rdzv-timeout 6s", "exit 0", **first)
+    line = waiting.process.stderr.readline()
+    assert "waiting for node 1 of 2" in line, line
+    refused = rf"the store refused {{}}, the last one from 127.0.0.1, because {why}: give all nodes the same DM_STORE_SECRET, or none\n"
+    for attempt in range(2):
+        node(endpoint, "--nnodes 2 --node-rank 1 -n 1 --rdzv-timeout 3s", "exit 0", **second).ends(1, "DM_STORE_SECRET")
+        if attempt == 0:
+            line = waiting.process.stderr.readline()
+            assert re.fullmatch("devicemesh run: " + refused.format("1 connection"), line), line
+    waiting.ends(1, r"^devicemesh run: node 1 of 2 did not come to .*; " + refused.format("2 connections"))
+
+
+def test_an_endpoint_of_another_host_is_told_to_node_0(node):
+    said = rf"node 0 is on {HERE}, and tcp://192\.0\.2\.1:29400 is at another host: --rdzv-endpoint must name the host of node 0\n"
+    node("192.0.2.1:29400", "--nnodes 2 --node-rank 0 -n 1", "exit 0").ends(1, said)
+
+
 @pytest.mark.parametrize("options, said", [
     ("--nnodes 2 -n 1", "needs --rdzv-endpoint HOST:PORT"), ("--nnodes 2 --node-rank 2 -n 1 --rdzv-endpoint a:1", "the nodes are 0 to 1"),
     ("-n 1 --rdzv-endpoint tcp://a:1", "without tcp://"), ("-n many", "cpu, gpu or auto")])
@@ -387,12 +410,21 @@ def test_hosts_name_the_host_that_failed(lab):
         node.ends(6, r"rank 2 on beta failed first: exit code 6: out of memory\n$")
 
 
+def test_a_killed_tool_of_another_host_is_told_from_a_lost_host(lab):
+    hosts, nodes = lab(f"echo $$ $PPID; {SLEEP}", numbered(2, 1))
+    pids = [pid for node in nodes for pid in node.line().split()]
+    os.kill(int(pids[3]), signal.SIGKILL)
+    nodes[0].ends(1, r"node 1 \(beta\) has gone: its devicemesh run was killed; ")
+    nodes[1].ends(137)
+    all_gone(pids)
+
+
 @pytest.mark.lengthy
 def test_hosts_that_fall_silent_are_missed(lab):
     hosts, nodes = lab(f"echo $$; {SLEEP}", numbered(2, 1))
     pids = [node.line() for node in nodes]
     hosts.cut("beta")
-    nodes[0].ends(1, r"node 1 \(beta\) has gone: ")
+    nodes[0].ends(1, r"node 1 \(beta\) has gone: its host or the network is down; ")
     nodes[1].ends(1, r"node 0 \(alpha\) (is out of reach|has gone), and with it the store at tcp://alpha:29400")
     all_gone(pids)
 

@@ -3,13 +3,15 @@ standard input. tool/tests/run.rs has the cases of readers that have ended and o
 
 import os
 import re
+import shlex
 import subprocess
 
 import pytest
 
 from support.paths import TOOL
 from support.processes import environment, run
-from support.tool import HERE, PATIENCE
+from support.rsh import rsh, start
+from support.tool import HERE, PATIENCE, ends
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -69,6 +71,13 @@ def test_nodes_share_the_folder_of_a_run(tmp_path, free_port):
     assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1
 
 
+def test_a_log_of_several_nodes_is_named_with_its_host(start, tmp_path):
+    _, err = ends(start("al,be", "if [ $RANK = 1 ]; then exit 9; fi; exec sleep 1000", "--log-dir", "logs", "--failure-grace", "0"), 9)
+    folder = f"logs/{os.readlink(tmp_path / 'logs/latest')}"
+    assert err.splitlines()[0] == f"devicemesh run: logs in {folder} on each host", err
+    assert err.splitlines()[-1] == f"devicemesh run: rank 1 on {HERE} failed first: exit code 9 (log in {folder}/rank-1.err on {HERE})", err
+
+
 def test_each_line_has_its_time(tmp_path):
     done = job(f"-n 2 --log-dir {tmp_path} --tee --prefix --timestamps", "echo one; echo two; printf three >&2")
     assert len(re.findall(rf"^{TIME} \[rank [01]\] (?:one|two)$", done.stdout, re.M)) == 4, done.stdout
@@ -116,6 +125,19 @@ def test_a_log_that_cannot_be_written_ends_the_job(tmp_path):
     script = f"trap '' XFSZ; ulimit -f 1; exec {TOOL} run -n 2 --log-dir {tmp_path} --tee -- sh -c 'seq 1000; exec sleep 1000'"
     done = run("/bin/sh", "-c", script, code=1, timeout=PATIENCE)
     lost = r"cannot write \S+/rank-[01]\.out: File too large .*; some of the ranks' output is lost; 2 ranks get SIGTERM now"
+    assert re.search(lost, done.stderr), done.stderr
+
+
+def test_a_full_disk_under_logs_that_the_ranks_write_is_an_error(tmp_path):
+    """The ranks see the error and end well all the same."""
+    (logs := tmp_path / "logs").mkdir()
+    fills = "head -c 100000 /dev/zero || exit 0"
+    script = f"mount -t tmpfs -o size=64k none {logs} && exec {TOOL} run -n 1 --log-dir {logs} -- sh -c {shlex.quote(fills)}"
+    isolated = ("unshare", "--user", "--map-root-user", "--mount")
+    if run(*isolated, "mount", "-t", "tmpfs", "none", logs, code=None).returncode != 0:
+        pytest.skip("no file system can be mounted here (unshare)")
+    done = run(*isolated, "/bin/sh", "-c", script, code=1, timeout=PATIENCE)
+    lost = rf"no room is left in {logs}/[^/ ]+ \(No space left on device .*\); some of the ranks' output may be lost"
     assert re.search(lost, done.stderr), done.stderr
 
 

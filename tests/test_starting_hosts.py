@@ -14,6 +14,7 @@ from netlab import Lab
 from support.paths import TOOL
 from support.processes import children, environment, run, wait_until
 from support.rsh import keeper_of, rsh, start
+from support.terminals import on_terminals
 from support.tool import HERE, PATIENCE, SLEEP, ends
 
 
@@ -62,6 +63,12 @@ def test_variables_go_with_the_job_and_no_secret_is_on_a_command_line(start, tmp
     assert [text.strip() for text in out.splitlines()] == [line, line], out
     assert "--agent" in err and "hush" not in err, err
     assert "hush" not in (tmp_path / "started").read_text()
+
+
+def test_the_ranks_know_the_width_of_the_terminal():
+    command, env = [TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2", "--", "sh", "-c", "echo ${COLUMNS-none}"], environment(without=["COLUMNS"])
+    assert on_terminals(60, *command, env=env)[0] == "60\r\n60\r\n"
+    assert run(*command, env=env, timeout=PATIENCE).stdout == "none\nnone\n"
 
 
 def test_many_lines_arrive_whole(start):
@@ -134,9 +141,12 @@ def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
 @pytest.mark.parametrize("hosts, options, said", [
     ("al,nologin", (), r"devicemesh run: nologin: \S+/rsh ended with code 1: This account is currently not available\.\n"),
     ("al,denied", (), r"devicemesh run: denied: \S+/rsh ended with code 255: Warning: noise; denied: Permission denied \(publickey\)\.\n"),
+    ("al,anna@denied", (), r"devicemesh run: anna@denied: \S+/rsh ended with code 255: .*; anna@denied: Permission denied \(publickey\)\.\n"),
+    ("al,ancient", (), r"devicemesh run: ancient: \S+/rsh ended with code 2: error: unrecognized subcommand 'agent'; "
+                       r"what ran there is no devicemesh \d\S+: --remote-tool names its path\n"),
     ("al,old", (), r"devicemesh run: old: it has devicemesh 0\.0\.1, and this is \d\S+: install the same on all hosts\n"),
     ("al,silent", ("--rdzv-timeout", "2"), r"waiting for 1 of 2 hosts to answer: silent; \d s left \(--rdzv-timeout\)\n.*: silent: no answer within 2 s \(--rdzv-timeout\)\n"),
-    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); asking has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); it has printed: Welcome to asking!; Press a key:\n"),
+    ("al,asking", ("--rdzv-timeout", "2"), r"asking; \d s left \(--rdzv-timeout\); \S+/rsh to asking has printed: Welcome to asking!; Press a key:\n.*run: asking: no answer within 2 s \(--rdzv-timeout\); \S+/rsh has printed: Welcome to asking!; Press a key:\n"),
     ("al,be", ("--remote-tool", "/nonexistent/tool"),
      r"devicemesh run: al, be: \S+/rsh ended with code 127: .*/nonexistent/tool: not found; devicemesh must be there")])
 def test_a_host_that_cannot_take_part_is_named(start, hosts, options, said):
@@ -184,7 +194,9 @@ def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
 @pytest.mark.parametrize("options, said", [
     (["--hosts", "u@a,a"], "u@a and a are one host"), (["--hosts", "a:0"], "no number of ranks"),
     (["--hosts", "a,b:2:3"], '"b:2:3" has two colons: write b:2'), (["--hosts", "a,,b"], 'host 2 of "a,,b" has no name'),
-    (["--hosts", "a", "--nnodes", "2"], "cannot be used with"), (["--hosts", "a", "-x", "NOT_SET_HERE"], "-x NOT_SET_HERE=VALUE sets it"),
+    (["--hosts", "a", "--nnodes", "2"], "run: --nnodes does not go with --hosts and --hostfile: the list of hosts says how many nodes there are, so leave --nnodes out\n"),
+    (["--hostfile", "a", "--node-rank", "0"], "run: --node-rank does not go with --hosts"), (["--hosts", "a", "--hostfile", "b"], "cannot be used with"),
+    (["--hosts", "a", "-x", "NOT_SET_HERE"], "-x NOT_SET_HERE=VALUE sets it"),
     (["--hostfile", "/nonexistent"], "--hostfile /nonexistent: No such file"), (["-x", "A=b"], "is for --hosts or --hostfile"),
     (["--hosts", "a", "--rsh-agent", " "], "--rsh-agent is empty")])
 def test_wrong_command_lines(options, said):

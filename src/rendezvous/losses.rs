@@ -21,7 +21,7 @@ use hostccl::process::{Process, ProcessId};
 use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
 use super::incarnation::Incarnation;
-use super::store::Store;
+use super::store::{Store, split_last_word};
 use super::turns::{Turn, Turns};
 use crate::digest::Fnv1a;
 use crate::error::{Result, Status};
@@ -158,7 +158,8 @@ impl Losses {
 
     /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
-        let text = std::str::from_utf8(value).unwrap_or_default();
+        let (word, is_silent) = split_last_word(value);
+        let text = std::str::from_utf8(word).unwrap_or_default();
         let mut known = self.known();
         // Another thread may have noted it meanwhile. A value that cannot be read is counted, so
         // the next note is found.
@@ -166,7 +167,13 @@ impl Losses {
             known.read = number;
             match text.parse() {
                 Ok(turn) => self.turns.note(turn),
-                Err(()) => known.add(text.parse().ok()),
+                Err(()) => {
+                    let process: Option<Incarnation> = text.parse().ok();
+                    if let Some(process) = process.filter(|_| is_silent) {
+                        known.noticed.entry(process).or_insert("the store says so: its host is down or out of reach");
+                    }
+                    known.add(process);
+                }
             }
         }
     }

@@ -17,7 +17,8 @@ RSH = """\
 echo "$@" >> {folder}/started
 host=$1; shift
 case $host in
-  denied) echo "Warning: Permanently added '$host' (ED25519) to the list of known hosts." >&2; echo "Warning: noise" >&2; echo "$host: Permission denied (publickey)." >&2; exit 255;;
+  ancient) echo "error: unrecognized subcommand 'agent'" >&2; exit 2;;
+  denied|*@denied) echo "Warning: Permanently added '$host' (ED25519) to the list of known hosts." >&2; echo "Warning: noise" >&2; echo "$host: Permission denied (publickey)." >&2; exit 255;;
   lost) echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255;;
   nologin) echo "This account is currently not available."; exit 1;;
   silent*) exec sleep 1000;;

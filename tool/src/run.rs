@@ -185,7 +185,8 @@ impl Job<'_> {
         let served = if serves { assignment.world_size } else { 0 };
         let ranks = open_files::Ranks { here: assignment.ranks, served, tools: assignment.nodes };
         let limit = self.open_files.map_or_else(|| open_files::make_room(ranks, self.output.route()), Ok);
-        let begun = limit.and_then(|limit| self.output.begin(assignment).map(|()| limit));
+        let is_agent = self.options.hosts.agent.is_some();
+        let begun = limit.and_then(|limit| self.output.begin(assignment, is_agent).map(|()| limit));
         let started = begun
             .and_then(|limit| Ranks::start(assignment, &self.options.command, &self.binding, limit, &mut self.output));
         let host_name = assignment.host_name.as_ref();

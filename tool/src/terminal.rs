@@ -13,22 +13,36 @@ const LEAST: usize = 40;
 /// The width of a help text where there is no terminal.
 const PLAIN: usize = 100;
 
-/// The width of standard output in character cells, where that is a terminal which says its width.
-/// `None` elsewhere: there a line may have any length, so that a reader (grep, a file) gets it whole.
+/// The variable that has the width where the terminal does not say it, as for ls and ps.
+pub const COLUMNS: &str = "COLUMNS";
+
+/// The width of standard output in character cells, where that is a terminal which says its width,
+/// else the value of [`COLUMNS`]. `None` without both: there a line may have any length, so that a
+/// reader (grep, a file) gets it whole.
 pub fn width() -> Option<usize> {
-    width_of(stdout())
+    width_of(stdout()).or_else(|| columns(std::env::var(COLUMNS).ok()?.as_str()))
 }
 
 /// The width of a help text in character cells. Where standard output is no terminal, for example a
-/// pager's pipe, it is the width of the terminal from which the tool was started. Where there is no
-/// terminal, it is 100, because very long lines are hard to read.
+/// pager's pipe, and [`COLUMNS`] is not set, it is the width of the terminal from which the tool was
+/// started. Where there is no terminal, it is 100, because very long lines are hard to read.
 pub fn width_of_help() -> usize {
     width().or_else(|| width_of(stderr())).or_else(|| width_of(stdin())).unwrap_or(PLAIN)
 }
 
 fn width_of(terminal: impl AsFd) -> Option<usize> {
-    let columns = tcgetwinsize(terminal).ok()?.ws_col;
-    (columns > 0).then(|| usize::from(columns).max(LEAST))
+    limited(tcgetwinsize(terminal).ok()?.ws_col)
+}
+
+/// Reads the width from a text. A text that is no width counts as none.
+fn columns(text: &str) -> Option<usize> {
+    limited(text.trim().parse().ok()?)
+}
+
+/// The width for which lines are broken, on a terminal of that many cells. A terminal that does not
+/// know its width says 0.
+fn limited(cells: u16) -> Option<usize> {
+    (cells > 0).then(|| usize::from(cells).max(LEAST))
 }
 
 /// Whether the terminal that controls this process stops processes that write to it in the background
@@ -83,7 +97,15 @@ pub fn visible(text: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{hanging, visible, wrap};
+    use super::{columns, hanging, visible, wrap};
+
+    #[test]
+    fn a_variable_has_the_width() {
+        assert_eq!(
+            ["200", " 60\n", "7", "0", "-1", "wide", ""].map(columns),
+            [Some(200), Some(60), Some(40), None, None, None, None]
+        );
+    }
 
     #[test]
     fn lines_are_broken_between_words() {

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 fn tool(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    // The environment of the tests must not decide about colours.
-    for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+    // The environment of the tests must not decide about colours and widths.
+    for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS"] {
         command.env_remove(name);
     }
     command.arg("show").args(arguments.split(' ')).env("TERM", "xterm").stdin(Stdio::null());
@@ -176,8 +176,14 @@ fn nothing_is_wider_than_the_terminal() {
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{arguments}:\n{narrow}");
         assert!(wide.lines().all(|line| line.chars().count() <= 200), "{arguments}:\n{wide}");
     }
+    // COLUMNS counts where no terminal says its width.
+    let line = "2,2,2 dp,cp,tp --rank 3 --hosts 2x4 --color never";
+    let narrow = on_a_terminal_of(60, &mut tool(line));
+    assert_eq!(String::from_utf8(tool(line).env("COLUMNS", "60").output().unwrap().stdout).unwrap(), narrow);
+    assert_eq!(on_a_terminal_of(0, tool(line).env("COLUMNS", "60")), narrow);
+    assert_eq!(on_a_terminal_of(60, tool(line).env("COLUMNS", "200")), narrow);
     assert_eq!(
-        on_a_terminal_of(60, &mut tool("2,2,2 dp,cp,tp --rank 3 --hosts 2x4 --color never")),
+        narrow,
         "\
 DeviceMesh((dp=2, cp=2, tp=2), 'cuda', stride=(4, 2, 1))
 8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)

@@ -17,7 +17,7 @@ use crate::wait::Wait;
 
 mod text;
 
-/// What the ranks have decided under one number.
+/// A decision of the ranks under one number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The next epoch. Its number is that of the decision.

@@ -1,5 +1,5 @@
-//! What a rank proposes in a turn, by what it sees at one moment (docs/recovery.md, "Who is waited
-//! for" and "How a proposer fills the seats").
+//! Computes the decision that a rank proposes in a turn, from the state of the turn that it sees at
+//! one moment (docs/recovery.md, "Who is waited for" and "How a proposer fills the seats").
 //!
 //! Nothing here waits or asks the store. tests/recovery_model compares these rules with its own in
 //! every state that it reaches.
@@ -12,7 +12,7 @@ use super::verdict::ranges;
 use crate::error::Error;
 use crate::rendezvous::incarnation::Incarnation;
 
-/// What a rank sees of a turn at one moment.
+/// The state of a turn that a rank sees at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen<'a> {
     /// The epoch in which the rank is.
@@ -29,7 +29,7 @@ pub struct Seen<'a> {
     pub door: &'a [Knock],
     /// The terms of the turn.
     pub terms: &'a Terms,
-    /// What the rank has waited for long enough.
+    /// The waits of the rank that have lasted long enough.
     pub passed: Passed,
 }
 
@@ -42,7 +42,7 @@ pub struct Knock {
     pub seat: usize,
 }
 
-/// What the ranks of the mesh want of a turn, equal on all of them.
+/// The terms on which the ranks of the mesh recover. They are equal on all of these ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Whether they want the end of the job, and no recovery.
@@ -62,7 +62,7 @@ pub struct Terms {
     pub any_state: bool,
 }
 
-/// What a rank has waited for long enough.
+/// The waits of a rank in a turn that have lasted long enough.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Passed {
     /// The rank's time for the call, where it has passed.

@@ -82,6 +82,19 @@ fn a_rank_that_dies_while_it_announces_a_loss_does_not_hide_later_losses() {
     assert_eq!(known(&Losses::none(store, "test")), ["3", "5"]);
 }
 
+#[test]
+fn a_loss_of_a_silent_host_is_a_loss() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let losses = Losses::none(Arc::clone(&store), "test");
+    for (number, note) in [(1, "3 silent"), (2, "5:1 silent"), (3, "4")] {
+        store.set(&note_key("test/lost", number), note.as_bytes(), &soon()).unwrap();
+    }
+    assert_eq!(known(&losses), ["3", "4", "5:1"]);
+    let how = losses.known().noticed.get(&first(3)).copied();
+    assert_eq!(how, Some("the store says so: its host is down or out of reach"));
+    assert!(!losses.known().noticed.contains_key(&first(4)));
+}
+
 /// This test takes 2 s, because that is the pause before the second announcement.
 #[test]
 fn a_loss_that_could_not_be_announced_is_announced_later() {

@@ -36,6 +36,10 @@ use crate::wait::Wait;
 /// This text stands in place of a numbered note (agreement/notes.rs) that nobody has written.
 pub(in crate::rendezvous) const GAP: &[u8] = b"-";
 
+/// A server of this library puts this text behind a last word when the connections that left the
+/// word have not been closed, but have failed because nothing came from their host any more.
+const SILENT: &[u8] = b" silent";
+
 /// How many numbers before a note are looked at for gaps.
 pub(in crate::rendezvous) const LOOKED_BACK: i64 = 64;
 
@@ -88,8 +92,8 @@ pub trait Store: Send + Sync {
 
     /// Asks the store to tell the others when this process has gone, or has dropped this handle.
     /// Then `key` counts one more, and `word` stands under `<key>/<count>`. Where a client has
-    /// counted and has written no word, the text "-" stands under the number. Returns `false` when
-    /// this store cannot know. It is called once for a handle.
+    /// counted and has written no word, the text "-" stands under the number. [`split_last_word`]
+    /// reads the word. Returns `false` when this store cannot know. It is called once for a handle.
     fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {
         Ok(false)
     }
@@ -120,6 +124,14 @@ pub struct LeftWorld<'a> {
     pub rank: usize,
     /// The number of ranks of the world.
     pub size: usize,
+}
+
+/// Splits what stands in a list of [last words](Store::leave_last_word): the word as it was left,
+/// and whether its host was silent. A process that has ended closes its connections, so a silent
+/// host is down or out of reach.
+#[doc(hidden)]
+pub fn split_last_word(found: &[u8]) -> (&[u8], bool) {
+    found.strip_suffix(SILENT).map_or((found, false), |word| (word, true))
 }
 
 /// Returns which of the keys came first, and its value. Fails when a store of the caller gives an

@@ -125,8 +125,8 @@ pub enum Cause {
     Done,
     /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last
     /// lines of its standard error, or nothing where they did not go through the tool. `reason` is
-    /// the text after its exit code, which comes from those lines. `log` is the file with all of
-    /// its output.
+    /// the text after its exit code, which comes from those lines. `log` names the file with all
+    /// of its output, for messages.
     Rank { ended: Ended, host: Option<String>, output: String, reason: String, log: Option<String> },
     /// The program could not be started.
     Start { code: u8, message: String, node: Option<String> },
@@ -134,16 +134,16 @@ pub enum Cause {
     Signal { signal: i32, node: Option<String> },
     /// `--timeout` passed.
     Timeout { seconds: f64, node: Option<String> },
-    /// Some of the ranks' output cannot be written, for the reason that the message gives.
+    /// Some of the ranks' output is lost or may be lost, as the message says.
     Output { message: String, node: Option<String> },
     /// The tool of another node has ended without a report. `number` is the node's number, where it
-    /// is known. `is_killed` says that the node's host and the network are known to be up, so that
-    /// the tool must have been killed.
+    /// is known. `is_killed` says that the tool was killed, because the node's host and the network
+    /// are up. `Some(false)` says that the host or the network is down. `None`: one of the two.
     Gone {
         node: String,
         number: Option<u32>,
         #[serde(default)]
-        is_killed: bool,
+        is_killed: Option<bool>,
     },
     /// The nodes do not fit together, or some did not come.
     Refused { message: String },
@@ -188,17 +188,20 @@ impl fmt::Display for Cause {
                 let on_host = host.as_ref().map_or(String::new(), |host| format!(" on {host}"));
                 f.write_str(&ended.told(&on_host))
             }
-            Cause::Output { message, node } => {
-                write!(f, "{}{message}; some of the ranks' output is lost", reporter(node))
+            Cause::Start { message, node, .. } | Cause::Output { message, node } => {
+                write!(f, "{}{message}", reporter(node))
             }
-            Cause::Start { message, node, .. } => write!(f, "{}{message}", reporter(node)),
             Cause::Signal { signal, node } => {
                 write!(f, "{}got signal {signal} ({})", reporter(node), signal_name(*signal))
             }
             Cause::Timeout { seconds, node } => write!(f, "{}not done after {seconds} s (--timeout)", reporter(node)),
             Cause::Gone { node, is_killed, .. } => {
-                let else_ = if *is_killed { "" } else { ", or its host is down or out of reach" };
-                write!(f, "{node} has gone: its devicemesh run was killed{else_}")
+                let why = match is_killed {
+                    Some(true) => "its devicemesh run was killed",
+                    Some(false) => "its host or the network is down",
+                    None => "its devicemesh run was killed, or its host is down or out of reach",
+                };
+                write!(f, "{node} has gone: {why}")
             }
             Cause::Refused { message } | Cause::Lost { message, .. } => f.write_str(message),
         }

@@ -221,7 +221,7 @@ impl Job<'_> {
                 self.is_ended_by_starter = true;
                 let share = self.options.hosts.agent.as_ref();
                 let node = share.map_or(String::new(), |share| share.name_of(number));
-                self.end_everywhere(Cause::Gone { node, number: Some(number), is_killed: false });
+                self.end_everywhere(Cause::Gone { node, number: Some(number), is_killed: None });
             }
             Order::StarterGone(host) => {
                 // The connection also ends when the front of this node is killed.
@@ -259,7 +259,7 @@ impl Job<'_> {
     pub fn rank_failed(&mut self, ended: Ended, more: usize) {
         let LastWords { lines: output, reason } = self.output.last_words(ended.rank);
         let reason = reason.map_or(String::new(), |reason| reason.to_string());
-        let log = self.output.log(ended.rank).map(|path| path.display().to_string());
+        let log = self.name_of_log(ended.rank);
         let host = self.reporter.as_ref().map(|_| host_name());
         self.failed_together = more;
         self.end_everywhere(Cause::Rank { ended, host, output, reason, log });

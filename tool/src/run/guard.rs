@@ -54,7 +54,7 @@ const END: Duration = Duration::from_secs(10);
 /// Whether the front has ended, so that this process is ending everything.
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// What the keeper writes to standard error when the front was killed.
+/// The text that the keeper writes to standard error when the front was killed.
 static LAST_WORD: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Sets what the keeper writes to standard error when the front was killed. The text must not be

@@ -13,6 +13,7 @@
 //! | `devicemesh/run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
 //! | `devicemesh/run/strangers` | how many nodes of other jobs were refused |
 //! | `devicemesh/run/stranger/<n>` | what the n-th of them said, for the nodes that wait |
+//! | `devicemesh/refused` | how many connections the server refused because of their secrets, and the last one's address. The server writes it |
 //! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!

@@ -121,9 +121,23 @@ fn count(text: &str) -> Result<Count, String> {
 impl Options {
     /// Checks what clap cannot: options that do not fit together.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.hosts.starts() && self.output.stdin.0.is_some() {
-            let message = "--stdin reaches no other host, so it does not go with --hosts and --hostfile: let the ranks read a file";
-            return Err(Failure::new(2, message));
+        let without_hosts = [
+            (
+                self.output.stdin.0.is_some(),
+                "--stdin reaches no other host, so it does not go with --hosts and --hostfile: let the ranks read a file",
+            ),
+            (
+                self.meeting.nnodes.is_some(),
+                "--nnodes does not go with --hosts and --hostfile: the list of hosts says how many nodes there are, so leave --nnodes out",
+            ),
+            (
+                self.meeting.node_rank.is_some(),
+                "--node-rank does not go with --hosts and --hostfile: the nodes have the numbers of their hosts in the list, so leave --node-rank out",
+            ),
+        ];
+        let given = without_hosts.iter().find(|(is_given, _)| *is_given && self.hosts.starts());
+        if let Some((_, message)) = given {
+            return Err(Failure::new(2, *message));
         }
         let mistake = match self.command.first().and_then(|program| program.to_str()) {
             Some(program) if self.output.tee && is_streams(program) => Some(TEE.to_owned()),

@@ -58,7 +58,7 @@ pub struct Output {
     tails: Tails,
     /// The style of what goes to standard output, and to standard error.
     styles: (Style, Style),
-    /// Why some of the output is lost. The first reason stays.
+    /// Why some of the output is lost, or may be lost. The first reason stays.
     loss: Option<String>,
     /// The bytes of the last read.
     buffer: Vec<u8>,
@@ -97,8 +97,8 @@ impl Output {
     }
 
     /// Prepares for the ranks of this node: makes the folder of their logs, and starts the threads
-    /// that write what passes through the tool.
-    pub fn begin(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+    /// that write what passes through the tool. `is_agent` says that one terminal shows all nodes.
+    pub fn begin(&mut self, assignment: &Assignment, is_agent: bool) -> Result<(), Failure> {
         if let Some(rank) = self.route.reader.filter(|rank| *rank >= assignment.world_size) {
             let last = assignment.world_size - 1;
             return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
@@ -106,7 +106,8 @@ impl Output {
         self.host.clone_from(&assignment.host_name);
         if let Some(logs) = &self.route.logs {
             let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
-            say(&format!("devicemesh run: logs in {}", folder.path().display()));
+            let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
+            say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
             self.folder = Some(folder);
         }
         let cannot = |error| Failure::new(1, format!("cannot start a thread for the output: {error}"));
@@ -119,7 +120,7 @@ impl Output {
         self.sinks.say(line);
     }
 
-    /// Why some of the ranks' output could not be written, where that has happened.
+    /// Why some of the ranks' output is lost, or may be lost, where that has happened.
     pub fn loss(&self) -> Option<&str> {
         self.loss.as_deref()
     }
@@ -224,8 +225,8 @@ impl Output {
         if self.route.timestamps { utc(SystemTime::now()) + " " } else { String::new() }
     }
 
-    /// Passes on the rest, until every pipe has ended or that moment has come. All ranks have
-    /// ended, so the rest is at most the content of the pipes.
+    /// Passes on the rest, until every pipe has ended or that moment has come, and looks whether the
+    /// logs had room. All ranks have ended, so the rest is at most the content of the pipes.
     pub fn drain(&mut self, until: Instant) {
         let a_while = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.streams.is_empty() && Instant::now() < until {
@@ -242,6 +243,7 @@ impl Output {
         for mut stream in std::mem::take(&mut self.streams) {
             self.finish(&mut stream);
         }
+        self.look_at_disk();
     }
 
     /// Whether some of the output is not written yet. Then there is a bell, which rings when that
@@ -289,11 +291,27 @@ impl Output {
             let Some(error) = self.sinks.of(is_error).and_then(Sink::failure) else { continue };
             if error.kind() != ErrorKind::BrokenPipe {
                 let message = if is_error { cannot_say(&error) } else { cannot_print(&error) };
-                self.loss.get_or_insert(message);
+                self.lose(&message);
                 continue;
             }
             let is_both = same_file(io::stdout(), io::stderr());
             self.streams.retain(|stream| stream.is_error != is_error && !is_both);
+        }
+    }
+
+    /// Notes why some of the output is lost.
+    fn lose(&mut self, why: &str) {
+        self.loss.get_or_insert_with(|| format!("{why}; some of the ranks' output is lost"));
+    }
+
+    /// Notes that the disk of the logs is full. The tool does not see which writes of a rank that
+    /// writes its logs itself have failed.
+    fn look_at_disk(&mut self) {
+        let Some(folder) = self.folder.as_ref().filter(|_| self.route.writes_logs_directly()) else { return };
+        if let Err(error) = folder.has_room() {
+            let path = folder.path().display();
+            let loss = format!("no room is left in {path} ({error}); some of the ranks' output may be lost");
+            self.loss.get_or_insert(loss);
         }
     }
 
@@ -339,7 +357,7 @@ impl Output {
             let written = if time.is_empty() { log.write(&block.bytes) } else { log.write(&block.decorated(&time)) };
             if let Err(message) = written {
                 stream.log = None;
-                self.loss.get_or_insert(message);
+                self.lose(&message);
             }
         }
         let Some(sink) = self.sinks.of(stream.is_error) else { return };

@@ -1,4 +1,4 @@
-//! The place where the nodes of a job meet, and what this node says there.
+//! The place where the nodes of a job meet, and the values that this node gives there.
 
 use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// What the user can do if the store's host has no address on this host.
+    /// Advises the user what to do if the store's host has no address on this host.
     pub fn advice_on_name(&self) -> String {
         match self.origin {
             Origin::Endpoint => "check --rdzv-endpoint, or name the host's address".to_owned(),

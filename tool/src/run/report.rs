@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
+use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
 
 use super::cause::{Cause, Ended, How, TIMED_OUT, signal_name};
@@ -158,7 +159,13 @@ impl Job<'_> {
     fn words_of(&mut self, rank: u32) -> Option<(String, Option<String>)> {
         let words = self.output.last_words(rank);
         let reason = format!("; rank {rank} said: {}", words.reason?.text());
-        Some((reason, self.output.log(rank).map(|path| path.display().to_string())))
+        Some((reason, self.name_of_log(rank)))
+    }
+
+    /// The log of a rank of this node for messages, where there is one: "logs/run/rank-1.err on beta".
+    pub fn name_of_log(&self, rank: u32) -> Option<String> {
+        let on_host = self.reporter.as_ref().map_or(String::new(), |_| format!(" on {}", host_name()));
+        self.output.log(rank).map(|path| format!("{}{on_host}", path.display()))
     }
 
     /// Waits until a slow reader has taken what the ranks and the tool have written. A signal ends

@@ -69,8 +69,8 @@ pub fn is_impatient(first: Instant, signal: Signal) -> bool {
     Instant::now() >= first + ONE_WISH && signal != Signal::HUP
 }
 
-/// What a user at a terminal is told of a second key that came too early to count. `None` for a signal
-/// that is no key, because it comes from a program, which may send one signal twice.
+/// The message for a user at a terminal about a second key that came too early to count. `None` for a
+/// signal that is no key, because it comes from a program, which may send one signal twice.
 pub fn too_early(signal: Signal) -> Option<String> {
     let key = match signal {
         Signal::INT => "Ctrl-C",

@@ -38,7 +38,7 @@ const UNTOLD: Duration = Duration::from_millis(250);
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.
     pub call: &'a str,
-    /// What the call wants. It must be equal on all ranks of the mesh. Where this rank is not in
+    /// The terms that the call asks for. They must be equal on all ranks of the mesh. Where this rank is not in
     /// the mesh, the terms of the mesh count.
     pub terms: &'a Terms,
     /// Whether this rank has the state of the training. A rank of the mesh that has never joined

@@ -59,6 +59,8 @@ pub(super) struct Connection {
     pub(super) busy: bool,
     /// Whether the client is in the queue [`Serving::answered`](super::clients::Serving).
     pub(super) answered: bool,
+    /// Whether the connection has failed because nothing comes from the client's host any more.
+    is_silent: bool,
     /// Whether the client has asked for something since it was admitted.
     pub(super) asked: bool,
     /// A request that is carried out in steps. The next request waits for its end.
@@ -115,6 +117,7 @@ impl Connection {
             ending: false,
             busy: false,
             answered: false,
+            is_silent: false,
             asked: false,
             task: None,
             nonce: 0,
@@ -136,7 +139,10 @@ impl Connection {
                 Ok(count) => ReadOutcome::Bytes(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => ReadOutcome::Nothing,
-                Err(_) => ReadOutcome::End,
+                Err(error) => {
+                    self.is_silent = is_silence(&error);
+                    ReadOutcome::End
+                }
             };
         }
     }
@@ -149,6 +155,13 @@ impl Connection {
     /// Whether the client has not read for a while though there are replies.
     pub(super) fn is_stalled(&self) -> bool {
         self.outgoing.left() > 0 && self.active.elapsed() > STALLED
+    }
+
+    /// Whether the connection has failed because nothing comes from the client's host any more. A
+    /// process that ends closes its connections, or resets them.
+    pub(super) fn is_silent(&self) -> bool {
+        // The socket has the error of a connection that was not read after it failed.
+        self.is_silent || self.stream.take_error().is_ok_and(|error| error.is_some_and(|error| is_silence(&error)))
     }
 
     /// Whether there may be something to carry out without reading more.
@@ -245,9 +258,10 @@ impl Connection {
     pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
         let limit = limit / self.work_of_byte();
         let sent = match &mut self.records {
-            None => self.outgoing.flush(&self.stream, limit)?,
-            Some(records) => self.outgoing.flush_sealed(records, &self.stream, limit)?,
+            None => self.outgoing.flush(&self.stream, limit),
+            Some(records) => self.outgoing.flush_sealed(records, &self.stream, limit),
         };
+        let sent = sent.inspect_err(|error| self.is_silent = is_silence(error))?;
         if sent > 0 {
             self.active = Instant::now();
         }
@@ -312,4 +326,9 @@ impl Connection {
         }
         Ok(Admission::Answered)
     }
+}
+
+/// Whether this is the error of a connection whose other host is down or out of reach.
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
 }

@@ -204,6 +204,9 @@ impl Serving {
     /// Ends a connection, and forgets its client.
     pub(super) fn leave(&mut self, client: Client) {
         let Some(connection) = self.clients.remove(&client) else { return };
+        if connection.is_silent() {
+            self.table.note_silent(client);
+        }
         // Closing the socket does both, unless a process made by `clone` has a copy of the socket.
         self.poll.remove(&*connection.stream);
         let _ = connection.stream.shutdown(Shutdown::Both);

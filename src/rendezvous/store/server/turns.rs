@@ -126,7 +126,7 @@ impl Serving {
             Admission::CarryOut(request) => request,
             Admission::Answered => return Ok(()),
             Admission::Refused(why) => {
-                self.table.note_refused(connection.address, why);
+                self.table.note_refused(connection.address, why, &mut self.replies);
                 return Ok(());
             }
         };

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::frame::MAX_KEY;
+use super::super::frame::{MAX_KEY, REFUSED_KEY};
 use super::super::value::Value;
-use super::super::{GAP, LOOKED_BACK};
+use super::super::{GAP, LOOKED_BACK, SILENT};
 use super::limits::{ALLOWANCE, MAX_PROMISED, MAX_WAITS, MOST_STORED, Refusal, cost_of_word, is_verdict};
 use super::state::{Client, Key, Replies, Table};
 
@@ -170,6 +170,13 @@ impl Table {
         }
     }
 
+    /// Notes that the connection of a client has failed because nothing came from its host any more.
+    pub(in crate::rendezvous::store) fn note_silent(&mut self, client: Client) {
+        if let Some(speaker) = self.words_of.get_mut(&client) {
+            speaker.is_silent = true;
+        }
+    }
+
     /// Forgets a client that has gone, and passes on its last words.
     pub(in crate::rendezvous::store) fn leave(&mut self, client: Client, replies: &mut Replies) {
         self.forget_wait(client);
@@ -185,6 +192,7 @@ impl Table {
             self.free_word(&word);
             let (key, word) = Arc::unwrap_or_clone(word);
             let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
+            let word = if speaker.is_silent { [&word[..], SILENT].concat() } else { word };
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
             // The value comes first, so whoever sees the count finds it. There is room for both,
             // because the room that the word took is free now.
@@ -205,13 +213,16 @@ impl Table {
     }
 
     /// Notes that a connection from that address was refused, because it had the wrong secret or
-    /// none. `why` ends the sentence "N connections ...".
-    pub(in crate::rendezvous::store) fn note_refused(&mut self, from: IpAddr, why: &str) {
+    /// none. `why` ends the sentence "N connections ...". Wakes the clients that wait for the first
+    /// such connection.
+    pub(in crate::rendezvous::store) fn note_refused(&mut self, from: IpAddr, why: &str, replies: &mut Replies) {
         self.refused.0 += 1;
         let number = self.refused.0;
         let noun = if number == 1 { "connection" } else { "connections" };
         let said = format!("the store refused {number} {noun}, the last one from {from}, {why}");
-        self.refused.1 = Some(Value::new(said.into_bytes(), &self.loose));
+        let value = Value::new(said.into_bytes(), &self.loose);
+        self.wake(REFUSED_KEY, &value, replies);
+        self.refused.1 = Some(value);
     }
 
     pub(super) fn leave_barrier(&mut self, client: Client) {

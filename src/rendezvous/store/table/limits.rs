@@ -10,6 +10,8 @@
 //! on its rank is promised room of its own, [`ALLOWANCE`], within the last reserve. Nobody else can
 //! fill that room, whatever keys and however many connections a stranger takes.
 
+use super::super::SILENT;
+
 /// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
 pub(super) const MAX_STORED: usize = 1 << 30;
 /// How many bytes more the small entries of this library may fill.
@@ -89,10 +91,10 @@ pub(super) fn cost(key: &[u8], value: &[u8]) -> usize {
 
 /// Returns how many bytes a last word counts for. It is kept twice. It becomes two pairs when it is
 /// passed on: the key of one has a slash and a number behind it, and the value of the other is that
-/// number.
+/// number. The value of the former may have [`SILENT`] behind it.
 pub(super) fn cost_of_word(key: &[u8], word: &[u8]) -> usize {
     const DIGITS: usize = 20;
-    2 * cost(key, word) + 1 + 2 * DIGITS
+    2 * cost(key, word) + 1 + 2 * DIGITS + SILENT.len()
 }
 
 /// Bounds one step of a request that lists keys: it ends after [`STEP_KEYS`] keys, or after about

@@ -94,6 +94,8 @@ pub(super) struct Speaker {
     pub(super) words: Vec<Arc<LastWord>>,
     /// How many bytes of the last reserve are promised to this client alone.
     pub(super) allowance: usize,
+    /// Whether its connection has failed because nothing came from its host any more.
+    pub(super) is_silent: bool,
 }
 
 /// A client that waits in WAIT or WAIT_ANY.

@@ -1,11 +1,13 @@
 //! Any operations of several clients in any order: what is counted as stored is what is there, and
 //! nothing is left in the end.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::super::frame::{Request, SERVER_KEY};
+use super::super::frame::{REFUSED_KEY, Request, SERVER_KEY};
+use super::super::split_last_word;
 use super::limits::{ALLOWANCE, MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
 use super::state::Key;
 use super::values::listed;
@@ -138,6 +140,38 @@ fn a_last_word_is_passed_on_by_a_full_store() {
     table.stored = MOST_STORED;
     table.leave(1, &mut replies);
     assert_eq!((&table.values[&b"gone"[..]][..], &table.values[&b"gone/1"[..]][..]), (&b"1"[..], &b"1"[..]));
+}
+
+#[test]
+fn a_last_word_of_a_silent_host_is_marked() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    for client in 1..4 {
+        let word = Request::LastWord(b"gone".to_vec(), client.to_string().into_bytes());
+        carry_out(&mut table, client, word, &mut replies).unwrap();
+    }
+    table.note_silent(2);
+    table.note_silent(9);
+    (1..4).for_each(|client| table.leave(client, &mut replies));
+    let words = [1, 2, 3].map(|number| table.values[format!("gone/{number}").as_bytes()].to_vec());
+    assert_eq!(words, [&b"1"[..], b"2 silent", b"3"]);
+    assert_eq!(words.each_ref().map(|word| split_last_word(word)), [(&b"1"[..], false), (b"2", true), (b"3", false)]);
+    // The memory that a word was given is enough with its mark, so all of it is free again.
+    let numbers = [&b"gone"[..], b"gone/1", b"gone/2", b"gone/3"];
+    assert_eq!(table.stored, numbers.iter().map(|key| cost(key, &table.values[*key])).sum::<usize>());
+}
+
+#[test]
+fn the_first_refused_connection_wakes_who_waits_for_it() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let wait = || Request::WaitAny([&b"never"[..], REFUSED_KEY].into_iter().collect());
+    carry_out(&mut table, 1, wait(), &mut replies).unwrap();
+    assert!(replies.is_empty());
+    table.note_refused(IpAddr::from([10, 0, 0, 7]), "because it has no secret", &mut replies);
+    carry_out(&mut table, 2, wait(), &mut replies).unwrap();
+    let found: Vec<_> =
+        replies.iter().map(|reply| (reply.to, reply.bytes[1], &reply.value.as_ref().unwrap()[..])).collect();
+    let said = &b"the store refused 1 connection, the last one from 10.0.0.7, because it has no secret"[..];
+    assert_eq!(found, [(1, 1, said), (2, 1, said)]);
 }
 
 /// Client 2 has taken a number for a word of its own, and has gone before it wrote the word.

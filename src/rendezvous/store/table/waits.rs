@@ -48,7 +48,7 @@ impl Table {
             self.work += LOOK + key.len();
             self.listing += LOOK + key.len();
             if any {
-                if let Some(value) = self.values.get(key) {
+                if let Some(value) = self.value(key) {
                     replies.push(found(client, index, value));
                     self.end_wait(waiting);
                     return Ok(true);

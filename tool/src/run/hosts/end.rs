@@ -77,8 +77,7 @@ impl Starter<'_> {
         if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
             return;
         }
-        let program =
-            if node.planned.is_local { "the agent".into() } else { node.planned.command[0].to_string_lossy() };
+        let program = node.program();
         let how = match How::from(status) {
             How::Exited(code) => format!("ended with code {code}"),
             killed => killed.to_string(),
@@ -93,7 +92,7 @@ impl Starter<'_> {
                 None => format!("{name} has gone: {program}, the connection to it, {how}"),
                 Some(code) => {
                     // ssh ends with 255 where the connection fails, and else with the code of the node.
-                    let is_killed = node.planned.is_local || code != CONNECTION_FAILED;
+                    let is_killed = (node.planned.is_local || code != CONNECTION_FAILED).then_some(true);
                     let gone = Cause::Gone { node: name, number: None, is_killed };
                     format!("{gone} ({program} {how}{colon}{words})")
                 }
@@ -102,7 +101,14 @@ impl Starter<'_> {
         }
         let how = format!("{program} {how}");
         let advice = match status.code() {
-            Some(0) => "; what ran there is no devicemesh",
+            // A program exits with 2 where it does not understand its arguments.
+            Some(0 | 2) => {
+                concat!(
+                    "; what ran there is no devicemesh ",
+                    env!("CARGO_PKG_VERSION"),
+                    ": --remote-tool names its path"
+                )
+            }
             Some(126 | 127) => "; devicemesh must be there at the same path or in PATH, or --remote-tool names it",
             _ => "",
         };
@@ -113,7 +119,7 @@ impl Starter<'_> {
     pub fn host_failed(&mut self, index: usize, why: String) {
         self.nodes[index].state = State::Lost;
         if self.code.is_none() {
-            self.failures.add(index, self.nodes[index].name(), why);
+            self.failures.add(index, self.nodes[index].target(), why);
         }
     }
 
@@ -133,9 +139,10 @@ impl Starter<'_> {
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
         let limit = self.options.hosts.connect_timeout();
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
-            let printed = node.printed().map_or(String::new(), |text| format!("; it has printed: {text}"));
+            let printed =
+                node.printed().map_or(String::new(), |text| format!("; {} has printed: {text}", node.program()));
             let advice = if node.is_connected(limit) { format!("; {LOGIN_SCRIPTS}") } else { String::new() };
-            self.failures.add(index, node.name(), format!("no answer within {}{printed}{advice}", time(node)));
+            self.failures.add(index, node.target(), format!("no answer within {}{printed}{advice}", time(node)));
         }
     }
 
@@ -147,7 +154,7 @@ impl Starter<'_> {
         if first.network.is_empty() || !self.nodes.iter().any(is_elsewhere) {
             return;
         }
-        let (meeting, first, others) = (&self.meeting, first.name(), self.names(is_elsewhere));
+        let (meeting, first, others) = (&self.meeting, first.target(), self.names(is_elsewhere));
         let message = format!(
             "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
         );
@@ -184,7 +191,7 @@ impl Starter<'_> {
 
     pub fn say_failures(&mut self) {
         let untried: Vec<&str> =
-            self.nodes.iter().filter(|node| node.state == State::Planned).map(Node::name).collect();
+            self.nodes.iter().filter(|node| node.state == State::Planned).map(Node::target).collect();
         let message = self.failures.message(self.nodes.len(), &untried);
         self.give_reason(&message);
     }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::options::RSH_VARIABLE;
 use crate::failure::Failure;
+use crate::terminal::{self, COLUMNS};
 
 /// Variables whose names begin with one of these words and "_" are passed on without `-x`, because
 /// all ranks need the same values.
@@ -12,8 +13,9 @@ const ALWAYS: [&str; 2] = ["DM", "NCCL"];
 /// Variables with such names that are not passed on, because they belong to one host.
 const NEVER: [&str; 2] = [RSH_VARIABLE, "DM_HOSTCCL_HOST"];
 
-/// Returns the names and values of the variables that the ranks on every host get: those that are
-/// always passed on, and those of `-x`. Where a name comes twice, the later value counts.
+/// Returns the names and values of the variables that the ranks on every host get: the width of the
+/// terminal here, which shows their output, those that are always passed on, and those of `-x`.
+/// Where a name comes twice, the later value counts.
 pub fn forwarded(asked: &[String]) -> Result<Vec<(OsString, OsString)>, Failure> {
     let here: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let begins = |prefix: &str| {
@@ -22,6 +24,7 @@ pub fn forwarded(asked: &[String]) -> Result<Vec<(OsString, OsString)>, Failure>
     };
     let mut all: Vec<(OsString, OsString)> = ALWAYS.iter().flat_map(|prefix| begins(&format!("{prefix}_"))).collect();
     all.retain(|(name, _)| !NEVER.iter().any(|never| name == never));
+    all.extend(terminal::width().map(|width| (COLUMNS.into(), width.to_string().into())));
     for text in asked {
         match (text.split_once('='), text.strip_suffix('*')) {
             (Some((name, value)), _) if !name.is_empty() => all.push((name.into(), value.into())),

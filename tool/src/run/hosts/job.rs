@@ -86,9 +86,9 @@ impl Starter<'_> {
         self.is_reason_above |= self.reason.is_some();
     }
 
-    /// The names of some hosts, for messages.
+    /// Some hosts as the user wrote them, for messages.
     pub fn names(&self, wanted: impl Fn(&Node) -> bool) -> String {
-        listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::name), LISTED)
+        listed(self.nodes.iter().filter(|node| wanted(node)).map(Node::target), LISTED)
     }
 
     /// Warns once where this host, which has just said hello, is another one of the list by another
@@ -102,7 +102,7 @@ impl Starter<'_> {
         let is_twin = |at: usize| at != index && self.nodes[at].network == new.network && !is_meant(&self.nodes[at]);
         let Some(twin) = (0..self.nodes.len()).find(|at| is_twin(*at)) else { return };
         let (first, second) = (&self.nodes[index.min(twin)], &self.nodes[index.max(twin)]);
-        let (target, other) = (&first.planned.host.target, &second.planned.host.target);
+        let (target, other) = (first.target(), second.target());
         let ranks = |node: &Node| node.planned.host.ranks;
         let sum = match (ranks(first), ranks(second)) {
             (Some(one), Some(two)) => (one + two).to_string(),

@@ -35,8 +35,8 @@ pub struct Node {
     /// The network that the agent has named in its hello. Empty before the hello, and where the
     /// agent does not know its network.
     pub network: String,
-    /// When the last rank there is killed, where the connection has failed, so that the node maybe
-    /// does not know it yet.
+    /// The moment by which the last rank there is killed, where the connection has failed: the node
+    /// may notice the failure late. `None` elsewhere.
     pub ends_by: Option<Instant>,
 }
 
@@ -82,5 +82,15 @@ impl Node {
     /// Whether the host has its orders, so that a node may run there.
     pub fn has_orders(&self) -> bool {
         matches!(self.state, State::Ordered | State::Working)
+    }
+
+    /// The host as the user wrote it, maybe with a login: "anna@beta".
+    pub fn target(&self) -> &str {
+        &self.planned.host.target
+    }
+
+    /// The program that reaches the host, for messages: "ssh".
+    pub fn program(&self) -> std::borrow::Cow<'_, str> {
+        if self.planned.is_local { "the agent".into() } else { self.planned.command[0].to_string_lossy() }
     }
 }

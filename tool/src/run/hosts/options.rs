@@ -19,11 +19,11 @@ const CONNECT_TIMEOUT: &str = "ConnectTimeout=20";
 pub struct Hosts {
     /// Start the job on these hosts by ssh, one node on each: alpha,beta:4 or alpha[01-16]. A
     /// number after a colon is that host's -n. The first host serves the store
-    #[arg(short = 'H', long, alias = "host", value_name = "HOST[:N],...", conflicts_with_all = ["hostfile", "nnodes", "node_rank"])]
+    #[arg(short = 'H', long, alias = "host", value_name = "HOST[:N],...", conflicts_with = "hostfile")]
     pub hosts: Option<String>,
     /// Start the job on the hosts in a file, one in each line: "alpha", "alpha:4" or "alpha
     /// slots=4"
-    #[arg(long, alias = "machinefile", value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank"])]
+    #[arg(long, alias = "machinefile", value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
     /// With --hosts: a variable for the ranks on all hosts. NAME has the value that it has here,
     /// NAME=VALUE the value that you give, and 'NAME_*' stands for all variables whose names begin

@@ -291,8 +291,10 @@ impl Starter<'_> {
             self.end(1);
         } else if now >= self.next_note {
             let (left, hosts) = (self.time_left(now), count(self.nodes.len(), "host"));
-            // A login shell may have asked a question.
-            let printed = self.nodes.iter().find_map(|node| Some((node.name(), node.printed()?)));
+            // A login shell, or ssh itself, may have asked a question.
+            let with_printed =
+                |node: &Node| Some((format!("{} to {}", node.program(), node.target()), node.printed()?));
+            let printed = self.nodes.iter().find_map(with_printed);
             let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
             let limit = self.options.hosts.connect_timeout();
             let connected = self.names(|node| node.is_connected(limit));

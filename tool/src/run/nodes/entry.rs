@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use devicemesh::rendezvous::host_name;
-use devicemesh::rendezvous::store::{Store, TcpStore};
+use devicemesh::rendezvous::store::{Store, TcpStore, split_last_word};
 use devicemesh::wait::Wait;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use super::peer::from_a_peer;
 use crate::run::assignment::run_name;
 use crate::run::cause::Cause;
 use crate::run::identity::Identity;
-use crate::run::rendezvous::{Rendezvous, network};
+use crate::run::rendezvous::Rendezvous;
 use crate::words::listed;
 
 /// How many nodes a message lists.
@@ -42,9 +42,23 @@ pub struct Entry {
     /// The job that it belongs to. Tools before 0.3 do not say it.
     #[serde(default)]
     pub identity: Identity,
-    /// The network of its process ([`network`]).
-    #[serde(default)]
-    pub network: String,
+}
+
+/// The word that the server passes on when the connections of a tool end.
+pub struct LastWord {
+    /// The tool's arrival number. The first is 1.
+    pub arrival: u32,
+    /// Whether the tool was killed. If not, its host or the network is down.
+    pub is_killed: bool,
+}
+
+impl LastWord {
+    /// Reads the word. `None` where it has no arrival number.
+    pub fn read(text: &[u8]) -> Option<LastWord> {
+        let (word, is_silent) = split_last_word(text);
+        let arrival = std::str::from_utf8(word).ok()?.parse().ok().filter(|arrival| *arrival > 0)?;
+        Some(LastWord { arrival, is_killed: !is_silent })
+    }
 }
 
 impl fmt::Display for Entry {
@@ -66,14 +80,7 @@ impl Entry {
             id: rendezvous.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             identity: rendezvous.identity.clone(),
-            network: network(),
         }
-    }
-
-    /// Whether the node is in the same network namespace of this machine, so that no failure of a
-    /// network can separate the two nodes.
-    pub fn is_on_this_network(&self) -> bool {
-        !self.network.is_empty() && self.network == network()
     }
 
     /// Reads what a node has left in the store.
@@ -149,10 +156,9 @@ pub fn list(entries: &[Entry]) -> String {
     listed(entries.iter().map(text), LISTED)
 }
 
-/// Returns the cause that says that the node with this arrival number (the first is 1) has gone.
-/// The entries of all nodes in the store give its name, as "node 1 (beta)". To read one entry takes
-/// `timeout` at most.
-pub fn gone(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> Cause {
+/// Returns the cause that says that a node has gone, as its [`LastWord`] says. The entries of all
+/// nodes in the store give its name, as "node 1 (beta)". To read one entry takes `timeout` at most.
+pub fn gone(store: &TcpStore, nodes: u32, LastWord { arrival, is_killed }: LastWord, timeout: Duration) -> Cause {
     let read = |arrival: u32| {
         let text = store.try_get(&keys::node(arrival), &Wait::after(timeout)).ok().flatten()?;
         Entry::read(&text).ok()
@@ -163,10 +169,12 @@ pub fn gone(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> Ca
             let index = arrival as usize - 1;
             let (number, entry) = (numbers(&entries)[index], &entries[index]);
             let node = format!("node {number} ({})", entry.host);
-            Cause::Gone { node, number: Some(number), is_killed: entry.is_on_this_network() }
+            Cause::Gone { node, number: Some(number), is_killed: Some(is_killed) }
         }
-        None => {
-            Cause::Gone { node: format!("the node that arrived as number {arrival}"), number: None, is_killed: false }
-        }
+        None => Cause::Gone {
+            node: format!("the node that arrived as number {arrival}"),
+            number: None,
+            is_killed: Some(is_killed),
+        },
     }
 }

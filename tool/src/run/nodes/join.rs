@@ -2,11 +2,12 @@
 //! ranks.
 
 use devicemesh::error::{Error, Status};
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
-use super::entry::{Entry, list, numbers};
-use super::keys::{self, GONE, NODES, OVER, SERVED, STRANGERS};
+use super::entry::{Entry, LastWord, list, numbers};
+use super::keys::{self, GONE, LOCKED_OUT, NODES, OVER, SERVED, STRANGERS};
 use super::peer::{from_a_peer, read_cause};
 use super::place::Place;
 use super::progress::{Progress, absent, present};
@@ -32,9 +33,19 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let arrival = register(store, &me, server.is_some(), &wait).map_err(refused)?;
     let _ = shared.arrival.set(arrival);
     let is_silent = !rendezvous.all_report && server.is_none();
-    let (entries, refused_node) = (Vec::new(), String::new());
-    let mut arriving =
-        Arriving { shared, rendezvous, store, place, me, arrival, is_silent, entries, refused: refused_node };
+    let (entries, refused_node, locked_out) = (Vec::new(), String::new(), String::new());
+    let mut arriving = Arriving {
+        shared,
+        rendezvous,
+        store,
+        place,
+        me,
+        arrival,
+        is_silent,
+        entries,
+        refused: refused_node,
+        locked_out,
+    };
     let collected = arriving.collect(&mut progress);
     let entries = arriving.entries;
     // The job of the nodes that were there before goes on.
@@ -98,6 +109,9 @@ struct Arriving<'a> {
     entries: Vec<Entry>,
     /// Why a node was refused, where that has happened. It may be one that this job waits for.
     refused: String,
+    /// The store's text about connections that it has refused because of their secrets. They may be
+    /// from a node that this job waits for. Empty where there were none.
+    locked_out: String,
 }
 
 impl Arriving<'_> {
@@ -108,36 +122,45 @@ impl Arriving<'_> {
         while self.entries.len() < self.rendezvous.nodes as usize {
             let (next, lost) = (keys::node(self.entries.len() + 1), keys::gone(gone + 1));
             let stranger = keys::stranger(strangers + 1);
-            match self.store.get_any(&[OVER, &next, &lost, &stranger], &progress.pause(self.rendezvous.timeout)) {
+            let wanted = [OVER, &next, &lost, &stranger, LOCKED_OUT];
+            // The last of these keys stays in the store once it is there.
+            let wanted = &wanted[..wanted.len() - usize::from(!self.locked_out.is_empty())];
+            match self.store.get_any(wanted, &progress.pause(self.rendezvous.timeout)) {
                 Ok((0, text)) => return Err(read_cause(&text)),
                 Ok((1, text)) => self.add(Entry::read(&text)?)?,
                 Ok((2, word)) => {
                     gone += 1;
-                    let arrival: usize = String::from_utf8_lossy(&word).parse().unwrap_or_default();
-                    if (1..=self.entries.len()).contains(&arrival) {
-                        let entry = &self.entries[arrival - 1];
-                        return Err(Cause::Gone {
-                            node: format!("the node on {entry}"),
-                            number: entry.node,
-                            is_killed: entry.is_on_this_network(),
-                        });
+                    let who = |word: LastWord| Some((self.entries.get(word.arrival as usize - 1)?, word.is_killed));
+                    if let Some((entry, is_killed)) = LastWord::read(&word).and_then(who) {
+                        let node = format!("the node on {entry}");
+                        return Err(Cause::Gone { node, number: entry.node, is_killed: Some(is_killed) });
+                    }
+                }
+                Ok((4, text)) => {
+                    self.note_locked_out(&text, progress);
+                    if !self.is_silent {
+                        self.shared.tell(News::Note(self.locked_out.clone()));
                     }
                 }
                 Ok((_, text)) => {
                     strangers += 1;
                     self.tell_of_stranger(&from_a_peer::<String>(&text).unwrap_or_default());
                 }
-                Err(error) if error.status() == Status::Timeout && progress.is_over() => {
-                    return Err(Cause::Refused { message: self.missing() });
+                Err(error) if error.status() == Status::Timeout => {
+                    // More connections may have been refused than the store has told so far.
+                    if let Ok(Some(text)) = self.store.try_get(LOCKED_OUT, &Wait::after(TELL)) {
+                        self.note_locked_out(&text, progress);
+                    }
+                    if progress.is_over() {
+                        return Err(Cause::Refused { message: self.missing() });
+                    }
                 }
-                Err(error) if error.status() == Status::Timeout => {}
                 Err(error) => {
                     return Err(self.shared.store_lost(&error));
                 }
             }
-            if !self.is_silent {
-                progress.tell(|| format!("{}; {}", absent(self.rendezvous, &self.entries), present(&self.entries)));
-            }
+            let whom = || format!("{}; {}", absent(self.rendezvous, &self.entries), present(&self.entries));
+            progress.tell_unless(self.is_silent, whom);
         }
         Ok(())
     }
@@ -156,17 +179,25 @@ impl Arriving<'_> {
         }
     }
 
+    /// Notes what the store says of connections that it has refused, for all lines from now on.
+    fn note_locked_out(&mut self, said: &[u8], progress: &mut Progress<'_>) {
+        let said = String::from_utf8_lossy(said);
+        self.locked_out = format!("{}: give all nodes the same DM_STORE_SECRET, or none", printable(&said));
+        progress.remark(format!("{}; {}", self.place.remark, self.locked_out));
+    }
+
     /// Says which nodes have not arrived.
     fn missing(&self) -> String {
         format!(
-            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}{}{}",
+            "{} did not come to {} within {} s (--rdzv-timeout); {}: start the same devicemesh run on every node{}{}",
             absent(self.rendezvous, &self.entries),
             self.place.at,
             self.rendezvous.timeout.as_secs_f64(),
             present(&self.entries),
             self.place.remark,
-            if self.refused.is_empty() { "" } else { "; " },
-            self.refused
+            [&self.refused, &self.locked_out]
+                .map(|said| if said.is_empty() { String::new() } else { format!("; {said}") })
+                .concat()
         )
     }
 }

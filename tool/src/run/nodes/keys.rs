@@ -8,6 +8,8 @@ pub const AT_ONCE: &str = "devicemesh/run/at_once";
 pub const NODES: &str = "devicemesh/run/nodes";
 pub const SERVED: &str = "devicemesh/run/served";
 pub const GONE: &str = "devicemesh/run/gone";
+/// The server itself writes this key, where it has refused connections because of their secrets.
+pub const LOCKED_OUT: &str = "devicemesh/refused";
 pub const STRANGERS: &str = "devicemesh/run/strangers";
 
 pub fn node(arrival: impl Display) -> String {

@@ -62,6 +62,16 @@ impl<'a> Progress<'a> {
         self.tell_for(self.wait.deadline.left(), whom);
     }
 
+    /// Says the line if it is due, or leaves it to another node.
+    pub fn tell_unless(&mut self, is_silent: bool, whom: impl FnOnce() -> String) {
+        match is_silent {
+            // Without a later time, `pause` would end at once again and again.
+            true if Instant::now() >= self.next => self.next = Instant::now() + AGAIN,
+            true => {}
+            false => self.tell(whom),
+        }
+    }
+
     /// Says the line if it is due. The time left in the line is that until `end`, or until the end
     /// of the whole wait where that is sooner.
     pub fn tell_until(&mut self, end: Instant, whom: impl FnOnce() -> String) {
@@ -99,4 +109,25 @@ pub fn absent(rendezvous: &Rendezvous, entries: &[Entry]) -> String {
 /// The nodes that have arrived: "there are node 0 on alpha (pid 1), node 2 on gamma (pid 2)".
 pub fn present(entries: &[Entry]) -> String {
     format!("there {} {}", if entries.len() == 1 { "is" } else { "are" }, list(entries))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_silent_node_pauses_after_a_line_that_it_does_not_say() {
+        let (sender, news) = channel();
+        let (shared, wait) = (Shared::new(2, sender).unwrap(), Wait::after(Duration::from_secs(600)));
+        let mut progress = Progress::new(&shared, &wait, true);
+        progress.next = Instant::now();
+        progress.tell_unless(true, || "the others".to_owned());
+        assert!(progress.pause(Duration::from_secs(600)).deadline.left() > AGAIN / 2);
+        assert!(news.try_recv().is_err());
+        progress.next = Instant::now();
+        progress.tell_unless(false, || "the others".to_owned());
+        assert!(matches!(news.try_recv(), Ok(News::Note(line)) if line.starts_with("waiting for the others; ")));
+    }
 }

@@ -48,7 +48,7 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             // an earlier job may serve a store there. The content of that store shows which of the
             // two.
             Some(Err(error)) if must_serve && !in_use(&error) => {
-                return Err(Error::store(format!("node 0 on {}: {}", host_name(), error.message())));
+                return Err(cannot_serve(&place, &error));
             }
             // Another program has the port, so no node can serve the store there. (If a devicemesh
             // has the port, it may serve this job, or it may be about to end.)
@@ -149,6 +149,17 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
         why(error),
         place.remark
     ))
+}
+
+/// The error of node 0 where the kernel does not let it serve the store at the endpoint.
+fn cannot_serve(place: &Place, error: &Error) -> Error {
+    let (here, at) = (host_name(), &place.at);
+    Error::store(match error.os_error() == Errno::ADDRNOTAVAIL.raw_os_error() {
+        true => {
+            format!("node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0")
+        }
+        false => format!("node 0 on {here}: {}", error.message()),
+    })
 }
 
 /// The error of a node that cannot serve the store, because something else listens at its port.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
-use super::entry::gone;
+use super::entry::{LastWord, gone};
 use super::keys::{self, AT_ONCE, NODES, OVER};
 use super::peer::read_cause;
 use super::shared::{News, Reached, Shared, TELL};
@@ -41,10 +41,10 @@ pub fn watch(shared: &Shared, mut over: bool) {
                 at_once = true;
                 shared.tell(News::AtOnce);
             }
-            Ok((_, arrival)) => {
+            Ok((_, word)) => {
                 departed += 1;
-                if !over {
-                    tool_has_gone(shared, store, &arrival);
+                if let Some(word) = LastWord::read(&word).filter(|_| !over) {
+                    tool_has_gone(shared, store, word);
                 }
             }
             Err(_) if over || shared.is_cancelled() => return,
@@ -57,16 +57,15 @@ pub fn watch(shared: &Shared, mut over: bool) {
 }
 
 /// Ends the job where the tool that has gone had not finished.
-fn tool_has_gone(shared: &Shared, store: &TcpStore, arrival: &[u8]) {
-    let Ok(arrival) = String::from_utf8_lossy(arrival).parse::<u32>() else { return };
+fn tool_has_gone(shared: &Shared, store: &TcpStore, word: LastWord) {
     // A node that arrived when all were there was never part of the job.
-    if arrival > shared.nodes {
+    if word.arrival > shared.nodes {
         return;
     }
-    match store.try_get(&keys::finished(arrival), &Wait::after(TELL)) {
+    match store.try_get(&keys::finished(word.arrival), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
         Ok(None) => {
-            shared.end(gone(store, shared.nodes, arrival, TELL));
+            shared.end(gone(store, shared.nodes, word, TELL));
         }
         // The store has gone too. The next wait finds that.
         Err(_) => {}

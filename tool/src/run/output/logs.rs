@@ -12,6 +12,9 @@ use crate::stdio::say;
 /// The link to the folder of the newest run.
 const LATEST: &str = "latest";
 
+/// The number of bytes that find room in no file system that is full.
+const BLOCK: usize = 4096;
+
 /// The folder of one run.
 pub struct Folder(PathBuf);
 
@@ -56,6 +59,16 @@ impl Folder {
     /// The file of one output of a rank.
     pub fn log(&self, rank: u32, is_error: bool) -> PathBuf {
         self.0.join(format!("rank-{rank}.{}", if is_error { "err" } else { "out" }))
+    }
+
+    /// Fails where the file system is full, or this user's part of it. Other errors say nothing about
+    /// the logs, which were open before: the user may have moved the folder, for example.
+    pub fn has_room(&self) -> io::Result<()> {
+        let path = self.0.join(format!(".room-{}", std::process::id()));
+        let written = fs::write(&path, [0; BLOCK]);
+        let _ = fs::remove_file(path);
+        let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        written.or_else(|error| if is_full(&error) { Err(error) } else { Ok(()) })
     }
 
     /// Makes the file of one output of a rank. An existing file is an error, because it is from

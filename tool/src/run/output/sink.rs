@@ -74,8 +74,8 @@ impl Sink {
 
     fn push_lines(&self, mut bytes: Vec<u8>, is_own: bool) {
         let mut state = self.0.state();
-        let begins_itself = bytes.first() == Some(&b'\n');
-        if state.open.take().is_some() || (is_own && state.is_inside_line && !begins_itself) {
+        let begins_itself = is_own && bytes.first() == Some(&b'\n');
+        if (state.open.take().is_some() || (is_own && state.is_inside_line)) && !begins_itself {
             bytes.insert(0, b'\n');
         }
         self.0.add(&mut state, bytes, is_own);
@@ -262,6 +262,14 @@ mod tests {
         }
         let queue = sink.0.state().queue.clone();
         assert_eq!(String::from_utf8(queue).unwrap(), "whole\nown\nno end\nown\nbar 10%\rbar 20%\nown\n");
+        sink.0.state().queue.clear();
+        // A message about a key begins with a line break itself.
+        sink.open((0, false), b"prompt".to_vec());
+        sink.push_own(b"\nown\n".to_vec());
+        sink.push(b"no end".to_vec());
+        sink.push_own(b"\nown\n".to_vec());
+        let queue = sink.0.state().queue.clone();
+        assert_eq!(String::from_utf8(queue).unwrap(), "prompt\nown\nno end\nown\n");
     }
 
     #[test]
