@@ -32,7 +32,7 @@ mod message;
 pub(crate) mod server;
 mod shared;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use self::greeting::wire_token;
 use self::greeting::{ANSWER_BYTES, HELLO_BYTES};

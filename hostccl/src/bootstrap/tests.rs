@@ -1,4 +1,4 @@
-mod client;
+pub(crate) mod client;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::segment::{self, Lobby};
 use crate::types::*;
 use crate::wire::Contact;
 
-fn member(rank: u32, nranks: u32) -> Member {
+pub(crate) fn member(rank: u32, nranks: u32) -> Member {
     Member {
         rank,
         nranks,

@@ -58,6 +58,17 @@ fn answer(mut socket: &TcpStream, status: u8, token: Option<[u8; 16]>) {
     socket.write_all(&answer[..ANSWER_BYTES]).unwrap();
 }
 
+/// Serves one join in the maker's place: welcomes the first rank that connects, and sends these
+/// messages. Returns the connection, which ends when it is dropped.
+pub(crate) fn serve(listener: &TcpListener, token: [u8; 16], messages: &[Message]) -> TcpStream {
+    let mut socket = listener.accept().unwrap().0;
+    answer(&socket, Status::Welcome as u8, Some(token));
+    for message in messages {
+        socket.write_all(&link::frame(message)).unwrap();
+    }
+    socket
+}
+
 /// Welcomes a rank, and returns when the rank has registered.
 fn welcome(mut socket: &TcpStream) {
     answer(socket, Status::Welcome as u8, Some(TOKEN));
