@@ -343,11 +343,6 @@ def test_a_node_that_waits_says_who_was_refused_for_a_secret(node, endpoint, fir
     waiting.ends(1, r"^devicemesh run: node 1 of 2 did not come to .*; " + refused.format("2 connections"))
 
 
-def test_an_endpoint_of_another_host_is_told_to_node_0(node):
-    said = rf"node 0 is on {HERE}, and tcp://192\.0\.2\.1:29400 is at another host: --rdzv-endpoint must name the host of node 0\n"
-    node("192.0.2.1:29400", "--nnodes 2 --node-rank 0 -n 1", "exit 0").ends(1, said)
-
-
 @pytest.mark.parametrize("options, said", [
     ("--nnodes 2 -n 1", "needs --rdzv-endpoint HOST:PORT"), ("--nnodes 2 --node-rank 2 -n 1 --rdzv-endpoint a:1", "the nodes are 0 to 1"),
     ("-n 1 --rdzv-endpoint tcp://a:1", "without tcp://"), ("-n many", "cpu, gpu or auto")])
