@@ -283,6 +283,11 @@ def test_a_name_without_an_address_is_an_error(together):
               rf"the name no-host.invalid has no address on {HERE} \(.*; \d tries in \d s\): check --rdzv-endpoint")
 
 
+def test_the_last_try_of_a_name_does_not_hide_the_answer(node):
+    """The end of the wait cuts off the second try."""
+    node("no-such-host.invalid:29400", "--nnodes 2 -n 1 --rdzv-timeout 1.01s", "exit 0").ends(1, r"has no address on \S+ \(failed to lookup address")
+
+
 def test_a_node_that_waits_says_for_whom(together):
     (first, third) = together([f"--nnodes 3 --node-rank {node} -n 1 --rdzv-timeout 3" for node in (0, 2)])
     for node in (first, third):

@@ -183,7 +183,7 @@ def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
 
 
 @pytest.mark.parametrize("options, said", [
-    (["--hosts", "u@a,a"], "u@a and a are one host"), (["--hosts", "a:0"], "no number of ranks"),
+    (["--hosts", "u@a,a"], "u@a and a are one host, which gets one node: write one of the two\n"), (["--hostfile", "/dev/null"], "--hostfile /dev/null: it names no host\n"), (["--hosts", "a:0"], "no number of ranks"),
     (["--hosts", "a,b:2:3"], '"b:2:3" has two colons: write b:2'), (["--hosts", "a,,b"], 'host 2 of "a,,b" has no name'),
     (["--hosts", "a", "--nnodes", "2"], "run: --nnodes does not go with --hosts and --hostfile: the list of hosts says how many nodes there are, so leave --nnodes out\n"),
     (["--hostfile", "a", "--node-rank", "0"], "run: --node-rank does not go with --hosts"), (["--hosts", "a", "--hostfile", "b"], "cannot be used with"),
