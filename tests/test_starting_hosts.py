@@ -156,6 +156,12 @@ def test_all_hosts_that_cannot_take_part_are_named_in_one_message(start):
         r"  silent: no answer within [12] s\n", err), err
 
 
+def test_a_host_with_another_secret_is_named(start):
+    _, err = ends(start("al,secretive", SLEEP), 1)
+    refused = r"devicemesh run: the store at \S+ is served without a secret, but DM_STORE_SECRET is set here: set it there too; node 1 \(secretive\) was refused\n"
+    assert re.search(refused, err), err
+
+
 def test_an_interrupt_tells_of_the_hosts_that_cannot_take_part(start, tmp_path):
     process = start("al,denied,silent", SLEEP)
     keeper, started = keeper_of(process), tmp_path / "started"
