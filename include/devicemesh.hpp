@@ -483,15 +483,9 @@ public:
   constexpr Span(Container &&container) noexcept : data_(std::data(container)), size_(std::size(container))
   {
   }
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winit-list-lifetime"  // of an argument the list lives as long as the call
-#endif
-  /// {a, b, c}, where the elements are const.
-  constexpr Span(std::initializer_list<value_type> values) noexcept : data_(values.begin()), size_(values.size()) {}
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+  /// {a, b, c}, where the elements are const. As an argument the list lives as long as the call.
+  // GCC would warn of data_(values.begin()), and precompiled headers forget pragmas against warnings.
+  constexpr Span(std::initializer_list<value_type> values) noexcept : Span(values.begin(), values.size()) {}
 
   /// The first element.
   [[nodiscard]] constexpr T *data() const noexcept { return data_; }

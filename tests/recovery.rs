@@ -17,17 +17,32 @@ fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
 }
 
-/// Comes to the next turn, and makes the mesh of its epoch.
-fn recover(recovery: &mut Recovery) -> Vec<Option<i32>> {
+/// Comes to the next turn, goes on to its epoch, and makes the mesh.
+fn recover(world: &World, recovery: &mut Recovery) -> Vec<Option<i32>> {
     let terms = Terms::default();
     let arrival = Arrival { call: "dm_recover()", terms: &terms, has_state: true, lost: &[], suspects: &[] };
     assert_eq!(recovery.come(&arrival, &soon()).unwrap(), Outcome::Epoch);
+    world.enter_epoch(recovery).unwrap();
     assert_eq!(recovery.make(Ok(()), &soon()).unwrap(), Made::Whole);
     recovery.epoch().seats.iter().map(|holder| holder.as_ref().map(|holder: &Incarnation| holder.rank)).collect()
 }
 
+fn first_epoch(size: usize) -> Epoch {
+    let ranks: Vec<i32> = (0..size as i32).collect();
+    Epoch::first(size, Replicas { sizes: vec![size], dim: 0 }, &ranks)
+}
+
+/// Makes a call in a scope of these ranks, whose name is used once in each epoch.
+fn call_of_some(world: &World, ranks: &[i32]) {
+    if let Some(position) = ranks.iter().position(|rank| *rank == world.rank() as i32) {
+        let scope = world.subscope("some", ranks.into(), position).unwrap();
+        scope.agree("dm_flatten()", &soon()).unwrap().finish(&soon()).unwrap();
+    }
+}
+
 /// Rank 3 ends its world, and then rank 1 does. A call of the others in the world fails each time,
-/// and they go on by a decision.
+/// and they go on by a decision. In the next epoch the calls of the world are those of the ranks
+/// that are left.
 fn ranks_end_one_after_the_other(method: &str) {
     // Rank 0 may serve the store, so it stays until rank 2 has read the last verdict.
     let done = Barrier::new(2);
@@ -37,23 +52,88 @@ fn ranks_end_one_after_the_other(method: &str) {
             threads.spawn(move || {
                 let options = JoinOptions::ranked(rank, SIZE).timeout(Duration::from_secs(20)).init_method(method);
                 let world = World::join("cpu", &options).unwrap();
-                let first = Epoch::first(SIZE, Replicas { sizes: vec![SIZE], dim: 0 }, &[0, 1, 2, 3]);
-                let mut recovery = world.recovery(first).unwrap();
+                let mut recovery = world.recovery(first_epoch(SIZE)).unwrap();
+                call_of_some(&world, &[0, 2]);
                 if rank == 3 {
                     return world.leave();
                 }
                 let error = world.barrier(None).unwrap_err();
                 assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[3][..]), "{error}");
-                assert_eq!(recover(&mut recovery), [Some(0), Some(1), Some(2), None]);
+                assert_eq!(recover(&world, &mut recovery), [Some(0), Some(1), Some(2), None]);
+                world.barrier(None).unwrap();
+                call_of_some(&world, &[0, 2]);
                 if rank == 1 {
                     return world.leave();
                 }
-                assert_eq!(recover(&mut recovery), [Some(0), None, Some(2), None]);
+                let error = world.barrier(None).unwrap_err();
+                assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[1][..]), "{error}");
+                assert_eq!(recover(&world, &mut recovery), [Some(0), None, Some(2), None]);
                 assert_eq!((recovery.epoch_number(), recovery.epoch().without.as_slice()), (2, &[1, 3][..]));
+                world.barrier(None).unwrap();
+                assert_eq!(world.lost_ranks().unwrap(), [1, 3]);
                 done.wait();
             });
         }
     });
+}
+
+/// Nobody is lost. Rank 1 comes to the turn while the others wait for it in a barrier, and again
+/// after the recovery. Returns the names of the keys that are left then, as `list` gives them.
+fn a_rank_comes_to_the_turn_while_others_wait(method: &str, list: impl Fn() -> Vec<String> + Sync) -> Vec<String> {
+    let (came, done) = (Barrier::new(3), Barrier::new(3));
+    std::thread::scope(|threads| {
+        let run = |rank: usize| {
+            let (came, done, list) = (&came, &done, &list);
+            threads.spawn(move || {
+                let options = JoinOptions::ranked(rank, 3).timeout(Duration::from_secs(20)).init_method(method);
+                let world = World::join("cpu", &options).unwrap();
+                let mut recovery = world.recovery(first_epoch(3)).unwrap();
+                for turn in 1..=2 {
+                    call_of_some(&world, &[0, 2]);
+                    world.barrier(None).unwrap();
+                    if rank != 1 {
+                        let error = world.barrier(None).unwrap_err();
+                        assert_eq!((error.status(), error.ranks()), (Status::PeerLost, &[1][..]), "{error}");
+                        assert!(error.message().contains(&format!("recovery {turn} of the job")), "{error}");
+                    }
+                    assert_eq!(recover(&world, &mut recovery), [Some(0), Some(1), Some(2)]);
+                    assert_eq!(recovery.epoch_number(), turn);
+                }
+                // The next calls remove what a store removes together with other operations.
+                world.barrier(None).unwrap();
+                came.wait();
+                let left = list();
+                done.wait();
+                left
+            })
+        };
+        let [left, ..] = [0, 1, 2].map(run).map(|rank| rank.join().unwrap());
+        left
+    })
+}
+
+#[test]
+fn a_barrier_over_a_server_ends_when_a_rank_comes_to_the_turn() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    a_rank_comes_to_the_turn_while_others_wait(&format!("tcp://127.0.0.1:{port}"), Vec::new);
+}
+
+#[test]
+fn a_barrier_over_a_folder_ends_when_a_rank_comes_to_the_turn_and_old_keys_go() {
+    let path = format!("{}/epochs-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let list = || {
+        let names = std::fs::read_dir(format!("{path}.devicemesh"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<Vec<String>>()
+    };
+    let left = a_rank_comes_to_the_turn_while_others_wait(&format!("file://{path}"), list);
+    let left: Vec<String> = left.iter().map(|name| name.replace("%2F", "/")).collect();
+    let has = |part: &str| left.iter().filter(|name| name.contains(part)).count();
+    // Only the scopes of the last epoch have keys: here, those of the barrier's two phases.
+    assert_eq!((has("/some/"), has("/e1/"), has("/turn/")), (0, 0, 0), "{left:?}");
+    assert_eq!(has("/world/"), has("/e2/world/"), "{left:?}");
+    assert_eq!((has("/decision/"), has("/lost/")), (4, 2), "{left:?}");
 }
 
 #[test]

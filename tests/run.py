@@ -188,13 +188,15 @@ def main():
     SCRATCH.mkdir(parents=True, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
     runner = Runner(options)
-    build_rust = rust.add(runner)
-    has_rust = bool(runner.cases)
     programs.add_tests(runner)
     programs.add_examples(runner)
     runner.add("build exports and SONAME", headers.exports)
     headers.add_headers(runner)
     headers.add_compilers(runner)
+    # The cases of Rust are the last ones, because they wait for cargo.
+    others = len(runner.cases)
+    build_rust = rust.add(runner)
+    has_rust = len(runner.cases) > others
     if options.list:
         print("\n".join(name for name, _ in runner.cases), flush=True)
         command = pytest(runner)
@@ -205,13 +207,13 @@ def main():
     if command and not options.k:
         fetch_ahead(command[0])
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
-    # Many Python tests wait, so they run beside the compiler and the other cases.
+    # Many tests wait, so they run beside the compiler and each other.
     spread = ["-n", str(options.pytest_jobs), "--dist", "loadgroup"]
     beside = threading.Thread(target=python_tests, args=(runner, command, "beside the others", "not alone", *spread))
     if command:
         beside.start()
     if has_rust:
-        runner.one("build the Rust tests", build_rust, is_test=False)
+        threading.Thread(target=runner.one, args=("build the Rust tests", build_rust, False)).start()
     runner.run()
     if command:
         beside.join()

@@ -156,6 +156,16 @@ def test_misuse(body, says):
     assert re.search(says, done.stderr), f"no error with {says!r}:\n{done.stderr}"
 
 
+def test_precompiled(tmp_path):
+    """As a precompiled header it brings no warning either. GCC forgets the header's pragmas then."""
+    header = tmp_path / HEADER.name
+    header.write_text(HEADER.read_text())
+    options = ["-std=c++17", *STRICT, "-Winvalid-pch", "-I", ROOT / "include"]
+    compile(*options, "-x", "c++-header", header, "-o", f"{header}.gch")
+    use = "std::size_t use(dm::Span<const int> values) { return values.size(); }\nstd::size_t three() { return use({1, 2, 3}); }\n"
+    compile(*options, "-include", header, "-fsyntax-only", "-x", "c++", "-", source=use)
+
+
 def under_the_tool(program, ranks, says):
     assert launch(ranks, program).stdout.split() == [says] * ranks
 

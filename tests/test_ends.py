@@ -1,7 +1,6 @@
 """How `devicemesh run` ends on one node: nothing outlives it, signals leave the ranks their time,
 and its last line gives the reason."""
 
-import array
 import fcntl
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 
 from support.paths import TOOL
 from support.processes import MARK, children, environment, gone, kill_all, marked, run, state_and_parent, wait_until
-from support.tool import PATIENCE, ends
+from support.tool import PATIENCE, ends, is_full
 
 # This many seconds after the tool is killed, no process is left. The machine may be busy.
 LEFT = 10
@@ -187,16 +186,20 @@ def test_a_rank_that_somebody_has_stopped_can_end_itself(start, number, code):
     assert ends(tool, code)[0] == "got it\n" * (2 if code == 143 else 1)
 
 
-def on_terminal(start, ranks, script):
+def on_terminal(start, ranks, script, *options, tostop=False):
     """Starts a job in a session of its own, which a terminal controls. Gives the job, and the end of the
-    terminal where the keys are."""
+    terminal where the keys are. With `tostop` the terminal stops who writes in the background."""
     def log_in():
         # Under nohup the tests ignore this signal, and the tool would, too.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     ours, theirs = os.openpty()
-    tool = start(ranks, script, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
+    if tostop:
+        settings = termios.tcgetattr(theirs)
+        settings[3] |= termios.TOSTOP
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+    tool = start(ranks, script, *options, group=None, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=log_in)
     os.close(theirs)
     return tool, ours
 
@@ -221,6 +224,20 @@ def test_keys_of_a_terminal(start):
     assert tool.wait(PATIENCE) == 130
     os.close(ours)
     assert said.count(b"got it") == 1, said
+
+
+@pytest.mark.parametrize("options", [("--color", "never"), ("--prefix", ), ("--hosts", "127.0.0.1,127.0.0.2")], ids=["direct", "prefix", "hosts"])
+def test_a_terminal_that_stops_who_writes_in_the_background(start, options):
+    """`stty tostop`. The ranks and their parent are in the background."""
+    tool, ours = on_terminal(start, 2, "echo out $RANK; echo err >&2; echo tty > /dev/tty; exec sleep 1000", *options, tostop=True)
+    said, ranks = b"", 4 if "--hosts" in options else 2
+    for awaited, key in ((lambda: all(said.count(text) == ranks for text in (b"out", b"err", b"tty")), b"\x03"), (lambda: b"got signal 2" in said, b"")):
+        while not awaited():
+            assert select.select([ours], [], [], PATIENCE)[0], said
+            said += os.read(ours, 4096)
+        os.write(ours, key)
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
 
 
 @pytest.mark.parametrize("script, name", [("read line < /dev/tty", "SIGTTIN"), ("stty -echo < /dev/tty", "SIGTTOU")])
@@ -305,14 +322,6 @@ def test_a_reader_that_has_stopped_ends_nothing_silently(start, options, code):
     assert re.search(r"^devicemesh run: \d+ bytes of the ranks' output are not written$", tool.stderr.read(), re.M)
 
 
-def is_full(tool):
-    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the last one,
-    so a full pipe may hold half of its 64 KiB only."""
-    size = array.array("i", [0])
-    fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
-    return size[0] > 30_000
-
-
 def test_ranks_that_fail_together_are_counted(start, tmp_path):
     """While the parent of the ranks is stopped, three ranks fail, so the tool learns of all of them at once."""
     os.mkfifo(tmp_path / "go")
@@ -363,6 +372,12 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
     assert re.search(r"cannot write \S+/rank-0\.out: File too large", done.stderr), done.stderr
     ignored = int(re.search(r"SigIgn:\s*(\w+)", done.stdout)[1], 16)
     assert not ignored & 1 << (signal.SIGXFSZ - 1), done.stdout
+
+
+@pytest.mark.parametrize("words, code", [("show 2,4", 1), ("check --json --quiet", 3), ("run --help", 1)])
+def test_a_report_that_is_beyond_the_limit_on_the_size_of_files_is_an_error(tmp_path, words, code):
+    done = run("/bin/sh", "-c", f"ulimit -f 0; exec {TOOL} {words} > {tmp_path}/report", code=code, timeout=PATIENCE)
+    assert re.search("^devicemesh.*(cannot write to standard output: File too large|beyond the limit on file sizes)", done.stderr), done.stderr
 
 
 def test_a_core_dump_is_told(tmp_path):

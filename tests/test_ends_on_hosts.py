@@ -10,7 +10,7 @@ import pytest
 
 from support.processes import children, gone, run, state_and_parent, wait_until
 from support.rsh import keeper_of, rsh, start
-from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends
+from support.tool import HERE, PATIENCE, SLEEP, all_gone, ends, is_full
 
 
 def test_the_first_failure_is_told_once(start):
@@ -126,12 +126,60 @@ def test_no_rank_outlives_three_interrupts(start):
     for _ in range(2):
         time.sleep(0.6)
         process.send_signal(signal.SIGINT)
-    assert "closed the connections to the hosts" in process.stderr.readline()
+    assert process.stderr.readline() == "devicemesh run: closed the connections to the hosts; what still runs there is killed within 5 s, " \
+                                        "on a host that is out of reach within 65 s\n"
     for keeper in pids[1::2]:
         os.kill(keeper, signal.SIGCONT)
     _, err = ends(process, 130)
     assert err.splitlines()[-1].startswith("devicemesh run: got signal 2 (SIGINT)"), err
     all_gone(pids)
+
+
+@pytest.mark.lengthy
+def test_nodes_that_do_not_obey_are_named_and_given_up(start):
+    """The nodes are stopped, so nobody but the starter can say why the job ends. The limit is 20 s after the ranks' time: 5.1 s."""
+    process = start("al,be", "echo $PPID; exec sleep 1000", "--failure-grace", "0.1")
+    keepers = [int(process.stdout.readline()) for _ in range(2)]
+    for keeper in keepers:
+        os.kill(keeper, signal.SIGSTOP)
+    began = time.monotonic()
+    process.terminate()
+    waiting = r"devicemesh run: waiting for the end of node 1 \(be\), \d s after the signal; in (\d+) s the connection is closed; a second signal kills the ranks at once\n"
+    line = process.stderr.readline()
+    left = int(re.fullmatch(waiting, line)[1])
+    assert 23 <= left + time.monotonic() - began <= 26, line
+    _, err = ends(process, 143)
+    assert time.monotonic() - began >= 25, err
+    assert err.splitlines()[-2:] == ["devicemesh run: al, be did not end in time, so the connection is closed; look there for ranks that still run",
+                                     "devicemesh run: got signal 15 (SIGTERM)"], err
+    for keeper in keepers:
+        os.kill(keeper, signal.SIGKILL)
+    all_gone(keepers)
+
+
+def test_three_interrupts_do_not_hide_the_rank_that_failed(start, tmp_path):
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    process = start("al,be", f"echo $GROUP_RANK $PPID; if [ $RANK = 0 ]; then read line < {go}; exit 41; fi; {SLEEP}")
+    keepers = dict(process.stdout.readline().split() for _ in range(2))
+    os.kill(int(keepers["1"]), signal.SIGSTOP)
+    go.write_text("go\n")
+    assert "exited with code 41" in first_message(process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.6)
+    os.kill(int(keepers["1"]), signal.SIGKILL)
+    _, err = ends(process, 41)
+    assert "exited with code 41" in err.splitlines()[-1], err
+
+
+def test_the_cause_stands_once_where_only_standard_error_is_a_terminal(start):
+    """As with `| tee log`. Then the starter's own lines have colours, and those of the nodes have none."""
+    process = start("al,be", "test $RANK = 1 && exit 3; sleep 0.2", terminal=True, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_", "NO_COLOR"), TERM="xterm")
+    assert process.wait(PATIENCE) == 3
+    os.set_blocking(process.terminal, False)
+    said = os.read(process.terminal, 1 << 16)
+    assert said.count(b"exited with code 3") == 1, said
 
 
 def test_a_second_ctrl_c_that_comes_too_early_is_answered_and_the_next_one_kills(start, tmp_path):
@@ -262,6 +310,18 @@ def test_a_reader_that_has_gone_ends_the_job(start):
     err = process.stderr.read()
     assert process.wait(PATIENCE) == 141, err
     assert err.count("devicemesh run: the reader of the output has ended, so the job ends; all ranks get SIGTERM now, and SIGKILL in 1 s\n") == 1, err
+
+
+@pytest.mark.parametrize("options, code", [((), 143), (("--timeout", "1"), 124)], ids=["signal", "timeout"])
+def test_a_reader_that_has_stopped_does_not_stop_the_starter(start, options, code):
+    """As `less` does. The starter still passes signals on. It also goes on with its signs of life, without which the nodes would end
+    their ranks after a minute."""
+    process = start("al,be", "while :; do seq 10000; done", *options)
+    wait_until(lambda: is_full(process), "the pipe is full")
+    if not options:
+        process.terminate()
+    assert process.wait(PATIENCE) == code
+    assert re.search(r"^devicemesh run: \d+ bytes of the ranks' output are not written$", process.stderr.read(), re.M)
 
 
 def test_a_node_that_fails_before_all_have_met_ends_the_job(start, rsh):

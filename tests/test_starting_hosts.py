@@ -119,6 +119,15 @@ def test_ssh_has_less_time_to_connect_than_a_host_to_answer(tmp_path, options, l
                      r"9 min \d+ s left to answer \(--rdzv-timeout\)", line), line
 
 
+def test_a_login_script_that_waits_for_input_is_thought_of(tmp_path):
+    """ssh would have given up after its ConnectTimeout if it had not connected."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nread answer\n")
+    ssh.chmod(0o755)
+    done = run(TOOL, "run", "--rsh-agent", f"{ssh} -o ConnectTimeout=1", "--hosts", "beta", "--rdzv-timeout", "2", "--", "true", code=1, timeout=PATIENCE)
+    assert re.search(r"run: beta: no answer within 2 s \(--rdzv-timeout\); ssh has connected, so maybe a login script there waits for input", done.stderr), done.stderr
+
+
 def test_a_name_of_the_first_host_that_another_host_lacks(tmp_path, rsh):
     """The user gave no --rdzv-endpoint, so the message does not ask to check it."""
     with Lab(["alpha"], tmp_path / "lab") as lab:

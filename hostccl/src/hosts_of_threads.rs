@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::comm::Comm;
 use crate::labels::Labels;
 use crate::process::ProcessId;
+use crate::rails::Limits;
 use crate::segment::{self, Segment};
 use crate::span::Span;
 use crate::token::random_token;
@@ -15,6 +16,11 @@ use crate::wire::{Peer, Wire};
 /// Returns the ends of a communicator by rank, and the wire of each. `hosts` has the ranks of
 /// each host.
 pub(crate) fn communicators(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memory>>) {
+    communicators_with(hosts, Limits::PRODUCT)
+}
+
+/// Does what [`communicators`] does, with other limits for collectives.
+pub(crate) fn communicators_with(hosts: &[&[usize]], limits: Limits) -> (Vec<Arc<Comm>>, Vec<Arc<Memory>>) {
     let nranks = hosts.iter().map(|ranks| ranks.len()).sum();
     let wires = memory::wires(nranks);
     let mut host_of = vec![0; nranks];
@@ -45,7 +51,9 @@ pub(crate) fn communicators(hosts: &[&[usize]]) -> (Vec<Arc<Comm>>, Vec<Arc<Memo
                 kept: Mutex::default(),
             };
             let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
-            ends[rank] = Some(Arc::new(Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span))));
+            let mut comm = Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span));
+            comm.rails.as_mut().expect("a communicator with a span has rails").limits = limits;
+            ends[rank] = Some(Arc::new(comm));
         }
     }
     (ends.into_iter().flatten().collect(), wires)

@@ -11,6 +11,30 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use crate::scratch::Scratch;
 use crate::span::Span;
 
+/// The sizes in bytes that decide which way a collective takes and how it cuts its data. All ranks
+/// must have the same sizes. The tests set smaller ones, so that small data is cut as well.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// The most bytes that a rank may contribute to a small call.
+    pub(crate) contribution: usize,
+    /// How many bytes of each block go to another host in one message, so that the ranks of a host
+    /// work on one piece while the next one is on its way.
+    pub(crate) message: usize,
+    /// How many bytes of a reduction are on their way at a time.
+    pub(crate) reduction: usize,
+    /// How many bytes of a broadcast a host passes on at a time.
+    pub(crate) broadcast: usize,
+    /// A broadcast of this many bytes or more goes from each host to one other host. Then each host
+    /// sends the data once. For less data, a tree with more branches ends earlier.
+    pub(crate) chain: usize,
+}
+
+impl Limits {
+    /// The sizes with which programs run.
+    pub(crate) const PRODUCT: Limits =
+        Limits { contribution: 128 << 10, message: 1 << 20, reduction: 4 << 20, broadcast: 1 << 20, chain: 512 << 10 };
+}
+
 /// The rails of a communicator, and the state that its calls keep from one call to the next.
 #[derive(Debug)]
 pub(crate) struct Rails {
@@ -20,6 +44,8 @@ pub(crate) struct Rails {
     pub(crate) count: usize,
     /// Whether all hosts have equally many seats.
     pub(crate) is_even: bool,
+    /// The sizes that decide how collectives cut their data.
+    pub(crate) limits: Limits,
     /// Temporary memory for calls.
     pub(crate) scratch: Scratch,
     /// How many gatherings of the hosts this rank has been in.
@@ -50,6 +76,7 @@ impl Rails {
             seats,
             count,
             is_even: span.hosts.iter().all(|ranks| ranks.len() == count),
+            limits: Limits::PRODUCT,
             scratch: Scratch::default(),
             gatherings: AtomicU32::new(0),
             transfers: AtomicUsize::new(0),

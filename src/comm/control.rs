@@ -204,7 +204,7 @@ impl World {
             check()?;
             refuse_inside(function, self.library().ok())?;
             let call = Call::begin(self, None, self.wait(timeout.unwrap_or(self.rendezvous().timeout())))?;
-            call.agree(scope, &format!("{function}({arguments})"))?.exchange(work)
+            call.agree(&scope, &format!("{function}({arguments})"))?.exchange(work)
         })
     }
 }

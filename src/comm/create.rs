@@ -61,7 +61,7 @@ impl RootComms {
         let wait = world.wait(timeout);
         let wait = deadline.map_or_else(|| wait.clone(), |deadline| wait.with_deadline(deadline));
 
-        let scope = world.rendezvous().scope()?;
+        let scope = &*world.rendezvous().scope()?;
         let call = Call::begin(world, None, wait)?;
         let (call, shared) = match is_whole_world {
             true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,

@@ -299,7 +299,7 @@ impl World {
             return call();
         }
         let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
-        tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
+        tell_if_refused(scope.as_deref(), self.cancel(), function, call)
     }
 
     /// A wait of at most `timeout`, which the world's abort ends.

@@ -30,7 +30,8 @@ impl World {
             self.library().map_or(Ok(()), |library| library.check_no_capture("dm_world_finalize", None))
         })?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
-        let call = Call::begin(self, None, wait)?.agree(self.rendezvous().scope()?, CALL)?;
+        let scope = self.rendezvous().scope()?;
+        let call = Call::begin(self, None, wait)?.agree(&scope, CALL)?;
         log::info!("rank {}: dm_world_finalize ends the world of {} ranks", self.rank(), self.size());
         let ended = call.run(|work| self.finalize_all(work.peers));
         self.comms().share_nothing();

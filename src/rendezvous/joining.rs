@@ -7,6 +7,7 @@ use std::time::Duration;
 use hostccl::fork::Own;
 
 use super::agreement::{Members, Membership, Scope, ScopeKeys};
+use super::current_epoch::CurrentEpoch;
 use super::engine_place::EnginePlace;
 use super::equipment::{self, Equipment};
 use super::handshake::{self, NonceServer};
@@ -214,15 +215,16 @@ impl World {
         let membership = Membership {
             store: Arc::clone(&store),
             losses: Arc::clone(&losses),
-            left: ScopeKeys::new(&members, &leftovers),
+            left: ScopeKeys::new(&members, &leftovers, Some(0)),
             members,
             tickets: Tickets::default(),
+            epoch: 0,
             me: rank,
             served,
             serving: served && rank == 0,
         };
-        let scope = Arc::new(Scope::new(membership, format!("{prefix}/world")));
-        let session = Session { me, scope, losses, leftovers, store, prefix, size_there, served, server };
+        let epoch = CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world")));
+        let session = Session { me, epoch, losses, leftovers, store, prefix, size_there, served, server };
         Ok((session, join, host))
     }
 
@@ -239,7 +241,7 @@ impl World {
         let Place { rank, size, .. } = self.place;
         if size == 1 {
             let local = LocalPlace::on_one_host(&self.place);
-            session.scope.agree("dm_world_init()", wait)?;
+            self.scope()?.agree("dm_world_init()", wait)?;
             return equip(local).map(|_| local);
         }
         if session.me.ticket > 0 {
@@ -256,7 +258,7 @@ impl World {
                 "two processes joined {name} as rank {rank} of {size}: a rank was started twice, or another job is there"
             );
             let error = Error::new(Status::Mismatch, twice);
-            session.scope.refuse(&error, wait);
+            self.scope()?.refuse(&error, wait);
             return Err(error);
         }
         let call = format!(
@@ -272,7 +274,7 @@ impl World {
             (None, _) => Ok(None),
         };
         let offers = engine.iter().flatten().flat_map(EnginePlace::offers).collect::<Vec<_>>();
-        let (round, shared) = session.scope.agree_to_join(&call, &offers, engine.as_ref().err(), wait)?;
+        let (round, shared) = self.scope()?.agree_to_join(&call, &offers, engine.as_ref().err(), wait)?;
         let find_places = || {
             let local = match engine.as_ref().map_err(Error::clone)? {
                 Some(_) if shared[0] => {

@@ -6,7 +6,8 @@
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
 //! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
-//! and fills the gaps that a rank may leave that ends while it announces a loss. On any other store
+//! and fills the gaps that a rank may leave that ends while it announces a loss. The list also has
+//! the notes that a rank has come to a turn (turns.rs). On any other store
 //! each rank leaves its process number under the name of its host, and a rank that waits for long
 //! looks whether the processes of its own host live. There the ranks fill the gaps.
 
@@ -21,6 +22,7 @@ use super::agreement::{WorldKeys, add_note, fill_gaps, note_key};
 use super::host::HostIdentity;
 use super::incarnation::Incarnation;
 use super::store::{Store, split_last_word};
+use super::turns::{Turn, Turns};
 use crate::digest::Fnv1a;
 use crate::error::{Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -52,6 +54,8 @@ pub(super) struct Losses {
     /// The ranks of this host; `None` where the store itself knows who is lost, and where this
     /// process cannot see the processes of its host.
     local_ranks: Option<LocalRanks>,
+    /// The turns of the world, of which notes in the same list tell.
+    turns: Turns,
     /// The last deadlocks between calls of this world of which this rank's caller was told. The
     /// list is kept here, because every scope of the world has this value.
     told_deadlocks: Mutex<VecDeque<String>>,
@@ -112,6 +116,7 @@ impl Losses {
             store_knows,
             known: Mutex::default(),
             local_ranks,
+            turns: Turns::default(),
             told_deadlocks: Mutex::default(),
         })
     }
@@ -126,6 +131,7 @@ impl Losses {
             store_knows: false,
             known: Mutex::default(),
             local_ranks: None,
+            turns: Turns::default(),
             told_deadlocks: Mutex::default(),
         }
     }
@@ -133,6 +139,11 @@ impl Losses {
     /// Returns the prefix of all keys of the world.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Returns what this process knows of the turns of its world.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -148,16 +159,22 @@ impl Losses {
     /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let (word, is_silent) = split_last_word(value);
-        let process: Option<Incarnation> = std::str::from_utf8(word).ok().and_then(|text| text.parse().ok());
+        let text = std::str::from_utf8(word).unwrap_or_default();
         let mut known = self.known();
-        if let Some(process) = process.filter(|_| is_silent) {
-            known.noticed.entry(process).or_insert("the store says so: its host is down or out of reach");
-        }
-        // Another thread may have noted it meanwhile. A value that is no process is counted, so the
-        // next note is found.
+        // Another thread may have noted it meanwhile. A value that cannot be read is counted, so
+        // the next note is found.
         if known.read + 1 == number {
             known.read = number;
-            known.add(process);
+            match text.parse() {
+                Ok(turn) => self.turns.note(turn),
+                Err(()) => {
+                    let process: Option<Incarnation> = text.parse().ok();
+                    if let Some(process) = process.filter(|_| is_silent) {
+                        known.noticed.entry(process).or_insert("the store says so: its host is down or out of reach");
+                    }
+                    known.add(process);
+                }
+            }
         }
     }
 
@@ -258,10 +275,7 @@ impl Losses {
     /// Announces to all ranks, through the store, that a process is lost. Where the store fails,
     /// this rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
     pub(super) fn announce(&self, process: Incarnation) {
-        let wait = Wait::after(SHORT);
-        let (list, wrote) = (self.list(), |_| {});
-        let told = add_note(&*self.store, &list, process.to_string().as_bytes(), &wait, &wrote);
-        if told.is_err() {
+        if self.add(&process.to_string(), &Wait::after(SHORT)).is_err() {
             let mut known = self.known();
             // The store may have ended with that process.
             if !known.processes.contains(&process) {
@@ -270,10 +284,22 @@ impl Losses {
             known.unannounced.push(process);
             known.failed = Some(Instant::now());
         }
-        if let (Ok(number), false) = (told, self.store_knows) {
-            // The next rank that announces a loss fills the gaps where this rank cannot.
-            let _ = fill_gaps(&*self.store, &list, number, &wait, &wrote);
+    }
+
+    /// Tells all ranks that a rank has come to a turn.
+    pub(super) fn announce_turn(&self, turn: Turn, wait: &Wait) -> Result<()> {
+        self.add(&turn.to_string(), wait)
+    }
+
+    /// Adds a note to the list in the store.
+    fn add(&self, note: &str, wait: &Wait) -> Result<()> {
+        let (list, wrote) = (self.list(), |_| {});
+        let number = add_note(&*self.store, &list, note.as_bytes(), wait, &wrote)?;
+        if !self.store_knows {
+            // The next rank that adds a note fills the gaps where this rank cannot.
+            let _ = fill_gaps(&*self.store, &list, number, wait, &wrote);
         }
+        Ok(())
     }
 
     /// Announces the losses of which the store could not be told before.
@@ -296,8 +322,23 @@ struct LocalRanks {
     /// This process.
     me: Incarnation,
     /// The ranks that were found so far.
-    found: Mutex<Vec<LocalRank>>,
+    found: Mutex<Found>,
 }
+
+/// The ranks of a host, as far as this rank has found them.
+#[derive(Default)]
+struct Found {
+    /// The ranks.
+    ranks: Vec<LocalRank>,
+    /// The highest number in the list whose line was found.
+    last: usize,
+    /// The lower numbers whose lines have not come. A rank may have died after it took its number.
+    without_line: Vec<usize>,
+}
+
+/// How many numbers after the last one a rank looks at. A number may stay without a line, and the
+/// numbers after it are found all the same.
+const AHEAD: usize = 3;
 
 /// A rank of this host.
 struct LocalRank {
@@ -335,27 +376,46 @@ impl LocalRanks {
         Ok(Some(LocalRanks { key, me, found: Mutex::default() }))
     }
 
+    /// Reads the line of a rank. Returns `None` where it is none.
+    fn read(&self, line: &str) -> Option<LocalRank> {
+        let mut words = line.split(' ');
+        let name: Incarnation = words.next()?.parse().ok()?;
+        let (pid, start) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        // Ranks may be threads of one process. They live as long as this process.
+        let told = name == self.me || pid == std::process::id();
+        Some(LocalRank { name, process: Process::watch(ProcessId { pid, start }), told })
+    }
+
+    /// Looks for the lines of ranks that were not found so far. Returns whether there were any.
+    fn find_more(&self, found: &mut Found, store: &dyn Store, wait: &Wait) -> Result<bool> {
+        let numbers: Vec<usize> =
+            found.without_line.iter().copied().chain(found.last + 1..=found.last + AHEAD).collect();
+        let keys: Vec<String> = numbers.iter().map(|number| format!("{}/{number}", self.key)).collect();
+        let mut are_more = false;
+        for ((number, key), _) in numbers.iter().zip(&keys).zip(store.present(&keys, wait)?).filter(|(_, there)| *there)
+        {
+            let Some(line) = store.try_get(key, wait)? else { continue };
+            found.ranks.extend(self.read(&String::from_utf8_lossy(&line)));
+            found.without_line.retain(|other| other != number);
+            found.without_line.extend(found.last + 1..*number);
+            found.last = found.last.max(*number);
+            are_more = true;
+        }
+        Ok(are_more)
+    }
+
     /// Returns the ranks of this host whose processes have ended since the last call.
     fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<Incarnation> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         // The ranks join in the beginning only, but not all at once.
-        while let Ok(Some(line)) = store.try_get(&format!("{}/{}", self.key, found.len() + 1), wait) {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            let mut words = line.split(' ');
-            let name = words.next().and_then(|name| name.parse::<Incarnation>().ok());
-            let mut numbers = words.map(str::parse::<u64>);
-            let (Some(name), Some(Ok(pid)), Some(Ok(start))) = (name, numbers.next(), numbers.next()) else { break };
-            let process = Process::watch(ProcessId { pid: pid as u32, start });
-            // Ranks may be threads of one process. They live as long as this process.
-            let told = name == self.me || pid == u64::from(std::process::id());
-            found.push(LocalRank { name, process, told });
-        }
+        while self.find_more(&mut found, store, wait).unwrap_or(false) {}
+        let ranks = &mut found.ranks;
         let mut dead = Vec::new();
         loop {
-            let alive: Vec<usize> = (0..found.len()).filter(|index| !found[*index].told).collect();
-            let processes: Vec<Arc<Process>> = alive.iter().map(|index| Arc::clone(&found[*index].process)).collect();
+            let alive: Vec<usize> = (0..ranks.len()).filter(|index| !ranks[*index].told).collect();
+            let processes: Vec<Arc<Process>> = alive.iter().map(|index| Arc::clone(&ranks[*index].process)).collect();
             let Some(first) = Process::first_dead(&processes) else { return dead };
-            let local_rank = &mut found[alive[first]];
+            let local_rank = &mut ranks[alive[first]];
             local_rank.told = true;
             dead.push(local_rank.name);
         }

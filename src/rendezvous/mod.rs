@@ -7,6 +7,7 @@
 //! - `Scope`, `Round`: the agreement before and at the end of every collective call of the library.
 
 mod agreement;
+mod current_epoch;
 mod engine_place;
 mod equipment;
 mod handshake;
@@ -23,6 +24,7 @@ mod losses;
 mod options;
 mod serve;
 pub mod store;
+mod turns;
 mod world;
 
 #[doc(hidden)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hostccl::fork::Own;
 
 use super::agreement::{Departures, Epoch, Members, Membership, Recovery, Scope, ScopeKeys, WorldKeys};
+use super::current_epoch::{CurrentEpoch, EpochScopes};
 use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
@@ -37,8 +38,8 @@ pub struct World {
 pub(super) struct Session {
     /// This process.
     pub(super) me: Incarnation,
-    /// All ranks.
-    pub(super) scope: Arc<Scope>,
+    /// The epoch in which this process is.
+    pub(super) epoch: CurrentEpoch,
     /// The processes that are known to be lost.
     pub(super) losses: Arc<Losses>,
     /// The keys that this rank has left in the store for the world.
@@ -108,25 +109,38 @@ impl World {
         self.session.as_ref().map_or("no store", |session| session.store.name())
     }
 
-    /// Returns all ranks as a set that makes collective calls.
-    pub fn scope(&self) -> Result<&Arc<Scope>> {
-        Ok(&self.session()?.scope)
+    /// Returns the ranks that make the collective calls of the world: all ranks, or after a recovery
+    /// the ranks of the mesh. Fails where this rank is not one of them.
+    pub fn scope(&self) -> Result<Arc<Scope>> {
+        let epoch = self.session()?.epoch.get();
+        epoch.world.clone().ok_or_else(|| {
+            Error::not_member(format!(
+                "rank {} is not in the mesh of epoch {}, so it takes no part in collective calls",
+                self.place.rank, epoch.number
+            ))
+        })
     }
 
     /// Returns some of the ranks, in an order of their own, as a set that makes collective calls.
-    /// `id` is the same on all of them and is used once.
+    /// `id` is the same on all of them and is used once in the epoch.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        let prefix = format!("{}/{id}", session.prefix);
-        Ok(Scope::new(self.membership(session, Members::Listed(ranks), position), prefix))
+        Ok(self.scope_of(session, &session.epoch.get(), id, (Members::Listed(ranks), position)))
     }
 
-    fn membership(&self, session: &Session, members: Members, position: usize) -> Membership {
+    fn scope_of(&self, session: &Session, epoch: &EpochScopes, id: &str, ranks: (Members, usize)) -> Scope {
+        let (members, me) = ranks;
+        let left = ScopeKeys::new(&members, &session.leftovers, Some(epoch.number));
+        let tickets = epoch.tickets.clone();
+        let membership = Membership { tickets, epoch: epoch.number, ..self.membership(session, members, me, left) };
+        Scope::new(membership, format!("{}/{id}", epoch.prefix))
+    }
+
+    fn membership(&self, session: &Session, members: Members, me: usize, left: ScopeKeys) -> Membership {
         let serving = session.served && self.place.rank == 0;
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
-        let left = ScopeKeys::new(&members, &session.leftovers);
-        let (tickets, served) = (Tickets::default(), session.served);
-        Membership { store, losses, members, tickets, me: position, served, serving, left }
+        let (tickets, epoch, served) = (Tickets::default(), 0, session.served);
+        Membership { store, losses, members, tickets, epoch, me, served, serving, left }
     }
 
     /// Begins this process's way through the decisions of the world. `epoch` is the one in which
@@ -134,16 +148,35 @@ impl World {
     #[doc(hidden)]
     pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
         let session = self.session()?;
-        let membership = self.membership(session, Members::All(self.place.size), self.place.rank);
+        let members = Members::All(self.place.size);
+        let left = ScopeKeys::new(&members, &session.leftovers, None);
+        let membership = self.membership(session, members, self.place.rank, left);
         Ok(Recovery::new(membership, session.me, epoch))
+    }
+
+    /// Goes on to the epoch to which that recovery has come. From now on the world's scope and new
+    /// scopes belong to that epoch, and calls in scopes of earlier epochs end.
+    #[doc(hidden)]
+    pub fn enter_epoch(&self, recovery: &Recovery) -> Result<()> {
+        let session = self.session()?;
+        let mut epoch = EpochScopes::of(&session.prefix, recovery.epoch_number(), recovery.epoch());
+        let ranks: Vec<i32> = recovery.epoch().in_mesh().into_iter().map(|process| process.rank).collect();
+        if let Some(me) = ranks.iter().position(|rank| *rank == session.me.rank) {
+            let scope = self.scope_of(session, &epoch, "world", (Members::of(ranks), me));
+            epoch.world = Some(Arc::new(scope));
+        }
+        session.losses.turns().enter(epoch.number);
+        session.epoch.replace(epoch);
+        Ok(())
     }
 
     /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all
     /// ranks of the mesh and is used once.
     pub fn departures(&self, id: &str) -> Result<Departures> {
         let session = self.session()?;
-        let (store, prefix) = (Arc::clone(&session.store), format!("{}/{id}", session.prefix));
-        Ok(Departures::new(store, prefix, self.place.rank as i32, &session.leftovers))
+        let (store, epoch) = (Arc::clone(&session.store), session.epoch.get());
+        let prefix = format!("{}/{id}", epoch.prefix);
+        Ok(Departures::new(store, prefix, epoch.number, self.place.rank as i32, &session.leftovers))
     }
 
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.
@@ -164,7 +197,10 @@ impl World {
     pub fn lost_ranks_by(&self, wait: &Wait) -> Result<Vec<i32>> {
         let session = self.session()?;
         let refreshed = session.losses.refresh(wait);
-        let mut lost: Vec<i32> = session.scope.lost_ranks();
+        // A process that another one has replaced is not missed any more.
+        let tickets = &session.epoch.get().tickets;
+        let lost = session.losses.all(|process| process != session.me && tickets.are_of(process));
+        let mut lost: Vec<i32> = lost.into_iter().map(|process| process.rank).collect();
         let is_unreachable = refreshed.is_err_and(|error| error.status() == Status::Store);
         if is_unreachable && session.served && self.place.rank != 0 && !lost.contains(&0) {
             lost.push(0);

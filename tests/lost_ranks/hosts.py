@@ -12,7 +12,7 @@ from support.processes import marked, starvation
 
 from .death import PATIENCE, Outcome
 from .job import MARK, Job
-from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, leads_to, named
+from .verdict import COLLECTIVES, KINDS, LEAVE, MAKING, NOTICE, STOP_EXTRA, STOP_SHARE, cut_short, last_arrival, leads_to, named
 
 HOSTS = ("alpha", "beta", "gamma", "delta")
 LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha beta gamma delta",
@@ -23,6 +23,9 @@ SILENCE_S, SHORT_MS, LONG_MS = 2.0, 4_000, 60_000
 # How much longer a join may take: a rank that fails gives its number back to the store, which may be
 # out of reach (join_attempt.rs).
 GIVE_BACK = 0.2
+# How much longer a rank may take that is told that another one has left: it asks the store who is
+# lost, which may be out of reach (losses.rs).
+ASK = 0.5
 PORT = 29500
 
 
@@ -118,15 +121,24 @@ def strike(job, fault, lab, outcome):
     return moment
 
 
-def bound(fault, rank, moment):
+def kind_of(rank):
+    """What the rank did when it got its error, or what it does."""
+    return KINDS.get(rank.phase(rank.error[1] if rank.error else None)[0], "")
+
+
+def bound(fault, rank, survivors=()):
     """Seconds after the fault, or after its own call, within which the rank must have its error,
-    and the statuses that it may have."""
+    and the statuses that it may have. `survivors` are the ranks that are not lost for this one."""
     timeout, slow = fault.timeout_ms() / 1000 * STOP_SHARE + STOP_EXTRA, 40 * fault.weather[0] + (3.0 if fault.weather[1] else 0.0)
-    kind = KINDS.get(rank.phase(rank.error[1] if rank.error else None)[0], "")
+    kind = kind_of(rank)
     slow += GIVE_BACK if kind == "joining" else 0.0
     if fault.ended() and (fault.phase != "join" or kind != "joining"):
         return NOTICE + slow, {"PEER_LOST", "STORE"} if fault.victim == 0 else {"PEER_LOST"}
     if fault.how in ("cut", "part") and kind == "in a collective":
+        # A survivor that is not in a collective waits for the store until its deadline. If this rank
+        # waits for that survivor alone, it learns of the fault when the survivor leaves.
+        if any(kind_of(other) != kind for other in survivors):
+            return timeout + ASK + slow, {"PEER_LOST", "TIMEOUT", "STORE"}
         return min(timeout, SILENCE_S + NOTICE) + slow, {"PEER_LOST", "TIMEOUT", "STORE"}
     return timeout + slow, {"PEER_LOST", "TIMEOUT", "STORE"}
 
@@ -146,9 +158,10 @@ def judge(job, fault, moment, starved):
             continue
         status, at, message = rank.error
         status = status.removeprefix("DM_STATUS_")
-        notice = at - max(moment, rank.phase(at)[1])
+        survivors = [other for other in job.ranks.values() if other.number not in lost]
+        notice = at - max(moment, last_arrival(survivors if fault.how == "stop" else [rank], at))
         slowest = max(slowest, notice)
-        most, statuses = bound(fault, rank, moment)
+        most, statuses = bound(fault, rank, survivors)
         line = f"{who} in {rank.phase(at)[0]}: {status} {notice:.3f} s after the fault: {message}"
         if at < moment:
             complaints.append(f"{line}: before the fault")
@@ -157,7 +170,11 @@ def judge(job, fault, moment, starved):
         elif notice > most + starved:
             complaints.append(f"{line}: later than {most:.2f} s and {starved:.2f} s of waiting for processors")
         told = any(leads_to(job, rank, victim, set()) for victim in lost) or fault.how == "stop" and cut_short(job, rank)
-        if status != "STORE" and not told:
+        # Rank 0, which serves the store, has met its deadline first and has left, before this rank could
+        # ask the store which of the ranks got no further.
+        server = job.ranks[0].error
+        unknown = "all were here" in message and server is not None and server[1] <= at
+        if status != "STORE" and not told and not unknown:
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, and none of {sorted(lost)}")
     return complaints, slowest
 
@@ -191,7 +208,7 @@ def suffer(program, fault, folder, seed, again):
             if moment is None:
                 return outcome
             left = [rank for rank in job.ranks.values() if fault.lost_hosts() or rank.number != fault.victim]
-            longest = max(bound(fault, rank, moment)[0] for rank in left)
+            longest = max(bound(fault, rank)[0] for rank in left)
             longest = max(longest, fault.timeout_ms() / 1000 * STOP_SHARE if fault.timeout_ms() == SHORT_MS else 0)
             if not job.pump(lambda: not any(rank.open for rank in left), moment + longest + LEAVE + 5):
                 for rank in [rank for rank in left if rank.open][:2]:

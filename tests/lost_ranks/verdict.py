@@ -54,6 +54,14 @@ def named(message):
     return ranks | ({int(reporter.group(1))} if reporter else set())
 
 
+def last_arrival(survivors, at):
+    """When the last of these ranks began its last call before the moment `at`. A rank may come late to
+    a call because it still waited for a stopped rank in the call before: rank 0, which serves the
+    store, stays until all have read the verdict. The time of those who wait for it begins anew
+    then."""
+    return max(rank.phase(at)[1] for rank in survivors)
+
+
 def judge(job, death, moment, absent):
     """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`:
     whether the lost rank may not have reached the store."""
@@ -74,6 +82,8 @@ def judge(job, death, moment, absent):
         status, at, message = rank.error
         status = status.removeprefix("DM_STATUS_")
         phase, began = rank.phase(at)
+        if lost == STOPPED:
+            began = last_arrival(survivors, at)
         notice = at - max(moment, began)
         slowest = max(slowest, notice)
         condition = ALLOWED[lost, KINDS[phase]].get(status)

@@ -6,6 +6,7 @@ compute.
 import json
 import re
 import subprocess
+import threading
 from pathlib import Path
 
 from support.pinned import Unavailable, ucx_of_wheel
@@ -31,10 +32,19 @@ class Programs:
     def __init__(self):
         # source file: (executable, the folder of its package)
         self.built = {}
+        # Set once cargo has ended, well or not. The cases wait for it.
+        self.is_done = threading.Event()
 
     def build(self):
         """Builds all of them; with warm artifacts that takes a second."""
-        for line in run(BUILD, timeout=BUILD_DEADLINE).splitlines():
+        try:
+            self.take(run(BUILD, timeout=BUILD_DEADLINE))
+        finally:
+            self.is_done.set()
+
+    def take(self, said):
+        """Takes the programs from what cargo has printed."""
+        for line in said.splitlines():
             message = json.loads(line) if line.startswith("{") else {}
             if message.get("reason") == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
                 source = str(Path(message["target"]["src_path"]).relative_to(ROOT))
@@ -43,6 +53,7 @@ class Programs:
     def case(self, source, *arguments, variables=dict):
         """Runs a test program. `variables()` gives what is set in its environment."""
         def body():
+            self.is_done.wait()
             if source not in self.built:
                 raise Failure(f"cargo built no test program of {source}")
             executable, folder = self.built[source]
@@ -78,5 +89,10 @@ def add(runner):
     runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
     documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
-    runner.add("rust documentation", lambda: passed(run(documentation, timeout=BUILD_DEADLINE)))
+
+    def documented():
+        programs.is_done.wait()
+        return passed(run(documentation, timeout=BUILD_DEADLINE))
+
+    runner.add("rust documentation", documented)
     return programs.build

@@ -1,6 +1,9 @@
 """What the tests of `devicemesh run` share: how long they wait, and how they see its end."""
 
+import array
+import fcntl
 import socket
+import termios
 import threading
 
 from .processes import gone, wait_until
@@ -36,3 +39,11 @@ def ends(process, code):
 
 def all_gone(pids):
     wait_until(lambda: all(map(gone, pids)), f"the processes {pids} have ended", PATIENCE)
+
+
+def is_full(tool):
+    """Whether nothing more fits into the pipe. Each write begins a page unless it fits into the last one,
+    so a full pipe may hold half of its 64 KiB only."""
+    size = array.array("i", [0])
+    fcntl.ioctl(tool.stdout, termios.FIONREAD, size)
+    return size[0] > 30_000

@@ -87,6 +87,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    run::survive_too_large_files();
     let line = run::command_line();
     let arguments = match Arguments::try_parse_from(&line) {
         Ok(arguments) => arguments,

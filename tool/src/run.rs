@@ -50,7 +50,7 @@ pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
 use self::signals::Signals;
-pub use self::signals::is_ignored;
+pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
 use crate::stdio::say;
 use crate::style::Style;
@@ -69,7 +69,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     if options.hosts.starts() && !options.dry_run {
         if let Some(ended) = guard::stand_guard(Work::Hosts)? {
             if let Some(killed) = ended.told("which reaches the hosts") {
-                say(&format!("devicemesh run: {killed}; the ranks on all hosts end within 5 s"));
+                let when = hosts::when_without_starter();
+                say(&format!("devicemesh run: {killed}; the ranks on all hosts end {when}"));
             }
             return Ok(ended.code());
         }

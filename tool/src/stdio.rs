@@ -3,17 +3,12 @@
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
 use rustix::io::{Errno, retry_on_intr, write};
 
 use crate::failure::Failure;
-
-/// Whether the text that was last [passed on](pass_on) ends inside a line, to which a line of this
-/// process would be added.
-static IS_INSIDE_LINE: AtomicBool = AtomicBool::new(false);
 
 /// Prints to standard output.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
@@ -31,18 +26,8 @@ pub fn cannot_print(error: &io::Error) -> String {
 /// Prints one line to standard error. An error is ignored, because there is no other place to
 /// report it.
 pub fn say(line: &str) {
-    let begin = if IS_INSIDE_LINE.swap(false, Ordering::SeqCst) { "\n" } else { "" };
     let mut stderr = io::stderr().lock();
-    let _ = stderr.write_all(format!("{begin}{line}\n").as_bytes());
-}
-
-/// Writes what other processes have written, to standard error or to standard output. If the
-/// bytes end inside a line, the next [`say`] begins a new line.
-pub fn pass_on(bytes: &[u8], is_error: bool) -> io::Result<()> {
-    if is_error || same_file(io::stdout(), io::stderr()) {
-        IS_INSIDE_LINE.store(bytes.last().is_some_and(|last| *last != b'\n'), Ordering::SeqCst);
-    }
-    if is_error { write_all(io::stderr(), bytes) } else { write_all(io::stdout(), bytes) }
+    let _ = stderr.write_all(format!("{line}\n").as_bytes());
 }
 
 /// Whether two descriptors lead to one file, pipe or terminal.

@@ -1,9 +1,11 @@
-//! The width of the terminal, and text that is broken between words so that it fits.
+//! The width of the terminal, text that is broken between words so that it fits, and whether the
+//! terminal stops those who write in the background.
 
+use std::fs::File;
 use std::io::{stderr, stdin, stdout};
 use std::os::fd::AsFd;
 
-use rustix::termios::tcgetwinsize;
+use rustix::termios::{LocalModes, tcgetattr, tcgetwinsize};
 use unicode_width::UnicodeWidthStr;
 
 /// The smallest width for which lines are broken. A narrower terminal gets lines for this width.
@@ -41,6 +43,13 @@ fn columns(text: &str) -> Option<usize> {
 /// know its width says 0.
 fn limited(cells: u16) -> Option<usize> {
     (cells > 0).then(|| usize::from(cells).max(LEAST))
+}
+
+/// Whether the terminal that controls this process stops processes that write to it in the background
+/// (`stty tostop`).
+pub fn stops_writers() -> bool {
+    let settings = File::open("/dev/tty").map(tcgetattr);
+    settings.is_ok_and(|settings| settings.is_ok_and(|settings| settings.local_modes.contains(LocalModes::TOSTOP)))
 }
 
 /// Breaks each line of `text` between its words so that it fits into `width`. The lines after a

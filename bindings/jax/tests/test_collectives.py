@@ -1,5 +1,6 @@
 """Every collective against jax.lax: values, and under jit, vmap, jvp and grad, also of each other."""
 
+import os
 import unittest
 
 import devicemesh
@@ -356,6 +357,34 @@ class Values(unittest.TestCase):
         rows = numpy.arange(WORLD).reshape(SHAPE)
         self.assertEqual(dmj.replica_groups(MESH, "inner"), rows.tolist())
         self.assertEqual(dmj.replica_groups(MESH, "outer"), rows.T.tolist())
+
+
+class AcrossHosts(unittest.TestCase):
+    def test_ranks_that_share_no_memory(self):
+        """Each process is a host of its own, so all that the ranks exchange goes over the wire."""
+        os.environ["DM_HOSTCCL_SHM"] = "0"
+        self.addCleanup(os.environ.pop, "DM_HOSTCCL_SHM")
+        world = devicemesh.World("cpu", timeout=120)
+        mesh = devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",), world=world)
+        self.assertEqual(world.num_hosts, WORLD)
+
+        def everything(x):
+            weighted = lambda x: jnp.vdot(dmj.all_reduce(x, mesh) ** 2, x)  # noqa: E731
+            return dmj.all_reduce(x, mesh), dmj.all_gather(x, mesh), dmj.shift(x, mesh), jax.grad(weighted)(x)
+
+        for length in (3, 100_000):  # the meeting of the ranks has room for the short array alone
+            xs = jnp.stack([jnp.arange(length) % 7 + rank for rank in range(WORLD)]).astype("float64")
+            total = xs.sum(0)
+            program = compiled(jax.jit(everything), xs[RANK])
+            # The gradient is that of the sum of all ranks' losses.
+            expected = total, xs, xs[RANK - 1], 3 * total**2
+            for ours, theirs, what in zip(program(xs[RANK]), expected, ("all_reduce", "all_gather", "shift", "grad")):
+                close(self, ours, theirs, f"{what} of {length}")
+            in_place = numpy.array(xs[RANK])
+            mesh.get_group().all_reduce(in_place)
+            numpy.testing.assert_array_equal(in_place, total)
+        mesh.finalize()
+        world.finalize()
 
 
 def digest_of(text):

@@ -10,12 +10,6 @@ use crate::blocks::Block;
 use crate::collective::{Call, Kind, part};
 use crate::error::Result;
 
-/// How many bytes of a broadcast a host passes on at a time.
-const CHUNK_BYTES: usize = if cfg!(test) { 48 << 10 } else { 1 << 20 };
-/// From this many bytes on, each host passes the data to one other host. Then each host sends the
-/// data once. For less data, a tree with more branches ends earlier.
-const CHAIN_BYTES: usize = if cfg!(test) { 100 << 10 } else { 512 << 10 };
-
 /// The place of a host in the tree. Hosts are counted from the root's host on.
 struct Place {
     /// The host from which the data comes; `None` for the root's host.
@@ -57,13 +51,13 @@ pub(super) async unsafe fn broadcast(
 ) -> Result<()> {
     let (span, rails, size) = (work.span(), work.rails(), work.size());
     let (seat, seats) = (work.comm.rank, work.comm.nranks);
-    let place = Place::new(span.host(), span.host_of[root], span.hosts.len(), count * size >= CHAIN_BYTES);
+    let place = Place::new(span.host(), span.host_of[root], span.hosts.len(), count * size >= work.limits().chain);
     let server = |rail: usize, host: usize| span.hosts[host][rails.server(rail, span.hosts[host].len())];
     let rail = |rail: usize, length: usize| {
         let (start, count) = part(length, rail, rails.count, size);
         Block { start, count }
     };
-    let ranges = || chunks(count, CHUNK_BYTES / size).map(|range| range.start..range.end.min(count));
+    let ranges = || chunks(count, work.limits().broadcast / size).map(|range| range.start..range.end.min(count));
     let mut sends = work.transfers();
     let mut pass_on = |range: &Range<usize>, from: *const u8| {
         for number in rails.served(seat, seats) {

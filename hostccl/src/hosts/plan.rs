@@ -78,14 +78,15 @@ impl Small {
         // of the elements of all ranks at once needs all elements in one place.
         let direct = if direct == Parcels::Pieces && (hosts == 2 || !reduces) { Parcels::Same } else { direct };
         let small = Small { contribution, result, is_shared, reduces, parcels: Parcels::Same, is_direct: false };
-        let seats = comm.rails.as_ref().map_or(1, |rails| rails.count);
+        let rails = comm.rails.as_ref()?;
+        let seats = rails.count;
         let results = if is_shared { result } else { result.checked_mul(seats)? };
         // With one rank on each host, nothing goes through a slot.
         let in_slots = if seats == 1 { 0 } else { results.max(contribution) };
         let room = Layout::new(seats as u32).slot_bytes - 2 * LINE;
         // Seat 0 alone moves the data of its host.
         let is_quick = seats == 1 || contribution.checked_mul(seats)? <= MOST_FOR_A_SEAT;
-        if in_slots > room || !is_quick || contribution > MOST_CONTRIBUTION {
+        if in_slots > room || !is_quick || contribution > rails.limits.contribution {
             return None;
         }
         let most_shares = (0..hosts).map(|from| small.shares(call, comm, from)).max().unwrap_or(0);
@@ -146,5 +147,3 @@ impl Small {
 const MOST_IN_RING: usize = 2 << 10;
 /// The most bytes that the seats of a host together may contribute to a small call.
 const MOST_FOR_A_SEAT: usize = 256 << 10;
-/// The most bytes that a rank may contribute to a small call.
-const MOST_CONTRIBUTION: usize = if cfg!(test) { 24 << 10 } else { 128 << 10 };

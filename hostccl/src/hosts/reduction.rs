@@ -15,9 +15,6 @@ use crate::reduce::{self, Target};
 use crate::transfers::Transfers;
 use crate::types::ReduceOp;
 
-/// How many bytes of an all-reduce are on their way at a time.
-pub(super) const CHUNK_BYTES: usize = if cfg!(test) { 48 << 10 } else { 4 << 20 };
-
 /// A large reduction over several hosts.
 pub(super) struct Reducing<'a> {
     /// The parts and exchanges.
@@ -114,7 +111,7 @@ impl<'a> Reducing<'a> {
         root: Option<usize>,
     ) -> Result<()> {
         let size = self.work.size();
-        let each = CHUNK_BYTES / size;
+        let each = self.work.limits().reduction / size;
         // Only the root has a receive buffer in a reduce. So the chunks go through temporary
         // memory, of which two are under way.
         let whole = if root.is_some() || self.is_flat { each.min(count) * size } else { 0 };

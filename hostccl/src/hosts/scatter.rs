@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::reduction::{CHUNK_BYTES, Reducing};
+use super::reduction::Reducing;
 use super::work::{FIRST, Temporary, chunks, cut, uniform};
 use crate::blocks::Block;
 use crate::collective::Reduction;
@@ -43,7 +43,7 @@ impl<'a> Reducing<'a> {
         let (work, size) = (&self.work, self.work.size());
         let n = work.span().nranks;
         let most = blocks.iter().map(|block| block.count).max().unwrap_or(0);
-        let each = (CHUNK_BYTES / n / size).max((64 << 10) / size);
+        let each = (work.limits().reduction / n / size).max((64 << 10) / size);
         let mut last = None;
         for range in chunks(most, each).map(Some).chain([None]) {
             // SAFETY: the caller's contract.

@@ -11,7 +11,7 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::flow::wait;
 use crate::gathering::span_of;
-use crate::rails::Rails;
+use crate::rails::{Limits, Rails};
 use crate::scratch::Memory;
 use crate::span::Span;
 use crate::transfers::Transfers;
@@ -22,10 +22,6 @@ pub(super) const FIRST: u64 = 0;
 /// The stream of a collective's later messages, which do not wait for the first ones. No name has
 /// this tag.
 pub(super) const SECOND: u64 = u64::MAX;
-
-/// How many bytes of each block go to another host in one message, so that the ranks of a host work
-/// on one piece while the next one is on its way.
-const MESSAGE_BYTES: usize = if cfg!(test) { 16 << 10 } else { 1 << 20 };
 
 /// A large collective under way, after its meeting.
 pub(super) struct Work<'a> {
@@ -83,6 +79,10 @@ impl<'a> Work<'a> {
 
     pub(super) fn rails(&self) -> &'a Rails {
         self.comm.rails.as_ref().expect("a communicator with a span has rails")
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.rails().limits
     }
 
     /// The size of an element in bytes.
@@ -201,7 +201,8 @@ impl<'a> Work<'a> {
         let ranks = || self.other_hosts().flat_map(|host| span.hosts[host].iter().copied());
         let most = ranks().map(|rank| sends[rank].count.max(recvs[rank].count)).max().unwrap_or(0);
         // All ranks cut the blocks alike.
-        let each = (MESSAGE_BYTES.max(4 * MESSAGE_BYTES / span.nranks)) / size;
+        let message = self.limits().message;
+        let each = message.max(4 * message / span.nranks) / size;
         // A block that is received to the place from which it is sent goes through temporary
         // memory.
         let others = span.nranks - self.comm.nranks;
@@ -279,7 +280,7 @@ impl<'a> Work<'a> {
         let most = blocks.iter().map(|block| block.count).max().unwrap_or(0);
         let mut sends = self.transfers();
         let mut receives = Vec::new();
-        for range in chunks(most, MESSAGE_BYTES / size) {
+        for range in chunks(most, self.limits().message / size) {
             let mut receive = self.transfers();
             // SAFETY: the blocks lie in the buffers.
             unsafe {

@@ -8,22 +8,31 @@
 //! that the scope still holds are removed after the next agreed call of a scope that has all of its
 //! ranks, for example dm_init of the next mesh.
 //!
+//! When the mesh of an epoch was made (docs/recovery.md), all ranks have left the calls of the epochs
+//! before, and each rank removes all of its keys of these.
+//!
 //! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the
 //! failed call reads the same verdict as the others.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::members::Members;
 use crate::wait::Wait;
+
+/// The names of keys, to which threads add.
+type Keys = Mutex<Vec<String>>;
 
 /// The keys that this rank left in one scope.
 pub(in crate::rendezvous) struct ScopeKeys {
     /// The ranks of the scope. Keys of other scopes may be removed by this one when all their ranks
     /// are among these.
     members: Members,
-    /// The keys to be removed. Every thread that makes calls in the scope adds keys.
-    keys: Mutex<Vec<String>>,
+    /// The keys to be removed. Every thread that makes calls in the scope adds keys. The keys of the
+    /// world refer to this list, because it is emptied when the epoch has ended.
+    keys: Arc<Keys>,
+    /// The number of the epoch to which the keys belong; `None` for keys that no epoch ends.
+    epoch: Option<u64>,
     /// The number of the first dropped scope that this scope has not examined yet. From all scopes
     /// dropped before, it has taken the keys that it may remove.
     examined: Mutex<u64>,
@@ -37,6 +46,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
 pub(in crate::rendezvous) struct WorldKeys {
     /// The keys that were handed over so far.
     dropped: Mutex<Dropped>,
+    /// The keys of the scopes that are in use, with the numbers of their epochs.
+    in_use: Mutex<Vec<(u64, Weak<Keys>)>>,
     /// How many threads of this rank are writing keys that the rank's next call relies on.
     writing: Mutex<usize>,
     /// Wakes the calls that wait for these threads.
@@ -55,18 +66,37 @@ type AtEnd = Box<dyn Fn(Vec<String>) + Send + Sync>;
 /// The keys that were handed over by dropped scopes and by the world itself.
 #[derive(Default)]
 struct Dropped {
-    /// The number of each dropped scope, its ranks, and its keys.
-    scopes: Vec<(u64, Members, Vec<String>)>,
+    /// The dropped scopes that have left keys.
+    scopes: Vec<DroppedScope>,
     /// The number of the next scope that is dropped.
     next: u64,
     /// Keys that are needed for as long as any rank is in the world.
     of_world: Vec<String>,
+    /// Keys that are needed for as long as any rank is in an epoch, with the number of the epoch.
+    of_epochs: Vec<(u64, String)>,
+}
+
+/// A scope that was dropped.
+struct DroppedScope {
+    /// How many scopes were dropped before.
+    number: u64,
+    /// The number of the scope's epoch; `None` for keys that no epoch ends.
+    epoch: Option<u64>,
+    /// The ranks of the scope.
+    members: Members,
+    /// The keys that this rank has left.
+    keys: Vec<String>,
 }
 
 impl ScopeKeys {
-    pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<WorldKeys>) -> ScopeKeys {
-        let (members, leftovers) = (members.clone(), Arc::clone(leftovers));
-        ScopeKeys { members, keys: Mutex::default(), examined: Mutex::default(), leftovers }
+    /// Begins the list of a scope. `epoch` is the number of the epoch with which the keys go, and
+    /// `None` for keys that no epoch ends.
+    pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<WorldKeys>, epoch: Option<u64>) -> ScopeKeys {
+        let (members, leftovers, keys) = (members.clone(), Arc::clone(leftovers), Arc::default());
+        if let Some(epoch) = epoch {
+            leftovers.watch(epoch, &keys);
+        }
+        ScopeKeys { members, keys, epoch, examined: Mutex::default(), leftovers }
     }
 
     /// Notes keys that this rank has written or is about to write, so that they are removed later.
@@ -75,9 +105,19 @@ impl ScopeKeys {
     }
 
     /// Notes keys that this rank has written for calls of other scopes. Their ranks may read these
-    /// keys for as long as any rank is in the world.
+    /// keys for as long as any rank is in the epoch, or in the world where the keys of this scope
+    /// belong to no epoch.
     pub(super) fn note_of_others(&self, keys: impl IntoIterator<Item = String>) {
-        keys.into_iter().for_each(|key| self.leftovers.note(key));
+        keys.into_iter().for_each(|key| match self.epoch {
+            Some(epoch) => self.leftovers.note_of_epoch(epoch, key),
+            None => self.leftovers.note(key),
+        });
+    }
+
+    /// Takes all keys of this rank that belong to epochs before the one of that number. All ranks
+    /// have left the calls of these epochs.
+    pub(super) fn take_before_epoch(&self, number: u64) -> Vec<String> {
+        self.leftovers.take_before_epoch(number)
     }
 
     /// Waits until no thread of this rank writes such keys of the world any more. Returns early when
@@ -113,7 +153,7 @@ impl Drop for ScopeKeys {
             let mut dropped = self.leftovers.lock();
             let number = dropped.next;
             dropped.next += 1;
-            dropped.scopes.push((number, self.members.clone(), keys));
+            dropped.scopes.push(DroppedScope { number, epoch: self.epoch, members: self.members.clone(), keys });
         }
     }
 }
@@ -126,13 +166,55 @@ impl WorldKeys {
     /// `at_end` receives the keys that are still there when this rank has dropped the world and all
     /// of its scopes.
     pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> WorldKeys {
-        let (dropped, writing, written) = (Mutex::default(), Mutex::default(), Condvar::new());
-        WorldKeys { dropped, writing, written, at_end: Some(Box::new(at_end)) }
+        let mut keys = WorldKeys::default();
+        keys.at_end = Some(Box::new(at_end));
+        keys
     }
 
     /// Notes a key that is needed for as long as any rank is in the world.
     pub(in crate::rendezvous) fn note(&self, key: String) {
         self.lock().of_world.push(key);
+    }
+
+    /// Notes a key that is needed for as long as any rank is in the epoch of that number.
+    pub(super) fn note_of_epoch(&self, epoch: u64, key: String) {
+        self.lock().of_epochs.push((epoch, key));
+    }
+
+    /// Notes the list of the keys of a scope of that epoch.
+    fn watch(&self, epoch: u64, keys: &Arc<Keys>) {
+        let mut in_use = lock(&self.in_use);
+        // The list is cleaned before it would grow, so a scope costs the same however many there
+        // were.
+        if in_use.len() == in_use.capacity() {
+            in_use.retain(|(_, keys)| keys.strong_count() > 0);
+        }
+        in_use.push((epoch, Arc::downgrade(keys)));
+    }
+
+    /// Takes the keys of all epochs before the one of that number.
+    fn take_before_epoch(&self, number: u64) -> Vec<String> {
+        let mut taken = Vec::new();
+        lock(&self.in_use).retain(|(epoch, keys)| {
+            let Some(keys) = keys.upgrade() else { return false };
+            if *epoch < number {
+                taken.append(&mut lock(&keys));
+            }
+            true
+        });
+        let mut dropped = self.lock();
+        dropped.scopes.retain_mut(|scope| {
+            let has_ended = scope.epoch.is_some_and(|epoch| epoch < number);
+            if has_ended {
+                taken.append(&mut scope.keys);
+            }
+            !has_ended
+        });
+        let all = std::mem::take(&mut dropped.of_epochs);
+        let (ended, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|(epoch, _)| *epoch < number);
+        dropped.of_epochs = left;
+        taken.extend(ended.into_iter().map(|(_, key)| key));
+        taken
     }
 
     /// Notes that a thread is about to write keys that this rank's next call relies on.
@@ -146,7 +228,7 @@ impl WorldKeys {
     pub(super) fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
         let mut dropped = self.lock();
         let since = std::mem::replace(examined, dropped.next);
-        if dropped.scopes.iter().all(|(number, ..)| *number < since) {
+        if dropped.scopes.iter().all(|scope| scope.number < since) {
             return Vec::new();
         }
         let mut keys = Vec::new();
@@ -154,14 +236,16 @@ impl WorldKeys {
             Members::All(_) => None,
             Members::Listed(ranks) => Some(ranks.iter().copied().collect::<HashSet<i32>>()),
         };
-        dropped.scopes.retain_mut(|(number, theirs, left)| {
-            let within = match (&all, &*theirs) {
+        dropped.scopes.retain_mut(|scope| {
+            let within = match (&all, &scope.members) {
                 (None, _) => true,
                 (Some(_), Members::All(_)) => false,
-                (Some(all), Members::Listed(ranks)) => *number >= since && ranks.iter().all(|rank| all.contains(rank)),
+                (Some(all), Members::Listed(ranks)) => {
+                    scope.number >= since && ranks.iter().all(|rank| all.contains(rank))
+                }
             };
             if within {
-                keys.append(left);
+                keys.append(&mut scope.keys);
             }
             !within
         });
@@ -172,7 +256,8 @@ impl WorldKeys {
 impl Drop for WorldKeys {
     fn drop(&mut self) {
         let mut dropped = std::mem::take(&mut *self.lock());
-        dropped.scopes.into_iter().for_each(|(_, _, keys)| dropped.of_world.extend(keys));
+        dropped.of_world.extend(dropped.scopes.into_iter().flat_map(|scope| scope.keys));
+        dropped.of_world.extend(dropped.of_epochs.into_iter().map(|(_, key)| key));
         if let Some(at_end) = &self.at_end {
             at_end(dropped.of_world);
         }

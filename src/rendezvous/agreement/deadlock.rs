@@ -3,7 +3,7 @@
 //!
 //! In one scope every call has a number, so calls in another order are different calls under one
 //! number. Calls of different scopes have no common number. So a rank that has waited for a while
-//! in a call leaves a note that says so under `<prefix of the world>/at/<rank>`. The first rank of
+//! in a call leaves a note that says so under `<prefix of the epoch>/at/<rank>`. The first rank of
 //! a call that has left a note then searches: it looks where the missing ranks wait, and for which
 //! ranks those calls wait. If that leads back to a rank that waits in this call, the ranks wait for
 //! each other in a ring. Such a ring never ends by itself, because a rank makes its collective
@@ -65,7 +65,7 @@ pub(super) fn take_back_note(round: &Round, wait: &Wait) {
 
 /// Returns the key where a rank notes in which call it waits.
 pub(super) fn at(round: &Round, rank: i32) -> String {
-    format!("{}/at/{rank}", round.membership.losses.prefix())
+    format!("{}/at/{rank}", round.membership.prefix())
 }
 
 impl DeadlockSearch {

@@ -31,7 +31,8 @@ pub(super) enum Settled {
     /// This rank takes no part in the call of that number, and goes on to the next number. Either a
     /// rank has refused the call, and it is a call of another function than this rank's. Or the
     /// call is in a deadlock of which this rank's caller was told when it waited in another call of
-    /// the ring. Or it is a call on another mesh, which a rank has ended by dm_abort.
+    /// the ring. Or it is a call on another mesh, which a rank has ended by dm_abort. Or it has
+    /// ended because of a turn, which this rank has left by now.
     PassedOver,
 }
 
@@ -103,7 +104,9 @@ impl Round {
                 return Err(self.membership.explain(error));
             }
         };
-        let is_of_another = verdict.is_of_another(function_of(&self.call)) || self.is_of_another_mesh(&verdict, wait);
+        let is_of_another = verdict.is_of_another(function_of(&self.call))
+            || self.is_of_past_turn(&verdict)
+            || self.is_of_another_mesh(&verdict, wait);
         if phase.is_empty() && (is_of_another || self.was_told_before(&verdict)) {
             return Ok(Settled::PassedOver);
         }

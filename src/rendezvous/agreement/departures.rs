@@ -7,7 +7,7 @@
 //! has begun the call.
 //!
 //! The file notes.rs has the rules for such notes. The notes and their count stay in the store for
-//! as long as any rank is in the world. If they were removed earlier, a rank that ends the mesh later
+//! as long as any rank is in the epoch of the mesh. If they were removed earlier, a rank that ends the mesh later
 //! would begin again with the number 1, where ranks that have read the first note do not look any
 //! more.
 //!
@@ -32,6 +32,8 @@ pub struct Departures {
     store: Arc<dyn Store>,
     /// The keys of the mesh begin with this prefix, which also names the mesh.
     prefix: String,
+    /// The number of the epoch of the mesh.
+    epoch: u64,
     /// This process's rank.
     me: i32,
     /// The notes that this rank has read so far.
@@ -50,14 +52,15 @@ struct Known {
 }
 
 impl Departures {
-    /// Watches the mesh whose keys begin with `prefix`.
+    /// Watches the mesh of that epoch whose keys begin with `prefix`.
     pub(in crate::rendezvous) fn new(
         store: Arc<dyn Store>,
         prefix: String,
+        epoch: u64,
         me: i32,
         leftovers: &Arc<WorldKeys>,
     ) -> Departures {
-        Departures { store, prefix, me, known: Mutex::default(), leftovers: Arc::clone(leftovers) }
+        Departures { store, prefix, epoch, me, known: Mutex::default(), leftovers: Arc::clone(leftovers) }
     }
 
     /// Tells the other ranks of the mesh that this one has ended it. Does not wait for the store: a
@@ -76,7 +79,7 @@ impl Departures {
     /// deadlines.
     fn write(&self, wait: &Wait) {
         let (list, mine) = (self.list(), self.me.to_string());
-        let wrote = |key| self.leftovers.note(key);
+        let wrote = |key| self.leftovers.note_of_epoch(self.epoch, key);
         let written = add_note(&*self.store, &list, mine.as_bytes(), wait, &wrote);
         let _ = written.and_then(|number| fill_gaps(&*self.store, &list, number, wait, &wrote));
     }

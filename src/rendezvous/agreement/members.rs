@@ -10,6 +10,14 @@ pub(in crate::rendezvous) enum Members {
 }
 
 impl Members {
+    /// Returns these ranks, which are in ascending order.
+    pub(in crate::rendezvous) fn of(ranks: Vec<i32>) -> Members {
+        match ranks.iter().copied().eq(0..ranks.len() as i32) {
+            true => Members::All(ranks.len()),
+            false => Members::Listed(ranks.into()),
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         match self {
             Members::All(size) => *size,

@@ -28,6 +28,18 @@ const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 /// How long that rank stays after a loss or a timeout, because some ranks never come.
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 
+/// Returns until when the rank that serves the store stays after a call that has ended with this
+/// status. `wait` is the wait of the call.
+pub(super) fn stay_after(status: Status, wait: &Wait) -> Deadline {
+    let stay = match status {
+        Status::Mismatch => STAY_AFTER_MISMATCH,
+        Status::Timeout | Status::PeerLost => STAY_AFTER_LOSS,
+        Status::Ok => STAY,
+        _ => STAY_AFTER_FAILURE,
+    };
+    Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)))
+}
+
 impl Round {
     /// Writes a verdict. With `reads` it also notes that this rank has read the verdict that
     /// stands. A rank that is aborted does not wait for a store that is slow or silent, because a
@@ -61,14 +73,7 @@ impl Round {
     /// Every other rank notes that it has read the verdict. The rank that serves the store waits
     /// until all ranks that are not lost have left this note.
     pub(super) fn acknowledge(&self, phase: &str, verdict: &Verdict, wait: &Wait) {
-        let stay = match verdict.status {
-            Status::Mismatch => STAY_AFTER_MISMATCH,
-            Status::Timeout | Status::PeerLost => STAY_AFTER_LOSS,
-            Status::Ok => STAY,
-            _ => STAY_AFTER_FAILURE,
-        };
-        let stay = Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)));
-        let stay = Wait { watch: None, ..wait.with_deadline(stay) };
+        let stay = Wait { watch: None, ..wait.with_deadline(stay_after(verdict.status, wait)) };
         // It does not matter how this ends, because the call has its verdict.
         let _ = if self.membership.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
     }

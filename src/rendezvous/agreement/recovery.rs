@@ -6,6 +6,7 @@
 //! | proposal.rs | what a rank proposes by what it sees, without any wait |
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
+//! | recovery/telling.rs | refusals, and the ranks that have read how a recovery has ended |
 //!
 //! tests/recovery_model has the same protocol as a model, which is checked exhaustively. The names
 //! of its states are those of the steps here.
@@ -26,6 +27,7 @@ use crate::wait::{Deadline, Wait, Watch};
 mod come;
 mod make;
 mod options;
+mod telling;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +55,8 @@ pub struct Recovery {
     door: Vec<Knock>,
     /// How many notes of the door were read. Unreadable ones count.
     read_at_door: usize,
+    /// How many of its own calls this process has refused since it last came to a turn.
+    refusals: u64,
 }
 
 impl Recovery {
@@ -70,6 +74,7 @@ impl Recovery {
             last_made,
             door: Vec::new(),
             read_at_door: 0,
+            refusals: 0,
         }
     }
 

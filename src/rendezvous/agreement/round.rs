@@ -13,6 +13,7 @@ use crate::error::{Error, Result, Status};
 use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
+use crate::rendezvous::turns::{Turn, prefix_of_epoch};
 use crate::wait::{Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
@@ -32,6 +33,8 @@ pub(in crate::rendezvous) struct Membership {
     pub(in crate::rendezvous) members: Members,
     /// Which process holds each of these ranks. Only its loss is a loss of the rank.
     pub(in crate::rendezvous) tickets: Tickets,
+    /// The number of the epoch to which the scope belongs.
+    pub(in crate::rendezvous) epoch: u64,
     /// This rank's position among the members.
     pub(in crate::rendezvous) me: usize,
     /// Whether rank 0 of the world serves the store.
@@ -92,6 +95,25 @@ impl Membership {
             self.losses.announce(process);
         }
         Ok(())
+    }
+
+    /// Returns the prefix of the keys of the scope's epoch.
+    pub(super) fn prefix(&self) -> String {
+        prefix_of_epoch(self.losses.prefix(), self.epoch)
+    }
+
+    /// Fails when this process has gone on to a later epoch than that of the scope. The ranks of the
+    /// scope may be others by now, so no call of the scope goes on.
+    pub(super) fn check_epoch(&self) -> Result<()> {
+        let now = self.losses.turns().epoch();
+        if now == self.epoch {
+            return Ok(());
+        }
+        let message = format!(
+            "this mesh belongs to epoch {}, and the job is in epoch {now}: use the mesh of that epoch",
+            self.epoch
+        );
+        Err(Error::aborted(message))
     }
 
     /// Whether a process is known to be lost that holds a rank for which `is_missed` holds.
@@ -261,6 +283,24 @@ impl Round {
         let who = ranges(ranks);
         let message = format!("{who} {was} lost {when} {} as call {}: {why}", self.call, self.number);
         Error::new(Status::PeerLost, message).with_lost(ranks)
+    }
+
+    /// Returns the verdict that a rank has come to a turn whose decision this rank has not read, or
+    /// `None` when no such rank is known. All ranks leave their calls then, because the turn waits
+    /// for every rank of the mesh.
+    pub(super) fn turn(&self) -> Option<Verdict> {
+        let Turn { number, by } = self.membership.losses.turns().next()?;
+        let message = format!(
+            "{} as call {} has ended, because rank {by} has begun recovery {number} of the job, for which all ranks are needed",
+            self.call, self.number
+        );
+        Some(Verdict::of_turn(number, &Error::new(Status::PeerLost, message).with_ranks(&[by])))
+    }
+
+    /// Whether the verdict is that a rank has come to a turn whose decision this rank has read. This
+    /// rank was not in the call when the turn began.
+    pub(super) fn is_of_past_turn(&self, verdict: &Verdict) -> bool {
+        matches!(verdict.reason, Reason::Turn { number } if self.membership.losses.turns().has_passed(number))
     }
 
     /// Returns the verdict that other ranks of the scope have ended the mesh of the call, or `None`

@@ -36,7 +36,7 @@ pub struct Scope {
 
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
 /// call is agreed, so a program that goes on refusing must not fill the store.
-const MOST_REFUSALS: u64 = 1000;
+pub(super) const MOST_REFUSALS: u64 = 1000;
 
 impl Scope {
     /// Returns a scope whose keys begin with `prefix`, which is equal on all its ranks and is used
@@ -156,6 +156,7 @@ impl Scope {
     /// call is of no concern to this rank.
     fn enter_next(&self, call: &str, detail: &str, part: &Part<'_>, wait: &Wait) -> Result<Option<Round>> {
         let text = format!("{call}{DETAIL}{detail}");
+        self.check_turn(call)?;
         let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.join_next(call) };
         if self.membership.members.len() < 2 {
             return Ok(Some(round));
@@ -193,9 +194,21 @@ impl Scope {
         }
     }
 
-    /// Returns the other ranks of the scope that are known to be lost, in ascending order.
-    pub(in crate::rendezvous) fn lost_ranks(&self) -> Vec<i32> {
-        self.membership.lost_others()
+    /// Fails when the epoch of the scope is over, or when a rank has come to a turn whose decision
+    /// this rank has not read. The call that this rank would make gets no number then: ranks that
+    /// leave the turn without a new epoch have the same number.
+    pub(super) fn check_turn(&self, call: &str) -> Result<()> {
+        if self.membership.members.len() < 2 {
+            return Ok(());
+        }
+        self.membership.check_epoch()?;
+        match self.membership.losses.turns().next() {
+            Some(_) => {
+                let round = self.round_of(call, self.calls_begun());
+                round.turn().map_or(Ok(()), Verdict::into_result).map_err(|error| error.in_call(round.number))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns how many calls of the scope this rank has begun.
@@ -216,7 +229,7 @@ impl Scope {
     /// ranks pass over the number. Does nothing when the store does not answer, and after 1,000
     /// refusals in a row.
     pub(crate) fn tell_refusal(&self, function: &str, error: &Error, wait: &Wait) {
-        if self.membership.members.len() < 2 || self.over.load(Ordering::SeqCst) {
+        if self.membership.members.len() < 2 || self.over.load(Ordering::SeqCst) || self.check_turn(function).is_err() {
             return;
         }
         if self.refusals.fetch_add(1, Ordering::SeqCst) >= MOST_REFUSALS {
@@ -253,7 +266,10 @@ impl Scope {
 
     /// Begins the next call. A rank that refuses the call takes no part in it.
     fn next_round(&self, call: &str) -> Round {
-        let number = self.calls.fetch_add(1, Ordering::SeqCst);
+        self.round_of(call, self.calls.fetch_add(1, Ordering::SeqCst))
+    }
+
+    fn round_of(&self, call: &str, number: u64) -> Round {
         let prefix = format!("{}/{number}", self.prefix);
         let (membership, call) = (Arc::clone(&self.membership), call.to_owned());
         Round {

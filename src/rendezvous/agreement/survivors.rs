@@ -40,6 +40,7 @@ impl Scope {
     /// the store. Fails when no rank is lost.
     pub fn agree_on_lost(&self, call: &str, known: &[i32], wait: &Wait) -> Result<AgreedLosses> {
         loop {
+            self.check_turn(call)?;
             let round = self.join_next(call);
             if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
                 continue;
@@ -81,6 +82,10 @@ impl Round {
             // The rank that was to add a loss may be lost itself by now.
             self.tell_losses(phase, known, wait)?;
             self.check_not_lost()?;
+            self.membership.check_epoch()?;
+            if let Some(end) = self.turn() {
+                return self.decide(phase, &end, wait);
+            }
             if self.are_all_here(phase, wait)? {
                 // Ranks that are lost together, for example all ranks of a host, are left out
                 // together.

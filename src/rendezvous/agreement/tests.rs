@@ -26,8 +26,18 @@ fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
 }
 
 pub(super) fn membership(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Membership {
-    let left = ScopeKeys::new(&members, &Arc::default());
-    Membership { store, losses, members, tickets: Tickets::default(), me, served: false, serving: false, left }
+    let left = ScopeKeys::new(&members, &Arc::default(), Some(0));
+    Membership {
+        store,
+        losses,
+        members,
+        tickets: Tickets::default(),
+        epoch: 0,
+        me,
+        served: false,
+        serving: false,
+        left,
+    }
 }
 
 /// Returns what each of `size` ranks gets from `run(rank, scope)`.

@@ -48,6 +48,11 @@ pub(super) enum Reason {
         /// The name of the mesh, which is equal on all its ranks.
         mesh: String,
     },
+    /// A rank has come to a turn (docs/recovery.md), in which all ranks leave their calls.
+    Turn {
+        /// The number of the turn.
+        number: u64,
+    },
 }
 
 /// The verdict of a call: a status and, when the status is not OK, a message with the codes of the
@@ -122,6 +127,11 @@ impl Verdict {
     /// Returns this verdict for a call that dm_abort of the mesh of that name has ended on a rank.
     pub(super) fn of_abort(self, mesh: &str) -> Verdict {
         Verdict { reason: Reason::Aborted { mesh: mesh.to_owned() }, ..self }
+    }
+
+    /// Makes the verdict that a rank has come to the turn of that number.
+    pub(super) fn of_turn(number: u64, error: &Error) -> Verdict {
+        Verdict { reason: Reason::Turn { number }, ..Verdict::of(error) }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
@@ -213,6 +223,7 @@ impl Verdict {
             Reason::Deadlock { id } => (3, format!("{id}\n")),
             Reason::Departed { mesh } => (4, format!("{mesh}\n")),
             Reason::Aborted { mesh } => (5, format!("{mesh}\n")),
+            Reason::Turn { number } => (6, format!("{number}\n")),
         };
         let codes = [self.status as i32, self.ccl, self.device, self.os, kind];
         // A lost rank r is written as -1 - r.
@@ -261,6 +272,10 @@ impl Verdict {
             5 => {
                 let (mesh, message) = rest.split_once('\n')?;
                 (Reason::Aborted { mesh: mesh.to_owned() }, message)
+            }
+            6 => {
+                let (number, message) = rest.split_once('\n')?;
+                (Reason::Turn { number: number.parse().ok()? }, message)
             }
             _ => return None,
         };

@@ -14,7 +14,7 @@ use crate::wait::{Deadline, Wait, Watch};
 /// How long a rank whose communicator library has failed waits for the news that another rank is
 /// lost. The library may see a connection or memory of that rank go some milliseconds before the
 /// store knows of the loss.
-const NEWS_OF_A_LOSS: Duration = Duration::from_millis(100);
+pub(super) const NEWS_OF_A_LOSS: Duration = Duration::from_millis(100);
 
 /// The thing that a wait inside a call has found.
 pub(super) enum Found {
@@ -31,7 +31,8 @@ impl Round {
     }
 
     /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or
-    /// has ended the mesh of the call, and neither is there, that becomes the verdict.
+    /// has ended the mesh of the call, or when a recovery has begun, and neither is there, that
+    /// becomes the verdict.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
         let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
@@ -47,11 +48,12 @@ impl Round {
                 let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
-            if let Some(departure) = self.departure() {
+            self.membership.check_epoch()?;
+            if let Some(end) = self.departure().or_else(|| self.turn()) {
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));
                 }
-                return self.decide(phase, &departure, wait).map(Found::Verdict);
+                return self.decide(phase, &end, wait).map(Found::Verdict);
             }
             let (number, lost) = self.membership.losses.next();
             let left = self.departures.as_ref().map(|departures| (departures, departures.next()));

@@ -137,3 +137,27 @@ fn the_end_of_another_process_of_a_rank_is_no_loss_of_the_rank() {
     assert_eq!(known(&watching), ["1", "1:1"]);
     assert!(watching.any(|process| first_processes.are_of(process)));
 }
+
+/// A rank has died between taking its number in the list of its host and writing its line. The
+/// ranks with later numbers are watched all the same.
+#[test]
+fn a_rank_that_dies_while_it_joins_hides_no_other_rank_of_its_host() {
+    let memory = Arc::new(MemoryStore::new());
+    let begin = |rank| {
+        let store = Arc::clone(&memory) as Arc<dyn Store>;
+        Losses::begin(store, "test", &WorldKeys::for_world(|_| {}), (first(rank), 4), &soon()).unwrap()
+    };
+    let watching = begin(0);
+    let list = memory.keys().into_iter().find_map(|key| key.strip_suffix("/1").map(str::to_owned)).unwrap();
+    memory.add(&list, 1, &soon()).unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let number = memory.add(&list, 1, &soon()).unwrap();
+    memory.set(&format!("{list}/{number}"), format!("2 {} 1", child.id()).as_bytes(), &soon()).unwrap();
+    child.wait().unwrap();
+    watching.look(&soon());
+    assert_eq!(known(&watching), ["2"]);
+    // The rank was only slow.
+    memory.set(&format!("{list}/2"), format!("1 {} 1", child.id()).as_bytes(), &soon()).unwrap();
+    watching.look(&soon());
+    assert_eq!(known(&watching), ["1", "2"]);
+}

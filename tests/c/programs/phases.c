@@ -194,11 +194,13 @@ static void one_round(void)
   options.num_ranks = (size_t)ranks;
   options.num_dim_options = 1;
   must(dm_init("cpu", flat_shape, 1, line, &options, &meshes[2]));
+  phase("second");
   all_reduce(meshes[2], NULL, kSmall);
   phase("part"); /* a mesh without one of the ranks */
   const int32_t fewer[] = {ranks - 1};
   options.num_ranks = (size_t)ranks - 1;
   must(dm_init("cpu", fewer, 1, line, &options, &meshes[3]));
+  phase("part");
   if (rank > 0) all_reduce(meshes[3], NULL, kSmall);
 
   for (int at = kMeshes - 1; at >= 0; --at) {

@@ -198,21 +198,23 @@ impl Model for Run<'_> {
                 At::Out => (0, 0),
                 At::Door(number) => (number, 1),
                 At::Doubting(number) | At::Comparing(number) => (number, 2),
-                At::Coming(number) => (number, 3),
-                At::Looking(number) => (number, 4),
-                At::Proposing(number, _) => (number, 5),
-                At::Writing(number, _) | At::Reading(number) => (number, 6),
-                At::Meeting => (process.epoch, 7),
-                At::Awaiting => (process.epoch, 8),
-                At::Settling(_) => (process.epoch, 9),
-                At::Training => (process.epoch, 10),
-                At::Failed(number, _) => (number, 11),
+                At::Telling(number) => (number, 3),
+                At::Coming(number) => (number, 4),
+                At::Looking(number) => (number, 5),
+                At::Proposing(number, _) => (number, 6),
+                At::Writing(number, _) | At::Reading(number) => (number, 7),
+                At::Meeting => (process.epoch, 8),
+                At::Awaiting => (process.epoch, 9),
+                At::Settling(_) => (process.epoch, 10),
+                At::Training => (process.epoch, 11),
+                At::Failed(number, _) => (number, 13),
                 At::Fenced | At::Refused | At::Ended => (50, 0),
                 At::Dead => (60, 0),
             };
-            16 * u32::from(number) + stage + u32::from(process.has_state && stage == 10)
+            16 * u32::from(number) + stage + u32::from(process.has_state && stage == 11)
         };
-        state.processes.iter().map(of_process).sum::<u32>() + state.store.lost.count_ones()
+        let told = state.store.told.iter().filter(|told| **told).count() as u32;
+        state.processes.iter().map(of_process).sum::<u32>() + state.store.lost.count_ones() + told
     }
 
     fn wrong(&self, state: &State) -> Option<String> {

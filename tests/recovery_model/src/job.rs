@@ -104,6 +104,8 @@ pub enum Mistake {
     LossWakesNobody,
     /// A rank that calls dm_recover does not end what the others do with the mesh.
     EndTellsNobody,
+    /// Only the rank that came first tells the others that it has come.
+    FirstAloneTells,
     /// The notes of ranks that are here have no number of the decision in their keys.
     NoNumberInKeys,
     /// The store's record of decisions is removed when the next epoch is made.

@@ -51,6 +51,10 @@ impl Rank<'_> {
                 false => return false,
             },
             At::Comparing(number) => self.compare(state, number),
+            At::Telling(number) => {
+                state.store.told[usize::from(number)] = true;
+                state.process_mut(self.number).at = At::Coming(number);
+            }
             At::Coming(number) => self.come(state, number),
             At::Looking(number) => return self.look(state, number),
             At::Proposing(number, decision) => self.propose(state, number, decision),
@@ -67,28 +71,12 @@ impl Rank<'_> {
     }
 
     /// Whether this process, which uses its mesh, has a reason to call dm_recover: a process of the
-    /// mesh is lost, or has ended its part of the epoch. The loss of a spare is no reason.
+    /// mesh is lost, or a rank has come to a later decision. The loss of a spare is no reason.
     fn must_recover(&self, state: &State) -> bool {
         let mine = state.process(self.number);
-        let has_ended = |number: u8| {
-            let other = state.process(number);
-            let is_in = matches!(
-                other.at,
-                At::Training
-                    | At::Meeting
-                    | At::Awaiting
-                    | At::Settling(_)
-                    | At::Dead
-                    | At::Door(_)
-                    | At::Doubting(_)
-                    | At::Out
-            );
-            other.epoch > mine.epoch || (other.epoch == mine.epoch && !is_in)
-        };
-        let in_mesh = mine.plan.used;
-        let mut others = (0..self.job.processes()).filter(|other| in_mesh & !self.me() & one(*other) != 0);
-        let is_told = !self.job.has(Mistake::EndTellsNobody) && others.any(has_ended);
-        in_mesh & state.store.lost != 0 || is_told
+        let later = &state.store.told[usize::from(mine.epoch) + 1..];
+        let is_told = !self.job.has(Mistake::EndTellsNobody) && later.contains(&true);
+        mine.plan.used & state.store.lost != 0 || is_told
     }
 
     /// Calls dm_recover: the process ends its part of the epoch, and goes to the next decision.
@@ -101,7 +89,9 @@ impl Rank<'_> {
     }
 
     fn go_to(&self, state: &mut State, number: u8) {
-        let compares = (self.job.odd.is_some() || self.job.ends > 0) && self.is_in_mesh(state);
+        // Where all options are equal, only the first rank's comparison changes anything.
+        let is_first = state.store.options[usize::from(number)].is_none();
+        let compares = (self.job.odd.is_some() || self.job.ends > 0 || is_first) && self.is_in_mesh(state);
         state.process_mut(self.number).at = if compares { At::Comparing(number) } else { At::Coming(number) };
     }
 
@@ -114,8 +104,10 @@ impl Rank<'_> {
     /// Compares this rank's options with those of the first rank that came.
     fn compare(&self, state: &mut State, number: u8) {
         let mine = (self.job.odd == Some(self.number), state.process(self.number).asks_end);
+        let is_first = state.store.options[usize::from(number)].is_none();
         let theirs = *state.store.options[usize::from(number)].get_or_insert(mine);
         state.process_mut(self.number).at = match theirs == mine || self.job.has(Mistake::OptionsIgnored) {
+            true if is_first => At::Telling(number),
             true => At::Coming(number),
             false => At::Proposing(number, Decision::Failure(Why::Mismatch)),
         };
@@ -155,7 +147,8 @@ impl Rank<'_> {
 
     /// Looks whether the decision stands, and otherwise whether it can be made. Returns `false`
     /// while neither is so. A process that looks is woken by the decision, by a process that
-    /// comes, and by a loss.
+    /// comes, and by a loss. The first rank that came may have died, or hang, before it told the
+    /// others. So a rank of the mesh that waits tells them where nobody has.
     fn look(&self, state: &mut State, number: u8) -> bool {
         let slot = usize::from(number);
         let all_are_here = self.absent(state, number) == 0 || self.job.has(Mistake::AwaitsNobody);
@@ -167,10 +160,19 @@ impl Rank<'_> {
         } else if all_are_here && may_propose {
             let decision = self.proposal(state, number);
             state.process_mut(self.number).at = At::Proposing(number, decision);
+        } else if self.must_tell(state, number) {
+            state.store.told[slot] = true;
         } else {
             return false;
         }
         true
+    }
+
+    /// Whether this process tells the others that it has come, because nobody has told them. A
+    /// process that is not in the mesh starts nothing.
+    fn must_tell(&self, state: &State, number: u8) -> bool {
+        let is_told = state.store.told[usize::from(number)];
+        self.is_in_mesh(state) && !is_told && !self.job.has(Mistake::FirstAloneTells)
     }
 
     /// The deadline of this process passes while it waits for other ranks. Returns `false` when it
@@ -290,9 +292,15 @@ impl Rank<'_> {
         }
     }
 
-    /// Writes the proposal by compare-and-set, and acts on the decision that stands then.
+    /// Writes the proposal by compare-and-set, and acts on the decision that stands then. Before,
+    /// it tells the ranks that have not come, where nobody has: the proposer ends its part of the
+    /// mesh, whatever is decided.
     fn propose(&self, state: &mut State, number: u8, mut decision: Decision) {
         let slot = usize::from(number);
+        if self.must_tell(state, number) {
+            state.store.told[slot] = true;
+            return;
+        }
         if self.job.has(Mistake::DecidesInTwoSteps) {
             let is_first = state.store.owner[slot] == NOBODY;
             if is_first {

@@ -115,6 +115,9 @@ pub(crate) struct Store {
     pub(crate) stateful: [Set; DECISIONS],
     /// The options of the first rank that came, and whether it asks for the end of the job.
     pub(crate) options: [Option<(bool, bool)>; DECISIONS],
+    /// Whether the list of losses has the note that a rank of the mesh has come to that decision.
+    /// Every rank reads the list, whatever it waits for.
+    pub(crate) told: [bool; DECISIONS],
     /// The members that have made their part of the mesh.
     pub(crate) met: [Set; DECISIONS],
     /// The process that has taken the right to decide; only two mistaken protocols use it.
@@ -138,6 +141,8 @@ pub(crate) enum At {
     Training,
     /// It compares its options with those of the first rank.
     Comparing(u8),
+    /// It is the first rank of the mesh that comes, and is about to tell the others.
+    Telling(u8),
     /// It is about to note that it is here.
     Coming(u8),
     /// It looks whether all are here, and waits.
@@ -228,6 +233,7 @@ impl State {
             here: [0; DECISIONS],
             stateful: [0; DECISIONS],
             options: [None; DECISIONS],
+            told: [false; DECISIONS],
             met: [0; DECISIONS],
             owner: [NOBODY; DECISIONS],
             lost: 0,

@@ -1,4 +1,4 @@
-//! Every state of jobs with four ranks. The jobs of the ignored tests have 10 million states together
+//! Every state of jobs with four ranks. The jobs of the ignored tests have 13 million states together
 //! and take 26 s of processor time, so only `make test-all` runs them (tests/parts/rust.py).
 //!
 //!     cargo test -p recovery-model --test four -- --ignored

@@ -64,6 +64,11 @@ fn a_call_that_ends_nothing() {
 }
 
 #[test]
+fn a_call_of_which_only_the_first_tells() {
+    finds(Mistake::FirstAloneTells, Property::OneEnd, Job { calls: 2, ..Job::of(3) });
+}
+
+#[test]
 fn notes_that_later_decisions_read() {
     finds(Mistake::NoNumberInKeys, Property::Asked, one_loss_one_call());
 }

@@ -20,6 +20,7 @@ use super::output::LastWords;
 use super::ranks::Ranks;
 use super::report::list;
 use super::signals::is_impatient;
+use crate::terminal::stops_writers;
 use crate::words::count;
 
 /// How long the guard may take to notice that the front has ended.
@@ -120,6 +121,9 @@ impl Job<'_> {
         let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
         let why = match signal {
             Signal::TTIN => format!("read the terminal: let it read a file, or standard input with --stdin {rank}"),
+            _ if stops_writers() => {
+                "write to the terminal, where `stty tostop` was set after the job began: set `stty -tostop`, and stop (Ctrl-Z) and continue (fg) the job".to_owned()
+            }
             _ => "change the terminal's settings, as stty and a prompt for a password do: start it without that"
                 .to_owned(),
         };

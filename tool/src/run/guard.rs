@@ -38,6 +38,7 @@ use signal_hook::low_level::exit;
 use super::cause::How;
 use super::orphans;
 use super::output::copy_terminal;
+use super::ranks::Stops;
 use super::signals::Signals;
 use crate::failure::Failure;
 use crate::proc::words;
@@ -186,6 +187,9 @@ pub fn wait_if_ending() {
 /// thread may be blocked, for example by a terminal that takes no output.
 fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
     let cannot = |error| Failure::new(1, format!("cannot watch the process that has started this one: {error}"));
+    // The keeper is in the background of the terminal. If the terminal stopped it (`stty tostop`), the
+    // job would hang, and no signal would end it.
+    Stops::Blocked.set().map_err(cannot)?;
     let mut ended = signal_hook::iterator::Signals::new([FRONT_ENDED.as_raw()]).map_err(cannot)?;
     let watch = move || {
         ended.forever().next();

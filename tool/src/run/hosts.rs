@@ -34,7 +34,7 @@ mod starter;
 mod words;
 
 pub use agent::agent;
-pub use control::{Control, Order, say_ended, say_ending, say_gone, say_met};
+pub use control::{Control, Order, say_ended, say_ending, say_gone, say_met, when_without_starter};
 pub use dry_run::show;
 pub use options::Hosts;
 pub use starter::start;

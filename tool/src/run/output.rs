@@ -26,8 +26,8 @@ use self::lines::{Block, Lines};
 use self::logs::{Folder, Log};
 pub use self::options::OutputOptions;
 pub use self::route::Route;
-use self::sink::Sink;
-use self::sinks::Sinks;
+pub use self::sink::Sink;
+pub use self::sinks::Sinks;
 pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
@@ -253,14 +253,9 @@ impl Output {
         self.sinks.is_busy()
     }
 
-    /// How many bytes of the ranks are not written yet.
-    pub fn unwritten(&self) -> usize {
-        self.sinks.unwritten()
-    }
-
-    /// Waits until the tool's own messages are written, or that moment has come.
-    pub fn wait_for_messages(&self, until: Instant) {
-        self.sinks.wait_for_messages(until);
+    /// Gives up on a reader that does not read on. Returns whether any bytes of the ranks are not written.
+    pub fn give_up(&self) -> bool {
+        self.sinks.give_up()
     }
 
     /// The last lines of a rank's standard error, or of its file. Empty where they did not pass

@@ -21,6 +21,7 @@ use super::orphans;
 use super::output::Output;
 use super::program;
 use crate::failure::Failure;
+use crate::terminal;
 
 /// How long it may take to end the processes that the ranks have left behind.
 const ORPHANS_END: Duration = Duration::from_secs(2);
@@ -51,9 +52,11 @@ impl Ranks {
         // Grandchildren whose parents have ended become children of this process, so that it can
         // end and reap them.
         orphans::adopt();
+        // The ranks' process groups are in the background of the terminal.
+        let stops = if terminal::stops_writers() { Stops::Blocked } else { Stops::Allowed };
         let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
-            match start_rank(local_rank, assignment, command, binding, open_files, output) {
+            match start_rank(local_rank, assignment, command, binding, (open_files, stops), output) {
                 Ok(pid) => ranks.pids.push(Some(pid)),
                 Err(error) => {
                     ranks.undo();
@@ -160,7 +163,7 @@ fn start_rank(
     assignment: &Assignment,
     command: &[OsString],
     binding: &Binding,
-    open_files: Rlimit,
+    limits: (Rlimit, Stops),
     output: &mut Output,
 ) -> io::Result<Pid> {
     let rank = assignment.first_rank + local_rank;
@@ -168,7 +171,7 @@ fn start_rank(
     child.args(&command[1..]).process_group(0);
     child.envs(variables(local_rank, assignment, binding.own_cores(local_rank)));
     let logs = output.prepare(rank, &mut child)?;
-    before_exec(&mut child, open_files);
+    before_exec(&mut child, limits);
     let bound = binding.enter(local_rank)?;
     let mut child = child.spawn()?;
     drop(bound);
@@ -179,7 +182,7 @@ fn start_rank(
 
 /// Has the child prepare itself before it runs the program.
 #[expect(unsafe_code, reason = "no safe interface sets the parent-death signal of a child")]
-fn before_exec(child: &mut Command, open_files: Rlimit) {
+fn before_exec(child: &mut Command, (open_files, stops): (Rlimit, Stops)) {
     let tool = getpid();
     let prepare = move || {
         // The rank dies with the tool, however the tool ends. Where the tool has ended before this
@@ -188,11 +191,40 @@ fn before_exec(child: &mut Command, open_files: Rlimit) {
         if getppid() != Some(tool) {
             return Err(Errno::CHILD.into());
         }
+        stops.set()?;
         Ok(setrlimit(Resource::Nofile, open_files)?)
     };
-    // SAFETY: between fork and exec the closure only makes three system calls, without an
+    // SAFETY: between fork and exec the closure only makes four system calls, without an
     // allocation or a lock.
     unsafe { child.pre_exec(prepare) };
+}
+
+/// Whether the terminal may stop this thread, and the processes that it starts, with SIGTTOU: in the
+/// background, after `stty tostop`, it does so for each write, and always for a change of its settings.
+#[derive(Clone, Copy)]
+pub enum Stops {
+    Allowed,
+    Blocked,
+}
+
+impl Stops {
+    /// Sets this for the calling thread. Threads and processes inherit it.
+    #[expect(unsafe_code, reason = "no safe interface changes the mask of signals")]
+    pub fn set(self) -> io::Result<()> {
+        let how = match self {
+            Stops::Allowed => libc::SIG_UNBLOCK,
+            Stops::Blocked => libc::SIG_BLOCK,
+        };
+        // SAFETY: an all-zero `sigset_t` is a valid value, and the calls write and read only this
+        // set. They may be made between fork and exec (signal-safety(7)).
+        let error = unsafe {
+            let mut signals: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut signals);
+            libc::sigaddset(&mut signals, libc::SIGTTOU);
+            libc::pthread_sigmask(how, &signals, std::ptr::null_mut())
+        };
+        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    }
 }
 
 /// How a child ended, and whether it left a core dump, or `None` while it runs. Does not reap it.

@@ -18,10 +18,7 @@ use crate::words::{count, listed};
 const NAMED: usize = 8;
 
 /// How long a reader that has stopped may keep the tool after `--timeout`.
-const FLUSH: Duration = Duration::from_secs(2);
-
-/// How long the tool waits for its own last line to be written, after it has given up on a reader.
-const LAST_LINE: Duration = Duration::from_millis(500);
+pub const FLUSH: Duration = Duration::from_secs(2);
 
 impl Job<'_> {
     /// Says why the job ends, and what happens to the ranks that still run.
@@ -187,14 +184,7 @@ impl Job<'_> {
                 break 128 + signal as u8;
             }
         };
-        let unwritten = self.output.unwritten();
-        match unwritten {
-            0 => {}
-            1 => self.say("1 byte of the ranks' output is not written"),
-            bytes => self.say(&format!("{bytes} bytes of the ranks' output are not written")),
-        }
-        self.output.wait_for_messages(Instant::now() + LAST_LINE);
-        (unwritten > 0).then_some(code)
+        self.output.give_up().then_some(code)
     }
 
     /// The signal that ends the wait for a slow reader, where one has come.

@@ -28,21 +28,11 @@ pub struct Signals {
 impl Signals {
     /// Catches the signals. A signal that the tool's parent has set to be ignored, as nohup does
     /// with SIGHUP, stays ignored in the tool and in the ranks.
-    ///
-    /// The kernel sends SIGXFSZ for a write beyond the limit on the size of files (`ulimit -f`). It
-    /// is caught and forgotten here, so that the write gives an error, as on a full disk. It is not
-    /// ignored, because the ranks would inherit that, while exec resets what is caught.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
         let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || !is_in(ignored, **signal));
-        let too_large = Signal::XFSZ.as_raw();
-        let forgotten = match is_in(ignored, too_large) {
-            true => Ok(()),
-            false => flag::register(too_large, Arc::<AtomicBool>::default()).map(|_| ()),
-        };
-        let delivery = forgotten
-            .and_then(|()| UnixStream::pair())
-            .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
+        let delivery =
+            UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {
             Ok(delivery) => Ok(Signals { delivery }),
             Err(error) => Err(Failure::new(1, format!("cannot catch signals: {error}"))),
@@ -59,6 +49,17 @@ impl AsFd for Signals {
     /// A descriptor that is readable when a signal has come.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.delivery.get_read().as_fd()
+    }
+}
+
+/// Turns writes beyond the limit on the size of files (`ulimit -f`) into errors, as on a full disk. The
+/// kernel sends SIGXFSZ for such a write, which would end the tool. The signal is caught and forgotten.
+/// It is not ignored, because the ranks would inherit that, while exec resets what is caught.
+pub fn survive_too_large_files() {
+    let too_large = Signal::XFSZ.as_raw();
+    if !is_ignored(too_large) {
+        // Where it cannot be caught, such a write ends the tool.
+        let _ = flag::register(too_large, Arc::<AtomicBool>::default());
     }
 }
 

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::hosts_of_threads;
 use crate::news;
 use crate::progress;
+use crate::rails::Limits;
 use crate::types::DataType;
 use crate::wire::memory::Memory;
 
@@ -44,9 +45,17 @@ pub(super) struct Ranks {
     pub(super) wires: Vec<Arc<Memory>>,
 }
 
+/// Limits with which small data takes the ways of large data.
+const SMALL: Limits =
+    Limits { contribution: 24 << 10, message: 16 << 10, reduction: 48 << 10, broadcast: 48 << 10, chain: 100 << 10 };
+
 impl Ranks {
     pub(super) fn new(hosts: &[&[usize]]) -> Ranks {
-        let (ends, wires) = hosts_of_threads::communicators(hosts);
+        Ranks::with(hosts, SMALL)
+    }
+
+    pub(super) fn with(hosts: &[&[usize]], limits: Limits) -> Ranks {
+        let (ends, wires) = hosts_of_threads::communicators_with(hosts, limits);
         for end in &ends {
             end.set_timeout(30_000);
             news::register(end);

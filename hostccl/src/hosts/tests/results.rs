@@ -4,6 +4,7 @@ use super::data::{Case, case, decode, encode, is_float, random_hosts};
 use super::{Args, Random, Ranks, call};
 use crate::call_name::Name;
 use crate::collective::{Kind, Reduction};
+use crate::rails::Limits;
 use crate::types::{DataType, ReduceOp};
 
 const KINDS: [Kind; 11] = [
@@ -104,6 +105,29 @@ fn all_collectives_have_the_results_of_a_plain_loop() {
             }
         });
     }
+}
+
+#[test]
+fn large_data_is_cut_by_the_limits_with_which_programs_run() {
+    let Limits { contribution, message, reduction, broadcast, .. } = Limits::PRODUCT;
+    let ranks = Ranks::with(&[&[0, 2], &[1]], Limits::PRODUCT);
+    let sum = Some(Reduction::Plain(ReduceOp::Sum));
+    // Each call has some bytes more than fit into one piece.
+    let calls = [
+        (Kind::AllReduce, contribution, sum, None),
+        (Kind::AllReduce, reduction, sum, None),
+        (Kind::Broadcast, broadcast, None, Some(2)),
+        (Kind::AllGather, message, None, None),
+        (Kind::AllToAll, 4 * message / 3, None, None),
+        (Kind::ReduceScatter, reduction / 3, sum, None),
+    ];
+    ranks.run(|me, comm| {
+        for (kind, bytes, reduction, root) in calls {
+            let args = Args { kind, count: bytes / 8 + 5, dtype: DataType::Float64, reduction, root };
+            let case = case(&args, me, 3);
+            check(&args, &case, &perform(comm, &args, &case, false), false, &format!("{args:?}, rank {me}"));
+        }
+    });
 }
 
 #[test]

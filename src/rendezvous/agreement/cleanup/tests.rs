@@ -52,10 +52,10 @@ fn scope(
     served: bool,
     prefix: &str,
 ) -> Scope {
-    let left = ScopeKeys::new(&members, leftovers);
+    let left = ScopeKeys::new(&members, leftovers, Some(0));
     let serving = served && members.rank(me) == 0;
     let (store, losses, tickets) = (Arc::new(store.clone()), Arc::clone(losses), Tickets::default());
-    let membership = Membership { store, losses, members, tickets, me, served, serving, left };
+    let membership = Membership { store, losses, members, tickets, epoch: 0, me, served, serving, left };
     Scope::new(membership, prefix.to_owned())
 }
 

@@ -1,5 +1,8 @@
 //! A turn: the ranks come, and wait until its decision stands.
 //!
+//! The first rank of the mesh that comes tells all others, by a note in the list of losses. The
+//! calls in which they wait end then, and they come, too.
+//!
 //! A rank leaves a note that it is here, and counts itself in. It looks whether every rank of the
 //! mesh is here or known to be lost, and otherwise waits for the decision, the next loss or the
 //! next newcomer. The last event that the ranks wait for is one of these, or a rank that comes. A
@@ -20,10 +23,15 @@ use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
 use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
+use crate::rendezvous::turns::Turn;
 use crate::wait::{Deadline, Wait};
 
 /// How long a rank that is suspected may stay silent once all others are here.
 const SUSPECTED: Duration = Duration::from_secs(1);
+
+/// After which time a rank that waits tells the others of the turn, where the first rank that came
+/// has not.
+const UNTOLD: Duration = Duration::from_millis(250);
 
 /// What a rank brings to a turn.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +93,7 @@ impl Recovery {
     /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
+        self.refusals = 0;
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
             let wait = self.watching(wait);
@@ -94,15 +103,22 @@ impl Recovery {
             });
             let decision = decision.map_err(|error| self.membership.explain(error))?;
             log::debug!("rank {}: decision {number} is: {decision}", self.me.rank);
-            self.number = number;
+            self.pass(number);
             match decision {
                 Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
                     (self.epoch_number, self.epoch) = (number, epoch);
                     return Ok(Outcome::Epoch);
                 }
                 Decision::Epoch(_) => return Err(self.fenced(number)),
-                Decision::End => return Ok(Outcome::Ended),
-                Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => return Err(failure.error()),
+                Decision::End => {
+                    self.acknowledge("decision", Status::Ok, &wait);
+                    return Ok(Outcome::Ended);
+                }
+                Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => {
+                    let error = failure.error();
+                    self.acknowledge("decision", error.status(), &wait);
+                    return Err(error);
+                }
                 Decision::Failure(_) => {}
             }
         }
@@ -111,6 +127,7 @@ impl Recovery {
     /// Takes part in the turn of that number, and returns the decision that stands then.
     fn reach(&mut self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Decision> {
         if let Some(mismatch) = self.compare(number, arrival, wait)? {
+            self.tell_turn(number, wait)?;
             return self.decide(number, &mismatch, wait);
         }
         // Where the store does not answer, this rank may tell of losses that are known already.
@@ -128,6 +145,7 @@ impl Recovery {
             let keys = [self.decisions.key(number), lost, self.next_at_door()];
             let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
             let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
+            let nap = if self.is_to_tell(number) { nap.min(UNTOLD) } else { nap };
             let nap = Deadline::after(nap);
             match any_of(&*self.membership.store, &keys.each_ref().map(String::as_str), &wait.with_deadline(nap)) {
                 Ok((0, value)) => return self.decisions.decode(number, &value),
@@ -157,10 +175,29 @@ impl Recovery {
         let stands = self.membership.store.set_once(&key, mine.to_string().as_bytes(), wait)?;
         let theirs = self.read_options(&key, &stands)?;
         if theirs == mine {
-            // They show later ranks that the turn has begun.
-            self.membership.left.note_of_others([key]);
+            self.membership.left.note([key]);
+            self.membership.losses.announce_turn(Turn { number, by: self.me.rank }, wait)?;
         }
         Ok(mine.mismatch(&theirs).map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
+    }
+
+    /// Whether this rank may have to tell the others that it has come to that turn: it knows of
+    /// nobody who has. A rank that is not in the mesh begins nothing.
+    fn is_to_tell(&self, number: u64) -> bool {
+        self.is_in_mesh() && !self.membership.losses.turns().is_begun(number)
+    }
+
+    /// Tells the ranks that have not come to that turn, where nobody has: the first rank that came
+    /// may have died, or hang, before it told them. Two ranks that tell the same do no harm.
+    fn tell_turn(&self, number: u64, wait: &Wait) -> Result<()> {
+        if !self.is_to_tell(number) {
+            return Ok(());
+        }
+        let _ = self.membership.losses.refresh(wait);
+        match self.is_to_tell(number) {
+            true => self.membership.losses.announce_turn(Turn { number, by: self.me.rank }, wait),
+            false => Ok(()),
+        }
     }
 
     fn options_key(&self, number: u64) -> String {
@@ -200,6 +237,9 @@ impl Recovery {
         // A list that was not read to its end wakes this rank at once.
         let _ = losses.refresh(&soon);
         self.tell(number, arrival.lost, &soon)?;
+        if waited.came.elapsed() >= UNTOLD {
+            self.tell_turn(number, &soon)?;
+        }
         while let Some(value) = self.membership.store.try_get(&self.next_at_door(), &soon)? {
             self.note_at_door(&value);
         }
@@ -245,6 +285,8 @@ impl Recovery {
             passed,
         };
         let Some(proposal) = seen.decision() else { return Ok(None) };
+        // This rank has ended its part of the mesh, whatever is decided.
+        self.tell_turn(number, &soon)?;
         self.decide(number, &proposal, &soon).map(Some)
     }
 

@@ -2,18 +2,20 @@
 //!
 //! Each rank of the mesh makes its communicators, and counts itself in. The last one writes the
 //! verdict `made`. A rank that learns that one of the mesh is lost writes `broken`, and all ranks
-//! go on to the next turn. A rank whose deadline passes writes `late`, and a rank that cannot make
-//! its part writes its error. The verdict is written once, and all members act on the one that
+//! go on to the next turn. A rank whose deadline passes writes its error, and so does a rank that
+//! cannot make its part, unless it learns within a moment that a rank of the mesh is lost. The verdict is written once, and all members act on the one that
 //! stands.
 
 use std::collections::BTreeSet;
 
 use super::Recovery;
 use crate::error::{Error, Result, Status};
+use crate::rendezvous::agreement::round::Membership;
 use crate::rendezvous::agreement::verdict::{Verdict, ranges};
+use crate::rendezvous::agreement::waiting::NEWS_OF_A_LOSS;
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// How the making of a mesh has ended, when it has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +38,15 @@ impl Recovery {
         match verdict.as_str() {
             MADE => {
                 self.clean_up(&wait);
+                self.acknowledge("verdict", Status::Ok, &wait);
                 Ok(Made::Whole)
             }
             BROKEN => Ok(Made::Broken),
             other => match other.strip_prefix(FAILED).and_then(Verdict::read) {
-                Some(error) if self.is_in_mesh() => error.into_result().map(|()| Made::Broken),
+                Some(error) if self.is_in_mesh() => {
+                    self.acknowledge("verdict", error.status, &wait);
+                    error.into_result().map(|()| Made::Broken)
+                }
                 Some(_) => Ok(Made::Broken),
                 None => Err(Error::store(format!(
                     "the store at {} gave an unreadable verdict under the key {}: it must give the values back as they were set",
@@ -55,6 +61,9 @@ impl Recovery {
         let in_mesh = self.epoch.in_mesh();
         if in_mesh.contains(&self.me) {
             if let Err(error) = mine {
+                if let Some(verdict) = self.news_of_a_loss(&in_mesh, error, wait)? {
+                    return Ok(verdict);
+                }
                 let error = Verdict::of_failure(self.me.rank, &format!("epoch {}", self.epoch_number), error);
                 return self.settle(&failed(&error), wait);
             }
@@ -87,6 +96,32 @@ impl Recovery {
         }
     }
 
+    /// Returns the verdict on the epoch where a lost rank of the mesh may be the reason for `error`,
+    /// with which the making of the mesh has failed here. A communicator library may see a rank go
+    /// some milliseconds before the store knows of it. Returns `None` when neither a loss nor a
+    /// verdict is there within a moment.
+    fn news_of_a_loss(&self, in_mesh: &BTreeSet<Incarnation>, error: &Error, wait: &Wait) -> Result<Option<String>> {
+        if !matches!(error.status(), Status::Ccl | Status::PeerLost) {
+            return Ok(None);
+        }
+        let Membership { store, losses, .. } = &self.membership;
+        let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(NEWS_OF_A_LOSS)) };
+        losses.look(&soon);
+        loop {
+            if losses.any(|lost| in_mesh.contains(&lost)) {
+                return self.settle(BROKEN, &Recovery::soon(wait)).map(Some);
+            }
+            let (number, lost) = losses.next();
+            match any_of(&**store, &[&self.verdict_key(), &lost], &soon) {
+                Ok((0, value)) => return Ok(Some(String::from_utf8_lossy(&value).into_owned())),
+                Ok((_, value)) => losses.note(number, &value),
+                Err(error) if error.status() == Status::Timeout => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            wait.cancel.check()?;
+        }
+    }
+
     /// Makes this the verdict on the epoch unless one stands, and returns the one that stands.
     fn settle(&self, verdict: &str, wait: &Wait) -> Result<String> {
         let key = self.verdict_key();
@@ -111,17 +146,19 @@ impl Recovery {
         Ok(failed(&Verdict::of(&Error::timeout(message).with_ranks(&ranks))))
     }
 
-    /// Removes what this process has left in the turns up to this epoch. Their decisions stand, so
-    /// nobody needs it any more. The first rank of the mesh removes what lost members have left.
+    /// Removes what this process has left in the turns up to this epoch, and in the epochs before.
+    /// The decisions stand, and all ranks of the mesh have left the earlier calls, so nobody needs it
+    /// any more. The first rank of the mesh removes what lost members have left.
     fn clean_up(&mut self, wait: &Wait) {
         let Recovery { membership, epoch, epoch_number, .. } = self;
         let mut keys = membership.left.take_under(&format!("{}/turn/", membership.losses.prefix()));
+        keys.extend(membership.left.take_before_epoch(*epoch_number));
         let members = epoch.members();
         let (last, before) = std::mem::replace(&mut self.last_made, (*epoch_number, members));
         if self.epoch.in_mesh().first() == Some(&self.me) {
             let lost = self.membership.losses.all(|process| before.contains(&process));
             for number in last + 1..=self.epoch_number {
-                keys.push(self.turn_key(number, "count"));
+                keys.extend(["count", "options"].map(|name| self.turn_key(number, name)));
                 keys.extend(lost.iter().map(|process| self.here(number, *process)));
             }
         }

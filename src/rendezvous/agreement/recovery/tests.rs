@@ -1,7 +1,10 @@
 //! Recoveries with ranks as threads over a store in memory: the cases of docs/recovery.md.
-//! tests/deaths.rs has deaths at every moment.
+//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, and tests/telling.rs
+//! what ranks tell each other beside their proposals.
 
 mod deaths;
+mod telling;
+mod turns;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -57,7 +60,7 @@ impl Job {
         let epoch = Epoch::first(self.size, self.replicas.clone(), &self.seats);
         let rank = me.rank as usize;
         let members = Members::All(self.size.max(rank + 1));
-        let left = ScopeKeys::new(&members, &self.leftovers);
+        let left = ScopeKeys::new(&members, &self.leftovers, None);
         Recovery::new(Membership { left, ..membership(store, losses, members, rank) }, me, epoch)
     }
 
@@ -136,16 +139,20 @@ fn the_ranks_that_are_left_go_on() {
     let job = Job::new(4, 4);
     job.die_first(&[1, 3]);
     assert_eq!(all_equal(job.recover(&[0, 2])), "epoch 1: seats=0,-,2,- without=1,3");
-    // The notes of the turn are gone. The decision, its verdict and the options stay.
-    let stays = ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1", "test/lost/2"];
-    assert_eq!(job.store.keys(), [&stays[..], &["test/turn/1/options"]].concat());
+    // The notes of the turn are gone. The decision, its verdict and the list of losses stay. The
+    // list has the note that a rank has come to the turn.
+    let stays =
+        ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1", "test/lost/2", "test/lost/3"];
+    assert_eq!(job.store.keys(), stays);
+    let told = String::from_utf8(job.store.get("test/lost/3", &soon()).unwrap()).unwrap();
+    assert!(["turn 1 by 0", "turn 1 by 2"].contains(&told.as_str()), "{told}");
     // They go with the world, and the list of losses as always.
     let Job { store, leftovers, removed, .. } = job;
     drop(leftovers);
     let mut removed = removed.lock().unwrap().clone();
     removed.sort();
     removed.dedup();
-    assert_eq!(removed, [stays[0], stays[1], "test/turn/1/options"], "{:?}", store.keys());
+    assert_eq!(removed, stays[..2], "{:?}", store.keys());
 }
 
 #[test]
@@ -306,7 +313,7 @@ fn a_loss_between_decision_and_verdict_begins_the_next_turn() {
     assert_eq!(job.store.get("test/decision/1/verdict", &soon()).unwrap(), b"broken");
     assert_eq!(job.store.get("test/decision/2/verdict", &soon()).unwrap(), b"made");
     let of_turns: Vec<String> = job.store.keys().into_iter().filter(|key| key.contains("/turn/")).collect();
-    assert_eq!(of_turns, ["test/turn/1/options", "test/turn/2/options"]);
+    assert_eq!(of_turns, Vec::<String>::new());
 }
 
 #[test]
@@ -363,7 +370,8 @@ fn a_suspected_rank_is_lost_only_if_it_stays_silent() {
         }
     });
     assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
-    assert_eq!(job.store.get("test/lost", &soon()).unwrap(), b"1");
+    // One loss, and the note of the turn.
+    assert_eq!(job.store.get("test/lost", &soon()).unwrap(), b"2");
 }
 
 /// Rank 1 has taken over to tell of the loss of rank 3, and has died before it did so.

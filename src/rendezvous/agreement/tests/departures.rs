@@ -23,7 +23,7 @@ impl Rank {
     fn new(store: &MemoryStore, me: usize, size: usize) -> Rank {
         let (store, keys): (Arc<dyn Store>, Arc<WorldKeys>) = (Arc::new(store.clone()), Arc::default());
         let (losses, members) = (Arc::new(Losses::none(Arc::clone(&store), "test")), Members::All(size));
-        let left = ScopeKeys::new(&members, &keys);
+        let left = ScopeKeys::new(&members, &keys, Some(0));
         let membership = Membership { left, ..super::membership(Arc::clone(&store), losses, members, me) };
         Rank { me, store, keys, world: Scope::new(membership, "test/world".to_owned()) }
     }
@@ -31,7 +31,7 @@ impl Rank {
     /// A mesh of all ranks, whose calls are numbered with those of the world.
     fn mesh(&self, name: &str) -> (Arc<Departures>, Scope) {
         let store = Arc::clone(&self.store);
-        let departures = Arc::new(Departures::new(store, format!("test/{name}"), self.me as i32, &self.keys));
+        let departures = Arc::new(Departures::new(store, format!("test/{name}"), 0, self.me as i32, &self.keys));
         let scope = self.world.of_mesh(&departures);
         (departures, scope)
     }

@@ -50,14 +50,14 @@ fn a_loss_of_another_process_of_a_rank_ends_no_call() {
             scope.membership.losses.announce(Incarnation { rank: 2, ticket: 1 });
         }
         scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
-        assert!(scope.lost_ranks().is_empty());
+        assert!(scope.membership.lost_others().is_empty());
         if me == 2 {
             scope.membership.losses.announce(Incarnation::first(2));
             return;
         }
         let error = scope.agree("second()", &soon()).map(drop).unwrap_err();
         assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[2][..]), "{error}");
-        assert_eq!(scope.lost_ranks(), [2]);
+        assert_eq!(scope.membership.lost_others(), [2]);
     });
 }
 

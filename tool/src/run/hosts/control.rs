@@ -5,15 +5,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::SIGTSTP;
 
 use super::words::{Said, Share, Word};
 use crate::run::cause::Cause;
+use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 
 /// A starter that says nothing for this long has gone, for example because its host lost the network.
 /// It says something every few seconds ([`Word::Alive`]).
 pub const SILENCE: Duration = Duration::from_secs(60);
+
+/// Says when ranks are killed whose node has lost its connection to the starter.
+pub fn when_without_starter() -> String {
+    let (soon, late) = (TERM_TO_KILL.as_secs(), (SILENCE + TERM_TO_KILL).as_secs());
+    format!("within {soon} s, on a host that is out of reach within {late} s")
+}
 
 /// An order for a node.
 pub enum Order {
@@ -37,8 +43,6 @@ pub struct Control {
     is_open: bool,
     /// When the starter was heard last.
     heard: Instant,
-    /// Whether the starter is stopped (Ctrl-Z), so that it says nothing.
-    is_stopped: bool,
 }
 
 impl Control {
@@ -56,7 +60,6 @@ impl Control {
             line: Vec::new(),
             is_open: true,
             heard: Instant::now(),
-            is_stopped: false,
         })
     }
 
@@ -65,9 +68,10 @@ impl Control {
         self.is_open.then(|| self.input.as_fd())
     }
 
-    /// When the starter counts as gone, unless it says something before. `None` while that cannot be.
+    /// When the starter counts as gone, unless it says something before. Ctrl-Z stops the front of the
+    /// starter only, and the keeper goes on saying something. `None` when the connection has ended.
     pub fn deadline(&self) -> Option<Instant> {
-        (self.is_open && !self.is_stopped).then_some(self.heard + SILENCE)
+        self.is_open.then_some(self.heard + SILENCE)
     }
 
     /// Returns the orders that have come since the last call.
@@ -80,25 +84,7 @@ impl Control {
                     self.is_open = false;
                     orders.push(Order::StarterGone(self.starter.clone()));
                 }
-                Ok(count) => {
-                    self.line.extend_from_slice(&buffer[..count]);
-                    self.heard = Instant::now();
-                }
-            }
-            while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.line.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(Word::Signal(signal)) => {
-                        self.is_stopped = signal == SIGTSTP;
-                        orders.push(Order::Signal(signal));
-                    }
-                    Ok(Word::AtOnce(signal)) => orders.push(Order::AtOnce(signal)),
-                    Ok(Word::Alive) => {}
-                    Ok(Word::End { lost }) => orders.push(Order::End { lost }),
-                    // Only a starter of another version has other words, and such a starter ends
-                    // the job at the agent's hello.
-                    Err(_) => {}
-                }
+                Ok(count) => self.hear(&buffer[..count], &mut orders),
             }
         }
         if self.deadline().is_some_and(|deadline| Instant::now() >= deadline) {
@@ -106,6 +92,24 @@ impl Control {
             orders.push(Order::StarterGone(self.starter.clone()));
         }
         orders
+    }
+
+    /// Adds the orders of a piece of the input.
+    fn hear(&mut self, bytes: &[u8], orders: &mut Vec<Order>) {
+        self.line.extend_from_slice(bytes);
+        self.heard = Instant::now();
+        while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.line.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(Word::Signal(signal)) => orders.push(Order::Signal(signal)),
+                Ok(Word::AtOnce(signal)) => orders.push(Order::AtOnce(signal)),
+                Ok(Word::Alive) => {}
+                Ok(Word::End { lost }) => orders.push(Order::End { lost }),
+                // Only a starter of another version has other words, and such a starter ends
+                // the job at the agent's hello.
+                Err(_) => {}
+            }
+        }
     }
 
     fn is_readable(&self) -> bool {
@@ -133,4 +137,20 @@ pub fn say_met() {
 /// Tells the starter that this node has ended.
 pub fn say_ended(code: u8) {
     Said::Ended { code }.say();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_starter_that_is_stopped_must_be_heard() {
+        let starter = "alpha".to_owned();
+        let mut control = Control { starter, input: stdin(), line: Vec::new(), is_open: true, heard: Instant::now() };
+        let mut orders = Vec::new();
+        // SIGTSTP. The network may fail before SIGCONT.
+        control.hear(b"{\"signal\":20}\n", &mut orders);
+        assert!(matches!(orders[..], [Order::Signal(20)]));
+        assert!(control.deadline().is_some_and(|deadline| deadline <= Instant::now() + SILENCE));
+    }
 }

@@ -5,13 +5,14 @@ use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use anstream::adapter::strip_str;
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::control::SILENCE;
-use super::failures::LISTED;
+use super::control::{SILENCE, when_without_starter};
+use super::failures::{LISTED, LOGIN_SCRIPTS};
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::words::{Word, line};
@@ -20,10 +21,15 @@ use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
 use crate::run::signals::{is_impatient, too_early};
-use crate::stdio::{cannot_print, say};
+use crate::stdio::cannot_print;
+use crate::words::listed;
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
 const ENDING: Duration = Duration::from_secs(20);
+/// How long the starter waits in silence for the end of the nodes.
+const LATE: Duration = Duration::from_secs(4);
+/// The time between two lines about the hosts for which the starter waits.
+pub const AGAIN: Duration = Duration::from_secs(10);
 /// How many interrupts end a job whose nodes do not answer.
 const IMPATIENT: u32 = 3;
 /// The exit code of ssh where the connection fails.
@@ -35,12 +41,15 @@ impl Starter<'_> {
     pub fn output_is_lost(&mut self, error: &io::Error) {
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
         let grace = self.options.ending.grace_period.as_secs_f64();
-        let rest = format!("; all ranks get SIGTERM now, and SIGKILL in {grace} s");
+        let is_running = self.nodes.iter().any(|node| node.process.is_some());
         if self.code.is_none() {
-            match is_gone {
-                true => self.say(&format!("the reader of the output has ended, so the job ends{rest}")),
-                false => self.say(&format!("{}{rest}", cannot_print(error))),
-            }
+            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_print(error) };
+            let so = if is_gone { ", so the job ends" } else { "" };
+            let rest = match is_running {
+                true => format!("{so}; all ranks get SIGTERM now, and SIGKILL in {grace} s"),
+                false => String::new(),
+            };
+            self.say(&format!("{what}{rest}"));
         }
         self.end(if is_gone { NO_READER } else { 1 });
     }
@@ -76,7 +85,7 @@ impl Starter<'_> {
         let words = process.words();
         let colon = if words.is_empty() { "" } else { ": " };
         if node.has_orders() {
-            let name = format!("node {index} ({})", node.name());
+            let name = node.numbered(index);
             let text = match status.code() {
                 // The agent has become the node.
                 None if node.planned.is_local => format!("{name} has gone: its devicemesh run {how}"),
@@ -128,10 +137,12 @@ impl Starter<'_> {
     /// host has given no answer. The reason quotes what the login shell has printed, maybe a
     /// question.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
+        let limit = self.options.hosts.connect_timeout();
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
             let printed =
                 node.printed().map_or(String::new(), |text| format!("; {} has printed: {text}", node.program()));
-            self.failures.add(index, node.target(), format!("no answer within {}{printed}", time(node)));
+            let advice = if node.is_connected(limit) { format!("; {LOGIN_SCRIPTS}") } else { String::new() };
+            self.failures.add(index, node.target(), format!("no answer within {}{printed}{advice}", time(node)));
         }
     }
 
@@ -164,12 +175,14 @@ impl Starter<'_> {
     pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
         let Some(reason) = &self.reason else { return };
         let line = String::from_utf8_lossy(line);
+        // The colours of the starter's line and of the node's may differ.
+        let plain = |text: &str| strip_str(text).to_string();
         let is_message = line.starts_with("devicemesh run: ");
         let is_tellers = is_message && self.teller == Some(index);
         if is_tellers && line.contains(" failed first: ") {
             self.reason = Some(line.trim_end().to_owned());
             self.is_reason_above = false;
-        } else if is_passed_on && is_tellers && line.starts_with(reason) {
+        } else if is_passed_on && is_tellers && plain(&line).starts_with(&plain(reason)) {
             self.is_reason_above = false;
         } else if is_passed_on && (is_message || self.teller.is_none()) {
             self.is_reason_above = true;
@@ -189,7 +202,7 @@ impl Starter<'_> {
             return;
         }
         if from != gone {
-            return self.losses.hold(gone, text);
+            return self.losses.hold(from, gone, text);
         }
         self.losses.own(gone);
         if self.losses.tell(gone) && self.code.is_none() {
@@ -256,7 +269,7 @@ impl Starter<'_> {
     /// Says why the job ends. The text has no characters that act on a terminal.
     fn give_reason(&mut self, text: &str) {
         let line = format!("devicemesh run: {}", self.style.wrong(text));
-        say(&line);
+        self.sinks.say(&line);
         self.reason = Some(line);
     }
 
@@ -267,7 +280,34 @@ impl Starter<'_> {
 
     /// Sets the time for the end of all nodes, unless it is set.
     fn limit_the_end(&mut self) {
-        self.limit.get_or_insert(Instant::now() + self.options.ending.longest() + ENDING);
+        if self.limit.is_none() {
+            self.limit = Some(Instant::now() + self.options.ending.longest() + ENDING);
+            self.next_note = Instant::now() + LATE;
+        }
+    }
+
+    /// Says from time to time for which nodes the end waits, and for how long. A host may be stopped or
+    /// out of reach.
+    pub fn tell_wait_for_end(&mut self, now: Instant) {
+        let Some(limit) = self.limit.filter(|limit| now < *limit && now >= self.next_note) else { return };
+        self.next_note = now + AGAIN;
+        let late = self.nodes.iter().enumerate().filter(|(_, node)| node.process.is_some());
+        let mut late: Vec<String> = late.map(|(index, node)| node.numbered(index)).collect();
+        // Node 0 serves the store, so it waits for the others itself.
+        if late.len() > 1 && self.nodes[0].process.is_some() {
+            late.remove(0);
+        }
+        let late = listed(late, LISTED);
+        let since = self.asked.map_or(String::new(), |asked| format!(", {} after the signal", span(now - asked)));
+        let next = match self.interrupts {
+            1 => "; a second signal kills the ranks at once",
+            2 => "; a third signal closes it at once",
+            _ => "",
+        };
+        self.say_more(&format!(
+            "waiting for the end of {late}{since}; in {} the connection is closed{next}",
+            span(limit - now)
+        ));
     }
 
     /// Ends the job with that code. `lost` is the node that is lost, where that is the reason: then
@@ -297,7 +337,14 @@ impl Starter<'_> {
             process.kill();
         }
         self.limit = Some(Instant::now() + ENDING);
-        self.code.get_or_insert(1);
+        let cause = self.first_signal.map(|signal| Cause::Signal { signal, node: None });
+        if let (None, None, Some(cause)) = (&self.reason, self.code, &cause) {
+            // No node was there to say it.
+            self.reason = Some(format!("devicemesh run: {}", self.style.wrong(&cause.to_string())));
+            self.is_reason_above = true;
+        }
+        let code = self.code_of_nodes().unwrap_or(cause.map_or(1, |cause| cause.code()));
+        self.code.get_or_insert(code);
     }
 
     pub fn handle_signal(&mut self, signal: i32) {
@@ -311,7 +358,9 @@ impl Starter<'_> {
             if self.asked.is_some_and(|last| !is_impatient(last, named)) {
                 return self.say_too_early(named);
             }
-            self.asked = Some(Instant::now());
+            let now = Instant::now();
+            self.asked = Some(now);
+            self.first_signal.get_or_insert(signal);
             self.interrupts += 1;
             let cause = Cause::Signal { signal, node: None };
             let is_ending = self.code.is_some() || self.teller.is_some();
@@ -324,10 +373,19 @@ impl Starter<'_> {
                 self.end(cause.code());
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
-                    self.say_more("closed the connections to the hosts; what still runs there is killed within 5 s");
+                    let when = when_without_starter();
+                    self.say_more(&format!(
+                        "closed the connections to the hosts; what still runs there is killed {when}"
+                    ));
                 }
-                self.code.get_or_insert(cause.code());
                 self.kill_all();
+            } else {
+                self.limit_the_end();
+                if self.interrupts > 1 {
+                    // The nodes do not wait for their ranks any more.
+                    self.limit = self.limit.map(|limit| limit.min(now + ENDING));
+                }
+                self.next_note = now + LATE;
             }
         }
         // The nodes do not judge again whether a signal is a second one, because it may reach them
@@ -343,7 +401,7 @@ impl Starter<'_> {
     fn say_too_early(&self, signal: Signal) {
         let is_first = self.interrupts == 1 && self.nodes.iter().any(Node::has_orders);
         if let Some(text) = too_early(signal).filter(|_| is_first && io::stderr().is_terminal()) {
-            say(&format!("\ndevicemesh run: {text}"));
+            self.sinks.say(&format!("\ndevicemesh run: {text}"));
         }
     }
 
@@ -351,9 +409,13 @@ impl Starter<'_> {
     /// reason, else the first code that is not 0 in the order of the nodes, because node 0 knows
     /// the job best, else 1 if a node is lost, and 0 if not.
     pub fn exit_code(&self) -> u8 {
-        let codes = self.nodes.iter().map(|node| if let State::Ended(code) = node.state { code } else { 0 });
-        let own = self.losses.code().or(self.code);
         let is_lost = self.nodes.iter().any(|node| node.state == State::Lost);
-        own.unwrap_or_else(|| codes.into_iter().find(|code| *code != 0).unwrap_or(is_lost.into()))
+        self.losses.code().or(self.code).or(self.code_of_nodes()).unwrap_or(is_lost.into())
+    }
+
+    /// The first exit code of a node that is not 0, in the order of the nodes.
+    fn code_of_nodes(&self) -> Option<u8> {
+        let codes = self.nodes.iter().map(|node| if let State::Ended(code) = node.state { code } else { 0 });
+        codes.into_iter().find(|code| *code != 0)
     }
 }

@@ -11,9 +11,9 @@ use super::losses::Losses;
 use super::node::Node;
 use super::words::{Word, line};
 use crate::run::options::Options;
+use crate::run::output::Sinks;
 use crate::run::rendezvous::is_loopback;
 use crate::run::signals::Signals;
-use crate::stdio::say;
 use crate::style::Style;
 use crate::words::listed;
 
@@ -22,6 +22,11 @@ pub struct Starter<'a> {
     pub options: &'a Options,
     pub nodes: Vec<Node>,
     pub signals: Signals,
+    /// The starter's standard output and standard error. Threads write to them, because a reader may
+    /// stop for long.
+    pub sinks: Sinks,
+    /// When the starter began.
+    pub began: Instant,
     pub style: Style,
     /// The folder in which the user is, and the variables that the nodes get.
     pub directory: OsString,
@@ -30,6 +35,7 @@ pub struct Starter<'a> {
     pub port: Option<u16>,
     /// When the agents must have said hello.
     pub deadline: Instant,
+    /// When the user is told next for which hosts the starter waits.
     pub next_note: Instant,
     /// When the processes that are left are killed, once the job ends.
     pub limit: Option<Instant>,
@@ -37,9 +43,10 @@ pub struct Starter<'a> {
     pub code: Option<u8>,
     /// Whether all nodes have met, so that they tell each other of a failure.
     pub has_met: bool,
-    /// The number of signals by which the user has asked for the end, and when the last of them came.
-    /// One that comes too early after another one does not count.
+    /// The number of signals by which the user has asked for the end, the first of them, and when the
+    /// last of them came. One that comes too early after another one does not count.
     pub interrupts: u32,
+    pub first_signal: Option<i32>,
     pub asked: Option<Instant>,
     /// Whether the user knows that two names of the list are one host.
     pub is_twin_told: bool,
@@ -69,7 +76,7 @@ pub fn without_end(message: &str) -> &str {
 
 impl Starter<'_> {
     pub fn say(&self, text: &str) {
-        say(&format!("devicemesh run: {}", printable(text)));
+        self.sinks.say(&format!("devicemesh run: {}", printable(text)));
     }
 
     /// Says something that is not the reason for the end. If it stands below the reason, the starter

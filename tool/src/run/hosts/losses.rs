@@ -15,6 +15,9 @@ pub struct Losses {
     told: HashSet<usize>,
     /// The word of another node on a loss, and when it is told.
     held: Option<(usize, String, Instant)>,
+    /// The nodes of which another node has said that they have gone. Such a node may be there all the
+    /// same, behind a network that is split.
+    missed: HashSet<usize>,
     /// The nodes that have said themselves that they have gone.
     own: HashSet<usize>,
     /// The exit code of the first of these.
@@ -35,8 +38,14 @@ impl Losses {
         self.told.len()
     }
 
-    /// Keeps what another node says of a loss.
-    pub fn hold(&mut self, node: usize, text: String) {
+    /// Keeps what the node `from` says of the loss of another one. Where the network is split, each
+    /// part misses the other part. The part whose word comes first is believed. Otherwise the user
+    /// would read that all hosts are lost.
+    pub fn hold(&mut self, from: usize, node: usize, text: String) {
+        if self.missed.contains(&from) {
+            return;
+        }
+        self.missed.insert(node);
         if self.held.is_none() && !self.told.contains(&node) {
             self.held = Some((node, text, Instant::now() + REASON));
         }
@@ -84,16 +93,29 @@ mod tests {
     #[test]
     fn a_loss_is_told_once() {
         let mut losses = Losses::default();
-        losses.hold(1, "gone".to_owned());
+        losses.hold(0, 1, "gone".to_owned());
         assert!(losses.take(false).is_none() && losses.due().is_some());
         // The reason comes in time.
         assert!(losses.tell(1));
         assert!(losses.take(true).is_none() && !losses.tell(1));
-        losses.hold(1, "gone".to_owned());
+        losses.hold(0, 1, "gone".to_owned());
         assert!(losses.take(true).is_none());
         // No reason comes.
-        losses.hold(2, "gone".to_owned());
+        losses.hold(0, 2, "gone".to_owned());
         assert_eq!(losses.take(true), Some((2, "gone".to_owned())));
+    }
+
+    #[test]
+    fn one_part_of_a_split_network_is_lost_and_not_both() {
+        let mut losses = Losses::default();
+        losses.hold(0, 2, "2 is out of reach".to_owned());
+        losses.hold(2, 0, "0 is out of reach".to_owned());
+        assert_eq!(losses.take(true), Some((2, "2 is out of reach".to_owned())));
+        assert!(losses.tell(2));
+        losses.hold(2, 0, "0 is out of reach".to_owned());
+        assert_eq!(losses.take(true), None);
+        losses.hold(1, 3, "3 is out of reach".to_owned());
+        assert_eq!(losses.take(true), Some((3, "3 is out of reach".to_owned())));
     }
 
     #[test]

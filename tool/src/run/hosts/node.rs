@@ -1,6 +1,6 @@
 //! A host of the job, as the starter sees it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::plan::Planned;
 use super::process::Process;
@@ -51,6 +51,11 @@ impl Node {
         self.planned.host.name()
     }
 
+    /// The node for messages: "node 1 (beta)". `index` is its number.
+    pub fn numbered(&self, index: usize) -> String {
+        format!("node {index} ({})", self.name())
+    }
+
     /// What ssh and the login shell have printed on a host whose agent has not said hello. `None`
     /// on other hosts, and where they have printed nothing.
     pub fn printed(&self) -> Option<String> {
@@ -61,6 +66,12 @@ impl Node {
     /// Whether the host has not said hello.
     pub fn is_silent(&self) -> bool {
         matches!(self.state, State::Planned | State::Starting)
+    }
+
+    /// Whether ssh has connected to the host, which gives no answer: ssh would have given up after that
+    /// limit.
+    pub fn is_connected(&self, limit: Option<Duration>) -> bool {
+        self.state == State::Starting && limit.is_some_and(|limit| self.began.elapsed() > limit)
     }
 
     /// Whether the host may still turn out to be unable to take part.

@@ -101,9 +101,10 @@ impl Process {
         }
     }
 
-    /// The descriptors to wait for.
-    pub fn entries(&self) -> Vec<PollFd<'_>> {
-        let streams = self.streams.iter().flatten().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN));
+    /// The descriptors to wait for. `reads` says whether standard output and standard error are read.
+    pub fn entries(&self, reads: [bool; 2]) -> Vec<PollFd<'_>> {
+        let streams = self.streams.iter().zip(reads).filter_map(|(stream, reads)| stream.as_ref().filter(|_| reads));
+        let streams = streams.map(|stream| PollFd::new(&stream.pipe, PollFlags::IN));
         let input = self.input.iter().filter(|_| !self.pending.is_empty());
         streams.chain(input.map(|input| PollFd::new(input, PollFlags::OUT))).collect()
     }
@@ -114,12 +115,13 @@ impl Process {
         self.streams.iter().flatten().any(|stream| !stream.line.is_empty())
     }
 
-    /// Reads the bytes that have come, and writes the bytes that are pending. With `whole` it also
-    /// returns lines that have not ended.
-    pub fn take(&mut self, whole: bool) -> Vec<Got> {
+    /// Reads the bytes that have come, and writes the bytes that are pending. `reads` says whether
+    /// standard output and standard error are read. With `whole` it also returns lines that have not
+    /// ended.
+    pub fn take(&mut self, reads: [bool; 2], whole: bool) -> Vec<Got> {
         self.flush();
         let mut got = Vec::new();
-        for index in 0..2 {
+        for index in (0..2).filter(|index| reads[*index]) {
             let Some(mut stream) = self.streams[index].take() else { continue };
             let has_more = stream.read();
             let parts = stream.parts(whole || !has_more);

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::host_name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::failures::Failures;
+use super::end::AGAIN;
+use super::failures::{Failures, LOGIN_SCRIPTS};
 use super::forward::forwarded;
 use super::job::{Starter, without_end};
 use super::list::Host;
@@ -19,20 +20,21 @@ use super::plan::Plan;
 use super::process::{Got, Process};
 use super::words::{Orders, Said, Share, Word, line};
 use crate::failure::Failure;
+use crate::run::cause::TIMED_OUT;
 use crate::run::guard;
 use crate::run::identity::{default_id, span};
 use crate::run::options::Options;
+use crate::run::output::{Sink, Sinks};
 use crate::run::rendezvous::is_loopback;
+use crate::run::report::FLUSH;
 use crate::run::signals::Signals;
-use crate::stdio::{pass_on, say};
 use crate::style::{Style, When};
 use crate::words::count;
 
 /// How many agents start at one time, so that hundreds of ssh do not start together.
 const AT_ONCE: usize = 32;
-/// How long the starter waits in silence for the agents, and the time between two lines about that.
+/// How long the starter waits in silence for the agents.
 const FIRST: Duration = Duration::from_secs(1);
-const AGAIN: Duration = Duration::from_secs(10);
 /// How long the starter waits for the end of a line before it passes the line on.
 const HALF_LINE: Duration = Duration::from_millis(100);
 /// The time between two signs of life to the nodes.
@@ -48,6 +50,9 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         options,
         nodes: plan.hosts.into_iter().map(Node::new).collect(),
         signals: Signals::catch()?,
+        sinks: Sinks::open(true)
+            .map_err(|error| Failure::new(1, format!("cannot start a thread for the output: {error}")))?,
+        began: Instant::now(),
         style: Style::new(options.color, &io::stderr()),
         directory: directory.into(),
         environment,
@@ -59,6 +64,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         code: None,
         has_met: false,
         interrupts: 0,
+        first_signal: None,
         asked: None,
         is_twin_told: false,
         next_alive: Instant::now() + ALIVE,
@@ -76,9 +82,14 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
     starter.tell_losses(true);
     starter.say_what_may_run();
     if let Some(reason) = starter.reason.as_ref().filter(|_| starter.is_reason_above) {
-        say(reason);
+        starter.sinks.say(reason);
     }
-    Ok(starter.exit_code())
+    let unwritten = starter.flush();
+    // The exit code tells a reader that the output is incomplete.
+    Ok(match starter.exit_code() {
+        0 => unwritten.unwrap_or(0),
+        code => code,
+    })
 }
 
 impl Starter<'_> {
@@ -87,6 +98,7 @@ impl Starter<'_> {
         self.give_orders();
         self.obey_the_clock();
         let is_late = self.sleep();
+        self.look_at_output();
         for signal in self.signals.take() {
             self.handle_signal(signal);
         }
@@ -95,7 +107,14 @@ impl Starter<'_> {
             // The starter looks for the end of the process first, so that it reads everything that
             // was written before the end.
             let ended = process.ended();
-            let got = process.take(is_late || ended.is_some());
+            let is_over = matches!(self.nodes[index].state, State::Ended(_)) || ended.is_some();
+            let reads = self.reads(is_over);
+            let Some(process) = self.nodes[index].process.as_mut() else { continue };
+            let mut got = process.take(reads, is_late || ended.is_some());
+            if ended.is_some() {
+                // The first time may have left a part of what a pipe holds.
+                got.append(&mut process.take(reads, true));
+            }
             for got in got {
                 self.handle(index, got);
             }
@@ -108,10 +127,16 @@ impl Starter<'_> {
     /// Waits for something to do. Returns whether only time has passed.
     fn sleep(&self) -> bool {
         let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        entries.extend(self.sinks.bell().map(|bell| PollFd::new(bell, PollFlags::IN)));
         let processes = || self.nodes.iter().filter_map(|node| node.process.as_ref());
-        entries.extend(processes().flat_map(Process::entries));
-        let mut until = self.limit.map_or(self.next_alive, |limit| limit.min(self.next_alive));
-        if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
+        for node in &self.nodes {
+            let reads = self.reads(matches!(node.state, State::Ended(_)));
+            entries.extend(node.process.iter().flat_map(|process| process.entries(reads)));
+        }
+        let mut until = self.next_alive;
+        if let Some(limit) = self.limit {
+            until = until.min(limit).min(self.next_note);
+        } else if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
             until = until.min(self.next_note).min(self.deadline);
         }
         let failures = self.failures.until().filter(|_| self.code.is_none());
@@ -121,6 +146,58 @@ impl Starter<'_> {
             left = left.min(HALF_LINE);
         }
         poll(&mut entries, Timespec::try_from(left).ok().as_ref()) == Ok(0)
+    }
+
+    /// Whether the standard output and the standard error of a host are read. The ranks wait while the
+    /// reader of the starter's output does not read on. But what is left of a node that `is_over` is
+    /// read, because it is not much. Standard error is read for longer, because it has the marks, and
+    /// always at the end of the job.
+    fn reads(&self, is_over: bool) -> [bool; 2] {
+        let is_full = |is_error, full: fn(&Sink) -> bool| self.sinks.of(is_error).is_some_and(full);
+        let at_the_end = self.limit.is_some();
+        [is_over || !is_full(false, Sink::is_full), is_over || at_the_end || !is_full(true, Sink::is_very_full)]
+    }
+
+    /// Notices that the starter's output cannot be written.
+    fn look_at_output(&mut self) {
+        self.sinks.silence();
+        if let Some(error) = self.sinks.of(false).and_then(Sink::failure) {
+            self.output_is_lost(&error);
+        }
+    }
+
+    /// Waits until a slow reader has taken everything. A signal ends the wait, and so does the end of
+    /// the ranks' time after a signal or `--timeout`. Returns the exit code where bytes of the ranks
+    /// are not written.
+    fn flush(&mut self) -> Option<u8> {
+        let (ending, interrupts, soon) = (&self.options.ending, self.interrupts, Instant::now() + FLUSH);
+        let by_signal = self.asked.map(|asked| (asked + ending.grace_period).max(soon));
+        let by_clock = ending.timeout.map(|timeout| (self.began + timeout).max(soon));
+        while self.is_busy() && self.interrupts == interrupts {
+            let now = Instant::now();
+            let until = by_signal.into_iter().chain(by_clock).fold(now + AGAIN, Instant::min);
+            if by_signal.is_some_and(|until| now >= until) {
+                break;
+            }
+            if by_clock.is_some_and(|until| now >= until) {
+                return self.sinks.give_up().then_some(TIMED_OUT);
+            }
+            let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
+            entries.extend(self.sinks.bell().map(|bell| PollFd::new(bell, PollFlags::IN)));
+            // One millisecond more, so that the moment has come when the wait ends.
+            let left = until.saturating_duration_since(now) + Duration::from_millis(1);
+            let _ = poll(&mut entries, Timespec::try_from(left).ok().as_ref());
+            for signal in self.signals.take() {
+                self.handle_signal(signal);
+            }
+        }
+        self.sinks.give_up().then(|| 128 + self.first_signal.unwrap_or_default() as u8)
+    }
+
+    /// Whether some of the output is not written yet.
+    fn is_busy(&mut self) -> bool {
+        self.look_at_output();
+        self.sinks.is_busy()
     }
 
     fn start_agents(&mut self) {
@@ -201,6 +278,7 @@ impl Starter<'_> {
             }
             self.kill_all();
         }
+        self.tell_wait_for_end(now);
         let silent = self.nodes.iter().filter(|node| node.is_silent()).count();
         if silent == 0 || self.limit.is_some() || self.failures.until().is_some() {
             return;
@@ -218,7 +296,13 @@ impl Starter<'_> {
                 |node: &Node| Some((format!("{} to {}", node.program(), node.target()), node.printed()?));
             let printed = self.nodes.iter().find_map(with_printed);
             let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
-            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}"));
+            let limit = self.options.hosts.connect_timeout();
+            let connected = self.names(|node| node.is_connected(limit));
+            let advice = match connected.as_str() {
+                "" => String::new(),
+                _ => format!("; {connected}: {LOGIN_SCRIPTS}"),
+            };
+            self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}{advice}"));
             self.next_note = now + AGAIN;
         }
     }
@@ -247,17 +331,12 @@ impl Starter<'_> {
                     match bytes.starts_with(b"devicemesh run: ") {
                         // A rank of another node may have begun a line, so the message may need a
                         // new one.
-                        true => say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
-                        // There is no other place to report that standard error cannot be written.
-                        false => drop(pass_on(&bytes, true)),
+                        true => self.sinks.say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
+                        false => self.write(true, bytes),
                     }
                 }
             }
-            Got::Text { is_error: false, bytes } => {
-                if let Err(error) = pass_on(&bytes, false) {
-                    self.output_is_lost(&error);
-                }
-            }
+            Got::Text { is_error: false, bytes } => self.write(false, bytes),
             Got::Said(Said::Hello { version, .. }) if version != env!("CARGO_PKG_VERSION") => {
                 let ours = env!("CARGO_PKG_VERSION");
                 self.host_failed(
@@ -280,6 +359,13 @@ impl Starter<'_> {
             Got::Said(Said::Gone { node, text }) => self.node_has_gone(index, node as usize, text),
             Got::Said(Said::Met) => self.has_met = true,
             Got::Said(Said::Ended { code }) => self.node_ended(index, code),
+        }
+    }
+
+    /// Writes a piece of the ranks' output.
+    fn write(&self, is_error: bool, bytes: Vec<u8>) {
+        if let Some(sink) = self.sinks.of(is_error) {
+            sink.push_on(bytes);
         }
     }
 

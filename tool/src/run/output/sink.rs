@@ -105,10 +105,20 @@ impl Sink {
 
     /// Whether the ranks have to wait. The bell then rings when that has changed.
     pub fn is_full(&self) -> bool {
+        self.holds(FULL)
+    }
+
+    /// Whether so much has to be written that not even the nodes' messages among the ranks' lines are
+    /// read. The bell then rings when that has changed.
+    pub fn is_very_full(&self) -> bool {
+        self.holds(16 * FULL)
+    }
+
+    fn holds(&self, bytes: usize) -> bool {
         let mut state = self.0.state();
-        let is_full = state.unwritten() >= FULL;
-        state.is_awaited |= is_full;
-        is_full
+        let holds = state.unwritten() >= bytes;
+        state.is_awaited |= holds;
+        holds
     }
 
     /// Whether there are bytes that are not written yet. The bell then rings when that may have

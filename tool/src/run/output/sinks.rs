@@ -11,6 +11,9 @@ use super::route::Route;
 use super::sink::Sink;
 use crate::stdio::{same_file, say};
 
+/// How long the tool waits for its own last line to be written, after it has given up on a reader.
+const LAST_LINE: Duration = Duration::from_millis(500);
+
 /// The sinks of this process. Before the ranks start there are none.
 #[derive(Default)]
 pub struct Sinks {
@@ -25,25 +28,25 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Starts the threads that write what passes through the tool.
+    /// Starts the threads that write what passes through the tool on this route.
     pub fn start(route: &Route) -> io::Result<Sinks> {
-        let mut sinks = Sinks::default();
-        if !route.reads(true) {
-            return Ok(sinks);
+        match route.reads(true) {
+            true if route.is_shown() => Sinks::open(route.reads(false)),
+            true => Ok(Sinks { bell: Some(new_bell()?), ..Sinks::default() }),
+            false => Ok(Sinks::default()),
         }
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        sinks.bell = Some(Arc::clone(&bell));
-        if !route.is_shown() {
-            return Ok(sinks);
-        }
-        if route.reads(false) {
-            sinks.out = Some(Sink::start(false, Arc::clone(&bell))?);
-        }
-        sinks.err = match &sinks.out {
-            Some(out) if same_file(io::stdout(), io::stderr()) => Some(out.clone()),
-            _ => Some(Sink::start(true, bell)?),
+    }
+
+    /// Starts the thread that writes to standard error, and with `has_out` the one that writes to
+    /// standard output.
+    pub fn open(has_out: bool) -> io::Result<Sinks> {
+        let bell = new_bell()?;
+        let out = has_out.then(|| Sink::start(false, Arc::clone(&bell))).transpose()?;
+        let err = match &out {
+            Some(out) if same_file(io::stdout(), io::stderr()) => out.clone(),
+            _ => Sink::start(true, Arc::clone(&bell))?,
         };
-        Ok(sinks)
+        Ok(Sinks { bell: Some(bell), out, err: Some(err) })
     }
 
     /// The sink of the ranks' standard error, else of their standard output, where there is one.
@@ -80,17 +83,30 @@ impl Sinks {
     }
 
     /// How many bytes of the ranks are not written yet.
-    pub fn unwritten(&self) -> usize {
+    fn unwritten(&self) -> usize {
         // Both are one sink where they write to one file.
         let is_one = self.out.is_some() && same_file(io::stdout(), io::stderr());
         let err = self.err.as_ref().filter(|_| !is_one);
         [self.out.as_ref(), err].into_iter().flatten().map(Sink::unwritten).sum()
     }
 
-    /// Waits until the tool's own messages are written, or that moment has come.
-    pub fn wait_for_messages(&self, until: Instant) {
+    /// Gives up on a reader that does not read on: says how many bytes of the ranks are not written, and
+    /// returns whether there are any.
+    pub fn give_up(&self) -> bool {
+        let unwritten = self.unwritten();
+        match unwritten {
+            0 => {}
+            1 => self.say("devicemesh run: 1 byte of the ranks' output is not written"),
+            bytes => self.say(&format!("devicemesh run: {bytes} bytes of the ranks' output are not written")),
+        }
+        let until = Instant::now() + LAST_LINE;
         while self.err.as_ref().is_some_and(Sink::is_busy) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
+        unwritten > 0
     }
+}
+
+fn new_bell() -> io::Result<Arc<OwnedFd>> {
+    Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
