@@ -165,6 +165,12 @@ def test_all_hosts_that_cannot_take_part_are_named_in_one_message(start):
         r"  silent: no answer within [12] s\n", err), err
 
 
+def test_a_host_with_another_secret_is_named(start):
+    _, err = ends(start("al,secretive", SLEEP), 1)
+    refused = r"devicemesh run: the store at \S+ is served without a secret, but DM_STORE_SECRET is set here: set it there too; node 1 \(secretive\) was refused\n"
+    assert re.search(refused, err), err
+
+
 def test_an_interrupt_tells_of_the_hosts_that_cannot_take_part(start, tmp_path):
     process = start("al,denied,silent", SLEEP)
     keeper, started = keeper_of(process), tmp_path / "started"
@@ -192,7 +198,7 @@ def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
 
 
 @pytest.mark.parametrize("options, said", [
-    (["--hosts", "u@a,a"], "u@a and a are one host"), (["--hosts", "a:0"], "no number of ranks"),
+    (["--hosts", "u@a,a"], "u@a and a are one host, which gets one node: write one of the two\n"), (["--hostfile", "/dev/null"], "--hostfile /dev/null: it names no host\n"), (["--hosts", "a:0"], "no number of ranks"),
     (["--hosts", "a,b:2:3"], '"b:2:3" has two colons: write b:2'), (["--hosts", "a,,b"], 'host 2 of "a,,b" has no name'),
     (["--hosts", "a", "--nnodes", "2"], "run: --nnodes does not go with --hosts and --hostfile: the list of hosts says how many nodes there are, so leave --nnodes out\n"),
     (["--hostfile", "a", "--node-rank", "0"], "run: --node-rank does not go with --hosts"), (["--hosts", "a", "--hostfile", "b"], "cannot be used with"),

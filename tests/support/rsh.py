@@ -30,6 +30,9 @@ case $host in
 esac
 unset $(env | sed -n 's/^\\(\\(MINE\\|DM_\\|NCCL_\\)[A-Z_]*\\)=.*/\\1/p')
 case $host in
+  secretive) export DM_STORE_SECRET=hush;;
+esac
+case $host in
   relay) echo $$ > {folder}/relay; sh -c "$*"; exit $?;;
   deaf) sh -c "$*"; read line < {folder}/heard; exit 1;;
   apart) exec unshare --user --map-root-user --net sh -c "$*";;

@@ -40,7 +40,7 @@ impl Ended {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }
 
-    /// What happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core dumped)".
+    /// Says what happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core dumped)".
     /// `on_host` is " on beta", or it is empty.
     pub fn told(&self, on_host: &str) -> String {
         format!("rank {} (pid {}){on_host} {}{}", self.rank, self.pid, self.how, self.core())

@@ -33,7 +33,7 @@ const SUSPECTED: Duration = Duration::from_secs(1);
 /// has not.
 const UNTOLD: Duration = Duration::from_millis(250);
 
-/// What a rank brings to a turn.
+/// The arguments with which a rank comes to a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.

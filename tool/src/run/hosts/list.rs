@@ -116,7 +116,10 @@ fn distinct(hosts: Vec<Host>) -> Result<Vec<Host>, String> {
     for host in hosts {
         match all.iter_mut().find(|other| other.name() == host.name()) {
             Some(other) if other.target != host.target => {
-                return Err(format!("{} and {} are one host", other.target, host.target));
+                return Err(format!(
+                    "{} and {} are one host, which gets one node: write one of the two",
+                    other.target, host.target
+                ));
             }
             Some(other) => other.ranks = Some(other.ranks.unwrap_or(1) + host.ranks.unwrap_or(1)),
             None => all.push(host),

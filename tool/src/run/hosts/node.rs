@@ -56,8 +56,8 @@ impl Node {
         format!("node {index} ({})", self.name())
     }
 
-    /// What ssh and the login shell have printed on a host whose agent has not said hello. `None`
-    /// on other hosts, and where they have printed nothing.
+    /// The text that ssh and the login shell have printed for a host whose agent has not said hello.
+    /// `None` for other hosts, and where they have printed nothing.
     pub fn printed(&self) -> Option<String> {
         let process = self.process.as_ref().filter(|_| self.state == State::Starting);
         process.map(Process::words).filter(|words| !words.is_empty())

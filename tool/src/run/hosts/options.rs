@@ -59,7 +59,7 @@ impl Hosts {
                 let shown = path.display();
                 let text =
                     std::fs::read_to_string(path).map_err(|error| wrong(format!("--hostfile {shown}: {error}")))?;
-                from_file(&text).map_err(|error| wrong(format!("--hostfile {shown}, {error}")))?
+                from_file(&text).map_err(|error| wrong(format!("--hostfile {shown}: {error}")))?
             }
             (None, None, None) => {
                 let useless = [

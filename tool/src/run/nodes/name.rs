@@ -22,6 +22,8 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 const REACHED: Duration = Duration::from_secs(2);
 /// How long the resolver may give no answer, for example while the network starts.
 const TEMPORARY: Duration = Duration::from_secs(60);
+/// The kind of the error of a try in which the resolver gave no answer.
+const NO_ANSWER: io::ErrorKind = io::ErrorKind::TimedOut;
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -33,11 +35,13 @@ pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progre
         return Ok(vec![address]);
     }
     let began = Instant::now();
-    let mut tries = 0;
+    let (mut tries, mut answer) = (0, None);
     loop {
         tries += 1;
         let error = match ask(host, port, wait)? {
             Ok(addresses) => return Ok(addresses.iter().map(SocketAddr::ip).collect()),
+            // The end of the wait may cut off the last try. The answer of an earlier try says more.
+            Err(error) if error.kind() == NO_ANSWER => answer.take().unwrap_or(error),
             Err(error) => error,
         };
         let patience = match rendezvous.origin {
@@ -60,6 +64,7 @@ pub fn wait_for_name(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progre
             progress.tell_until(began + patience, || format!("the name {host} to get an address ({error})"));
             std::thread::sleep(progress.pause(until.saturating_duration_since(Instant::now())).deadline.slice());
         }
+        answer = Some(error);
     }
 }
 
@@ -75,7 +80,7 @@ fn ask(host: &str, port: u16, wait: &Wait) -> Result<io::Result<Vec<SocketAddr>>
         match receiver.recv_timeout(wait.deadline.slice()) {
             Ok(resolved) => return Ok(resolved),
             Err(RecvTimeoutError::Timeout) if !wait.deadline.passed() => wait.cancel.check()?,
-            Err(_) => return Ok(Err(io::Error::new(io::ErrorKind::TimedOut, "the resolver gives no answer"))),
+            Err(_) => return Ok(Err(io::Error::new(NO_ANSWER, "the resolver gives no answer"))),
         }
     }
 }

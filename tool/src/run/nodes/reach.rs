@@ -76,7 +76,7 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
                 });
             }
             // A store that wants a secret is a store.
-            Err(error) if error.message().contains(SECRET) => return Err(error),
+            Err(error) if error.message().contains(SECRET) => return Err(locked_out(rendezvous, error)),
             Err(error) if error.status() == Status::Store => {
                 return Err(match is_taken {
                     true => port_in_use(rendezvous, "what listens there is no store"),
@@ -149,6 +149,17 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
         why(error),
         place.remark
     ))
+}
+
+/// The error of a node that the store refuses because of its secret. Where one terminal shows all
+/// nodes, the error names the node. The name stands behind a semicolon, so that a starter of hundreds
+/// of such nodes shows the error once.
+fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
+    let host = |node: u32| Some((node, rendezvous.hosts.get(node as usize)?));
+    match rendezvous.node.and_then(host) {
+        Some((node, host)) => Error::store(format!("{}; node {node} ({host}) was refused", error.message())),
+        None => error,
+    }
 }
 
 /// The error of node 0 where the kernel does not let it serve the store at the endpoint.
