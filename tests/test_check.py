@@ -125,6 +125,18 @@ def test_wrong_command_line(job, arguments, said):
     assert said in ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
 
 
+@pytest.mark.parametrize("own, said", [
+    (("--no-such-option",), "invalid value '--no-such-option' for '[SIZES]': there is no such option"),
+    (("3,3",), "the shape 3,3 has 9 ranks, but the world has 4"),
+], ids=["option", "shape"])
+def test_a_wrong_command_line_of_one_rank_is_told_by_rank_0(job, own, said):
+    ranks = job(4, of_each=lambda rank: own if rank == 2 else ["2,2", "dp,tp", *QUICK])
+    assert ranks.codes() == [3, 3, 2, 3], ranks
+    line = ranks.errors[0].splitlines()[-1]
+    assert re.fullmatch(f"devicemesh check: .*rank 2 .*wrong command line on {socket.gethostname()}: .*{re.escape(said)}.*", line), ranks
+    assert not any(ranks.errors[1:]), ranks
+
+
 @pytest.mark.parametrize("arguments, said", [
     (("--no-such-option",), "no such option"),
     (("3,3",), "the shape 3,3 has 9 ranks, but the world has 2"),

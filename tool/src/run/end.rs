@@ -303,6 +303,11 @@ impl Job<'_> {
                 self.ask_to_end(Signal::TERM);
                 Phase::Terminating(now + ending.grace_period)
             }
+            // The command line is wrong on all ranks, and the others have nothing to report.
+            Cause::Rank { ended, .. } if self.is_told(ended.how) => {
+                self.ask_to_end(Signal::TERM);
+                Phase::Terminating(now + TERM_TO_KILL)
+            }
             _ => Phase::Grace(now + ending.failure_grace),
         };
         // Ranks that this tool has stopped are continued for every cause, so that they can react to
