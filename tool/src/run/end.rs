@@ -183,6 +183,8 @@ impl Job<'_> {
         }
         // The starter of a job on several hosts stops itself.
         if self.control.is_none() {
+            // Else the shell's prompt might come before the message.
+            self.output.wait_for_messages();
             let _ = kill_process(guard::visible(), Signal::STOP);
         }
     }
