@@ -121,8 +121,15 @@ def test_type_of_elements(dtype):
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_wrong_command_line(job, arguments, said):
     ranks = job(3, *arguments)
+    assert ranks.codes(but=(1, 2)) == [2, None, None], ranks
+    assert said in ranks.errors[0] and not any(ranks.outputs), ranks
+
+
+@pytest.mark.parametrize("arguments", [("--no-such-option", ), ("2,2", )], ids=["option", "shape"])
+def test_other_ranks_with_the_same_wrong_command_line_are_silent(job, arguments):
+    ranks = job(3, *arguments)
     assert ranks.codes() == [2, 2, 2], ranks
-    assert said in ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
+    assert ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
 
 
 @pytest.mark.parametrize("own, said", [
