@@ -121,8 +121,27 @@ def test_type_of_elements(dtype):
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_wrong_command_line(job, arguments, said):
     ranks = job(3, *arguments)
+    assert ranks.codes(but=(1, 2)) == [2, None, None], ranks
+    assert said in ranks.errors[0] and not any(ranks.outputs), ranks
+
+
+@pytest.mark.parametrize("arguments", [("--no-such-option", ), ("2,2", )], ids=["option", "shape"])
+def test_other_ranks_with_the_same_wrong_command_line_are_silent(job, arguments):
+    ranks = job(3, *arguments)
     assert ranks.codes() == [2, 2, 2], ranks
-    assert said in ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
+    assert ranks.errors[0] and not any(ranks.outputs) and not any(ranks.errors[1:]), ranks
+
+
+@pytest.mark.parametrize("own, said", [
+    (("--no-such-option",), "invalid value '--no-such-option' for '[SIZES]': there is no such option"),
+    (("3,3",), "the shape 3,3 has 9 ranks, but the world has 4"),
+], ids=["option", "shape"])
+def test_a_wrong_command_line_of_one_rank_is_told_by_rank_0(job, own, said):
+    ranks = job(4, of_each=lambda rank: own if rank == 2 else ["2,2", "dp,tp", *QUICK])
+    assert ranks.codes() == [3, 3, 2, 3], ranks
+    line = ranks.errors[0].splitlines()[-1]
+    assert re.fullmatch(f"devicemesh check: .*rank 2 .*wrong command line on {socket.gethostname()}: .*{re.escape(said)}.*", line), ranks
+    assert not any(ranks.errors[1:]), ranks
 
 
 @pytest.mark.parametrize("arguments, said", [

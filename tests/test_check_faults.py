@@ -134,7 +134,7 @@ def test_a_rank_that_never_comes(job):
     """The other ranks end when the time has passed, to a second. The test takes 5 s, in which rank 0
     is missing in one job and rank 2 in another one."""
     began = time.monotonic()
-    both = {missing: job(4, "2,2", "--timeout", "5s", "--json", of_each=lambda rank, missing=missing: ["--no-such-option"] if rank == missing else [])
+    both = {missing: job(4, "2,2", "--timeout", "5s", "--json", before=lambda rank, missing=missing: ["sh", "-c", "exit 2"] if rank == missing else [])
             for missing in (0, 2)}
     for missing, ranks in both.items():
         codes = ranks.codes(patience=60)

@@ -229,7 +229,7 @@ def test_keys_of_a_terminal(start):
 @pytest.mark.parametrize("options", [("--color", "never"), ("--prefix", ), ("--hosts", "127.0.0.1,127.0.0.2")], ids=["direct", "prefix", "hosts"])
 def test_a_terminal_that_stops_who_writes_in_the_background(start, options):
     """`stty tostop`. The ranks and their parent are in the background."""
-    tool, ours = on_terminal(start, 2, "echo out $RANK; echo err >&2; echo tty > /dev/tty; exec sleep 1000", *options, tostop=True)
+    tool, ours = on_terminal(start, 2, "sleep 0; echo out $RANK; echo err >&2; echo tty > /dev/tty; exec sleep 1000", *options, tostop=True)
     said, ranks = b"", 4 if "--hosts" in options else 2
     for awaited, key in ((lambda: all(said.count(text) == ranks for text in (b"out", b"err", b"tty")), b"\x03"), (lambda: b"got signal 2" in said, b"")):
         while not awaited():

@@ -36,6 +36,19 @@ def test_other_signals_are_passed_on(start):
     assert ends(process, 0)[0] == "got it\ngot it\n"
 
 
+def test_ctrl_z_is_answered_on_a_line_of_its_own_before_the_tool_stops(start):
+    """The terminal has echoed ^Z, and the shell's prompt follows."""
+    process = start("al,be", f"echo ready; {SLEEP}", "--color", "never", terminal=True)
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: state_and_parent(process.pid)[0] == "T", "the tool is stopped")
+    os.set_blocking(process.terminal, False)
+    assert os.read(process.terminal, 4096) == b"\r\ndevicemesh run: stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues\r\n"
+    process.terminate()
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(PATIENCE) == 143
+
+
 def test_no_rank_outlives_a_killed_starter(start):
     process = start("al,be,127.0.0.3", f"echo $$; {SLEEP}")
     pids = [process.stdout.readline().strip() for _ in range(3)]

@@ -66,6 +66,13 @@ pub fn is_other_rank() -> bool {
     is_check && launcher::detect(&|name| std::env::var(name).ok()).is_ok_and(|place| place.rank > 0)
 }
 
+/// Refuses the command line of such a rank, for this reason. Returns the exit code.
+pub fn refuse(why: &str) -> u8 {
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let named = words.iter().zip(words.iter().skip(1)).find(|(option, _)| *option == "--device");
+    ending::refuse(why, device_type(named.map(|(_, device)| device.as_str()), None))
+}
+
 /// Whether the ranks of a check with this command line have said themselves what is wrong with it,
 /// if one of them exits with this code. Then whoever started them need not say it again.
 pub fn tells_itself(command: &[OsString], code: i32) -> bool {
@@ -80,10 +87,11 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     let place = launcher::detect(&|name| std::env::var(name).ok())
         .map_err(|error| Failure::new(WRONG_COMMAND, error.message().to_owned()))?;
     let rank = place.rank;
+    let device_type = device_type(options.device.as_deref(), options.library.as_deref());
     // Every rank finds such a mistake, so rank 0 alone reports it.
     let alike = |message: String| match rank {
         0 => Err(Failure::new(WRONG_COMMAND, message)),
-        _ => Ok(WRONG_COMMAND),
+        _ => Ok(ending::refuse(&message, device_type)),
     };
     let shape = match Shape::of(options.shape.as_ref(), place.size) {
         Ok(shape) => shape,
@@ -92,11 +100,6 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     if let Err(message) = options.whole_elements() {
         return alike(message);
     }
-    let device_type = match &options.device {
-        Some(named) => named,
-        None if ccl::has_device() && library::for_cuda(options.library.as_deref()).is_ok() => "cuda",
-        None => "cpu",
-    };
     let names: Option<Vec<&str>> = options.names.as_ref().map(|names| names.0.iter().map(String::as_str).collect());
     let mut spec = MeshSpec::new(device_type, &shape, place.size, rank);
     spec.names = names.as_deref();
@@ -110,6 +113,15 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     match work(options, device_type, mesh, clock.clone(), progress) {
         Ok(code) => Ok(code),
         Err(error) => Ok(ending::end(&error, rank, device_type, options, &clock)),
+    }
+}
+
+/// The type of the devices that are checked.
+fn device_type<'a>(named: Option<&'a str>, library: Option<&str>) -> &'a str {
+    match named {
+        Some(named) => named,
+        None if ccl::has_device() && library::for_cuda(library).is_ok() => "cuda",
+        None => "cpu",
     }
 }
 

@@ -92,7 +92,11 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse_from(&line) {
         Ok(arguments) => arguments,
         // Every rank of a check finds such a mistake, so rank 0 alone reports it.
-        Err(error) if error.use_stderr() && check::is_other_rank() => return ExitCode::from(error.exit_code() as u8),
+        Err(error) if error.use_stderr() && check::is_other_rank() => {
+            let text = error.render().to_string();
+            let why = text.lines().next().unwrap_or_default();
+            return ExitCode::from(check::refuse(why.strip_prefix("error: ").unwrap_or(why)));
+        }
         Err(error) => {
             // A help that fits the terminal takes time, so it is made only where it may be shown.
             let tool = pages::fitted(Arguments::command());

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use devicemesh::error::{Error, Status};
 use devicemesh::printable::printable;
+use devicemesh::rendezvous::{JoinOptions, World, host_name};
 
-use super::exit_code::{NOT_MADE, TIMED_OUT};
+use super::exit_code::{NOT_MADE, TIMED_OUT, WRONG_COMMAND};
 use super::options::Options;
 use super::progress::CLEAR;
 use super::report;
@@ -29,6 +30,21 @@ pub fn when_late(rank: usize, options: &Options) -> impl FnOnce(&str) -> u8 + Se
         }
         TIMED_OUT
     }
+}
+
+/// How long a rank with a wrong command line waits for the others. If rank 0 has the same command line,
+/// rank 0 has reported it, and does not join.
+const OTHERS: Duration = Duration::from_secs(2);
+
+/// Refuses the command line of a rank other than rank 0, which reports nothing itself. If the others
+/// have a better one, they join the world of that device type. There they learn of it, and rank 0
+/// reports it.
+pub fn refuse(message: &str, device_type: &str) -> u8 {
+    let error = Error::new(Status::InvalidArgument, format!("wrong command line on {}: {message}", host_name()));
+    let joining = JoinOptions::default().timeout(OTHERS);
+    let _ = World::join_with(device_type, &joining, |_| Err::<(), _>(error), |(), _| Ok(None));
+    std::thread::sleep(AFTER_FAILED);
+    WRONG_COMMAND
 }
 
 /// Reports an error on one rank, and returns the exit code.

@@ -183,6 +183,8 @@ impl Job<'_> {
         }
         // The starter of a job on several hosts stops itself.
         if self.control.is_none() {
+            // Else the shell's prompt might come before the message.
+            self.output.wait_for_messages();
             let _ = kill_process(guard::visible(), Signal::STOP);
         }
     }
@@ -302,6 +304,11 @@ impl Job<'_> {
             Cause::Timeout { .. } | Cause::Output { .. } => {
                 self.ask_to_end(Signal::TERM);
                 Phase::Terminating(now + ending.grace_period)
+            }
+            // The command line is wrong on all ranks, and the others have nothing to report.
+            Cause::Rank { ended, .. } if self.is_told(ended.how) => {
+                self.ask_to_end(Signal::TERM);
+                Phase::Terminating(now + TERM_TO_KILL)
             }
             _ => Phase::Grace(now + ending.failure_grace),
         };

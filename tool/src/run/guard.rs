@@ -189,7 +189,7 @@ fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
     let cannot = |error| Failure::new(1, format!("cannot watch the process that has started this one: {error}"));
     // The keeper is in the background of the terminal. If the terminal stopped it (`stty tostop`), the
     // job would hang, and no signal would end it.
-    Stops::Blocked.set().map_err(cannot)?;
+    Stops::Ignored.set().map_err(cannot)?;
     let mut ended = signal_hook::iterator::Signals::new([FRONT_ENDED.as_raw()]).map_err(cannot)?;
     let watch = move || {
         ended.forever().next();

@@ -253,6 +253,11 @@ impl Output {
         self.sinks.is_busy()
     }
 
+    /// Waits a moment until the tool's own messages are written.
+    pub fn wait_for_messages(&self) {
+        self.sinks.wait_for_messages();
+    }
+
     /// Gives up on a reader that does not read on. Returns whether any bytes of the ranks are not written.
     pub fn give_up(&self) -> bool {
         self.sinks.give_up()

@@ -53,7 +53,7 @@ impl Ranks {
         // end and reap them.
         orphans::adopt();
         // The ranks' process groups are in the background of the terminal.
-        let stops = if terminal::stops_writers() { Stops::Blocked } else { Stops::Allowed };
+        let stops = if terminal::stops_writers() { Stops::Ignored } else { Stops::Allowed };
         let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
             match start_rank(local_rank, assignment, command, binding, (open_files, stops), output) {
@@ -199,31 +199,29 @@ fn before_exec(child: &mut Command, (open_files, stops): (Rlimit, Stops)) {
     unsafe { child.pre_exec(prepare) };
 }
 
-/// Whether the terminal may stop this thread, and the processes that it starts, with SIGTTOU: in the
+/// Whether the terminal may stop this process, and those that it starts, with SIGTTOU: in the
 /// background, after `stty tostop`, it does so for each write, and always for a change of its settings.
 #[derive(Clone, Copy)]
 pub enum Stops {
     Allowed,
-    Blocked,
+    Ignored,
 }
 
 impl Stops {
-    /// Sets this for the calling thread. Threads and processes inherit it.
-    #[expect(unsafe_code, reason = "no safe interface changes the mask of signals")]
+    /// Sets this for the calling process. The signal is ignored and not blocked, because a shell unblocks
+    /// all signals, and leaves ignored what was ignored when it was started.
+    #[expect(unsafe_code, reason = "no safe interface ignores a signal")]
     pub fn set(self) -> io::Result<()> {
-        let how = match self {
-            Stops::Allowed => libc::SIG_UNBLOCK,
-            Stops::Blocked => libc::SIG_BLOCK,
+        let action = match self {
+            Stops::Allowed => libc::SIG_DFL,
+            Stops::Ignored => libc::SIG_IGN,
         };
-        // SAFETY: an all-zero `sigset_t` is a valid value, and the calls write and read only this
-        // set. They may be made between fork and exec (signal-safety(7)).
-        let error = unsafe {
-            let mut signals: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut signals);
-            libc::sigaddset(&mut signals, libc::SIGTTOU);
-            libc::pthread_sigmask(how, &signals, std::ptr::null_mut())
-        };
-        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+        // SAFETY: neither action runs code of this process, and the call may be made between fork and
+        // exec (signal-safety(7)).
+        match unsafe { libc::signal(libc::SIGTTOU, action) } {
+            libc::SIG_ERR => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -97,7 +97,8 @@ impl Job<'_> {
             _ => None,
         };
         let mut later = self.ranks.as_ref().map(|ranks| ranks.failed_after(first)).unwrap_or_default();
-        later.retain(|ended| !self.is_told(ended.how));
+        let is_told = matches!(&self.cause, Some(Cause::Rank { ended, .. }) if self.is_told(ended.how));
+        later.retain(|ended| !(self.is_told(ended.how) || is_told && ended.was_ended()));
         let on_host = self.on_host();
         let afterwards = |ended: &&Ended| format!("afterwards {}", ended.told(&on_host));
         let mut lines: Vec<String> = later.iter().take(NAMED).map(afterwards).collect();

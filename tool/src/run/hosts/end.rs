@@ -9,7 +9,7 @@ use anstream::adapter::strip_str;
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::control::{SILENCE, when_without_starter};
 use super::failures::{LISTED, LOGIN_SCRIPTS};
@@ -351,6 +351,10 @@ impl Starter<'_> {
         if signal == SIGCHLD {
             return;
         }
+        // The terminal has echoed the key, maybe behind a line of the ranks that has no end.
+        if [SIGINT, SIGQUIT, SIGTSTP].contains(&signal) && io::stderr().is_terminal() {
+            self.sinks.say("");
+        }
         let is_passing = [SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT].contains(&signal);
         let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
@@ -393,6 +397,8 @@ impl Starter<'_> {
         self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
         if signal == SIGTSTP {
             self.say("stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues");
+            // Else the shell's prompt might come before the message.
+            self.sinks.wait_for_messages();
             let _ = kill_process(guard::visible(), Signal::STOP);
         }
     }
@@ -401,7 +407,7 @@ impl Starter<'_> {
     fn say_too_early(&self, signal: Signal) {
         let is_first = self.interrupts == 1 && self.nodes.iter().any(Node::has_orders);
         if let Some(text) = too_early(signal).filter(|_| is_first && io::stderr().is_terminal()) {
-            self.sinks.say(&format!("\ndevicemesh run: {text}"));
+            self.say(&text);
         }
     }
 

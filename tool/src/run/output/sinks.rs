@@ -11,7 +11,8 @@ use super::route::Route;
 use super::sink::Sink;
 use crate::stdio::{same_file, say};
 
-/// How long the tool waits for its own last line to be written, after it has given up on a reader.
+/// How long the tool waits for its own messages to be written, before it is stopped or after it has
+/// given up on a reader.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
 /// The sinks of this process. Before the ranks start there are none.
@@ -99,11 +100,16 @@ impl Sinks {
             1 => self.say("devicemesh run: 1 byte of the ranks' output is not written"),
             bytes => self.say(&format!("devicemesh run: {bytes} bytes of the ranks' output are not written")),
         }
+        self.wait_for_messages();
+        unwritten > 0
+    }
+
+    /// Waits a moment until the tool's own messages are written.
+    pub fn wait_for_messages(&self) {
         let until = Instant::now() + LAST_LINE;
         while self.err.as_ref().is_some_and(Sink::is_busy) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(2));
         }
-        unwritten > 0
     }
 }
 
