@@ -483,8 +483,8 @@ public:
   constexpr Span(Container &&container) noexcept : data_(std::data(container)), size_(std::size(container))
   {
   }
-  /// {a, b, c}, where the elements are const. As an argument the list lives as long as the call.
   // GCC would warn of data_(values.begin()), and precompiled headers forget pragmas against warnings.
+  /// {a, b, c}, where the elements are const. As an argument the list lives as long as the call.
   constexpr Span(std::initializer_list<value_type> values) noexcept : Span(values.begin(), values.size()) {}
 
   /// The first element.

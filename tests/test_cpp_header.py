@@ -156,6 +156,7 @@ def test_misuse(body, says):
     assert re.search(says, done.stderr), f"no error with {says!r}:\n{done.stderr}"
 
 
+@pytest.mark.long
 def test_precompiled(tmp_path):
     """As a precompiled header it brings no warning either. GCC forgets the header's pragmas then."""
     header = tmp_path / HEADER.name

@@ -65,7 +65,14 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     });
     let sending = sender
         .map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.labels.rank(rank, None)));
-    let message = format!("{} did not come within {millis} ms{sending}", comm.labels.ranks(&missing));
+    let trouble = match (blocker, &comm.span) {
+        (Blocker::Wire { from: rank } | Blocker::RemoteMessage { peer: rank, .. }, Some(span)) => {
+            span.peers[rank].and_then(|peer| span.wire.trouble(peer))
+        }
+        _ => None,
+    };
+    let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
+    let message = format!("{} did not come within {millis} ms{sending}{trouble}", comm.labels.ranks(&missing));
     comm.add_missing(comm.fail_whole(ncclTimeout, Blame::of(missing), &message, call), blocker)
 }
 

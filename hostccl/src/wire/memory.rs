@@ -218,6 +218,10 @@ impl Wire for Memory {
         self.lock().lost.get(&(self.me, peer.0 as usize)).cloned()
     }
 
+    fn trouble(&self, peer: Peer) -> Option<String> {
+        (!self.connected(peer)).then(|| format!("wire {} takes no connection", peer.0))
+    }
+
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag> {
         let state = self.lock();
         let here = |(from, to, tag): &Route| (*from, *to, tag.comm) == (peer.0 as usize, self.me, comm);

@@ -184,6 +184,13 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// Returns why a peer cannot be reached any more, or `None` while it is not known to be lost.
     fn lost(&self, peer: Peer) -> Option<Lost>;
 
+    /// Returns why there is no connection to the peer yet, where the wire knows a reason that may
+    /// pass. Errors name it when a call's time is up.
+    fn trouble(&self, peer: Peer) -> Option<String> {
+        let _ = peer;
+        None
+    }
+
     /// Returns the tags of this communicator's messages that `peer` has sent or announced, and that
     /// no receive has taken. Error messages name them.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;

@@ -30,6 +30,16 @@ fn a_rank_that_came_late_is_not_blamed_while_it_waits_for_the_missing_one() {
 }
 
 #[test]
+fn a_rank_without_a_connection_to_the_missing_one_says_why() {
+    let ranks = Ranks::new(&[&[0], &[1]]);
+    ranks.wires[0].cut(1);
+    ranks.ends[0].set_timeout(100);
+    let error = sum(&ranks.ends[0], 1, Name::NONE).unwrap_err();
+    let said = "rank 1 did not come within 100 ms (wire 1 takes no connection)";
+    assert!(error.code() == ncclTimeout && error.message().contains(said), "{}", error.message());
+}
+
+#[test]
 fn a_rank_says_that_it_waits_only_while_it_does() {
     let ranks = Ranks::new(&[&[0, 3], &[1], &[2]]);
     ranks.run(|me, comm| {

@@ -39,6 +39,8 @@ pub(super) enum Answer {
     Lost = 4,
     /// Only one of the two processes has a secret.
     Secret = 5,
+    /// It can open no more files, so it takes no connection now.
+    Full = 6,
 }
 
 /// How a connection begins, on either side.
@@ -100,6 +102,7 @@ impl Hello {
             3 => Answer::Unknown,
             4 => Answer::Lost,
             5 => Answer::Secret,
+            6 => Answer::Full,
             other => return Err(format!("it gave the unknown answer {other}")),
         };
         let mut hello = Hello {

@@ -85,7 +85,10 @@ impl Keeper {
             let ready: Vec<u64> = self.set.wait(Duration::ZERO).map(|ready| ready.number).collect();
             for number in ready {
                 match number {
-                    LISTENER => self.accept(),
+                    LISTENER => {
+                        self.accept();
+                        self.inner.lock().shut = self.door.trouble.clone().map(|why| (why, Instant::now()));
+                    }
                     BELL => self.inner.keeper.still(),
                     number => self.step(number),
                 }
@@ -123,7 +126,7 @@ impl Keeper {
     /// Accepts the connections that wait at the listener.
     fn accept(&mut self) {
         for _ in 0..MOST_STRANGERS {
-            let Some((socket, from)) = self.door.accept(&self.set) else { return };
+            let Some((socket, from, is_full)) = self.door.accept(&self.set) else { return };
             if socket.set_nonblocking(true).is_err() || self.inner.options.prepare(&socket).is_err() {
                 continue;
             }
@@ -131,7 +134,7 @@ impl Keeper {
                 continue;
             }
             let address = from.as_socket().map_or_else(|| "a stranger".to_owned(), |address| address.to_string());
-            self.enter(Stranger::accepted(socket, address));
+            self.enter(Stranger::accepted(socket, address, is_full));
         }
     }
 
@@ -244,14 +247,19 @@ impl Keeper {
                 }
             }
             Err(Step::Fail(ended, why)) => self.fail(peer, ended, why),
-            Err(Step::Again(why)) => self.try_again(peer, why),
+            Err(Step::Again(why)) => self.try_again(peer, why, false),
             Err(_) => {}
         }
     }
 
-    /// Ends a try. The peer is tried again until the time is up.
-    fn try_again(&mut self, peer: u32, why: String) {
-        let known = self.inner.lock().links.get(&peer).map_or(0, |link| link.remote.tokens.len());
+    /// Ends a try. The peer is tried again until the time is up. `is_full`: the peer takes no
+    /// connection now.
+    fn try_again(&mut self, peer: u32, why: String, is_full: bool) {
+        let mut known = 0;
+        if let Some(link) = self.inner.lock().links.get_mut(&peer) {
+            link.trouble = is_full.then(|| why.clone());
+            known = link.remote.tokens.len();
+        }
         if let Some(attempt) = self.attempts.get_mut(peer) {
             attempt.fail(known, why);
         }
@@ -267,6 +275,7 @@ impl Keeper {
 
     /// Does what a step has led to.
     fn act_on(&mut self, number: u64, step: Step) {
+        let is_full = matches!(step, Step::Full(_));
         let Some(stranger) = self.strangers.get(&number) else { return };
         match step {
             Step::Wait => {}
@@ -291,9 +300,9 @@ impl Keeper {
                     attempt.next = attempt.next.min(Instant::now() + PAUSE);
                 }
             }
-            Step::Again(why) => {
+            Step::Again(why) | Step::Full(why) => {
                 let peer = self.remove(number).and_then(|stranger| stranger.peer);
-                peer.into_iter().for_each(|peer| self.try_again(peer, why.clone()));
+                peer.into_iter().for_each(|peer| self.try_again(peer, why.clone(), is_full));
             }
             Step::Fail(ended, why) => {
                 let peer = self.remove(number).and_then(|stranger| stranger.peer);

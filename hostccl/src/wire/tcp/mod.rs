@@ -64,6 +64,10 @@ use crate::{fork, token};
 /// The most bytes of notices that wait for one peer.
 const MOST_NOTICES: usize = 4 << 20;
 
+/// How long a process that could not accept a connection names that as a reason. The process that
+/// connects tries again every 50 ms.
+const LATELY: Duration = Duration::from_secs(1);
+
 /// A wire over TCP. When the last owner drops it, its connections are closed.
 #[derive(Debug)]
 pub(crate) struct Tcp(Arc<Inner>);
@@ -131,7 +135,9 @@ impl Wire for Tcp {
                 state.numbers.insert(contact.id, number);
                 let is_self = contact.id == self.0.contact.id;
                 let remote = Remote::new(number, contact.clone(), is_self);
-                state.links.insert(number, Box::new(Link { remote, connection: None, is_connecting: false }));
+                state
+                    .links
+                    .insert(number, Box::new(Link { remote, connection: None, is_connecting: false, trouble: None }));
                 number
             }
         };
@@ -150,7 +156,7 @@ impl Wire for Tcp {
 
     fn close(&self, peer: Peer, token: &Token) {
         let mut state = self.0.lock();
-        let Some(Link { remote, connection, is_connecting }) = state.links.get_mut(&peer.0).map(|link| &mut **link)
+        let Some(Link { remote, connection, is_connecting, .. }) = state.links.get_mut(&peer.0).map(|link| &mut **link)
         else {
             return;
         };
@@ -252,6 +258,14 @@ impl Wire for Tcp {
     fn lost(&self, peer: Peer) -> Option<Lost> {
         let state = self.0.lock();
         state.links.get(&peer.0).map_or_else(|| Some(unknown()), |link| link.remote.lost.clone())
+    }
+
+    fn trouble(&self, peer: Peer) -> Option<String> {
+        let state = self.0.lock();
+        let link = state.links.get(&peer.0).filter(|link| link.connection.is_none() && !link.remote.is_self)?;
+        let shut = || state.shut.as_ref().filter(|(_, since)| since.elapsed() < LATELY);
+        let shut = || shut().map(|(why, _)| format!("this process accepts no connection: {why}"));
+        link.trouble.clone().or_else(shut)
     }
 
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag> {

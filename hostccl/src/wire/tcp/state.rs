@@ -63,6 +63,8 @@ pub(super) struct Link {
     pub(super) connection: Option<Box<Connection>>,
     /// Whether the wire's thread is making a connection.
     pub(super) is_connecting: bool,
+    /// Why the peer takes no connection of this process now, where it has said so.
+    pub(super) trouble: Option<String>,
 }
 
 impl Link {
@@ -92,6 +94,9 @@ pub(super) struct State {
     pub(super) connected: Vec<u32>,
     /// The processes to which the wire's thread makes a connection.
     pub(super) to_connect: Vec<u32>,
+    /// Why this process could not accept the last connection, and when that was; `None` where it
+    /// could.
+    pub(super) shut: Option<(String, Instant)>,
     /// Whether the wire's thread has something to do.
     pub(super) keeper_is_needed: bool,
 }
@@ -287,7 +292,7 @@ impl State {
     /// Sends what waits for a peer: over its connection, or by making one.
     pub(super) fn push(&mut self, inner: &Inner, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let Link { remote, connection, is_connecting } = &mut **link;
+        let Link { remote, connection, is_connecting, .. } = &mut **link;
         if remote.is_self || remote.lost.is_some() || !remote.has_output() {
             return;
         }

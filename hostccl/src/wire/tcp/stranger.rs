@@ -45,6 +45,8 @@ pub(super) struct Stranger {
     pub(super) peer: Option<u32>,
     /// When the connection began.
     pub(super) since: Instant,
+    /// Whether this process can open no more files, so that it only tells the other one so.
+    is_full: bool,
     /// How far the connection is.
     stage: Stage,
     /// The hello of the process that connects.
@@ -72,6 +74,8 @@ pub(super) enum Step {
     Drop(String),
     /// This process connected, and may try again.
     Again(String),
+    /// This process connected, and may try again. The other process can open no more files.
+    Full(String),
     /// This process connected, and the peer is lost: whether its process has ended, and the reason.
     Fail(bool, String),
 }
@@ -83,6 +87,7 @@ impl Stranger {
             address,
             peer: None,
             since: Instant::now(),
+            is_full: false,
             stage,
             first: [0; HELLO],
             second: [0; HELLO],
@@ -91,9 +96,10 @@ impl Stranger {
         }
     }
 
-    /// Returns a connection that another process has made.
-    pub(super) fn accepted(socket: Private<Socket>, address: String) -> Stranger {
-        Stranger::new(socket, address, Stage::Accepted)
+    /// Returns a connection that another process has made. With `is_full` it is closed once the
+    /// other process knows that this one can open no more files.
+    pub(super) fn accepted(socket: Private<Socket>, address: String, is_full: bool) -> Stranger {
+        Stranger { is_full, ..Stranger::new(socket, address, Stage::Accepted) }
     }
 
     /// Returns a connection that this process makes. Fails where the host gives no random numbers.
@@ -226,6 +232,8 @@ impl Stranger {
         let mut knows_others = false;
         let (answer, token) = if hello.to != inner.contact.id {
             (Answer::Stranger, None)
+        } else if self.is_full {
+            (Answer::Full, None)
         } else if hello.is_secret != is_secret {
             (Answer::Secret, None)
         } else {
@@ -298,6 +306,11 @@ impl Stranger {
                         "{address} refuses the connection, because only one of the two processes has a secret: set DM_STORE_SECRET alike on all hosts"
                     ),
                 );
+            }
+            Answer::Full => {
+                return Step::Full(format!(
+                    "{address} takes no connection, because its process or machine has as many files open as it may: raise `ulimit -n` there"
+                ));
             }
             Answer::Twice | Answer::Unknown => {
                 return Step::Again(format!("{address} has answered {:?}", hello.answer));

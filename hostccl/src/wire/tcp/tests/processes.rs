@@ -79,7 +79,58 @@ fn a_killed_process_is_lost_at_once() {
     assert!(lost.ended && lost.why.contains("refuses connections"), "{lost:?}");
 }
 
-/// The process that the next test starts. It can open no more files, and a connection that it
+/// The process that the next test starts. It can open no more files, until it reads a line.
+#[test]
+#[ignore = "the next test starts it"]
+fn full_peer() {
+    let Some(parent) = std::env::var_os(PARENT) else { return };
+    let wire = wire();
+    let peer = wire.meet(&from_text(parent.to_str().unwrap()), &TOKEN);
+    let mut got = [0; 5];
+    let request = receive(&wire, peer, tag(0), &mut got);
+    let limits = |cur| {
+        let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes and reads the limits.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+            let before = std::mem::replace(&mut limits.rlim_cur, cur);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+            before
+        }
+    };
+    let next = std::fs::File::open("/dev/null").unwrap();
+    let before = limits(std::os::fd::AsRawFd::as_raw_fd(&next) as libc::rlim_t);
+    drop(next);
+    println!("\ncontact {}", to_text(&wire.contact()));
+    until("a connection waits", || wire.trouble(peer).is_some());
+    println!("\ntrouble {}", wire.trouble(peer).unwrap());
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    limits(before);
+    assert_eq!((wait(&wire, &request), &got), (Ok(5), b"hello"));
+}
+
+#[test]
+fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
+    let wire = wire();
+    let mut command = again("full_peer");
+    command.env(PARENT, to_text(&wire.contact())).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut said = |what: &str| lines.find_map(|line| line.unwrap().strip_prefix(what).map(str::to_owned)).unwrap();
+    let peer = wire.meet(&from_text(&said("contact ")), &TOKEN);
+    let request = send(&wire, peer, tag(0), b"hello");
+    let there = said("trouble ");
+    assert!(there.starts_with("this process accepts no connection: ") && there.contains("`ulimit -n`"), "{there}");
+    until("the peer does not say why", || wire.trouble(peer).is_some());
+    let here = wire.trouble(peer).unwrap();
+    assert!(here.contains("has as many files open as it may: raise `ulimit -n` there"), "{here}");
+    // The connection is made once the peer can open a file.
+    drop(child.stdin.take());
+    assert_eq!((wait(&wire, &request), wire.trouble(peer)), (Ok(5), None));
+    assert!(child.wait().unwrap().success());
+}
+
+/// The process that the test after this one starts. It can open no more files, and a connection that it
 /// cannot accept waits at its listener.
 #[test]
 #[ignore = "the next test starts it"]
