@@ -169,7 +169,10 @@ def judge(job, fault, moment, starved):
             complaints.append(f"{line}: expected {' or '.join(sorted(statuses))}")
         elif notice > most + starved:
             complaints.append(f"{line}: later than {most:.2f} s and {starved:.2f} s of waiting for processors")
-        told = any(leads_to(job, rank, victim, set()) for victim in lost) or fault.how == "stop" and cut_short(job, rank)
+        told = any(leads_to(job, rank, victim, set()) for victim in lost)
+        # The first rank to meet its deadline aborts its communicator. Another one may tell all ranks of
+        # this abort before the first one has told why, and then the first one reads that itself.
+        told = told or fault.how == "stop" and (cut_short(job, rank) or number in named(message))
         # Rank 0, which serves the store, has met its deadline first and has left, before this rank could
         # ask the store which of the ranks got no further.
         server = job.ranks[0].error
