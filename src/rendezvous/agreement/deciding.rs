@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
 use super::round::{LEAST_ASK, Round};
+use super::suspects::TakenForLost;
 use super::verdict::{Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
@@ -20,8 +21,9 @@ fn grace(wait: &Wait) -> Duration {
 pub(super) enum Part<'a> {
     /// The rank counts itself in. A text, if there is one, must be equal on all ranks.
     Equal(Option<&'a str>),
-    /// The rank agrees with the other ranks on who is lost. These are the lost ranks that it knows.
-    Survivors(&'a [i32]),
+    /// The rank agrees with the other ranks on who is lost. These are the ranks that it takes for
+    /// lost.
+    Survivors(TakenForLost<'a>),
 }
 
 /// How a phase of a call has ended on this rank, when it has not failed.

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
-use crate::rendezvous::agreement::Scope;
+use crate::rendezvous::agreement::{Scope, TakenForLost};
 use crate::rendezvous::store::LeftWorld;
 
 /// One rank, with a scope in which it makes collective calls.
@@ -186,8 +186,10 @@ fn no_call_goes_on_in_a_scope_of_an_earlier_epoch() {
     });
     let keys = job.store.keys();
     for rank in left {
-        let errors =
-            [rank.barrier().unwrap_err(), rank.scope.agree_on_lost("dm_shrink()", &[], &soon()).map(drop).unwrap_err()];
+        let errors = [
+            rank.barrier().unwrap_err(),
+            rank.scope.agree_on_lost("dm_shrink()", TakenForLost::default(), &soon()).map(drop).unwrap_err(),
+        ];
         for error in errors {
             assert_eq!(error.status(), Status::Aborted);
             let message = "this mesh belongs to epoch 0, and the job is in epoch 1: use the mesh of that epoch";
