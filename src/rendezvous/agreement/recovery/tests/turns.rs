@@ -76,6 +76,27 @@ fn a_call_that_waits_for_a_rank_ends_when_that_rank_or_another_one_comes_to_the_
     });
 }
 
+/// The rank that serves the store would wait in vain for ranks that are not in the call, and hold up
+/// the recovery.
+#[test]
+fn the_rank_that_serves_waits_for_no_reader_of_a_turn() {
+    let job = Job::new(3, 3);
+    std::thread::scope(|threads| {
+        let waiting = [0, 1].map(|me| {
+            let mut rank = Rank::new(&job, me, &[0, 1, 2]);
+            let membership = Arc::get_mut(&mut rank.scope.membership).unwrap();
+            (membership.served, membership.serving) = (true, me == 0);
+            threads.spawn(move || is_told(&rank.barrier().unwrap_err(), 2, "dm_barrier() as call 0"))
+        });
+        await_in_call(&job, 0, 0);
+        await_in_call(&job, 0, 1);
+        let short = Wait::after(Duration::from_millis(50));
+        job.rank(2).come(&job.arrival(), &short).unwrap_err();
+        waiting.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    assert!(!job.store.keys().iter().any(|key| key.contains("/some/0/read")), "{:?}", job.store.keys());
+}
+
 #[test]
 fn the_work_of_a_call_ends_when_a_rank_comes_to_the_turn() {
     let job = Job::new(2, 2);
