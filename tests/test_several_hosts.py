@@ -193,6 +193,23 @@ def test_survivors_shrink(job, layout, victims):
     one.do("shrink", "reduce 1", "reduce 50000", ranks=left)
 
 
+def test_nobody_is_lost_when_a_partition_has_ended(job):
+    """Each side blames ranks of the other side. When the network is whole again, all of them come to
+    dm_shrink, so none of them is lost, and the world's calls go on."""
+    one = ready(job("2x2", timeout=30, variables={SILENCE: 2000}))
+    one.run("forever 20000")
+    watch = Watch(one.lab)
+    one.lab.part("beta")
+    for rank in one.ranks:
+        watch.knows(rank, LOST, 2.0 + NOTICE)
+    one.lab.part()
+    one.start("shrink")
+    for rank in one.ranks:
+        status, _, message = rank.result()
+        assert status == "DM_STATUS_INVALID_STATE" and "no rank is lost" in message, f"{status} {message}"
+    one.do("barrier")
+
+
 @pytest.mark.parametrize("delay, loss", [(0.02, 0.0), pytest.param(0.005, 0.02, marks=[pytest.mark.long, pytest.mark.lengthy])])
 def test_weather(job, delay, loss, chance):
     """A slow or lossy network gives right results, later."""

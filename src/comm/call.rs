@@ -44,7 +44,7 @@ use super::groups::outside_groups;
 use super::root::RootComms;
 use super::world::{Turn, World};
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::{AgreedLosses, Round, Scope};
+use crate::rendezvous::{AgreedLosses, Round, Scope, TakenForLost};
 use crate::wait::Wait;
 
 /// A collective call that has its turn. Its ranks have not agreed on it yet.
@@ -98,9 +98,9 @@ impl<'a> Call<'a> {
     }
 
     /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
-    /// the call `text` itself is agreed. `known` are the lost ranks that this rank knows of by its
-    /// communicators.
-    pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: &[i32]) -> Result<AgreedLosses> {
+    /// the call `text` itself is agreed. `known` are the ranks that this rank takes for lost because
+    /// of its communicators.
+    pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: TakenForLost<'_>) -> Result<AgreedLosses> {
         self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }
 

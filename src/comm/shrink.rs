@@ -21,7 +21,7 @@ use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
-use crate::rendezvous::Scope;
+use crate::rendezvous::{Scope, TakenForLost};
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
@@ -135,9 +135,15 @@ impl View {
         options.check_dims(self.mesh().ndim())?;
         self.mesh().check_whole()?;
         self.check_can_shrink(world)?;
-        let known = self.space().lost_in_communicators();
+        let blamed = self.space().lost_in_communicators();
+        // On one host the engine sees that a process has ended. On several hosts it may only be
+        // unable to reach a rank that lives.
+        let known = match world.rendezvous().shares_memory() {
+            Some(true) => TakenForLost { lost: &blamed, suspects: &[] },
+            _ => TakenForLost { lost: &[], suspects: &blamed },
+        };
         let (_, mut parent) = self.end_to_shrink(world);
-        let made = self.shrink_until_agreed(world, &survivors, index, &known, &mut parent, options);
+        let made = self.shrink_until_agreed(world, &survivors, index, known, &mut parent, options);
         end_parent(world, parent);
         made.map(View::of_root)
     }
@@ -149,7 +155,7 @@ impl View {
         world: &Arc<World>,
         survivors: &Scope,
         index: usize,
-        known: &[i32],
+        known: TakenForLost<'_>,
         parent: &mut Option<Arc<Communicator>>,
         options: &CallOptions,
     ) -> Result<Arc<RootComms>> {

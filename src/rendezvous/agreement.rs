@@ -48,6 +48,7 @@ mod round;
 mod scope;
 mod sharing;
 mod survivors;
+mod suspects;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -65,4 +66,5 @@ pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
 pub use survivors::AgreedLosses;
+pub use suspects::TakenForLost;
 pub(crate) use verdict::ranges;

@@ -28,7 +28,7 @@ mod turns;
 mod world;
 
 #[doc(hidden)]
-pub use agreement::{AgreedLosses, Departures, Round, Scope};
+pub use agreement::{AgreedLosses, Departures, Round, Scope, TakenForLost};
 #[doc(hidden)]
 pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Seen, Terms, Why,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
 use super::round::{LEAST_ASK, Round};
-use super::verdict::{Verdict, function_of, split_mesh, with_mesh};
+use super::suspects::TakenForLost;
+use super::verdict::{Reason, Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -20,8 +21,9 @@ fn grace(wait: &Wait) -> Duration {
 pub(super) enum Part<'a> {
     /// The rank counts itself in. A text, if there is one, must be equal on all ranks.
     Equal(Option<&'a str>),
-    /// The rank agrees with the other ranks on who is lost. These are the lost ranks that it knows.
-    Survivors(&'a [i32]),
+    /// The rank agrees with the other ranks on who is lost. These are the ranks that it takes for
+    /// lost.
+    Survivors(TakenForLost<'a>),
 }
 
 /// How a phase of a call has ended on this rank, when it has not failed.
@@ -113,7 +115,9 @@ impl Round {
         if verdict.status == Status::Ok && phase.is_empty() {
             let _ = self.shared.set(verdict.note().to_owned());
         }
-        if with_server && (phase == "/end" || verdict.status != Status::Ok || seeks_survivors) {
+        // After a turn the rank that serves stays in the recovery, for which all others wait.
+        let is_turn = matches!(verdict.reason, Reason::Turn { .. });
+        if with_server && !is_turn && (phase == "/end" || verdict.status != Status::Ok || seeks_survivors) {
             self.acknowledge(phase, &verdict, wait);
         }
         self.told(phase, verdict, wait).into_result().map(|()| Settled::Agreed)

@@ -11,20 +11,27 @@
 //! each be the last for whom the others wait. Therefore a rank looks whether all are here after it
 //! has come, and again whenever the list has grown.
 //!
+//! A rank may also suspect others, because a communicator cannot reach them. A suspected rank that
+//! comes is not lost: ranks that cannot reach each other, because the network between them is
+//! broken, all come. One that is still absent a second after all others are here is added to the
+//! list.
+//!
 //! A rank that is in the list and lives takes no part any more, because no later call would wait
 //! for it either. Its error says so. The deadline, ranks that come late and refusals are those of
 //! every call (deciding.rs, late.rs).
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::deadlock::take_back_note;
 use super::deciding::{Part, Settled};
 use super::round::Round;
 use super::scope::Scope;
+use super::suspects::{SUSPECTED, TakenForLost};
 use super::verdict::Verdict;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::rendezvous::store::any_of;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// The ranks of a scope that are lost, on which all other ranks of the scope have agreed.
 pub struct AgreedLosses {
@@ -36,9 +43,9 @@ pub struct AgreedLosses {
 
 impl Scope {
     /// Returns which ranks of the scope are lost, when every other rank has made this call. All of
-    /// them get the same answer. `known` are lost ranks that this rank knows of by other means than
+    /// them get the same answer. `known` are ranks that this rank takes for lost by other means than
     /// the store. Fails when no rank is lost.
-    pub fn agree_on_lost(&self, call: &str, known: &[i32], wait: &Wait) -> Result<AgreedLosses> {
+    pub fn agree_on_lost(&self, call: &str, known: TakenForLost<'_>, wait: &Wait) -> Result<AgreedLosses> {
         loop {
             self.check_turn(call)?;
             let round = self.join_next(call);
@@ -67,36 +74,53 @@ impl Scope {
 impl Round {
     /// Comes to the call, and waits until every rank is here or lost. Returns the verdict that
     /// stands then.
-    pub(super) fn await_survivors(&self, phase: &str, known: &[i32], wait: &Wait) -> Result<Verdict> {
+    pub(super) fn await_survivors(&self, phase: &str, known: TakenForLost<'_>, wait: &Wait) -> Result<Verdict> {
         let wait = &self.watching(phase, wait);
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         let verdict = self.key(phase, "verdict");
         // Where the store does not answer, this rank may add losses that the list has already.
         let _ = losses.refresh(wait);
-        self.tell_losses(phase, known, wait)?;
+        self.tell_losses(phase, known.lost, wait)?;
         self.put(self.here(phase, self.membership.me), b"here", wait)?;
         self.count(self.key(phase, "count"), 1, wait)?;
+        // Since when only suspected ranks are absent.
+        let mut suspected: Option<Instant> = None;
         loop {
             // A list that was not read to its end wakes this rank at once below.
             let _ = losses.refresh(wait);
             // The rank that was to add a loss may be lost itself by now.
-            self.tell_losses(phase, known, wait)?;
+            self.tell_losses(phase, known.lost, wait)?;
             self.check_not_lost()?;
             self.membership.check_epoch()?;
             if let Some(end) = self.turn() {
                 return self.decide(phase, &end, wait);
             }
-            if self.are_all_here(phase, wait)? {
+            let absent = self.absent_survivors(phase, known.suspects, wait)?;
+            if absent.as_ref().is_some_and(Vec::is_empty) {
                 // Ranks that are lost together, for example all ranks of a host, are left out
                 // together.
                 losses.wait_until_quiet(wait);
                 self.check_not_lost()?;
                 return self.decide(phase, &self.proposal(), wait);
             }
+            let absent = absent.filter(|absent| absent.iter().all(|rank| known.suspects.contains(rank)));
+            suspected = absent.as_ref().map(|_| suspected.unwrap_or_else(Instant::now));
+            let mut nap = suspected.map_or(SUSPECTED, |since| SUSPECTED.saturating_sub(since.elapsed()));
+            if let Some(absent) = absent.filter(|_| nap.is_zero()) {
+                // Where another rank is to tell of them, this rank looks again a second later.
+                (suspected, nap) = (Some(Instant::now()), SUSPECTED);
+                self.tell_losses(phase, &absent, wait)?;
+            }
+            // The others come without waking this rank, so it looks now and then where it suspects
+            // any.
+            let nap = if known.suspects.is_empty() { wait.deadline.left() } else { nap.min(wait.deadline.left()) };
+            let nap = Deadline::after(nap);
             let (number, lost) = losses.next();
-            match any_of(&**store, &[&verdict, &lost], wait)? {
-                (0, value) => return Ok(self.verdict_in(&value, &verdict)),
-                (_, value) => losses.note(number, &value),
+            match any_of(&**store, &[&verdict, &lost], &wait.with_deadline(nap)) {
+                Ok((0, value)) => return Ok(self.verdict_in(&value, &verdict)),
+                Ok((_, value)) => losses.note(number, &value),
+                Err(error) if error.status() == Status::Timeout && nap.passed() && !wait.deadline.passed() => {}
+                Err(error) => return Err(error),
             }
             wait.cancel.check()?;
             if wait.deadline.passed() {
@@ -116,16 +140,18 @@ impl Round {
         })
     }
 
-    /// Whether every rank is here or known to be lost.
-    fn are_all_here(&self, phase: &str, wait: &Wait) -> Result<bool> {
+    /// Returns the ranks that are neither here nor known to be lost; `None` where this rank has not
+    /// looked at all of them.
+    fn absent_survivors(&self, phase: &str, suspects: &[i32], wait: &Wait) -> Result<Option<Vec<i32>>> {
         let size = self.membership.members.len();
         let came = self.membership.store.add(&self.key(phase, "count"), 0, wait)?;
+        let arrived = usize::try_from(came).unwrap_or(0) + self.lost().len();
         // Most ranks need not look at the keys of all others, because too few have come by then.
-        if usize::try_from(came).unwrap_or(0) + self.lost().len() < size {
-            return Ok(false);
+        if arrived + suspects.len() < size {
+            return Ok(None);
         }
         let absent = self.absent(|position| self.here(phase, position), wait.deadline, wait)?;
-        Ok(absent.ranks.is_empty() && absent.looked_at == size)
+        Ok((absent.looked_at == size).then_some(absent.ranks))
     }
 
     /// The verdict that this rank proposes: the lost ranks, or an error where there are none.

@@ -21,13 +21,11 @@ use super::options::Options;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
 use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
+use crate::rendezvous::agreement::suspects::SUSPECTED;
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;
 use crate::rendezvous::turns::Turn;
 use crate::wait::{Deadline, Wait};
-
-/// How long a rank that is suspected may stay silent once all others are here.
-const SUSPECTED: Duration = Duration::from_secs(1);
 
 /// After which time a rank that waits tells the others of the turn, where the first rank that came
 /// has not.

@@ -1,15 +1,20 @@
 //! The ranks that are left agree on who is lost.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{chance, ranks, soon};
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::agreement::Scope;
+use crate::rendezvous::agreement::{Scope, TakenForLost};
 use crate::rendezvous::incarnation::Incarnation;
+use crate::wait::Wait;
 
 fn lost(scope: &Scope, known: &[i32]) -> Result<Vec<i32>> {
-    scope.agree_on_lost("dm_shrink()", known, &soon()).map(|agreed| agreed.lost)
+    agree(scope, TakenForLost { lost: known, suspects: &[] }, &soon())
+}
+
+fn agree(scope: &Scope, known: TakenForLost<'_>, wait: &Wait) -> Result<Vec<i32>> {
+    scope.agree_on_lost("dm_shrink()", known, wait).map(|agreed| agreed.lost)
 }
 
 /// Adds this rank to the list of lost ranks, as the server does when a process ends.
@@ -98,9 +103,47 @@ fn a_rank_that_is_accused_and_lives_is_told_so() {
     }
 }
 
+/// The network between ranks 0 and 1 on one side and ranks 2 and 3 on the other is broken, and all of
+/// them reach the store. Rank 4 is lost.
+#[test]
+fn ranks_that_suspect_each_other_and_come_are_not_lost() {
+    let agreed = ranks(5, |me, scope| {
+        if me == 4 {
+            die(&scope);
+            return None;
+        }
+        let suspects = if me < 2 { &[2, 3][..] } else { &[0, 1] };
+        Some(agree(&scope, TakenForLost { lost: &[], suspects }, &soon()).unwrap())
+    });
+    assert_eq!(agreed[..4], vec![Some(vec![4]); 4]);
+}
+
+/// This test takes the second for which the others wait.
+#[test]
+fn a_suspected_rank_that_does_not_come_is_lost() {
+    let began = Instant::now();
+    let agreed = ranks(4, |me, scope| {
+        let suspects = if me == 0 { &[1, 3][..] } else { &[] };
+        (me < 3).then(|| agree(&scope, TakenForLost { lost: &[], suspects }, &soon()).unwrap())
+    });
+    assert_eq!(agreed[..3], vec![Some(vec![3]); 3]);
+    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
+}
+
+/// A suspicion shortens no wait for a rank that nobody suspects.
+#[test]
+fn a_rank_that_nobody_suspects_is_waited_for() {
+    let told = ranks(3, |me, scope| {
+        let known = TakenForLost { lost: &[], suspects: &[1] };
+        (me == 0).then(|| agree(&scope, known, &Wait::after(Duration::from_millis(1300))).unwrap_err())
+    });
+    let error = told.into_iter().flatten().next().unwrap();
+    assert_eq!((error.status(), error.ranks()), (Status::Timeout, &[1, 2][..]), "{error}");
+}
+
 #[test]
 fn a_missing_rank_is_named_and_told_that_it_was_late() {
-    let short = crate::wait::Wait::after(Duration::from_millis(300));
+    let short = Wait::after(Duration::from_millis(300));
     let told = ranks(4, |me, scope| {
         if me == 3 {
             die(&scope);
@@ -109,7 +152,7 @@ fn a_missing_rank_is_named_and_told_that_it_was_late() {
         if me == 1 {
             sleep(Duration::from_millis(800));
         }
-        let first = scope.agree_on_lost("dm_shrink()", &[], &short).map(drop).unwrap_err();
+        let first = agree(&scope, TakenForLost::default(), &short).unwrap_err();
         Some((first, lost(&scope, &[])))
     });
     for (me, (first, second)) in told.into_iter().enumerate().filter_map(|(me, told)| Some((me, told?))) {
@@ -132,16 +175,15 @@ fn ranks_that_die_at_any_moment_are_left_out() {
             if dies(me) {
                 if chance(me, 3) % 2 == 0 {
                     // This rank dies while it waits in the agreement.
-                    let _ =
-                        scope.agree_on_lost("dm_shrink()", &[], &crate::wait::Wait::after(Duration::from_millis(2)));
+                    let _ = agree(&scope, TakenForLost::default(), &Wait::after(Duration::from_millis(2)));
                 }
                 die(&scope);
                 return Ok::<_, Error>(Vec::new());
             }
             let mut calls = Vec::new();
             while calls.last() != Some(&all) {
-                match scope.agree_on_lost("dm_shrink()", &[], &soon()) {
-                    Ok(agreed) => calls.push(agreed.lost),
+                match agree(&scope, TakenForLost::default(), &soon()) {
+                    Ok(lost) => calls.push(lost),
                     // The rank that dies has given the call up.
                     Err(error) if matches!(error.status(), Status::Timeout | Status::InvalidState) => {}
                     Err(error) => return Err(error),

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
-use crate::rendezvous::agreement::Scope;
+use crate::rendezvous::agreement::{Scope, TakenForLost};
 use crate::rendezvous::store::LeftWorld;
 
 /// One rank, with a scope in which it makes collective calls.
@@ -74,6 +74,27 @@ fn a_call_that_waits_for_a_rank_ends_when_that_rank_or_another_one_comes_to_the_
         recover(&mut late.recovery, &job.arrival(), &soon()).unwrap();
         assert_eq!((waiting.join().unwrap(), comes.join().unwrap()), (Outcome::Epoch, Outcome::Epoch));
     });
+}
+
+/// The rank that serves the store would wait in vain for ranks that are not in the call, and hold up
+/// the recovery.
+#[test]
+fn the_rank_that_serves_waits_for_no_reader_of_a_turn() {
+    let job = Job::new(3, 3);
+    std::thread::scope(|threads| {
+        let waiting = [0, 1].map(|me| {
+            let mut rank = Rank::new(&job, me, &[0, 1, 2]);
+            let membership = Arc::get_mut(&mut rank.scope.membership).unwrap();
+            (membership.served, membership.serving) = (true, me == 0);
+            threads.spawn(move || is_told(&rank.barrier().unwrap_err(), 2, "dm_barrier() as call 0"))
+        });
+        await_in_call(&job, 0, 0);
+        await_in_call(&job, 0, 1);
+        let short = Wait::after(Duration::from_millis(50));
+        job.rank(2).come(&job.arrival(), &short).unwrap_err();
+        waiting.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    assert!(!job.store.keys().iter().any(|key| key.contains("/some/0/read")), "{:?}", job.store.keys());
 }
 
 #[test]
@@ -186,8 +207,10 @@ fn no_call_goes_on_in_a_scope_of_an_earlier_epoch() {
     });
     let keys = job.store.keys();
     for rank in left {
-        let errors =
-            [rank.barrier().unwrap_err(), rank.scope.agree_on_lost("dm_shrink()", &[], &soon()).map(drop).unwrap_err()];
+        let errors = [
+            rank.barrier().unwrap_err(),
+            rank.scope.agree_on_lost("dm_shrink()", TakenForLost::default(), &soon()).map(drop).unwrap_err(),
+        ];
         for error in errors {
             assert_eq!(error.status(), Status::Aborted);
             let message = "this mesh belongs to epoch 0, and the job is in epoch 1: use the mesh of that epoch";
