@@ -207,3 +207,18 @@ def test_hundreds_of_hosts_do_not_start_at_once(start, tmp_path):
     (["--hosts", "a", "--rsh-agent", " "], "--rsh-agent is empty")])
 def test_wrong_command_lines(options, said):
     assert said in run(TOOL, "run", *options, "--", "true", code=2, timeout=PATIENCE).stderr
+
+
+def test_a_job_at_the_port_of_another_one_says_why_and_leaves_it_alone(start, free_port):
+    """Which of the refused nodes learns first that it is refused is by chance, so there are some jobs. Each of
+    the two may say it."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    first = start("al,be", f"echo ready; {SLEEP}", endpoint=endpoint)
+    assert [first.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    others = [start("al,ga", "true", endpoint=endpoint) for _ in range(4)]
+    for other in others:
+        _, err = ends(other, 1)
+        assert 1 <= err.count("devicemesh run: ") == err.count(" need two ports in --rdzv-endpoint") <= 2, err
+    first.terminate()
+    _, err = ends(first, 143)
+    assert "got signal" in err and ": got signal" not in err.replace("devicemesh run: got", ""), err

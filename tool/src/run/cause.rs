@@ -132,6 +132,8 @@ pub enum Cause {
     Start { code: u8, message: String, node: Option<String> },
     /// The tool got a signal.
     Signal { signal: i32, node: Option<String> },
+    /// The `devicemesh run` that started the job on several hosts ends it, and has said why.
+    Ordered,
     /// `--timeout` passed.
     Timeout { seconds: f64, node: Option<String> },
     /// Some of the ranks' output is lost or may be lost, as the message says.
@@ -163,6 +165,7 @@ impl Cause {
             Cause::Rank { ended, .. } => ended.how.code(),
             Cause::Start { code, .. } => *code,
             Cause::Signal { signal, .. } => 128 + *signal as u8,
+            Cause::Ordered => 128 + Signal::TERM.as_raw() as u8,
             Cause::Timeout { .. } => TIMED_OUT,
             Cause::Output { .. } | Cause::Gone { .. } | Cause::Refused { .. } | Cause::Lost { .. } => 1,
         }
@@ -194,6 +197,7 @@ impl fmt::Display for Cause {
             Cause::Signal { signal, node } => {
                 write!(f, "{}got signal {signal} ({})", reporter(node), signal_name(*signal))
             }
+            Cause::Ordered => f.write_str("the devicemesh run that started the job ends it"),
             Cause::Timeout { seconds, node } => write!(f, "{}not done after {seconds} s (--timeout)", reporter(node)),
             Cause::Gone { node, is_killed, .. } => {
                 let why = match is_killed {

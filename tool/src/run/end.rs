@@ -135,18 +135,18 @@ impl Job<'_> {
         match self.asked {
             None => {
                 self.asked = Some(Instant::now());
-                self.end_by(signal);
+                self.end_by(signal, Cause::Signal { signal: signal.as_raw(), node: self.reporter.clone() });
             }
             Some(first) if is_impatient(first, signal) => self.end_at_once(signal),
             Some(_) => self.say_too_early(signal),
         }
     }
 
-    /// Ends the job with this signal. Where the job ends already, the ranks get the signal, too, and
-    /// no more time than after a signal that begins the end.
-    fn end_by(&mut self, signal: Signal) {
+    /// Ends the job with this signal, for this cause. Where the job ends already, the ranks get the
+    /// signal, too, and no more time than after a signal that begins the end.
+    fn end_by(&mut self, signal: Signal, cause: Cause) {
         if self.cause.is_none() {
-            return self.end_everywhere(Cause::Signal { signal: signal.as_raw(), node: self.reporter.clone() });
+            return self.end_everywhere(cause);
         }
         self.ask_to_end(signal);
         let latest = Instant::now() + self.options.ending.grace_period;
@@ -216,7 +216,7 @@ impl Job<'_> {
                 // The order is no signal of the user. So it does not count as a second one, and the
                 // user's first signal after it does not, either.
                 if self.asked.is_none() {
-                    self.end_by(Signal::TERM);
+                    self.end_by(Signal::TERM, Cause::Ordered);
                 }
             }
             Order::End { lost: Some(number) } => {
@@ -301,7 +301,7 @@ impl Job<'_> {
                 }
                 Phase::Terminating(now + ending.grace_period)
             }
-            Cause::Timeout { .. } | Cause::Output { .. } => {
+            Cause::Ordered | Cause::Timeout { .. } | Cause::Output { .. } => {
                 self.ask_to_end(Signal::TERM);
                 Phase::Terminating(now + ending.grace_period)
             }

@@ -117,7 +117,8 @@ impl Job<'_> {
         let Some(share) = &self.options.hosts.agent else { return true };
         let is_private = match cause {
             Cause::Lost { .. } => true,
-            Cause::Refused { .. } => !self.nodes.as_ref().is_some_and(Nodes::has_store),
+            Cause::Ordered => return false,
+            Cause::Refused { .. } => !self.nodes.as_ref().is_some_and(Nodes::is_admitted),
             _ => false,
         };
         !self.is_ended_by_starter && (share.node == 0 || is_private)

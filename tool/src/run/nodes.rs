@@ -97,9 +97,9 @@ impl Nodes {
         self.shared.finished();
     }
 
-    /// Whether this node has reached the store, so that the other nodes know what it knows.
-    pub fn has_store(&self) -> bool {
-        self.shared.reached.get().is_some()
+    /// Whether this node is one of the job's, so that the other nodes know the cause that it knows.
+    pub fn is_admitted(&self) -> bool {
+        self.shared.admitted().is_some()
     }
 
     /// Whether this node serves the store, which the other nodes need to the end.

@@ -27,11 +27,16 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let reached = reach(rendezvous, &wait, &mut progress).map_err(refused)?;
     let Reached { store, place, server } = shared.reached.get_or_init(|| reached);
     let me = Entry::of_this_node(rendezvous);
-    if server.is_none() {
-        compare_with_first(store, &me, rendezvous, &wait)?;
-    }
+    let nodes = match server {
+        None => compare_with_first(store, &me, rendezvous, &wait)?,
+        Some(_) => me.nodes,
+    };
     let arrival = register(store, &me, server.is_some(), &wait).map_err(refused)?;
-    let _ = shared.arrival.set(arrival);
+    // The job of the nodes that were there before goes on.
+    let too_many = arrival > nodes;
+    if !too_many {
+        let _ = shared.arrival.set(arrival);
+    }
     let is_silent = !rendezvous.all_report && server.is_none();
     let (entries, refused_node, locked_out) = (Vec::new(), String::new(), String::new());
     let mut arriving = Arriving {
@@ -48,8 +53,6 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     };
     let collected = arriving.collect(&mut progress);
     let entries = arriving.entries;
-    // The job of the nodes that were there before goes on.
-    let too_many = entries.first().is_some_and(|first| arrival > first.nodes);
     match collected {
         Ok(()) if too_many => Err(one_too_many(rendezvous, &entries)),
         Ok(()) => {
@@ -62,12 +65,12 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     }
 }
 
-/// Fails where the store belongs to another job. That job goes on, and its nodes that wait learn
-/// which node was refused.
-fn compare_with_first(store: &TcpStore, me: &Entry, rendezvous: &Rendezvous, wait: &Wait) -> Result<(), Cause> {
+/// Returns how many nodes the job has whose store this is. Fails where it is another job. That job
+/// goes on, and its nodes that wait learn which node was refused.
+fn compare_with_first(store: &TcpStore, me: &Entry, rendezvous: &Rendezvous, wait: &Wait) -> Result<u32, Cause> {
     let refused = |error: Error| Cause::Refused { message: error.message().to_owned() };
     let first = Entry::read(&store.get(&keys::node(1), wait).map_err(refused)?)?;
-    let Some(message) = me.strangeness(&first, &rendezvous.store()) else { return Ok(()) };
+    let Some(message) = me.strangeness(&first, &rendezvous.store()) else { return Ok(first.nodes) };
     let tell = || -> Result<(), Error> {
         let wait = Wait::after(TELL);
         let count = store.add(STRANGERS, 1, &wait)?;

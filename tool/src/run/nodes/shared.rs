@@ -51,7 +51,9 @@ pub struct Shared {
     sender: Sender<News>,
     /// The store, once it is reached.
     pub reached: OnceLock<Reached>,
-    /// This node's arrival number: 1 for the node that came first.
+    /// This node's arrival number, once it is one of the job's nodes: 1 for the node that came first.
+    /// A node of another job, or one too many, may have reached the store, too, and must not end
+    /// the job that has it.
     pub arrival: OnceLock<u32>,
     /// The name and the number of the node that serves the store, once they are known.
     pub serving: OnceLock<(String, u32)>,
@@ -108,17 +110,22 @@ impl Shared {
         self.reached.get().is_some_and(|reached| reached.server.is_some())
     }
 
+    /// The job's store, where this node is one of the job's.
+    pub fn admitted(&self) -> Option<&Reached> {
+        self.arrival.get().and(self.reached.get())
+    }
+
     /// Writes the cause for which the job ends, unless another node has written one. Returns the
     /// cause in the store.
     pub fn end(&self, cause: Cause) -> Cause {
-        let Some(reached) = self.reached.get() else { return cause };
+        let Some(reached) = self.admitted() else { return cause };
         let Ok(text) = serde_json::to_vec(&cause) else { return cause };
         reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
     }
 
     /// Tells the other nodes to kill their ranks.
     pub fn end_at_once(&self) {
-        let Some(reached) = self.reached.get() else { return };
+        let Some(reached) = self.admitted() else { return };
         // If this write fails, the other nodes end their ranks at the end of their grace periods.
         let _ = reached.store.set(AT_ONCE, b"1", &Wait::after(TELL));
     }
@@ -158,5 +165,30 @@ impl Shared {
         };
         let message = format!("{who} {what}, and with it the store at {at}: {why}");
         Cause::Lost { message, number: serving.map(|(_, number)| *number) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_not_one_of_the_jobs_does_not_end_the_job() {
+        let server = Server::at("127.0.0.1", 0, None).unwrap();
+        let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &Wait::after(TELL)).unwrap();
+        let place = Place { at: String::new(), remark: String::new() };
+        let shared = Shared::new(2, channel().0).unwrap();
+        let _ = shared.reached.set(Reached { store, place, server: Some(server) });
+        let in_store =
+            || [OVER, AT_ONCE].map(|key| shared.reached.get().unwrap().store.try_get(key, &Wait::after(TELL)));
+        assert!(matches!(shared.end(Cause::Ordered), Cause::Ordered));
+        shared.end_at_once();
+        assert_eq!(in_store(), [Ok(None), Ok(None)]);
+        shared.arrival.set(1).unwrap();
+        shared.end(Cause::Ordered);
+        shared.end_at_once();
+        assert_eq!(in_store(), [Ok(Some(b"\"ordered\"".to_vec())), Ok(Some(b"1".to_vec()))]);
     }
 }
