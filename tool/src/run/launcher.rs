@@ -5,6 +5,7 @@ use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::detect;
 
 use super::nodelist::expand;
+use crate::words::count;
 
 /// The port where a Kubernetes job meets. The pods have addresses of their own, so no other job has
 /// it.
@@ -79,13 +80,14 @@ impl Launcher {
     /// launcher started this tool alone.
     pub fn place(&self, nnodes: Option<u32>) -> Result<Option<Place>, String> {
         match self {
-            Launcher::Step { nodes: 1, .. } | Launcher::Allocation { nodes: 1, .. } => Ok(None),
+            Launcher::Step { nodes: 1, tasks: 1, .. } | Launcher::Allocation { nodes: 1, .. } => Ok(None),
             Launcher::Step { nodes, .. } if nnodes.is_some_and(|count| count != *nodes) => Err(format!(
                 "--nnodes {}, and this Slurm step has {nodes} nodes: leave --nnodes out, or say with --rdzv-endpoint where the nodes meet",
                 nnodes.unwrap_or_default()
             )),
             Launcher::Step { nodes, tasks, .. } if tasks != nodes => Err(format!(
-                "this Slurm step has {tasks} tasks on {nodes} nodes, and devicemesh run starts the ranks of a node itself: srun --ntasks-per-node 1 devicemesh run -n N -- PROGRAM; or --nnodes 1 for a job in each task"
+                "this Slurm step has {tasks} tasks on {}, and devicemesh run starts the ranks of a node itself: srun --ntasks-per-node 1 devicemesh run -n N -- PROGRAM; or --nnodes 1 for a job in each task",
+                count(*nodes, "node")
             )),
             Launcher::Step { job, step, nodes, node, list, .. } => {
                 // The library makes the port from the job and the step. The other launchers'
@@ -174,6 +176,10 @@ mod tests {
         assert!(find(&SCRIPT.replace("NODES=2", "NODES=1")).unwrap().place(None).unwrap().is_none());
         let crowded = find(&step.replace("NUM_TASKS=2", "NUM_TASKS=8")).unwrap();
         assert!(crowded.place(None).err().unwrap().contains("8 tasks on 2 nodes"));
+        let on_one =
+            |tasks: &str| find(&step.replace("NODES=2", "NODES=1").replace("TASKS=2", tasks)).unwrap().place(None);
+        assert!(on_one("TASKS=1").unwrap().is_none());
+        assert!(on_one("TASKS=8").err().unwrap().contains("8 tasks on 1 node,"));
         assert!(find(&step).unwrap().place(Some(3)).err().unwrap().contains("--nnodes 3, and this Slurm step has 2"));
     }
 
