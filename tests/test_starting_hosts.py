@@ -85,8 +85,9 @@ def test_half_a_line_is_shown(start):
     ends(process, 143)
 
 
-def test_what_a_login_shell_prints_is_no_output_of_the_job(start):
-    assert ends(start("chatty,be", "echo rank $RANK", "--color", "never"), 0) in [("rank 0\nrank 1\n", ""), ("rank 1\nrank 0\n", "")]
+@pytest.mark.parametrize("host", ["chatty", "flooding"])
+def test_what_a_login_shell_prints_is_no_output_of_the_job(start, host):
+    assert ends(start(f"{host},be", "echo rank $RANK", "--color", "never"), 0) in [("rank 0\nrank 1\n", ""), ("rank 1\nrank 0\n", "")]
 
 
 def test_a_loopback_endpoint_of_several_hosts_is_refused_at_once(start):

@@ -24,6 +24,7 @@ case $host in
   silent*) exec sleep 1000;;
   asking) echo "Welcome to $host!"; printf 'Press a key: '; exec sleep 1000;;
   through*) sleep 1000; exit 1;;
+  flooding) yes | head -c 3000000; printf 'Have fun: ';;
   chatty) echo "Welcome to $host!"; echo "2 updates" >&2; printf 'Have fun: ';;
   master) setsid -f sh -c 'echo $$ > {folder}/master; exec sleep 1000' > /dev/null 2>&1 < /dev/null;;
   old) printf '\\037devicemesh-agent {{"hello":{{"version":"0.0.1","port":1}}}}\\n' >&2; exec sleep 1000;;

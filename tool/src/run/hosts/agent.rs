@@ -2,12 +2,12 @@
 //! orders describe.
 
 use std::convert::Infallible;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use super::words::{Orders, Said};
+use super::words::{BEGINS, Orders, Said};
 use crate::failure::Failure;
 use crate::run::rendezvous::network;
 
@@ -60,6 +60,9 @@ fn obey(orders: Orders) -> Result<Infallible, String> {
     })?;
     let tool = std::env::current_exe().map_err(|error| format!("cannot find devicemesh: {error}"))?;
     let share = serde_json::to_string(&orders.share).map_err(|error| error.to_string())?;
+    // What the login shell has printed comes before this mark.
+    let mut out = std::io::stdout();
+    let _ = out.write_all(BEGINS.as_bytes()).and_then(|()| out.flush());
     let mut command = Command::new(&tool);
     command.args(["run", "--agent", &share]).args(&orders.arguments).envs(orders.environment);
     Err(format!("cannot start {}: {}", tool.display(), command.exec()))

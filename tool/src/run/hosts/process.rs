@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::words::{MARK, Said};
+use super::words::{BEGINS, MARK, Said};
 use crate::run::output::{LastWords, TAIL};
 
 /// The longest line that is passed on whole.
@@ -36,9 +36,9 @@ pub struct Process {
     streams: [Option<Stream>; 2],
     /// Whether the agent has said hello. Before the hello, standard error has the words of ssh.
     is_greeted: bool,
-    /// Whether the agent has its orders. Before the orders, standard output has only what the login
-    /// shell of the host prints, for example in its .bashrc.
-    is_ordered: bool,
+    /// Whether the ranks' text has begun on standard output. What comes before was printed by the login
+    /// shell of the host, for example in its .bashrc.
+    has_text: bool,
     /// The last words of ssh and of the login shell.
     words: Vec<u8>,
 }
@@ -67,18 +67,12 @@ impl Process {
         }
         let stream = |pipe: OwnedFd| Stream { pipe: pipe.into(), line: Vec::new() };
         let streams = [out.map(stream), err.map(stream)];
-        let (is_greeted, is_ordered) = (false, false);
-        Ok(Process { child, input, pending: Vec::new(), streams, is_greeted, is_ordered, words: Vec::new() })
+        let (is_greeted, has_text) = (false, false);
+        Ok(Process { child, input, pending: Vec::new(), streams, is_greeted, has_text, words: Vec::new() })
     }
 
-    /// Sends the agent its orders. Standard output has the ranks' text from now on.
+    /// Sends the agent its orders.
     pub fn order(&mut self, orders: &[u8]) {
-        // The login shell has printed its text before it started the agent.
-        if let Some(out) = &mut self.streams[0] {
-            out.read();
-            out.line.clear();
-        }
-        self.is_ordered = true;
         self.words.clear();
         self.send(orders);
     }
@@ -142,7 +136,11 @@ impl Process {
             said = serde_json::from_slice(&bytes[at + MARK.len()..]).ok();
             bytes.truncate(at);
         }
-        let is_noise = if is_error { !self.is_greeted || is_end_of_ssh(&bytes) } else { !self.is_ordered };
+        if !is_error && !self.has_text && find(&bytes, BEGINS.as_bytes()).is_some() {
+            self.has_text = true;
+            return self.words.clear();
+        }
+        let is_noise = if is_error { !self.is_greeted || is_end_of_ssh(&bytes) } else { !self.has_text };
         if is_noise {
             self.words.extend_from_slice(&bytes);
             self.words.drain(..self.words.len().saturating_sub(TAIL));
@@ -207,9 +205,11 @@ impl Stream {
         let rest = self.line.split_off(ended);
         let lines = std::mem::replace(&mut self.line, rest);
         let mut parts: Vec<Vec<u8>> = lines.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-        let is_mark = self.line.contains(&MARK.as_bytes()[0]);
-        if !self.line.is_empty() && ((whole && !is_mark) || self.line.len() > MAX_LINE) {
-            parts.push(std::mem::take(&mut self.line));
+        let mark = self.line.iter().position(|byte| *byte == MARK.as_bytes()[0]);
+        if !self.line.is_empty() && ((whole && mark.is_none()) || self.line.len() > MAX_LINE) {
+            // A mark may go on in what comes next.
+            let rest = self.line.split_off(mark.filter(|at| *at > 0).unwrap_or(self.line.len()));
+            parts.push(std::mem::replace(&mut self.line, rest));
         }
         parts
     }

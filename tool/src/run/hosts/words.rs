@@ -1,7 +1,8 @@
 //! The messages between the starter and an agent.
 //!
 //! The agent writes marks into its standard error, between the lines of the ranks: a mark is a
-//! line with [`MARK`] and JSON. The starter writes the orders and then words into the agent's
+//! line with [`MARK`] and JSON. On standard output one mark separates what the login shell has printed
+//! from the ranks' text. The starter writes the orders and then words into the agent's
 //! standard input, each of them a line of JSON.
 
 use std::ffi::OsString;
@@ -12,6 +13,8 @@ use serde::{Deserialize, Serialize};
 /// The beginning of a mark. Its first character stands in no text, so the starter also finds a
 /// mark that follows half a line of a rank.
 pub const MARK: &str = "\x1fdevicemesh-agent ";
+/// The line by which the agent begins the ranks' text on standard output.
+pub const BEGINS: &str = "\x1fdevicemesh-agent begins\n";
 
 /// A message of an agent to the starter.
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
