@@ -163,7 +163,7 @@ def test_nodes_that_do_not_obey_are_named_and_given_up(start):
     assert 23 <= left + time.monotonic() - began <= 26, line
     _, err = ends(process, 143)
     assert time.monotonic() - began >= 25, err
-    assert err.splitlines()[-2:] == ["devicemesh run: al, be did not end in time, so the connection is closed; look there for ranks that still run",
+    assert err.splitlines()[-2:] == ["devicemesh run: al, be did not end in time, so the connection is closed; look there for ranks that still run, and for a devicemesh run that is stopped",
                                      "devicemesh run: got signal 15 (SIGTERM)"], err
     for keeper in keepers:
         os.kill(keeper, signal.SIGKILL)

@@ -169,7 +169,19 @@ fn is_progress(line: &str) -> bool {
         let rest = small.trim_start_matches(['[', '(', ' ']).strip_prefix(word);
         rest.is_some_and(|rest| starts_with_number(rest.trim_start_matches(char::is_alphabetic)))
     });
-    is_bar || is_share || is_step
+    is_bar || is_share || is_step || is_counted(&small)
+}
+
+/// Whether a line begins with a count of steps, as "[3/12] ending the mesh", maybe behind the name
+/// of a program.
+fn is_counted(line: &str) -> bool {
+    let Some((before, count)) = line.split_once('[') else { return false };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (before.is_empty() || before.ends_with(": "))
+        && count
+            .split_once(']')
+            .and_then(|(count, _)| count.split_once('/'))
+            .is_some_and(|(done, all)| is_number(done) && is_number(all))
 }
 
 /// Whether a number comes first, after signs and blanks.
@@ -260,6 +272,11 @@ mod tests {
             ("loss is nan", "; its last line: loss is nan"),
             ("giving up\nStep 12 | loss 0.5\nIteration [3/9]\n 99%", "; its last line: giving up"),
             (" 45%|████▌     | 9/20 [00:01<00:01,  8.5it/s]", ""),
+            (
+                "rank 2 is slow\n[11/12] measuring\ndevicemesh check: [12/12] ending the mesh",
+                "; its last line: rank 2 is slow",
+            ),
+            ("v[1/2] is nan\n[rank] bye", "; its last line: [rank] bye"),
             ("", ""),
         ] {
             assert_eq!(of(text), expected, "{text}");

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anstream::adapter::strip_str;
 use devicemesh::printable::printable;
-use devicemesh::rendezvous::host_name;
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2};
 
@@ -239,7 +238,7 @@ impl Starter<'_> {
             return;
         };
         let (hosts, left) = (self.names(may_run), span(end - now));
-        self.say_more(&format!("{} cannot reach {hosts}: ranks there may run up to {left} more", host_name()));
+        self.say_more(&format!("the connection to {hosts} has failed: ranks there may run up to {left} more"));
     }
 
     /// Says that a host is lost while the job ends for another reason. Only the first losses are

@@ -273,7 +273,7 @@ impl Starter<'_> {
             let late = self.names(|node| node.process.is_some());
             if !late.is_empty() {
                 self.say_more(&format!(
-                    "{late} did not end in time, so the connection is closed; look there for ranks that still run"
+                    "{late} did not end in time, so the connection is closed; look there for ranks that still run, and for a devicemesh run that is stopped"
                 ));
             }
             self.kill_all();
