@@ -78,7 +78,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     if let Some(hosts) = options.hosts.listed()? {
         return if options.dry_run { hosts::show(options, hosts) } else { hosts::start(options, hosts) };
     }
-    let work = Work::Ranks { reads_input: options.output.stdin.0.is_some() };
+    let (reads_input, is_agent) = (options.output.stdin.0.is_some(), options.hosts.agent.is_some());
+    let work = Work::Ranks { reads_input, is_agent };
     let done = match if options.dry_run { None } else { guard::stand_guard(work)? } {
         Some(ended) => {
             if let Some(killed) = ended.told("the parent of the ranks") {

@@ -95,8 +95,9 @@ pub fn visible() -> Pid {
 /// The work that the two processes guard.
 #[derive(Clone, Copy)]
 pub enum Work {
-    /// The ranks of this node. `reads_input` says whether a rank reads standard input.
-    Ranks { reads_input: bool },
+    /// The ranks of this node. `reads_input` says whether a rank reads standard input, and `is_agent`
+    /// whether a starter has started this node.
+    Ranks { reads_input: bool, is_agent: bool },
     /// The commands that reach the hosts of a job.
     Hosts,
 }
@@ -143,7 +144,7 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
     let mut keeper = Command::new("/proc/self/exe");
     keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
     // The keeper is in the background of a terminal, so it must not read there.
-    if matches!(work, Work::Ranks { reads_input: true }) && std::io::stdin().is_terminal() {
+    if matches!(work, Work::Ranks { reads_input: true, .. }) && std::io::stdin().is_terminal() {
         keeper.stdin(Stdio::piped());
     }
     match keeper.spawn() {
@@ -158,12 +159,12 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
     }
 }
 
-/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the keeper:
-/// then neither a signal nor `--timeout` ends the job. Ctrl-Z stops the ranks and the front, and never
-/// the keeper.
+/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the keeper,
+/// because the keeper does nothing then. Ctrl-Z stops the ranks and the front, and never the keeper. An
+/// agent says nothing: its starter names the hosts that do not obey.
 fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
     let pid = Pid::from_child(keeper);
-    let mut stop_is_told = false;
+    let mut stop_is_told = matches!(work, Work::Ranks { is_agent: true, .. });
     let status = loop {
         if let Ok(Some(status)) = keeper.try_wait() {
             break status;
@@ -175,7 +176,7 @@ fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
             let pid = pid.as_raw_nonzero();
             // Blocked, the front would pass on no signals.
             say_at_once(
-                format!("devicemesh run: its process {KEEPER} (pid {pid}) is stopped, and meanwhile neither a signal nor --timeout ends the job: continue it with kill -CONT {pid}\n").as_bytes(),
+                format!("devicemesh run: its process {KEEPER} (pid {pid}) is stopped, and does not react to signals and --timeout: continue it with kill -CONT {pid}\n").as_bytes(),
             );
         }
         // A signal may interrupt poll. Then the next one returns at once.
