@@ -263,8 +263,9 @@ impl Job<'_> {
                 News::StoreUnused => self.store_is_unused = true,
             }
         }
-        // Where this process was stopped (SIGSTOP) beyond the moment of `--timeout`, all ranks may have
-        // ended meanwhile. Nobody knows whether they ended in time, so the job ends by `--timeout`.
+        // Where this process was stopped (SIGSTOP) beyond the moment of `--timeout`, all ranks may
+        // have ended meanwhile. Nobody knows whether they ended in time, so the job ends by
+        // `--timeout`.
         if self.phase == Phase::Running {
             self.obey_the_clock();
         }

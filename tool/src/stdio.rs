@@ -1,5 +1,5 @@
-//! Writes to standard output and standard error. A full disk is an error, and so is a standard output
-//! that is closed (`>&-`). A reader that has closed the pipe is no error.
+//! Writes to standard output and standard error. A full disk is an error, and so is a standard
+//! output that is closed (`>&-`). A reader that has closed the pipe is no error.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -14,12 +14,13 @@ use crate::failure::Failure;
 /// Whether standard output was closed when the tool was started.
 static STDOUT_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Sets [`STDOUT_WAS_CLOSED`] before `main`. The start of Rust's own code opens /dev/null in place of a
-/// closed standard output, and after that all output is lost without an error.
+/// Sets [`STDOUT_WAS_CLOSED`] before `main`. The start of Rust's own code opens /dev/null in place
+/// of a closed standard output, and after that all output is lost without an error.
 #[used]
 #[expect(unsafe_code, reason = "no safe way runs code before the start of Rust's own")]
-// SAFETY: the loader calls each function of this section once, before `main` and on one thread. This
-// function makes one system call and stores the outcome, so it needs nothing that is set up later.
+// SAFETY: the loader calls each function of this section once, before `main` and on one thread.
+// This function makes one system call and stores the outcome, so it needs nothing that is set up
+// later.
 #[unsafe(link_section = ".init_array")]
 static LOOK_AT_STDOUT: extern "C" fn() = look_at_stdout;
 

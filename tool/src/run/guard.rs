@@ -95,8 +95,8 @@ pub fn visible() -> Pid {
 /// The work that the two processes guard.
 #[derive(Clone, Copy)]
 pub enum Work {
-    /// The ranks of this node. `reads_input` says whether a rank reads standard input, and `is_agent`
-    /// whether a starter has started this node.
+    /// The ranks of this node. `reads_input` says whether a rank reads standard input, and
+    /// `is_agent` whether a starter has started this node.
     Ranks { reads_input: bool, is_agent: bool },
     /// The commands that reach the hosts of a job.
     Hosts,
@@ -159,9 +159,9 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
     }
 }
 
-/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the keeper,
-/// because the keeper does nothing then. Ctrl-Z stops the ranks and the front, and never the keeper. An
-/// agent says nothing: its starter names the hosts that do not obey.
+/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the
+/// keeper, because the keeper does nothing then. Ctrl-Z stops the ranks and the front, and never
+/// the keeper. An agent says nothing: its starter names the hosts that do not obey.
 fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
     let pid = Pid::from_child(keeper);
     let mut stop_is_told = matches!(work, Work::Ranks { is_agent: true, .. });

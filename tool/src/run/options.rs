@@ -120,8 +120,8 @@ fn count(text: &str) -> Result<Count, String> {
     }
 }
 
-/// Whether the program is the DIR of mpirun's `--prefix DIR`: the word behind `--prefix` in this command
-/// line, and a folder, or an absolute path at which nothing is.
+/// Whether the program is the DIR of mpirun's `--prefix DIR`: the word behind `--prefix` in this
+/// command line, and a folder, or an absolute path at which nothing is.
 fn is_prefix(program: &str, line: &[OsString]) -> bool {
     let path = Path::new(program);
     let is_folder = path.is_dir() || (path.is_absolute() && !path.exists());

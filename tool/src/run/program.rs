@@ -30,8 +30,9 @@ pub fn resolve(program: &OsStr) -> OsString {
     }
 }
 
-/// Whether the program's file is empty. exec would run it with /bin/sh, as every file without a format
-/// of its own (execvp(3)), so the ranks of a program that was not copied whole would succeed.
+/// Whether the program's file is empty. exec would run it with /bin/sh, as every file without a
+/// format of its own (execvp(3)), so the ranks of a program that was not copied whole would
+/// succeed.
 pub fn is_empty(program: &OsStr) -> bool {
     let may_run = |path: &PathBuf| path.is_file() && access(path, Access::EXEC_OK).is_ok();
     let Some(path) = candidates(program).find(may_run) else { return false };
