@@ -337,8 +337,24 @@ def test_ranks_that_fail_together_are_counted(start, tmp_path):
     os.kill(parent, signal.SIGCONT)
     _, done = ends(tool, 3)
     assert re.fullmatch(r"devicemesh run: rank \d \(pid \d+\) exited with code 3, and 2 ranks failed at the same time; "
-                        r"2 ranks still run and get SIGTERM in 0.1 s unless they end before", done.splitlines()[0]), done
-    assert done.count("afterwards") == 4, done
+                        r"2 ranks still run and get SIGTERM in 0.1 s unless they end before", done.splitlines()[1]), done
+    assert (done.count("at the same time rank"), done.count("afterwards rank")) == (2, 2), done
+
+
+def test_a_keeper_that_somebody_has_stopped_is_told(start, tmp_path):
+    """The time goes on meanwhile: a job that was not seen to end before --timeout has not ended in time."""
+    os.mkfifo(tmp_path / "go")
+    tool = start(1, f"echo ready; read line < {tmp_path}/go", "--timeout", "3")
+    late = time.monotonic() + 3
+    parent = keeper(tool)
+    (rank,) = children(parent)
+    os.kill(parent, signal.SIGSTOP)
+    said = tool.stderr.readline()
+    assert f"its process dm-ranks (pid {parent}) is stopped" in said and f"kill -CONT {parent}\n" in said, said
+    (tmp_path / "go").write_text("go\n")
+    wait_until(lambda: gone(rank) and time.monotonic() > late, "the rank has ended, and --timeout has passed", 10)
+    os.kill(parent, signal.SIGCONT)
+    ends(tool, 124)
 
 
 @pytest.mark.parametrize("first, said", [
@@ -378,6 +394,28 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path):
 def test_a_report_that_is_beyond_the_limit_on_the_size_of_files_is_an_error(tmp_path, words, code):
     done = run("/bin/sh", "-c", f"ulimit -f 0; exec {TOOL} {words} > {tmp_path}/report", code=code, timeout=PATIENCE)
     assert re.search("^devicemesh.*(cannot write to standard output: File too large|beyond the limit on file sizes)", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("words, code", [("ps --json", 1), ("show 2,4", 1), ("check --json --quiet", 3), ("run --help", 1), ("--version", 1)])
+def test_a_closed_standard_output_is_an_error(words, code):
+    done = run("/bin/sh", "-c", f"exec {TOOL} {words} >&-", code=code, timeout=PATIENCE)
+    assert "cannot write to standard output: Bad file descriptor" in done.stderr, done.stderr
+
+
+def test_a_limit_on_open_files_that_stops_the_start_is_named():
+    done = run("/bin/sh", "-c", f"ulimit -n 4; exec {TOOL} run -n 1 -- true", code=1, timeout=PATIENCE)
+    assert "cannot catch signals" in done.stderr and "(raise `ulimit -n`, now 4)" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("limit", [2, 4])
+def test_a_limit_on_processes_that_stops_the_start_is_named(limit):
+    """The guard's thread needs a third process of the user, and the output's threads need a fifth one."""
+    other = "setpriv --reuid 54321 --regid 54321 --clear-groups"
+    if run("/bin/sh", "-c", f"{other} test -x {TOOL}", code=None).returncode:
+        pytest.skip("the limit binds only other users than root, and none can be one here and reach the tool")
+    start = f"ulimit -u {limit}; cd /; exec {TOOL} run -n 1 --prefix -- true"
+    done = run(*other.split(), "bash", "-c", start, code=1, timeout=PATIENCE)
+    assert f"(raise `ulimit -u`, now {limit}, or the container's pids.max)" in done.stderr, done.stderr
 
 
 def test_a_core_dump_is_told(tmp_path):

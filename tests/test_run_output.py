@@ -118,6 +118,8 @@ def test_a_file_with_the_name_of_the_link_stays(tmp_path):
     (tmp_path / "latest").write_text("mine")
     assert "latest is no symbolic link" in job(f"-n 1 --log-dir {tmp_path}", "true").stderr
     assert (tmp_path / "latest").read_text() == "mine"
+    said = job(f"-n 1 --log-dir {tmp_path}/latest", "true", code=1).stderr
+    assert f"cannot make --log-dir {tmp_path}/latest: it is a file, not a folder\n" in said
 
 
 def test_a_log_that_cannot_be_written_ends_the_job(tmp_path):

@@ -1,5 +1,8 @@
 //! Sizes on the command line.
 
+/// The largest size, in bytes: 64 GiB.
+const LARGEST: u128 = 64 << 30;
+
 /// Reads a size of 1 byte to 64 GiB. 64MiB, 64M and 67108864 are equal, as with nccl-tests.
 pub fn byte_size(text: &str) -> Result<usize, String> {
     let text = text.trim();
@@ -16,9 +19,10 @@ pub fn byte_size(text: &str) -> Result<usize, String> {
             ));
         }
     };
-    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
+    let size = number.parse::<u128>().map(|number| number.saturating_mul(1 << shift));
     match size {
-        Some(size) if (1..=64 << 30).contains(&size) => Ok(size),
+        Ok(size @ 1..=LARGEST) => Ok(size as usize),
+        Ok(size) if size > LARGEST => Err(format!("{text:?} is too large: the largest size is 64GiB")),
         _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write it like 64MiB")),
     }
 }

@@ -17,7 +17,8 @@ pub fn endpoint(text: &str) -> Result<(String, u16), String> {
         _ => (text, PORT),
     };
     match (bare(host), port) {
-        (host, _) if host.is_empty() || host.contains('/') => Err("it is HOST:PORT, without tcp://".to_owned()),
+        (host, _) if host.is_empty() => Err("the host is missing: it is HOST or HOST:PORT".to_owned()),
+        (host, _) if host.contains('/') => Err("it is HOST:PORT, without tcp://".to_owned()),
         (_, 0) => Err("port 0 is none that the other nodes could know".to_owned()),
         (host, port) => Ok((host, port)),
     }
@@ -37,6 +38,9 @@ mod tests {
         assert_eq!(endpoint("[fe80::1%net0]"), at("fe80::1%net0", 29400));
         for wrong in ["", ":80", "alpha:", "alpha:0", "alpha:70000", "tcp://alpha:80"] {
             assert!(endpoint(wrong).is_err(), "{wrong}");
+        }
+        for hostless in ["", ":80", "[]:80"] {
+            assert_eq!(endpoint(hostless).unwrap_err(), "the host is missing: it is HOST or HOST:PORT", "{hostless}");
         }
     }
 }

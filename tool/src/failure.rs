@@ -1,4 +1,9 @@
-//! The error that ends a subcommand.
+//! The error that ends a subcommand, and the advice on limits that belongs to some errors.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// Why a subcommand could not do its work.
 pub struct Failure {
@@ -11,5 +16,23 @@ pub struct Failure {
 impl Failure {
     pub fn new(code: u8, message: impl Into<String>) -> Failure {
         Failure { code, message: message.into() }
+    }
+}
+
+/// What to do where an error says that a limit on processes, threads or open files is reached, as
+/// the end of a message. It is empty for other errors.
+pub fn advice_on_limits(error: &io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => {
+            let now = getrlimit(Resource::Nproc).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
+            format!(
+                "; this user or this container has as many processes and threads as it may (raise `ulimit -u`, now {now}, or the container's pids.max)"
+            )
+        }
+        Some(Errno::MFILE) => {
+            let now = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
+            format!("; this process has as many open files as it may (raise `ulimit -n`, now {now})")
+        }
+        _ => String::new(),
     }
 }

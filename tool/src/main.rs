@@ -31,7 +31,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use devicemesh::printable::printable;
 
-use self::stdio::{cannot_print, ignore_gone_reader, say};
+use self::stdio::{cannot_print, ignore_gone_reader, say, stdout_is_open};
 use self::style::{Style, When};
 use self::suggestions::with_suggestion;
 
@@ -131,7 +131,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
     // The text may quote an argument that would act on the terminal. Then it is printed escaped,
     // without clap's colours.
     let is_plain = lines.iter().zip(text.lines()).all(|(shown, line)| shown == line);
-    let printed = if is_plain { error.print() } else { writeln!(std::io::stderr(), "{}", lines.join("\n")) };
+    let print = || if is_plain { error.print() } else { writeln!(std::io::stderr(), "{}", lines.join("\n")) };
+    let printed = if error.use_stderr() { print() } else { stdout_is_open().and_then(|()| print()) };
     match ignore_gone_reader(printed) {
         Err(lost) if !error.use_stderr() => {
             say(&format!("devicemesh: {}", cannot_print(&lost)));

@@ -108,6 +108,9 @@ const ADVICE: &[(&[&str], &str)] = &[
 /// The advice for torchrun's `--tee 3`.
 pub const TEE: &str = "--tee takes no value here: --log-dir DIR --tee writes files and shows them too; --prefix alone shows each line with its rank";
 
+/// The advice for mpirun's `--prefix DIR`.
+pub const PREFIX: &str = "--prefix takes no value here, and begins each line with its rank: leave out mpirun's DIR";
+
 /// Whether this is a value of torchrun's `--tee`: a number of streams, or one for each rank (`0:1,1:3`).
 pub fn is_streams(word: &str) -> bool {
     !word.is_empty() && word.chars().all(|c| c.is_ascii_digit() || c == ':' || c == ',')

@@ -78,7 +78,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     if let Some(hosts) = options.hosts.listed()? {
         return if options.dry_run { hosts::show(options, hosts) } else { hosts::start(options, hosts) };
     }
-    let work = Work::Ranks { reads_input: options.output.stdin.0.is_some() };
+    let (reads_input, is_agent) = (options.output.stdin.0.is_some(), options.hosts.agent.is_some());
+    let work = Work::Ranks { reads_input, is_agent };
     let done = match if options.dry_run { None } else { guard::stand_guard(work)? } {
         Some(ended) => {
             if let Some(killed) = ended.told("the parent of the ranks") {
@@ -114,8 +115,13 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         return dry_run::show(options, rendezvous, &binding);
     }
     if let Some(folder) = &options.output.log_dir {
-        std::fs::create_dir_all(folder)
-            .map_err(|error| Failure::new(1, format!("cannot make --log-dir {}: {error}", folder.display())))?;
+        std::fs::create_dir_all(folder).map_err(|error| {
+            let why = match folder.is_file() {
+                true => "it is a file, not a folder".to_owned(),
+                false => error.to_string(),
+            };
+            Failure::new(1, format!("cannot make --log-dir {}: {why}", folder.display()))
+        })?;
     }
     let output = Output::new(options.output.route(rendezvous.nodes > 1, options.color));
     let one_node = rendezvous.is_private();
@@ -256,6 +262,12 @@ impl Job<'_> {
                 News::AtOnce => self.kill_at_second_signal("before a second signal at another node"),
                 News::StoreUnused => self.store_is_unused = true,
             }
+        }
+        // Where this process was stopped (SIGSTOP) beyond the moment of `--timeout`, all ranks may
+        // have ended meanwhile. Nobody knows whether they ended in time, so the job ends by
+        // `--timeout`.
+        if self.phase == Phase::Running {
+            self.obey_the_clock();
         }
         let ended = self.ranks.as_mut().map(Ranks::reap).unwrap_or_default();
         guard::wait_if_ending();

@@ -1,18 +1,46 @@
-//! Writes to standard output and standard error. A full disk is an error. A reader that has closed
-//! the pipe is no error.
+//! Writes to standard output and standard error. A full disk is an error, and so is a standard
+//! output that is closed (`>&-`). A reader that has closed the pipe is no error.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
-use rustix::io::{Errno, retry_on_intr, write};
+use rustix::io::{Errno, fcntl_getfd, retry_on_intr, write};
 
 use crate::failure::Failure;
 
+/// Whether standard output was closed when the tool was started.
+static STDOUT_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Sets [`STDOUT_WAS_CLOSED`] before `main`. The start of Rust's own code opens /dev/null in place
+/// of a closed standard output, and after that all output is lost without an error.
+#[used]
+#[expect(unsafe_code, reason = "no safe way runs code before the start of Rust's own")]
+// SAFETY: the loader calls each function of this section once, before `main` and on one thread.
+// This function makes one system call and stores the outcome, so it needs nothing that is set up
+// later.
+#[unsafe(link_section = ".init_array")]
+static LOOK_AT_STDOUT: extern "C" fn() = look_at_stdout;
+
+extern "C" fn look_at_stdout() {
+    let is_closed = fcntl_getfd(rustix::stdio::stdout()) == Err(Errno::BADF);
+    STDOUT_WAS_CLOSED.store(is_closed, Ordering::Relaxed);
+}
+
+/// Fails where standard output was closed when the tool was started.
+pub fn stdout_is_open() -> io::Result<()> {
+    match STDOUT_WAS_CLOSED.load(Ordering::Relaxed) {
+        true => Err(Errno::BADF.into()),
+        false => Ok(()),
+    }
+}
+
 /// Prints to standard output.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
-    match ignore_gone_reader(write_all(io::stdout(), text.as_ref())) {
+    let written = stdout_is_open().and_then(|()| write_all(io::stdout(), text.as_ref()));
+    match ignore_gone_reader(written) {
         Ok(()) => Ok(()),
         Err(error) => Err(Failure::new(1, cannot_print(&error))),
     }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, Error};
 
-use crate::other_launchers::{TEE, advice, is_streams, name};
+use crate::other_launchers::{PREFIX, TEE, advice, is_streams, name};
 
 /// Returns the error of this command line with what the user probably meant, where clap suggests
 /// nothing or something that does not fit. Suggested options have hyphens, as the pages write them,
@@ -65,6 +65,10 @@ fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
         ErrorKind::DisplayHelp => "-h".to_owned(),
         ErrorKind::TooManyValues | ErrorKind::MissingRequiredArgument if tees_streams(options) => {
             suggest(&mut error, TEE);
+            return error;
+        }
+        ErrorKind::TooManyValues if invalid_argument(&error) == "--prefix" => {
+            suggest(&mut error, PREFIX);
             return error;
         }
         _ => return error,

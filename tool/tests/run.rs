@@ -1,6 +1,8 @@
 //! `devicemesh run`, with the real binary and shell programs.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -352,6 +354,13 @@ fn options_of_other_launchers_are_explained() {
         (&["--timeout", "1000000d"], "the longest time is 11574d"),
         (&["--tee", "3"], "--tee takes no value here"),
         (&["--tee=3"], "--prefix alone shows each line with its rank"),
+        (&["--prefix", "/opt/mpi"], "/opt/mpi is no program; --prefix takes no value here"),
+        (&["--prefix", "/"], "leave out mpirun's DIR"),
+        (&["--prefix=/opt/mpi"], "leave out mpirun's DIR"),
+        (&["--timeout", "-1"], "invalid value '-1' for '--timeout <TIME>'"),
+        (&["--stdin", "-1"], "invalid value '-1' for '--stdin <RANK>'"),
+        (&["--rdzv-endpoint", ":29500"], "the host is missing"),
+        (&["--log-dir", "x", "--log-max-size", "100G"], "is too large: the largest size is 64GiB"),
         (&["--log_dir", "x", "--tee", "3"], "--tee takes no value here"),
         // The whole word is named, and not the letter that clap takes for an option.
         (&["-genv", "A", "b"], "'-genv' found"),
@@ -419,15 +428,24 @@ fn a_script_that_cannot_be_started_gets_its_command_line() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("not-in-path");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("train.py"), "print()\n").unwrap();
+    for (name, script) in [("empty", ""), ("script", "echo script\n")] {
+        std::fs::write(folder.join(name), script).unwrap();
+        std::fs::set_permissions(folder.join(name), Permissions::from_mode(0o755)).unwrap();
+    }
     for (program, code, advice) in [
+        ("./empty", 126, "cannot start ./empty as rank 0: its file is empty"),
+        ("/opt/none", 127, "cannot start /opt/none as rank 0: No such file"),
         ("train.py", 127, "train.py is not in PATH; ./train.py is here: -- python3 train.py"),
         ("./train.py", 126, "-- python3 train.py"),
         ("", 127, "cannot start '' as rank 0: the program's name is empty"),
     ] {
-        let output = tool(&["-n", "1", "--", program]).current_dir(&folder).output().unwrap();
+        let output = tool(&["-n", "1", "--prefix", "--", program, "x"]).current_dir(&folder).output().unwrap();
         let said = text(&output.stderr);
         assert!(output.status.code() == Some(code) && said.contains(advice), "{program:?}: {said}");
     }
+    // Without a first line that names an interpreter it is a script of /bin/sh, as for a shell.
+    let output = tool(&["-n", "1", "--", "./script"]).current_dir(&folder).output().unwrap();
+    assert_eq!(text(&output.stdout), "script\n", "{}", text(&output.stderr));
 }
 
 #[test]

@@ -14,14 +14,14 @@ pub const TERM_TO_KILL: Duration = Duration::from_secs(5);
 pub struct Ending {
     /// How long the ranks have to end after --timeout, or after a signal that this tool got and
     /// passed on (Ctrl-C, SIGTERM); then they are killed
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, allow_negative_numbers = true)]
     pub grace_period: Duration,
     /// After the first failure, how long the other ranks have to notice and end by themselves; then
     /// they get SIGTERM, and 5 seconds later they are killed
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration, allow_negative_numbers = true)]
     pub failure_grace: Duration,
     /// End the whole job after this time: seconds, or 90s, 10m, 2h, 1d, as all times here
-    #[arg(long, value_name = "TIME", value_parser = limit)]
+    #[arg(long, value_name = "TIME", value_parser = limit, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
 }
 

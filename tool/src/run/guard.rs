@@ -31,7 +31,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process, set_parent_process_death_signal, waitid,
+};
 use signal_hook::consts::SIGKILL;
 use signal_hook::low_level::exit;
 
@@ -40,7 +42,7 @@ use super::orphans;
 use super::output::copy_terminal;
 use super::ranks::Stops;
 use super::signals::Signals;
-use crate::failure::Failure;
+use crate::failure::{Failure, advice_on_limits};
 use crate::proc::words;
 
 /// The name of the keeper, in place of the program's.
@@ -63,9 +65,9 @@ pub fn set_last_word(word: Vec<u8>) {
     let _ = LAST_WORD.set(word);
 }
 
-fn say_last_word() {
+/// Writes to standard error, if this does not block.
+fn say_at_once(word: &[u8]) {
     let (error, now) = (std::io::stderr(), Timespec { tv_sec: 0, tv_nsec: 0 });
-    let Some(word) = LAST_WORD.get() else { return };
     if poll(&mut [PollFd::new(&error, PollFlags::OUT)], Some(&now)) == Ok(1) {
         let _ = rustix::io::write(&error, word);
     }
@@ -93,8 +95,9 @@ pub fn visible() -> Pid {
 /// The work that the two processes guard.
 #[derive(Clone, Copy)]
 pub enum Work {
-    /// The ranks of this node. `reads_input` says whether a rank reads standard input.
-    Ranks { reads_input: bool },
+    /// The ranks of this node. `reads_input` says whether a rank reads standard input, and
+    /// `is_agent` whether a starter has started this node.
+    Ranks { reads_input: bool, is_agent: bool },
     /// The commands that reach the hosts of a job.
     Hosts,
 }
@@ -141,7 +144,7 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
     let mut keeper = Command::new("/proc/self/exe");
     keeper.arg0(KEEPER).arg(std::process::id().to_string()).process_group(0);
     // The keeper is in the background of a terminal, so it must not read there.
-    if matches!(work, Work::Ranks { reads_input: true }) && std::io::stdin().is_terminal() {
+    if matches!(work, Work::Ranks { reads_input: true, .. }) && std::io::stdin().is_terminal() {
         keeper.stdin(Stdio::piped());
     }
     match keeper.spawn() {
@@ -156,12 +159,25 @@ pub fn stand_guard(work: Work) -> Result<Option<Ended>, Failure> {
     }
 }
 
-/// Passes signals on to the keeper until it has ended.
+/// Passes signals on to the keeper until it has ended. Says, once, that somebody has stopped the
+/// keeper, because the keeper does nothing then. Ctrl-Z stops the ranks and the front, and never
+/// the keeper. An agent says nothing: its starter names the hosts that do not obey.
 fn wait_for(keeper: &mut Child, signals: &mut Signals, work: Work) -> Ended {
     let pid = Pid::from_child(keeper);
+    let mut stop_is_told = matches!(work, Work::Ranks { is_agent: true, .. });
     let status = loop {
         if let Ok(Some(status)) = keeper.try_wait() {
             break status;
+        }
+        let is_stopped =
+            matches!(waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG), Ok(Some(_)));
+        if is_stopped && !stop_is_told {
+            stop_is_told = true;
+            let pid = pid.as_raw_nonzero();
+            // Blocked, the front would pass on no signals.
+            say_at_once(
+                format!("devicemesh run: its process {KEEPER} (pid {pid}) is stopped, and does not react to signals and --timeout: continue it with kill -CONT {pid}\n").as_bytes(),
+            );
         }
         // A signal may interrupt poll. Then the next one returns at once.
         let _ = poll(&mut [PollFd::new(&*signals, PollFlags::IN)], None);
@@ -186,7 +202,10 @@ pub fn wait_if_ending() {
 /// Starts a thread that ends this process and all its descendants when the front ends. The main
 /// thread may be blocked, for example by a terminal that takes no output.
 fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
-    let cannot = |error| Failure::new(1, format!("cannot watch the process that has started this one: {error}"));
+    let cannot = |error| {
+        let advice = advice_on_limits(&error);
+        Failure::new(1, format!("cannot watch the process that has started this one: {error}{advice}"))
+    };
     // The keeper is in the background of the terminal. If the terminal stopped it (`stty tostop`), the
     // job would hang, and no signal would end it.
     Stops::Ignored.set().map_err(cannot)?;
@@ -194,7 +213,9 @@ fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
     let watch = move || {
         ended.forever().next();
         FRONT_HAS_ENDED.store(true, Ordering::SeqCst);
-        say_last_word();
+        if let Some(word) = LAST_WORD.get() {
+            say_at_once(word);
+        }
         work.end_all();
         exit(128 + SIGKILL);
     };

@@ -16,11 +16,11 @@ use crate::failure::Failure;
 #[derive(Args)]
 pub struct Meeting {
     /// Number of nodes: hosts that run this same command [default: those of the Slurm step, else 1]
-    #[arg(long, value_name = "N", value_parser = nodes)]
+    #[arg(long, value_name = "N", value_parser = nodes, allow_negative_numbers = true)]
     pub nnodes: Option<u32>,
     /// This node's number, from 0. Without it, Slurm or Kubernetes gives the numbers, else the
     /// order in which the nodes arrive. Node 0 has the first ranks
-    #[arg(long, alias = "node_rank", value_name = "NODE")]
+    #[arg(long, alias = "node_rank", value_name = "NODE", allow_negative_numbers = true)]
     pub node_rank: Option<u32>,
     /// Where the ranks meet, the same on all nodes: a host of the job (node 0's, where nodes are
     /// numbered), and a port that is free there [port: 29400]
@@ -31,7 +31,7 @@ pub struct Meeting {
     #[arg(long, alias = "rdzv_id", value_name = "NAME")]
     pub rdzv_id: Option<String>,
     /// How long to wait until all nodes have arrived
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration, allow_negative_numbers = true)]
     pub rdzv_timeout: Duration,
 }
 

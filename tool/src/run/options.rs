@@ -2,18 +2,20 @@
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};
+use std::path::Path;
 
 use clap::Args;
 use devicemesh::ccl;
 
 use super::binding::BindingOptions;
 use super::ending::Ending;
+use super::guard::command_line;
 use super::hosts::Hosts;
 use super::meeting::Meeting;
 use super::output::OutputOptions;
 use super::program::mistake;
 use crate::failure::Failure;
-use crate::other_launchers::{TEE, is_streams};
+use crate::other_launchers::{PREFIX, TEE, is_streams};
 use crate::style::When;
 
 /// The end of `--help` and of the manual page.
@@ -118,6 +120,16 @@ fn count(text: &str) -> Result<Count, String> {
     }
 }
 
+/// Whether the program is the DIR of mpirun's `--prefix DIR`: the word behind `--prefix` in this
+/// command line, and a folder, or an absolute path at which nothing is.
+fn is_prefix(program: &str, line: &[OsString]) -> bool {
+    let path = Path::new(program);
+    let is_folder = path.is_dir() || (path.is_absolute() && !path.exists());
+    let is_behind = |pair: &[OsString]| pair[0] == "--prefix" && pair[1] == program;
+    let options = line.split(|word| word == "--").next().unwrap_or_default();
+    is_folder && options.windows(2).any(is_behind)
+}
+
 impl Options {
     /// Checks what clap cannot: options that do not fit together.
     pub fn check(&self) -> Result<(), Failure> {
@@ -141,6 +153,9 @@ impl Options {
         }
         let mistake = match self.command.first().and_then(|program| program.to_str()) {
             Some(program) if self.output.tee && is_streams(program) => Some(TEE.to_owned()),
+            Some(program) if self.output.prefix && self.command.len() > 1 && is_prefix(program, &command_line()) => {
+                Some(format!("{program} is no program; {PREFIX}"))
+            }
             _ => mistake(&self.command),
         };
         if let Some(message) = mistake {

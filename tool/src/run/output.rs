@@ -31,7 +31,7 @@ pub use self::sinks::Sinks;
 pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
-use crate::failure::Failure;
+use crate::failure::{Failure, advice_on_limits};
 use crate::stdio::{cannot_print, same_file, say};
 use crate::style::Style;
 
@@ -110,7 +110,10 @@ impl Output {
             say(&format!("devicemesh run: logs in {}{on_each_host}", folder.path().display()));
             self.folder = Some(folder);
         }
-        let cannot = |error| Failure::new(1, format!("cannot start a thread for the output: {error}"));
+        let cannot = |error| {
+            let advice = advice_on_limits(&error);
+            Failure::new(1, format!("cannot start a thread for the output: {error}{advice}"))
+        };
         self.sinks = Sinks::start(&self.route).map_err(cannot)?;
         Ok(())
     }

@@ -30,6 +30,18 @@ pub fn resolve(program: &OsStr) -> OsString {
     }
 }
 
+/// Whether the program's file is empty. exec would run it with /bin/sh, as every file without a
+/// format of its own (execvp(3)), so the ranks of a program that was not copied whole would
+/// succeed.
+pub fn is_empty(program: &OsStr) -> bool {
+    let may_run = |path: &PathBuf| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    let Some(path) = candidates(program).find(may_run) else { return false };
+    // Some file systems give a file that has bytes the length 0.
+    let is_read_as_empty =
+        || File::open(&path).and_then(|mut file| file.read(&mut [0])).map_or(true, |count| count == 0);
+    path.metadata().is_ok_and(|file| file.len() == 0) && is_read_as_empty()
+}
+
 /// Returns what is wrong with the program and its arguments, where a user has written them as for
 /// another launcher.
 pub fn mistake(command: &[OsString]) -> Option<String> {
@@ -129,11 +141,17 @@ fn missing(program: &OsStr, error: &io::Error) -> Option<String> {
 
 /// The file of a program, found as execvp(3) finds it.
 fn find(program: &OsStr) -> Option<PathBuf> {
-    if program.as_bytes().contains(&b'/') {
-        return Some(program.into()).filter(|path: &PathBuf| path.is_file());
-    }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+    candidates(program).find(|path| path.is_file())
+}
+
+/// The paths at which execvp(3) looks for a program, in that order.
+fn candidates(program: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let folders = match program.as_bytes().contains(&b'/') {
+        // Joined to an empty path, a path stays as it is.
+        true => vec![PathBuf::new()],
+        false => std::env::var_os("PATH").map_or_else(Vec::new, |folders| std::env::split_paths(&folders).collect()),
+    };
+    folders.into_iter().map(move |folder| folder.join(program))
 }
 
 /// The interpreter of a script, from its first line.

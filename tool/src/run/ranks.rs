@@ -20,7 +20,7 @@ use super::identity::shell_word;
 use super::orphans;
 use super::output::Output;
 use super::program;
-use crate::failure::Failure;
+use crate::failure::{Failure, advice_on_limits};
 use crate::terminal;
 
 /// How long it may take to end the processes that the ranks have left behind.
@@ -54,6 +54,10 @@ impl Ranks {
         orphans::adopt();
         // The ranks' process groups are in the background of the terminal.
         let stops = if terminal::stops_writers() { Stops::Ignored } else { Stops::Allowed };
+        if program::is_empty(&program::resolve(&command[0])) {
+            let (program, rank) = (shell_word(&command[0].to_string_lossy()), assignment.first_rank);
+            return Err(Failure::new(126, format!("cannot start {program} as rank {rank}: its file is empty")));
+        }
         let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
             match start_rank(local_rank, assignment, command, binding, (open_files, stops), output) {
@@ -146,12 +150,7 @@ impl Ranks {
 /// Why a rank could not be started, with the exit code that a shell would give.
 fn cannot_start(program: &OsString, rank: u32, error: &io::Error) -> Failure {
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-    let advice = match Errno::from_io_error(error) {
-        Some(Errno::AGAIN) => {
-            "; this user or this container has as many processes as it may: raise `ulimit -u`, or the container's pids.max"
-        }
-        _ => "",
-    };
+    let advice = advice_on_limits(error);
     let missing = program::why(program, error).unwrap_or_else(|| error.to_string());
     let program = shell_word(&program.to_string_lossy());
     Failure::new(code, format!("cannot start {program} as rank {rank}: {missing}{advice}"))

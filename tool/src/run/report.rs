@@ -97,11 +97,16 @@ impl Job<'_> {
             _ => None,
         };
         let mut later = self.ranks.as_ref().map(|ranks| ranks.failed_after(first)).unwrap_or_default();
+        // The ranks that failed at the same time as the first one come first in this list.
+        let together: Vec<u32> = later.iter().take(self.failed_together).map(|ended| ended.rank).collect();
         let is_told = matches!(&self.cause, Some(Cause::Rank { ended, .. }) if self.is_told(ended.how));
         later.retain(|ended| !(self.is_told(ended.how) || is_told && ended.was_ended()));
         let on_host = self.on_host();
-        let afterwards = |ended: &&Ended| format!("afterwards {}", ended.told(&on_host));
-        let mut lines: Vec<String> = later.iter().take(NAMED).map(afterwards).collect();
+        let told = |ended: &&Ended| {
+            let when = if together.contains(&ended.rank) { "at the same time" } else { "afterwards" };
+            format!("{when} {}", ended.told(&on_host))
+        };
+        let mut lines: Vec<String> = later.iter().take(NAMED).map(told).collect();
         if later.len() > NAMED {
             lines.push(format!("and {} more ranks", later.len() - NAMED));
         }

@@ -12,7 +12,7 @@ use signal_hook::flag;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, advice_on_limits};
 
 const CAUGHT: [i32; 9] = [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2];
 
@@ -35,7 +35,10 @@ impl Signals {
             UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {
             Ok(delivery) => Ok(Signals { delivery }),
-            Err(error) => Err(Failure::new(1, format!("cannot catch signals: {error}"))),
+            Err(error) => {
+                let advice = advice_on_limits(&error);
+                Err(Failure::new(1, format!("cannot catch signals: {error}{advice}")))
+            }
         }
     }
 

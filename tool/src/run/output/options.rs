@@ -27,15 +27,22 @@ pub struct OutputOptions {
     pub tee: bool,
     /// With --log-dir: begin a new file before one gets larger; the older ones are rank-R.out.1
     /// (the newest), .2 and so on
-    #[arg(long, alias = "log_max_size", requires = "log_dir", value_name = "SIZE", value_parser = byte_size)]
+    #[arg(long, alias = "log_max_size", requires = "log_dir", value_name = "SIZE", value_parser = byte_size, allow_negative_numbers = true)]
     pub log_max_size: Option<usize>,
     /// With --log-max-size: how many older files to keep
-    #[arg(long, alias = "log_keep", requires = "log_max_size", value_name = "N", default_value_t = 5)]
+    #[arg(
+        long,
+        alias = "log_keep",
+        requires = "log_max_size",
+        value_name = "N",
+        default_value_t = 5,
+        allow_negative_numbers = true
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub log_keep: u32,
     /// The rank that reads the standard input of the devicemesh run that starts it; the others read
     /// nothing. "none": no rank
-    #[arg(long, value_name = "RANK", default_value = "none", value_parser = reader)]
+    #[arg(long, value_name = "RANK", default_value = "none", value_parser = reader, allow_negative_numbers = true)]
     pub stdin: Reader,
 }
 
