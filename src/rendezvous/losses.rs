@@ -221,11 +221,16 @@ impl Losses {
         self.known().processes.iter().copied().filter(|process| is_missed(*process)).collect()
     }
 
-    /// Returns once no further rank was lost for a moment. Ranks whose host or launcher has ended
-    /// are lost one right after the other.
+    /// Reads all notes, and returns once no further rank was lost for a moment. Ranks whose host or
+    /// launcher has ended are lost one right after the other.
     pub(super) fn wait_until_quiet(&self, of_caller: &Wait) {
         let end = Deadline::after(LONGEST_WAIT_FOR_QUIET);
         let wait = Wait { watch: None, ..of_caller.clone() };
+        // A rank tells of losses before it comes to a call. So whoever has seen that it came must
+        // look at the list again.
+        if self.refresh(&wait).is_err() {
+            return;
+        }
         loop {
             self.look(&wait);
             let last = self.known().last;
