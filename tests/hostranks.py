@@ -72,8 +72,7 @@ class Network(Lab):
         return sorted(found)
 
     def has_zero_window(self, host):
-        """Whether this host has bytes in its kernel for a receiver without room: one of its connections
-        is established (01), and probes for room (04)."""
+        """Whether this host's kernel holds bytes for which a receiver has no room. Such a connection is established (01), and its timer probes for room (04)."""
         lines = [line.split() for table in ("tcp", "tcp6")
                  for line in Path(f"/proc/{self.hosts[host].holder}/net/{table}").read_text().splitlines()[1:]]
         return any(line[3] == "01" and line[5].startswith("04:") for line in lines)

@@ -129,7 +129,7 @@ def test_no_rank_outlives_a_starter_that_is_killed_during_the_end(start):
 
 
 def test_no_rank_outlives_three_interrupts(start):
-    """The nodes are stopped, so they do not obey. Each signal comes later than those that are one wish with the last (0.5 s)."""
+    """The nodes are stopped, so they do not obey. The signals are more than 0.5 s apart, because closer ones count as one."""
     process = start("al,be", STUBBORN.replace("$$", "$$ $PPID"), grace=300)
     pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split()]
     process.send_signal(signal.SIGINT)

@@ -98,8 +98,8 @@ impl<'a> Call<'a> {
     }
 
     /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
-    /// the call `text` itself is agreed. `known` are the ranks that this rank takes for lost because
-    /// of its communicators.
+    /// the call `text` itself is agreed. `known` are the ranks that this rank takes for lost
+    /// because of its communicators.
     pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: TakenForLost<'_>) -> Result<AgreedLosses> {
         self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }

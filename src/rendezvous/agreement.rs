@@ -11,10 +11,10 @@
 //! (compare-and-set), and every rank waits for it and returns what it says. Each rank needs a
 //! constant number of store operations, except the rank that names the missing ones.
 //!
-//! A rank that has ended a mesh by dm_abort may make its next call under the number of a call on that
-//! mesh. So the ranks compare the meshes of their calls before the texts (departures.rs). Where a
-//! rank has ended one of the meshes, the verdict is "lost" for the ranks of that call, and the other
-//! ranks go on to the next number.
+//! A rank that has ended a mesh by dm_abort may make its next call under the number of a call on
+//! that mesh. So the ranks compare the meshes of their calls before the texts (departures.rs).
+//! Where a rank has ended one of the meshes, the verdict is "lost" for the ranks of that call, and
+//! the other ranks go on to the next number.
 //!
 //! The work of the call follows. A second verdict at `<prefix>/<s>/end/` ends the call: either all
 //! ranks got through, or the verdict is the first failure.

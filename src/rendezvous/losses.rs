@@ -381,7 +381,7 @@ impl LocalRanks {
         Ok(Some(LocalRanks { key, me, found: Mutex::default() }))
     }
 
-    /// Reads the line of a rank. Returns `None` where it is none.
+    /// Reads the line of a rank. Returns `None` when the text is not such a line.
     fn read(&self, line: &str) -> Option<LocalRank> {
         let mut words = line.split(' ');
         let name: Incarnation = words.next()?.parse().ok()?;

@@ -109,8 +109,8 @@ impl World {
         self.session.as_ref().map_or("no store", |session| session.store.name())
     }
 
-    /// Returns the ranks that make the collective calls of the world: all ranks, or after a recovery
-    /// the ranks of the mesh. Fails where this rank is not one of them.
+    /// Returns the ranks that make the collective calls of the world: all ranks, or after a
+    /// recovery the ranks of the mesh. Fails where this rank is not one of them.
     pub fn scope(&self) -> Result<Arc<Scope>> {
         let epoch = self.session()?.epoch.get();
         epoch.world.clone().ok_or_else(|| {

@@ -1,5 +1,5 @@
-//! The options of torchrun, mpirun and srun that people type out of habit, each with the advice what
-//! to write here. docs/tool.md has the same table in "Options that are refused", and
+//! The options of torchrun, mpirun and srun that people type out of habit, each with the advice
+//! what to write here. docs/tool.md has the same table in "Options that are refused", and
 //! tests/test_tool_page.py compares both.
 
 /// Options without their leading dashes, and what to do here in place of them.
@@ -111,12 +111,14 @@ pub const TEE: &str = "--tee takes no value here: --log-dir DIR --tee writes fil
 /// The advice for mpirun's `--prefix DIR`.
 pub const PREFIX: &str = "--prefix takes no value here, and begins each line with its rank: leave out mpirun's DIR";
 
-/// Whether this is a value of torchrun's `--tee`: a number of streams, or one for each rank (`0:1,1:3`).
+/// Whether this is a value of torchrun's `--tee`: a number of streams, or one for each rank
+/// (`0:1,1:3`).
 pub fn is_streams(word: &str) -> bool {
     !word.is_empty() && word.chars().all(|c| c.is_ascii_digit() || c == ':' || c == ',')
 }
 
-/// The name of an option that may have dashes, underscores and a value: `np` for `--np=2` and `-np2`.
+/// The name of an option that may have dashes, underscores and a value: `np` for `--np=2` and
+/// `-np2`.
 pub fn name(option: &str) -> String {
     let name = option.trim_start_matches('-').split('=').next().unwrap_or_default();
     name.trim_end_matches(|c: char| c.is_ascii_digit()).replace('_', "-")

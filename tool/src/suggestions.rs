@@ -55,7 +55,8 @@ fn about_subcommands(error: &mut Error, first: &str, tool: &Command, run: &Comma
 fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
     let wrong = match error.kind() {
         ErrorKind::UnknownArgument => {
-            // clap's advice is to write the option behind "--", where it would be taken for the program.
+            // clap's advice is to write the option behind "--", where it would be taken for the
+            // program.
             error.remove(ContextKind::Suggested);
             invalid_argument(&error).to_owned()
         }

@@ -24,8 +24,8 @@ pub fn width() -> Option<usize> {
 }
 
 /// The width of a help text in character cells. Where standard output is no terminal, for example a
-/// pager's pipe, and [`COLUMNS`] is not set, it is the width of the terminal from which the tool was
-/// started. Where there is no terminal, it is 100, because very long lines are hard to read.
+/// pager's pipe, and [`COLUMNS`] is not set, it is the width of the terminal from which the tool
+/// was started. Where there is no terminal, it is 100, because very long lines are hard to read.
 pub fn width_of_help() -> usize {
     width().or_else(|| width_of(stderr())).or_else(|| width_of(stdin())).unwrap_or(PLAIN)
 }
@@ -45,8 +45,8 @@ fn limited(cells: u16) -> Option<usize> {
     (cells > 0).then(|| usize::from(cells).max(LEAST))
 }
 
-/// Whether the terminal that controls this process stops processes that write to it in the background
-/// (`stty tostop`).
+/// Whether the terminal that controls this process stops processes that write to it in the
+/// background (`stty tostop`).
 pub fn stops_writers() -> bool {
     let settings = File::open("/dev/tty").map(tcgetattr);
     settings.is_ok_and(|settings| settings.is_ok_and(|settings| settings.local_modes.contains(LocalModes::TOSTOP)))

@@ -20,7 +20,8 @@ fn failure(maker: SocketAddr) -> Error {
     failure_by(id_of(maker))
 }
 
-/// Joins as one of two ranks by this id with a timeout of 200 ms, and returns the error of the join.
+/// Joins as one of two ranks by this id with a timeout of 200 ms, and returns the error of the
+/// join.
 fn failure_by(id: Id) -> Error {
     let mut join = Join::new(Source::Id(id), 2, 0, "test".to_owned(), Arc::default());
     join.wait_at_most(Some(Duration::from_millis(200)));

@@ -8,8 +8,8 @@
 //! that the scope still holds are removed after the next agreed call of a scope that has all of its
 //! ranks, for example dm_init of the next mesh.
 //!
-//! When the mesh of an epoch was made (docs/recovery.md), all ranks have left the calls of the epochs
-//! before, and each rank removes all of its keys of these.
+//! When the mesh of an epoch was made (docs/recovery.md), all ranks have left the calls of the
+//! epochs before, and each rank removes all of its keys of these.
 //!
 //! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the
 //! failed call reads the same verdict as the others.
@@ -28,8 +28,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
     /// The ranks of the scope. Keys of other scopes may be removed by this one when all their ranks
     /// are among these.
     members: Members,
-    /// The keys to be removed. Every thread that makes calls in the scope adds keys. The keys of the
-    /// world refer to this list, because it is emptied when the epoch has ended.
+    /// The keys to be removed. Every thread that makes calls in the scope adds keys. The keys of
+    /// the world refer to this list, because it is emptied when the epoch has ended.
     keys: Arc<Keys>,
     /// The number of the epoch to which the keys belong; `None` for keys that no epoch ends.
     epoch: Option<u64>,
@@ -120,8 +120,8 @@ impl ScopeKeys {
         self.leftovers.take_before_epoch(number)
     }
 
-    /// Waits until no thread of this rank writes such keys of the world any more. Returns early when
-    /// `wait` has ended.
+    /// Waits until no thread of this rank writes such keys of the world any more. Returns early
+    /// when `wait` has ended.
     pub(super) fn await_written(&self, wait: &Wait) {
         let mut writing = lock(&self.leftovers.writing);
         while *writing > 0 && !wait.deadline.passed() && !wait.cancel.is_raised() {

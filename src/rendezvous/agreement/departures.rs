@@ -2,17 +2,17 @@
 //! the mesh may wait for these ranks.
 //!
 //! The key `<mesh>/left` gives these ranks numbers, and `<mesh>/left/<k>` holds the rank with the
-//! number k. Every wait of a call on the mesh waits for the next of these keys, too (waiting.rs). So
-//! an abort ends the wait in whatever step of the call it falls, and whether or not the aborting rank
-//! has begun the call.
+//! number k. Every wait of a call on the mesh waits for the next of these keys, too (waiting.rs).
+//! So an abort ends the wait in whatever step of the call it falls, and whether or not the aborting
+//! rank has begun the call.
 //!
 //! The file notes.rs has the rules for such notes. The notes and their count stay in the store for
-//! as long as any rank is in the epoch of the mesh. If they were removed earlier, a rank that ends the mesh later
-//! would begin again with the number 1, where ranks that have read the first note do not look any
-//! more.
+//! as long as any rank is in the epoch of the mesh. If they were removed earlier, a rank that ends
+//! the mesh later would begin again with the number 1, where ranks that have read the first note do
+//! not look any more.
 //!
-//! The next call of the aborting rank begins when its note is written. So another rank that compares
-//! a call on the mesh with that next call finds the note (deciding.rs).
+//! The next call of the aborting rank begins when its note is written. So another rank that
+//! compares a call on the mesh with that next call finds the note (deciding.rs).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -29,7 +29,7 @@ pub struct Seen<'a> {
     pub door: &'a [Knock],
     /// The terms of the turn.
     pub terms: &'a Terms,
-    /// The waits of the rank that have lasted long enough.
+    /// The time limits of this rank that have passed.
     pub passed: Passed,
 }
 
@@ -73,8 +73,8 @@ pub struct Passed {
     pub replace: bool,
 }
 
-/// Returns the ranks of the mesh that are neither here nor known to be lost. Nobody waits for spares
-/// and benched ranks, because one that is hung must not hold up the others.
+/// Returns the ranks of the mesh that are neither here nor known to be lost. Nobody waits for
+/// spares and benched ranks, because one that is hung must not hold up the others.
 pub(super) fn absent(epoch: &Epoch, here: &BTreeSet<Incarnation>, lost: &BTreeSet<Incarnation>) -> Vec<Incarnation> {
     let arrived = |process: &Incarnation| here.contains(process) || lost.contains(process);
     epoch.in_mesh().into_iter().filter(|process| !arrived(process)).collect()

@@ -79,8 +79,8 @@ impl Membership {
     }
 
     /// Adds a lost process that this process, which is `me`, knows of to the list in the store,
-    /// where the list lacks it. When several ranks know of a loss, the one adds it whose name
-    /// stands under `key`, or another one if that one is lost, too.
+    /// where the list lacks it. When several ranks know of a loss, the rank whose name is the value
+    /// of `key` adds it. If that rank is lost, too, another one does.
     pub(super) fn tell_loss(&self, process: Incarnation, me: Incarnation, key: String, wait: &Wait) -> Result<()> {
         if self.losses.any(|lost| lost == process) {
             return Ok(());
@@ -102,8 +102,8 @@ impl Membership {
         prefix_of_epoch(self.losses.prefix(), self.epoch)
     }
 
-    /// Fails when this process has gone on to a later epoch than that of the scope. The ranks of the
-    /// scope may be others by now, so no call of the scope goes on.
+    /// Fails when this process has gone on to a later epoch than that of the scope. The ranks of
+    /// the scope may be others by now, so no call of the scope goes on.
     pub(super) fn check_epoch(&self) -> Result<()> {
         let now = self.losses.turns().epoch();
         if now == self.epoch {
@@ -297,8 +297,8 @@ impl Round {
         Some(Verdict::of_turn(number, &Error::new(Status::PeerLost, message).with_ranks(&[by])))
     }
 
-    /// Whether the verdict is that a rank has come to a turn whose decision this rank has read. This
-    /// rank was not in the call when the turn began.
+    /// Whether the verdict is that a rank has come to a turn whose decision this rank has read.
+    /// This rank was not in the call when the turn began.
     pub(super) fn is_of_past_turn(&self, verdict: &Verdict) -> bool {
         matches!(verdict.reason, Reason::Turn { number } if self.membership.losses.turns().has_passed(number))
     }
@@ -314,7 +314,8 @@ impl Round {
     /// Returns the verdict that ranks of the scope have ended the mesh of this rank's call or that
     /// of the first rank's call, where the two calls concern different meshes. The rank that has
     /// ended a mesh makes its next call under a number that others use for a call on that mesh. The
-    /// note of the end was written before that next call. Returns `None` when both meshes are whole.
+    /// note of the end was written before that next call. Returns `None` when both meshes are
+    /// whole.
     pub(super) fn departure_between(&self, theirs: &str, their_mesh: &str, wait: &Wait) -> Result<Option<Verdict>> {
         if let Some(departures) = &self.departures {
             departures.catch_up(wait)?;

@@ -43,8 +43,8 @@ pub struct AgreedLosses {
 
 impl Scope {
     /// Returns which ranks of the scope are lost, when every other rank has made this call. All of
-    /// them get the same answer. `known` are ranks that this rank takes for lost by other means than
-    /// the store. Fails when no rank is lost.
+    /// them get the same answer. `known` are ranks that this rank takes for lost by other means
+    /// than the store. Fails when no rank is lost.
     pub fn agree_on_lost(&self, call: &str, known: TakenForLost<'_>, wait: &Wait) -> Result<AgreedLosses> {
         loop {
             self.check_turn(call)?;

@@ -119,7 +119,8 @@ impl Verdict {
         Verdict::of(error).after_departure(mesh)
     }
 
-    /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have ended.
+    /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have
+    /// ended.
     pub(super) fn after_departure(self, mesh: &str) -> Verdict {
         Verdict { reason: Reason::Departed { mesh: mesh.to_owned() }, ..self }
     }

@@ -31,8 +31,8 @@ impl Round {
     }
 
     /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or
-    /// has ended the mesh of the call, or when a recovery has begun, and neither is there, that
-    /// becomes the verdict.
+    /// has ended the mesh of the call, or when a recovery has begun, that becomes the verdict,
+    /// unless the key or a verdict is there already.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
         let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));

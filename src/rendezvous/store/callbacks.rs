@@ -180,9 +180,9 @@ impl Store for CallbackStore {
 
     /// There is no compare-and-set here, so the first rank that adds to a counter beside the key
     /// may set the key. If that rank dies between the two operations, the key never gets a value:
-    /// no other rank may set it, because a rank that is only slow would later replace the value that
-    /// the others have read. The others then wait until their deadline, or until they learn that
-    /// the rank is lost.
+    /// no other rank may set it, because a rank that is only slow would later replace the value
+    /// that the others have read. The others then wait until their deadline, or until they learn
+    /// that the rank is lost.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         if self.add(&owner(key), 1, wait)? == 1 {
             if self.remove.is_some() {

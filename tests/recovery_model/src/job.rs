@@ -7,8 +7,8 @@ pub struct Job {
     /// How many seats the mesh has at the start. Seat `k` is the mesh's position `k`, which rank
     /// `k` holds at the start.
     pub seats: u8,
-    /// How many seats in a row make a replica, 1 or more. The mesh has two dimensions, and a replica
-    /// is an index of the outer one. A replica with an empty seat is left out of the mesh.
+    /// How many seats in a row make a replica, 1 or more. The mesh has two dimensions, and a
+    /// replica is an index of the outer one. A replica with an empty seat is left out of the mesh.
     pub replica: u8,
     /// How many ranks wait as spares.
     pub spares: u8,

@@ -95,8 +95,8 @@ impl Rank<'_> {
         state.process_mut(self.number).at = if compares { At::Comparing(number) } else { At::Coming(number) };
     }
 
-    /// Whether this process is in the mesh of its epoch. A spare or benched process is not: it waits
-    /// for a place, and demands nothing.
+    /// Whether this process is in the mesh of its epoch. A spare or benched process is not: it
+    /// waits for a place, and demands nothing.
     pub(crate) fn is_in_mesh(&self, state: &State) -> bool {
         state.process(self.number).plan.used & self.me() != 0
     }

@@ -32,13 +32,13 @@ pub fn when_late(rank: usize, options: &Options) -> impl FnOnce(&str) -> u8 + Se
     }
 }
 
-/// How long a rank with a wrong command line waits for the others. If rank 0 has the same command line,
-/// rank 0 has reported it, and does not join.
+/// How long a rank with a wrong command line waits for the others. If rank 0 has the same command
+/// line, rank 0 has reported it, and does not join.
 const OTHERS: Duration = Duration::from_secs(2);
 
-/// Refuses the command line of a rank other than rank 0, which reports nothing itself. If the others
-/// have a better one, they join the world of that device type. There they learn of it, and rank 0
-/// reports it.
+/// Refuses the command line of a rank other than rank 0, which reports nothing itself. If the
+/// others have a better one, they join the world of that device type. There they learn of it, and
+/// rank 0 reports it.
 pub fn refuse(message: &str, device_type: &str) -> u8 {
     let error = Error::new(Status::InvalidArgument, format!("wrong command line on {}: {message}", host_name()));
     let joining = JoinOptions::default().timeout(OTHERS);

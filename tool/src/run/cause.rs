@@ -40,8 +40,8 @@ impl Ended {
         [Signal::TERM, Signal::KILL].iter().any(|signal| self.how == How::Signalled(signal.as_raw()))
     }
 
-    /// Says what happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core dumped)".
-    /// `on_host` is " on beta", or it is empty.
+    /// Says what happened to it: "rank 1 (pid 7) on beta was killed by signal 6 (SIGABRT) (core
+    /// dumped)". `on_host` is " on beta", or it is empty.
     pub fn told(&self, on_host: &str) -> String {
         format!("rank {} (pid {}){on_host} {}{}", self.rank, self.pid, self.how, self.core())
     }
@@ -139,8 +139,8 @@ pub enum Cause {
     /// Some of the ranks' output is lost or may be lost, as the message says.
     Output { message: String, node: Option<String> },
     /// The tool of another node has ended without a report. `number` is the node's number, where it
-    /// is known. `is_killed` says that the tool was killed, because the node's host and the network
-    /// are up. `Some(false)` says that the host or the network is down. `None`: one of the two.
+    /// is known. `is_killed` is `Some(true)` where the tool was killed, `Some(false)` where its
+    /// host or the network is down, and `None` where nobody knows which.
     Gone {
         node: String,
         number: Option<u32>,

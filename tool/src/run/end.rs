@@ -183,7 +183,7 @@ impl Job<'_> {
         }
         // The starter of a job on several hosts stops itself.
         if self.control.is_none() {
-            // Else the shell's prompt might come before the message.
+            // The shell's prompt might come before the message otherwise.
             self.output.wait_for_messages();
             let _ = kill_process(guard::visible(), Signal::STOP);
         }

@@ -206,8 +206,8 @@ fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
         let advice = advice_on_limits(&error);
         Failure::new(1, format!("cannot watch the process that has started this one: {error}{advice}"))
     };
-    // The keeper is in the background of the terminal. If the terminal stopped it (`stty tostop`), the
-    // job would hang, and no signal would end it.
+    // The keeper is in the background of the terminal. If the terminal stopped it (`stty tostop`),
+    // the job would hang, and no signal would end it.
     Stops::Ignored.set().map_err(cannot)?;
     let mut ended = signal_hook::iterator::Signals::new([FRONT_ENDED.as_raw()]).map_err(cannot)?;
     let watch = move || {

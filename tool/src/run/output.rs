@@ -228,8 +228,8 @@ impl Output {
         if self.route.timestamps { utc(SystemTime::now()) + " " } else { String::new() }
     }
 
-    /// Passes on the rest, until every pipe has ended or that moment has come, and looks whether the
-    /// logs had room. All ranks have ended, so the rest is at most the content of the pipes.
+    /// Passes on the rest, until every pipe has ended or that moment has come, and looks whether
+    /// the logs had room. All ranks have ended, so the rest is at most the content of the pipes.
     pub fn drain(&mut self, until: Instant) {
         let a_while = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.streams.is_empty() && Instant::now() < until {
@@ -261,7 +261,8 @@ impl Output {
         self.sinks.wait_for_messages();
     }
 
-    /// Gives up on a reader that does not read on. Returns whether any bytes of the ranks are not written.
+    /// Gives up on a reader that does not read on. Returns whether any bytes of the ranks are not
+    /// written.
     pub fn give_up(&self) -> bool {
         self.sinks.give_up()
     }

@@ -55,7 +55,8 @@ pub fn mistake(command: &[OsString]) -> Option<String> {
         let first = shell_word(first);
         return Some(format!("{first} follows --, where the program begins: write the options before --"));
     }
-    // expr and other programs take a colon as an argument, but not with a number of ranks behind it.
+    // expr and other programs take a colon as an argument, but not with a number of ranks behind
+    // it.
     let begins_another = |next: &[Cow<str>]| match next {
         [colon, option, number] => colon == ":" && COUNTS.contains(&&**option) && number.parse::<u32>().is_ok(),
         _ => false,

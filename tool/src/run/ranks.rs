@@ -199,7 +199,8 @@ fn before_exec(child: &mut Command, (open_files, stops): (Rlimit, Stops)) {
 }
 
 /// Whether the terminal may stop this process, and those that it starts, with SIGTTOU: in the
-/// background, after `stty tostop`, it does so for each write, and always for a change of its settings.
+/// background, after `stty tostop`, it does so for each write, and always for a change of its
+/// settings.
 #[derive(Clone, Copy)]
 pub enum Stops {
     Allowed,
@@ -207,16 +208,16 @@ pub enum Stops {
 }
 
 impl Stops {
-    /// Sets this for the calling process. The signal is ignored and not blocked, because a shell unblocks
-    /// all signals, and leaves ignored what was ignored when it was started.
+    /// Sets this for the calling process. The signal is ignored and not blocked, because a shell
+    /// unblocks all signals, and leaves ignored what was ignored when it was started.
     #[expect(unsafe_code, reason = "no safe interface ignores a signal")]
     pub fn set(self) -> io::Result<()> {
         let action = match self {
             Stops::Allowed => libc::SIG_DFL,
             Stops::Ignored => libc::SIG_IGN,
         };
-        // SAFETY: neither action runs code of this process, and the call may be made between fork and
-        // exec (signal-safety(7)).
+        // SAFETY: neither action runs code of this process, and the call may be made between fork
+        // and exec (signal-safety(7)).
         match unsafe { libc::signal(libc::SIGTTOU, action) } {
             libc::SIG_ERR => Err(io::Error::last_os_error()),
             _ => Ok(()),

@@ -160,15 +160,16 @@ impl Job<'_> {
         self.options.hosts.agent.as_ref().map_or(String::new(), |_| self.here())
     }
 
-    /// Returns the reason that a rank gave, as the end of the line that reports the rank that failed
-    /// first, and the rank's log. Returns `None` where the rank gave no reason.
+    /// Returns the reason that a rank gave, as the end of the line that reports the rank that
+    /// failed first, and the rank's log. Returns `None` where the rank gave no reason.
     fn words_of(&mut self, rank: u32) -> Option<(String, Option<String>)> {
         let words = self.output.last_words(rank);
         let reason = format!("; rank {rank} said: {}", words.reason?.text());
         Some((reason, self.name_of_log(rank)))
     }
 
-    /// The log of a rank of this node for messages, where there is one: "logs/run/rank-1.err on beta".
+    /// The log of a rank of this node for messages, where there is one: "logs/run/rank-1.err on
+    /// beta".
     pub fn name_of_log(&self, rank: u32) -> Option<String> {
         let on_host = self.reporter.as_ref().map_or(String::new(), |_| format!(" on {}", host_name()));
         self.output.log(rank).map(|path| format!("{}{on_host}", path.display()))

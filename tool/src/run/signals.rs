@@ -55,9 +55,10 @@ impl AsFd for Signals {
     }
 }
 
-/// Turns writes beyond the limit on the size of files (`ulimit -f`) into errors, as on a full disk. The
-/// kernel sends SIGXFSZ for such a write, which would end the tool. The signal is caught and forgotten.
-/// It is not ignored, because the ranks would inherit that, while exec resets what is caught.
+/// Turns writes beyond the limit on the size of files (`ulimit -f`) into errors, as on a full disk.
+/// The kernel sends SIGXFSZ for such a write, which would end the tool. The signal is caught and
+/// forgotten. It is not ignored, because the ranks would inherit that, while exec resets what is
+/// caught.
 pub fn survive_too_large_files() {
     let too_large = Signal::XFSZ.as_raw();
     if !is_ignored(too_large) {
@@ -72,8 +73,8 @@ pub fn is_impatient(first: Instant, signal: Signal) -> bool {
     Instant::now() >= first + ONE_WISH && signal != Signal::HUP
 }
 
-/// The message for a user at a terminal about a second key that came too early to count. `None` for a
-/// signal that is no key, because it comes from a program, which may send one signal twice.
+/// The message for a user at a terminal about a second key that came too early to count. `None` for
+/// a signal that is no key, because it comes from a program, which may send one signal twice.
 pub fn too_early(signal: Signal) -> Option<String> {
     let key = match signal {
         Signal::INT => "Ctrl-C",

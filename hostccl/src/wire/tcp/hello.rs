@@ -39,7 +39,7 @@ pub(super) enum Answer {
     Lost = 4,
     /// Only one of the two processes has a secret.
     Secret = 5,
-    /// It can open no more files, so it takes no connection now.
+    /// The process that answers can open no more files, so it accepts no connection now.
     Full = 6,
 }
 

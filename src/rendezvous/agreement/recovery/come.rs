@@ -27,8 +27,8 @@ use crate::rendezvous::store::any_of;
 use crate::rendezvous::turns::Turn;
 use crate::wait::{Deadline, Wait};
 
-/// After which time a rank that waits tells the others of the turn, where the first rank that came
-/// has not.
+/// How long a waiting rank leaves it to the first rank to tell the others of the turn. After that
+/// time the waiting rank tells them itself.
 const UNTOLD: Duration = Duration::from_millis(250);
 
 /// The arguments with which a rank comes to a turn.
@@ -36,8 +36,8 @@ const UNTOLD: Duration = Duration::from_millis(250);
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.
     pub call: &'a str,
-    /// The terms that the call asks for. They must be equal on all ranks of the mesh. Where this rank is not in
-    /// the mesh, the terms of the mesh count.
+    /// The terms that the call asks for. They must be equal on all ranks of the mesh. Where this
+    /// rank is not in the mesh, the terms of the mesh count.
     pub terms: &'a Terms,
     /// Whether this rank has the state of the training. A rank of the mesh that has never joined
     /// has it anyway.

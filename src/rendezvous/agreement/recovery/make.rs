@@ -3,8 +3,8 @@
 //! Each rank of the mesh makes its communicators, and counts itself in. The last one writes the
 //! verdict `made`. A rank that learns that one of the mesh is lost writes `broken`, and all ranks
 //! go on to the next turn. A rank whose deadline passes writes its error, and so does a rank that
-//! cannot make its part, unless it learns within a moment that a rank of the mesh is lost. The verdict is written once, and all members act on the one that
-//! stands.
+//! cannot make its part, unless it learns within a moment that a rank of the mesh is lost. The
+//! verdict is written once, and all members act on the one that stands.
 
 use std::collections::BTreeSet;
 
@@ -96,10 +96,10 @@ impl Recovery {
         }
     }
 
-    /// Returns the verdict on the epoch where a lost rank of the mesh may be the reason for `error`,
-    /// with which the making of the mesh has failed here. A communicator library may see a rank go
-    /// some milliseconds before the store knows of it. Returns `None` when neither a loss nor a
-    /// verdict is there within a moment.
+    /// Returns the verdict on the epoch where a lost rank of the mesh may be the reason for
+    /// `error`, with which the making of the mesh has failed here. A communicator library may see a
+    /// rank go some milliseconds before the store knows of it. Returns `None` when neither a loss
+    /// nor a verdict is there within a moment.
     fn news_of_a_loss(&self, in_mesh: &BTreeSet<Incarnation>, error: &Error, wait: &Wait) -> Result<Option<String>> {
         if !matches!(error.status(), Status::Ccl | Status::PeerLost) {
             return Ok(None);
@@ -147,8 +147,8 @@ impl Recovery {
     }
 
     /// Removes what this process has left in the turns up to this epoch, and in the epochs before.
-    /// The decisions stand, and all ranks of the mesh have left the earlier calls, so nobody needs it
-    /// any more. The first rank of the mesh removes what lost members have left.
+    /// The decisions stand, and all ranks of the mesh have left the earlier calls, so nobody needs
+    /// it any more. The first rank of the mesh removes what lost members have left.
     fn clean_up(&mut self, wait: &Wait) {
         let Recovery { membership, epoch, epoch_number, .. } = self;
         let mut keys = membership.left.take_under(&format!("{}/turn/", membership.losses.prefix()));

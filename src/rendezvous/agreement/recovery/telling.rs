@@ -15,8 +15,8 @@ use crate::wait::{Deadline, Wait};
 
 impl Recovery {
     /// Tells the other ranks that this rank has refused its own call, for example because of a
-    /// wrong argument, so that nobody waits for it. The refusal is the decision of the next turn: it
-    /// ends no call of the others, and the recovery of those that have come fails. Does nothing
+    /// wrong argument, so that nobody waits for it. The refusal is the decision of the next turn:
+    /// it ends no call of the others, and the recovery of those that have come fails. Does nothing
     /// when the store does not answer, and after 1,000 refusals in a row, because decisions stay in
     /// the store.
     pub fn refuse(&mut self, error: &Error, wait: &Wait) {
@@ -30,7 +30,8 @@ impl Recovery {
             let refusal = Error::new(error.status(), message).with_ranks(&[rank]);
             let refusal = Decision::Failure(Failure::new(Why::Refused, &refusal));
             match self.decide(number, &refusal, wait) {
-                // The others gave this turn up, so those that wait for this rank are in a later one.
+                // The others gave this turn up, so those that wait for this rank are in a later
+                // one.
                 Ok(Decision::Failure(stands)) => {
                     self.pass(number);
                     if stands.why == Why::Refused {

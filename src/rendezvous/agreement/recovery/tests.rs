@@ -1,6 +1,6 @@
 //! Recoveries with ranks as threads over a store in memory: the cases of docs/recovery.md.
-//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, and tests/telling.rs
-//! what ranks tell each other beside their proposals.
+//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, and
+//! tests/telling.rs what ranks tell each other beside their proposals.
 
 mod deaths;
 mod telling;

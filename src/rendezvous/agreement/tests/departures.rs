@@ -139,7 +139,8 @@ fn several_ranks_that_end_a_mesh_meet_in_their_next_call() {
 }
 
 /// Rank 0 ends the mesh while its own thread is in a call on the mesh, and writes that as the
-/// verdict. Rank 2 has ended the mesh, too, and is in its next call. Rank 1 is in the call on the mesh.
+/// verdict. Rank 2 has ended the mesh, too, and is in its next call. Rank 1 is in the call on the
+/// mesh.
 #[test]
 fn a_call_that_is_aborted_is_passed_over_by_ranks_that_have_ended_its_mesh() {
     let errors = run(3, |rank| {

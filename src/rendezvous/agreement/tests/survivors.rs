@@ -63,8 +63,8 @@ fn nobody_is_lost() {
     }
 }
 
-/// After 1,000 refusals in a row a rank tells the others of no further one. A call in which the rank
-/// takes part ends the row, also one that agrees on lost ranks.
+/// After 1,000 refusals in a row a rank tells the others of no further one. A call in which the
+/// rank takes part ends the row, also one that agrees on lost ranks.
 #[test]
 fn a_rank_that_takes_part_tells_of_its_next_refusal() {
     let refusal = || Error::invalid("lost_ranks is wrong");
@@ -103,8 +103,8 @@ fn a_rank_that_is_accused_and_lives_is_told_so() {
     }
 }
 
-/// The network between ranks 0 and 1 on one side and ranks 2 and 3 on the other is broken, and all of
-/// them reach the store. Rank 4 is lost.
+/// The network between ranks 0 and 1 on one side and ranks 2 and 3 on the other is broken, and all
+/// of them reach the store. Rank 4 is lost.
 #[test]
 fn ranks_that_suspect_each_other_and_come_are_not_lost() {
     let agreed = ranks(5, |me, scope| {

@@ -170,7 +170,8 @@ impl Table {
         }
     }
 
-    /// Notes that the connection of a client has failed because nothing came from its host any more.
+    /// Notes that the connection of a client has failed because nothing came from its host any
+    /// more.
     pub(in crate::rendezvous::store) fn note_silent(&mut self, client: Client) {
         if let Some(speaker) = self.words_of.get_mut(&client) {
             speaker.is_silent = true;

@@ -1,5 +1,5 @@
-//! `devicemesh agent`: what `devicemesh run --hosts` starts on each host. It becomes the node that its
-//! orders describe.
+//! `devicemesh agent`: what `devicemesh run --hosts` starts on each host. It becomes the node that
+//! its orders describe.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Read, Write};

@@ -11,8 +11,8 @@ use crate::run::cause::Cause;
 use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 
-/// A starter that says nothing for this long has gone, for example because its host lost the network.
-/// It says something every few seconds ([`Word::Alive`]).
+/// A starter that says nothing for this long has gone, for example because its host lost the
+/// network. It says something every few seconds ([`Word::Alive`]).
 pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// Says when ranks are killed whose node has lost its connection to the starter.
@@ -68,8 +68,9 @@ impl Control {
         self.is_open.then(|| self.input.as_fd())
     }
 
-    /// When the starter counts as gone, unless it says something before. Ctrl-Z stops the front of the
-    /// starter only, and the keeper goes on saying something. `None` when the connection has ended.
+    /// When the starter counts as gone, unless it says something before. Ctrl-Z stops the front of
+    /// the starter only, and the keeper goes on saying something. `None` when the connection has
+    /// ended.
     pub fn deadline(&self) -> Option<Instant> {
         self.is_open.then_some(self.heard + SILENCE)
     }

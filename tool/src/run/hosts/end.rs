@@ -90,7 +90,8 @@ impl Starter<'_> {
                 None if node.planned.is_local => format!("{name} has gone: its devicemesh run {how}"),
                 None => format!("{name} has gone: {program}, the connection to it, {how}"),
                 Some(code) => {
-                    // ssh ends with 255 where the connection fails, and else with the code of the node.
+                    // ssh ends with 255 where the connection fails, and else with the code of the
+                    // node.
                     let is_killed = (node.planned.is_local || code != CONNECTION_FAILED).then_some(true);
                     let gone = Cause::Gone { node: name, number: None, is_killed };
                     format!("{gone} ({program} {how}{colon}{words})")
@@ -229,8 +230,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Says at the end how long ranks may still run on hosts that are out of reach: such a node misses
-    /// the starter after [`SILENCE`], and then it ends its ranks within [`TERM_TO_KILL`].
+    /// Says at the end how long ranks may still run on hosts that are out of reach: such a node
+    /// misses the starter after [`SILENCE`], and then it ends its ranks within [`TERM_TO_KILL`].
     pub fn say_what_may_run(&mut self) {
         let now = Instant::now();
         let may_run = |node: &Node| node.ends_by.is_some_and(|end| end > now);
@@ -285,8 +286,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Says from time to time for which nodes the end waits, and for how long. A host may be stopped or
-    /// out of reach.
+    /// Says from time to time for which nodes the end waits, and for how long. A host may be
+    /// stopped or out of reach.
     pub fn tell_wait_for_end(&mut self, now: Instant) {
         let Some(limit) = self.limit.filter(|limit| now < *limit && now >= self.next_note) else { return };
         self.next_note = now + AGAIN;
@@ -396,7 +397,7 @@ impl Starter<'_> {
         self.send(if is_passing || self.interrupts == 1 { Word::Signal(signal) } else { Word::AtOnce(signal) });
         if signal == SIGTSTP {
             self.say("stopped the ranks on all hosts; SIGCONT (fg or bg in the shell) continues");
-            // Else the shell's prompt might come before the message.
+            // The shell's prompt might come before the message otherwise.
             self.sinks.wait_for_messages();
             let _ = kill_process(guard::visible(), Signal::STOP);
         }

@@ -22,8 +22,8 @@ pub struct Starter<'a> {
     pub options: &'a Options,
     pub nodes: Vec<Node>,
     pub signals: Signals,
-    /// The starter's standard output and standard error. Threads write to them, because a reader may
-    /// stop for long.
+    /// The starter's standard output and standard error. Threads write to them, because a reader
+    /// may stop for long.
     pub sinks: Sinks,
     /// When the starter began.
     pub began: Instant,
@@ -43,8 +43,8 @@ pub struct Starter<'a> {
     pub code: Option<u8>,
     /// Whether all nodes have met, so that they tell each other of a failure.
     pub has_met: bool,
-    /// The number of signals by which the user has asked for the end, the first of them, and when the
-    /// last of them came. One that comes too early after another one does not count.
+    /// The number of signals by which the user has asked for the end, the first of them, and when
+    /// the last of them came. One that comes too early after another one does not count.
     pub interrupts: u32,
     pub first_signal: Option<i32>,
     pub asked: Option<Instant>,
@@ -79,8 +79,8 @@ impl Starter<'_> {
         self.sinks.say(&format!("devicemesh run: {}", printable(text)));
     }
 
-    /// Says something that is not the reason for the end. If it stands below the reason, the starter
-    /// repeats the reason at the end.
+    /// Says something that is not the reason for the end. If it stands below the reason, the
+    /// starter repeats the reason at the end.
     pub fn say_more(&mut self, text: &str) {
         self.say(text);
         self.is_reason_above |= self.reason.is_some();

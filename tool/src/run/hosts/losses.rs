@@ -15,8 +15,8 @@ pub struct Losses {
     told: HashSet<usize>,
     /// The word of another node on a loss, and when it is told.
     held: Option<(usize, String, Instant)>,
-    /// The nodes of which another node has said that they have gone. Such a node may be there all the
-    /// same, behind a network that is split.
+    /// The nodes of which another node has said that they have gone. Such a node may be there all
+    /// the same, behind a network that is split.
     missed: HashSet<usize>,
     /// The nodes that have said themselves that they have gone.
     own: HashSet<usize>,

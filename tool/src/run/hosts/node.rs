@@ -56,8 +56,8 @@ impl Node {
         format!("node {index} ({})", self.name())
     }
 
-    /// The text that ssh and the login shell have printed for a host whose agent has not said hello.
-    /// `None` for other hosts, and where they have printed nothing.
+    /// The text that ssh and the login shell have printed for a host whose agent has not said
+    /// hello. `None` for other hosts, and where they have printed nothing.
     pub fn printed(&self) -> Option<String> {
         let process = self.process.as_ref().filter(|_| self.state == State::Starting);
         process.map(Process::words).filter(|words| !words.is_empty())
@@ -68,8 +68,8 @@ impl Node {
         matches!(self.state, State::Planned | State::Starting)
     }
 
-    /// Whether ssh has connected to the host, which gives no answer: ssh would have given up after that
-    /// limit.
+    /// Whether ssh has connected to the host, which gives no answer: ssh would have given up after
+    /// that limit.
     pub fn is_connected(&self, limit: Option<Duration>) -> bool {
         self.state == State::Starting && limit.is_some_and(|limit| self.began.elapsed() > limit)
     }

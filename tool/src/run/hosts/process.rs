@@ -36,8 +36,8 @@ pub struct Process {
     streams: [Option<Stream>; 2],
     /// Whether the agent has said hello. Before the hello, standard error has the words of ssh.
     is_greeted: bool,
-    /// Whether the ranks' text has begun on standard output. What comes before was printed by the login
-    /// shell of the host, for example in its .bashrc.
+    /// Whether the ranks' text has begun on standard output. What comes before was printed by the
+    /// login shell of the host, for example in its .bashrc.
     has_text: bool,
     /// The last words of ssh and of the login shell.
     words: Vec<u8>,
@@ -95,7 +95,8 @@ impl Process {
         }
     }
 
-    /// The descriptors to wait for. `reads` says whether standard output and standard error are read.
+    /// The descriptors to wait for. `reads` says whether standard output and standard error are
+    /// read.
     pub fn entries(&self, reads: [bool; 2]) -> Vec<PollFd<'_>> {
         let streams = self.streams.iter().zip(reads).filter_map(|(stream, reads)| stream.as_ref().filter(|_| reads));
         let streams = streams.map(|stream| PollFd::new(&stream.pipe, PollFlags::IN));
@@ -110,8 +111,8 @@ impl Process {
     }
 
     /// Reads the bytes that have come, and writes the bytes that are pending. `reads` says whether
-    /// standard output and standard error are read. With `whole` it also returns lines that have not
-    /// ended.
+    /// standard output and standard error are read. With `whole` it also returns lines that have
+    /// not ended.
     pub fn take(&mut self, reads: [bool; 2], whole: bool) -> Vec<Got> {
         self.flush();
         let mut got = Vec::new();
@@ -223,8 +224,8 @@ fn is_remark(line: &str) -> bool {
         .any(|begin| line.starts_with(begin))
 }
 
-/// Whether a line is one in which OpenSSH says why it ends. Such a line comes without the host among
-/// the lines of the ranks, so the starter says it with the host.
+/// Whether a line is one in which OpenSSH says why it ends. Such a line comes without the host
+/// among the lines of the ranks, so the starter says it with the host.
 fn is_end_of_ssh(line: &[u8]) -> bool {
     let line = line.trim_ascii_end();
     let lines: [(&[u8], &[u8]); 3] = [

@@ -148,10 +148,10 @@ impl Starter<'_> {
         poll(&mut entries, Timespec::try_from(left).ok().as_ref()) == Ok(0)
     }
 
-    /// Whether the standard output and the standard error of a host are read. The ranks wait while the
-    /// reader of the starter's output does not read on. But what is left of a node that `is_over` is
-    /// read, because it is not much. Standard error is read for longer, because it has the marks, and
-    /// always at the end of the job.
+    /// Whether the standard output and the standard error of a host are read. The ranks wait while
+    /// the reader of the starter's output does not read on. Where `is_over`, the rest of the node's
+    /// output is read all the same, because it is short. Standard error has the marks, so it is
+    /// read even while standard output is not, and always at the end of the job.
     fn reads(&self, is_over: bool) -> [bool; 2] {
         let is_full = |is_error, full: fn(&Sink) -> bool| self.sinks.of(is_error).is_some_and(full);
         let at_the_end = self.limit.is_some();
@@ -166,9 +166,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Waits until a slow reader has taken everything. A signal ends the wait, and so does the end of
-    /// the ranks' time after a signal or `--timeout`. Returns the exit code where bytes of the ranks
-    /// are not written.
+    /// Waits until a slow reader has taken everything. A signal ends the wait, and so does the end
+    /// of the ranks' time after a signal or `--timeout`. Returns the exit code where bytes of the
+    /// ranks are not written.
     fn flush(&mut self) -> Option<u8> {
         let (ending, interrupts, soon) = (&self.options.ending, self.interrupts, Instant::now() + FLUSH);
         let by_signal = self.asked.map(|asked| (asked + ending.grace_period).max(soon));
@@ -226,7 +226,8 @@ impl Starter<'_> {
         if self.code.is_none() && is_loopback(&self.meeting) {
             self.refuse_loopback();
         }
-        // This is called for each piece of the ranks' output, and the rest makes copies for all nodes.
+        // This function runs for each piece of the ranks' output, so it returns early: the code
+        // below makes copies for all nodes.
         if !self.nodes.iter().any(|node| matches!(node.state, State::Ready(_))) {
             return;
         }

@@ -1,9 +1,9 @@
 //! The messages between the starter and an agent.
 //!
-//! The agent writes marks into its standard error, between the lines of the ranks: a mark is a
-//! line with [`MARK`] and JSON. On standard output one mark separates what the login shell has printed
-//! from the ranks' text. The starter writes the orders and then words into the agent's
-//! standard input, each of them a line of JSON.
+//! The agent writes marks into its standard error, between the lines of the ranks: a mark is a line
+//! with [`MARK`] and JSON. On standard output one mark separates what the login shell has printed
+//! from the ranks' text. The starter writes the orders and then words into the agent's standard
+//! input, each of them a line of JSON.
 
 use std::ffi::OsString;
 use std::io::Write;

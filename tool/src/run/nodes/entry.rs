@@ -48,7 +48,8 @@ pub struct Entry {
 pub struct LastWord {
     /// The tool's arrival number. The first is 1.
     pub arrival: u32,
-    /// Whether the tool was killed. If not, its host or the network is down.
+    /// True where the tool's connections were closed, so the tool was killed. False where nothing
+    /// came from its host any more, so the host or the network is down.
     pub is_killed: bool,
 }
 

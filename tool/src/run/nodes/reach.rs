@@ -152,8 +152,8 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
 }
 
 /// The error of a node that the store refuses because of its secret. Where one terminal shows all
-/// nodes, the error names the node. The name stands behind a semicolon, so that a starter of hundreds
-/// of such nodes shows the error once.
+/// nodes, the error names the node. The name stands behind a semicolon, so that a starter of
+/// hundreds of such nodes shows the error once.
 fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
     let host = |node: u32| Some((node, rendezvous.hosts.get(node as usize)?));
     match rendezvous.node.and_then(host) {

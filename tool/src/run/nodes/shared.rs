@@ -51,9 +51,9 @@ pub struct Shared {
     sender: Sender<News>,
     /// The store, once it is reached.
     pub reached: OnceLock<Reached>,
-    /// This node's arrival number, once it is one of the job's nodes: 1 for the node that came first.
-    /// A node of another job, or one too many, may have reached the store, too, and must not end
-    /// the job that has it.
+    /// This node's arrival number, once it is one of the job's nodes: 1 for the node that came
+    /// first. A node of another job, or one too many, may have reached the store, too, and must not
+    /// end the job that has it.
     pub arrival: OnceLock<u32>,
     /// The name and the number of the node that serves the store, once they are known.
     pub serving: OnceLock<(String, u32)>,

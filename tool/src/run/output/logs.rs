@@ -61,8 +61,8 @@ impl Folder {
         self.0.join(format!("rank-{rank}.{}", if is_error { "err" } else { "out" }))
     }
 
-    /// Fails where the file system is full, or this user's part of it. Other errors say nothing about
-    /// the logs, which were open before: the user may have moved the folder, for example.
+    /// Fails where the file system is full, or this user's part of it. Other errors say nothing
+    /// about the logs, which were open before: the user may have moved the folder, for example.
     pub fn has_room(&self) -> io::Result<()> {
         let path = self.0.join(format!(".room-{}", std::process::id()));
         let written = fs::write(&path, [0; BLOCK]);

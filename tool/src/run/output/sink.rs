@@ -31,8 +31,8 @@ struct State {
     /// The bytes that the thread has not taken yet.
     queue: Vec<u8>,
     /// The owner of the line that stands at the end of the output without a line break: a rank, and
-    /// whether the line is from the rank's standard error. It is `None` where the output ends with a
-    /// line break.
+    /// whether the line is from the rank's standard error. It is `None` where the output ends with
+    /// a line break.
     open: Option<(u32, bool)>,
     /// Whether the output ends inside a line, because its last byte is no line break. A rank may
     /// end inside a line, a long line may be cut, and a progress bar ends with a carriage return.
@@ -108,8 +108,8 @@ impl Sink {
         self.holds(FULL)
     }
 
-    /// Whether so much has to be written that not even the nodes' messages among the ranks' lines are
-    /// read. The bell then rings when that has changed.
+    /// Whether so much has to be written that not even the nodes' messages among the ranks' lines
+    /// are read. The bell then rings when that has changed.
     pub fn is_very_full(&self) -> bool {
         self.holds(16 * FULL)
     }

@@ -11,8 +11,8 @@ use super::route::Route;
 use super::sink::Sink;
 use crate::stdio::{same_file, say};
 
-/// How long the tool waits for its own messages to be written, before it is stopped or after it has
-/// given up on a reader.
+/// How long the tool waits for its own messages to be written. It waits before Ctrl-Z stops it, and
+/// after it has given up on a reader.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
 /// The sinks of this process. Before the ranks start there are none.
@@ -91,8 +91,8 @@ impl Sinks {
         [self.out.as_ref(), err].into_iter().flatten().map(Sink::unwritten).sum()
     }
 
-    /// Gives up on a reader that does not read on: says how many bytes of the ranks are not written, and
-    /// returns whether there are any.
+    /// Gives up on a reader that does not read on: says how many bytes of the ranks are not
+    /// written, and returns whether there are any.
     pub fn give_up(&self) -> bool {
         let unwritten = self.unwritten();
         match unwritten {

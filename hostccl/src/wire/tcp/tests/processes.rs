@@ -130,8 +130,8 @@ fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The process that the test after this one starts. It can open no more files, and a connection that it
-/// cannot accept waits at its listener.
+/// The process that the test after this one starts. It can open no more files, and a connection
+/// that it cannot accept waits at its listener.
 #[test]
 #[ignore = "the next test starts it"]
 fn without_files() {

@@ -76,8 +76,8 @@ fn a_call_that_waits_for_a_rank_ends_when_that_rank_or_another_one_comes_to_the_
     });
 }
 
-/// The rank that serves the store would wait in vain for ranks that are not in the call, and hold up
-/// the recovery.
+/// The rank that serves the store would wait in vain for ranks that are not in the call, and hold
+/// up the recovery.
 #[test]
 fn the_rank_that_serves_waits_for_no_reader_of_a_turn() {
     let job = Job::new(3, 3);
@@ -117,8 +117,8 @@ fn the_work_of_a_call_ends_when_a_rank_comes_to_the_turn() {
     });
 }
 
-/// A recovery that fails leaves the epoch as it was. The next calls of the ranks meet, although some
-/// of them were in a call when the turn began, and others were not.
+/// A recovery that fails leaves the epoch as it was. The next calls of the ranks meet, although
+/// some of them were in a call when the turn began, and others were not.
 #[test]
 fn calls_meet_after_a_recovery_that_has_failed() {
     let job = Job::new(3, 3);
@@ -221,8 +221,8 @@ fn no_call_goes_on_in_a_scope_of_an_earlier_epoch() {
     assert_eq!(job.store.keys(), keys, "such calls leave nothing");
 }
 
-/// When the mesh of an epoch was made, all keys of the epochs before go: those of scopes that are in
-/// use, of scopes that were dropped, and of calls that have failed.
+/// When the mesh of an epoch was made, all keys of the epochs before go: those of scopes that are
+/// in use, of scopes that were dropped, and of calls that have failed.
 #[test]
 fn the_keys_of_ended_epochs_go() {
     let job = Job::new(2, 2);
