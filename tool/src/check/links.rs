@@ -117,13 +117,16 @@ impl Kind<'_> {
         let mut slow: BTreeMap<usize, Vec<PairEvidence>> = BTreeMap::new();
         for size in 0..self.sizes() {
             let seconds: Vec<f64> = self.pairs.iter().map(|pair| self.seconds(pair, size)).collect();
-            let median_seconds = median(seconds.clone());
+            let of_others = |place: usize| {
+                let others = seconds.iter().enumerate().filter(|(other, _)| *other != place);
+                median(others.map(|(_, seconds)| *seconds).collect())
+            };
             for found in Rule::new(factor, ranks_per_core, self.iterations(size)).slow(&self.batches(size)) {
                 slow.entry(found.place).or_default().push(PairEvidence {
                     bytes: self.pairs[found.place].timed[size].bytes,
                     times: found.times,
                     seconds: seconds[found.place],
-                    median_seconds,
+                    median_seconds: of_others(found.place),
                 });
             }
         }
@@ -263,6 +266,8 @@ mod tests {
             let found = links(hosts, |one, other| if is_c(one) != is_c(other) { 9e-3 } else { 1e-3 });
             let names: Vec<&str> = found.slow_hosts.iter().map(|slow| slow.host.as_str()).collect();
             assert_eq!(names, ["c"], "{hosts}");
+            let PairEvidence { times, seconds, median_seconds, .. } = found.slow_hosts[0].evidence[0];
+            assert!((times - seconds / median_seconds).abs() < 1e-9, "{hosts}: {times} {seconds} {median_seconds}");
             assert!(found.slow_pairs.is_empty() && found.slow_ranks.is_empty(), "{hosts}");
             assert!(found.host_gbps["c"] < found.host_gbps["a"], "{hosts}");
         }

@@ -220,7 +220,7 @@ pub struct PairEvidence {
     pub bytes: usize,
     /// The time of the pair, divided by the time of its peers.
     pub times: f64,
-    /// The time of the pair, and of the median pair.
+    /// The time of the pair, and the median of the other pairs.
     pub seconds: f64,
     pub median_seconds: f64,
 }

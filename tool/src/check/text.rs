@@ -240,12 +240,12 @@ fn pair_text(slow: &SlowPair, between: &'static str) -> String {
     format!("{} take up to {times:.1} times as long: {evidence}", names(ranks, hosts))
 }
 
-/// The times of slow pairs, and those of the median pair, at each size.
+/// The times of slow pairs, and the median of the pairs with which each was compared, at each size.
 fn evidence_text(kind: &str, evidence: &[PairEvidence]) -> String {
     let one = |found: &PairEvidence| {
         let PairEvidence { bytes: size, seconds, median_seconds, .. } = found;
         let (slow, usual) = (speed(*size, *seconds), speed(*size, *median_seconds));
-        format!("{slow} with {}, median of pairs {kind} {usual}", bytes(*size))
+        format!("{slow} with {}, median of the other pairs {kind} {usual}", bytes(*size))
     };
     evidence.iter().map(one).collect::<Vec<_>>().join("; ")
 }
