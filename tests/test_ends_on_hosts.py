@@ -231,7 +231,7 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     """192.0.2.1 is an address of no host (RFC 5737)."""
     began = time.monotonic()
     _, err = ends(start("al,be", endpoint="192.0.2.1:29400"), 1)
-    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0\n"
+    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank\n"
     assert said in err and time.monotonic() - began < 20, err
 
 

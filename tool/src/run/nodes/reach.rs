@@ -167,7 +167,9 @@ fn cannot_serve(place: &Place, error: &Error) -> Error {
     let (here, at) = (host_name(), &place.at);
     Error::store(match error.os_error() == Errno::ADDRNOTAVAIL.raw_os_error() {
         true => {
-            format!("node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0")
+            format!(
+                "node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank"
+            )
         }
         false => format!("node 0 on {here}: {}", error.message()),
     })
