@@ -9,7 +9,7 @@ use super::turns::prefix_of_epoch;
 /// The epoch of a process, which a recovery replaces.
 pub(super) struct CurrentEpoch(RwLock<Arc<EpochScopes>>);
 
-/// What the scopes of one epoch have in common.
+/// The facts that all scopes of one epoch share.
 pub(super) struct EpochScopes {
     /// The number of the epoch.
     pub(super) number: u64,

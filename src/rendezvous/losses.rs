@@ -226,13 +226,12 @@ impl Losses {
     pub(super) fn wait_until_quiet(&self, of_caller: &Wait) {
         let end = Deadline::after(LONGEST_WAIT_FOR_QUIET);
         let wait = Wait { watch: None, ..of_caller.clone() };
-        // A rank tells of losses before it comes to a call. So whoever has seen that it came must
-        // look at the list again.
-        if self.refresh(&wait).is_err() {
-            return;
-        }
         loop {
-            self.look(&wait);
+            // A rank tells of losses before it comes to a call. So whoever has seen that it came
+            // must read the list again.
+            if self.refresh(&wait).is_err() {
+                return;
+            }
             let last = self.known().last;
             let left = last.map_or(Duration::ZERO, |last| QUIET.saturating_sub(last.elapsed()));
             if left.is_zero() || end.passed() || wait.cancel.is_raised() {

@@ -35,7 +35,7 @@ impl FromStr for Turn {
     }
 }
 
-/// What this process knows of the turns of its world. All scopes of the world share it.
+/// The turns of the world, as far as this process knows them. All scopes of the world share this.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The number of this process's epoch.

@@ -1,4 +1,4 @@
-//! What cargo builds while a test runs.
+//! Builds a part of the workspace by cargo while a test runs.
 
 use std::path::PathBuf;
 use std::process::Command;

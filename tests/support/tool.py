@@ -10,7 +10,7 @@ from .processes import gone, wait_until
 
 # A job, and each step of it, is done within this many seconds. The machine may be busy.
 PATIENCE = 60
-# What a rank does that goes on until somebody ends it.
+# A rank with this script goes on until somebody ends it.
 SLEEP = "exec sleep 1000"
 # The name that the tool gives this host.
 HERE = socket.gethostname()

@@ -19,8 +19,8 @@ impl Failure {
     }
 }
 
-/// What to do where an error says that a limit on processes, threads or open files is reached, as
-/// the end of a message. It is empty for other errors.
+/// The end of a message about an error that a limit on processes, threads or open files has caused:
+/// it says what to do. It is empty for other errors.
 pub fn advice_on_limits(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::AGAIN) => {

@@ -168,7 +168,7 @@ impl Recovery {
     /// Returns this wait for questions to the store. Where the deadline has passed, the store gets
     /// some time all the same, so that the others learn why this rank gives up.
     fn soon(wait: &Wait) -> Wait {
-        Wait { watch: None, ..wait.with_deadline(Deadline::after(wait.deadline.left().max(LEAST_ASK))) }
+        Wait { watch: None, ..wait.with_deadline(wait.deadline.at_least(LEAST_ASK)) }
     }
 
     /// Returns the ranks of these processes.

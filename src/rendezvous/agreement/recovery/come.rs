@@ -231,7 +231,6 @@ impl Recovery {
     ) -> Result<Option<Decision>> {
         let soon = Recovery::soon(wait);
         let losses = Arc::clone(&self.membership.losses);
-        losses.look(&soon);
         // A list that was not read to its end wakes this rank at once.
         let _ = losses.refresh(&soon);
         self.tell(number, arrival.lost, &soon)?;

@@ -73,7 +73,6 @@ impl Recovery {
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         loop {
             let soon = Recovery::soon(wait);
-            losses.look(&soon);
             let _ = losses.refresh(&soon);
             // The rank that was counted last may have died before it wrote the verdict.
             if self.counted(&self.made_count(), &soon)? >= in_mesh.len() {

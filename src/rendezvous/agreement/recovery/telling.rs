@@ -1,5 +1,5 @@
-//! What a rank tells the others beside its proposals: that it refuses its own call, and that it has
-//! read how a recovery has ended, for which the rank that serves the store waits.
+//! A rank tells the others two things beside its proposals: that it refuses its own call, and that
+//! it has read how a recovery has ended. The rank that serves the store waits for the second.
 
 use std::collections::BTreeSet;
 

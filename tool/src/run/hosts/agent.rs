@@ -60,7 +60,7 @@ fn obey(orders: Orders) -> Result<Infallible, String> {
     })?;
     let tool = std::env::current_exe().map_err(|error| format!("cannot find devicemesh: {error}"))?;
     let share = serde_json::to_string(&orders.share).map_err(|error| error.to_string())?;
-    // What the login shell has printed comes before this mark.
+    // The text that the login shell has printed comes before this mark.
     let mut out = std::io::stdout();
     let _ = out.write_all(BEGINS.as_bytes()).and_then(|()| out.flush());
     let mut command = Command::new(&tool);
