@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Result, Status};
@@ -181,6 +182,23 @@ fn ranks_that_leave_and_join_again_at_once_find_each_other() {
         lives(0);
     });
     assert_eq!(fs::read_dir(&home.0).unwrap().count(), 0, "something is left");
+}
+
+/// The last rank of a world may remove the folder at each moment of another rank's opening.
+#[test]
+fn a_folder_that_goes_while_it_is_opened_is_made_again() {
+    let home = Folder::new("goes");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let _ = fs::remove_dir(home.at("job.devicemesh"));
+            }
+        });
+        let failure = (0..2_000).find_map(|_| FileStore::open(&home.at("job")).err());
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(failure.map(|error| error.to_string()), None);
+    });
 }
 
 #[test]

@@ -87,7 +87,10 @@ def test_half_a_line_is_shown(start):
 
 @pytest.mark.parametrize("host", ["chatty", "flooding"])
 def test_what_a_login_shell_prints_is_no_output_of_the_job(start, host):
-    assert ends(start(f"{host},be", "echo rank $RANK", "--color", "never"), 0) in [("rank 0\nrank 1\n", ""), ("rank 1\nrank 0\n", "")]
+    out, err = ends(start(f"{host},be", "echo rank $RANK", "--color", "never"), 0)
+    # On a busy machine the text takes so long that the tool says for whom it waits.
+    told = [line for line in err.splitlines() if not line.startswith("devicemesh run: waiting for ")]
+    assert (sorted(out.splitlines()), told) == (["rank 0", "rank 1"], [])
 
 
 def test_a_loopback_endpoint_of_several_hosts_is_refused_at_once(start):

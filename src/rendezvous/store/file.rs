@@ -58,8 +58,14 @@ impl FileStore {
         };
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         parent.map_or(Ok(()), fs::create_dir_all).map_err(|error| failed("make", &error))?;
-        make(&folder).map_err(|error| failed("make", &error))?;
-        let there = fs::symlink_metadata(&folder).map_err(|error| failed("look at", &error))?;
+        let there = loop {
+            make(&folder).map_err(|error| failed("make", &error))?;
+            match fs::symlink_metadata(&folder) {
+                // The last rank of an earlier world has just removed the folder.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                there => break there.map_err(|error| failed("look at", &error))?,
+            }
+        };
         let refused = |what: String| {
             Error::store(format!("the store's folder {} {what}: remove it, or name another path", folder.display()))
         };
