@@ -287,9 +287,9 @@ impl<'a> Peers<'a> {
     }
 
     /// Tells the other ranks why this rank is about to abort a communicator. Otherwise they would
-    /// take the abort for the reason.
+    /// take the abort for the reason, and blame this rank.
     pub(super) fn tell_before_abort(&self, error: &Error) {
-        if matches!(error.status(), Status::PeerLost | Status::Ccl) {
+        if matches!(error.status(), Status::PeerLost | Status::Ccl | Status::Timeout) {
             self.tell(error);
         }
     }

@@ -176,7 +176,8 @@ def judge(job, fault, moment, starved):
         # Rank 0, which serves the store, has met its deadline first and has left, before this rank could
         # ask the store which of the ranks got no further.
         server = job.ranks[0].error
-        unknown = "all were here" in message and server is not None and server[1] <= at
+        unknown = any(words in message for words in ("all were here", "the store does not say which"))
+        unknown = unknown and server is not None and server[1] <= at
         if status != "STORE" and not told and not unknown:
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, and none of {sorted(lost)}")
     return complaints, slowest

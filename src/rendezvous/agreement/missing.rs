@@ -47,6 +47,8 @@ impl Round {
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
         let mut what = if phase.is_empty() { NEVER_CALLED } else { "did not get through" };
+        // Why no rank is named where none is missing.
+        let mut unknown = "all were here".to_owned();
         if absent.ranks.is_empty() && absent.looked_at == size {
             // All ranks have come. If the last of them are only late, they count themselves in
             // soon, and the verdict appears. If a rank has stopped before it counted itself in, no
@@ -56,13 +58,14 @@ impl Round {
             if let Ok(stands) = self.membership.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
                 return Ok(self.verdict_in(&stands, &key));
             }
-            // If the store gives no answer now, nobody knows which of the ranks is stuck.
-            let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);
-            absent = stuck.unwrap_or(Absent { positions: Vec::new(), ranks: Vec::new(), looked_at: size });
+            match self.absent(|position| self.stuck(phase, position), half(), soon) {
+                Ok(stuck) => absent = stuck,
+                Err(error) => unknown = format!("the store does not say which: {}", error.message()),
+            }
             what = "came but got no further in";
         }
         let who = match (absent.ranks.is_empty(), absent.looked_at == size) {
-            (true, true) => "some ranks (all were here)".to_owned(),
+            (true, true) => format!("some ranks ({unknown})"),
             (true, false) => {
                 let rank = |position| self.membership.members.rank(position);
                 format!("some ranks from rank {} to {}", rank(absent.looked_at), rank(size - 1))
