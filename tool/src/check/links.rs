@@ -3,7 +3,8 @@
 //!
 //! The peers of a pair within a host are the other pairs within hosts. The peers of a pair between
 //! hosts are the other pairs between hosts. Where most pairs of a host or of a rank are slow, the
-//! host or the rank is named in place of its pairs.
+//! host or the rank is named in place of its pairs. A host or rank that is in many of the pairs is
+//! compared with the pairs that it is not in, because its own pairs would shift the median.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +17,14 @@ use super::slow::{Rule, batch_medians, median};
 /// A pair of a culprit is named beside the culprit if it takes at least this many times as long as
 /// the culprit's other slow pairs.
 const MUCH: f64 = 3.0;
+
+/// A host or rank that is in at least this part of the pairs is compared with the pairs that it is
+/// not in. There are at most eight such hosts, because each pair has two. For the others the median
+/// of all other pairs does as well, and it is quicker to find.
+const MANY: f64 = 0.25;
+
+/// Slow pairs by their index, each with the sizes at which it is slow.
+type SlowPairs = BTreeMap<usize, Vec<PairEvidence>>;
 
 /// The conclusions from the times of the pairs.
 #[derive(Default)]
@@ -43,10 +52,9 @@ pub fn assess(notes: &[Notes], hosts: &[String], factor: f64, ranks_per_core: f6
     let (between, within): (Vec<_>, Vec<_>) = all.partition(is_between);
     let (all_within, all_between) = meetings::pairs(hosts);
     for (kind, pairs, of) in [("within hosts", within, all_within), ("between hosts", between, all_between)] {
-        let kind = Kind { name: kind, pairs: &pairs, hosts };
+        let kind = Kind { name: kind, pairs: &pairs, hosts, factor, ranks_per_core };
         links.pairs.extend(kind.summaries(of));
-        let slow = kind.slow(factor, ranks_per_core);
-        kind.blame(slow, &mut links);
+        kind.blame(&mut links);
         if kind.name == "between hosts" {
             links.host_gbps = kind.host_gbps();
         }
@@ -59,6 +67,19 @@ struct Kind<'a> {
     name: &'static str,
     pairs: &'a [Measured<'a>],
     hosts: &'a [String],
+    /// A slow pair takes at least this many times as long as its peers.
+    factor: f64,
+    /// How many ranks share a core on the host where they are most.
+    ranks_per_core: f64,
+}
+
+/// A host or rank most of whose pairs are slow.
+struct Culprit<T> {
+    unit: T,
+    /// The number of its pairs.
+    pairs: usize,
+    /// Its slow pairs.
+    slow: SlowPairs,
 }
 
 impl Kind<'_> {
@@ -112,42 +133,69 @@ impl Kind<'_> {
         (0..self.sizes()).filter_map(summary).collect()
     }
 
-    /// The slow pairs by their index, each with the sizes at which it is slow.
-    fn slow(&self, factor: f64, ranks_per_core: f64) -> BTreeMap<usize, Vec<PairEvidence>> {
-        let mut slow: BTreeMap<usize, Vec<PairEvidence>> = BTreeMap::new();
+    fn rule(&self, size: usize) -> Rule {
+        Rule::new(self.factor, self.ranks_per_core, self.iterations(size))
+    }
+
+    fn evidence(&self, place: usize, size: usize, times: f64, median_seconds: f64) -> PairEvidence {
+        let pair = &self.pairs[place];
+        PairEvidence { bytes: pair.timed[size].bytes, times, seconds: self.seconds(pair, size), median_seconds }
+    }
+
+    /// The pairs that are slow beside all other pairs.
+    fn slow(&self) -> SlowPairs {
+        let mut slow = SlowPairs::new();
         for size in 0..self.sizes() {
             let seconds: Vec<f64> = self.pairs.iter().map(|pair| self.seconds(pair, size)).collect();
             let of_others = |place: usize| {
                 let others = seconds.iter().enumerate().filter(|(other, _)| *other != place);
                 median(others.map(|(_, seconds)| *seconds).collect())
             };
-            for found in Rule::new(factor, ranks_per_core, self.iterations(size)).slow(&self.batches(size)) {
-                slow.entry(found.place).or_default().push(PairEvidence {
-                    bytes: self.pairs[found.place].timed[size].bytes,
-                    times: found.times,
-                    seconds: seconds[found.place],
-                    median_seconds: of_others(found.place),
-                });
+            for found in self.rule(size).slow(&self.batches(size)) {
+                let evidence = self.evidence(found.place, size, found.times, of_others(found.place));
+                slow.entry(found.place).or_default().push(evidence);
+            }
+        }
+        slow
+    }
+
+    /// The pairs at `mine` that are slow beside the pairs that are not there.
+    fn slow_beside_the_rest(&self, mine: &BTreeSet<usize>) -> SlowPairs {
+        let rest: Vec<&Measured<'_>> =
+            self.pairs.iter().enumerate().filter(|(place, _)| !mine.contains(place)).map(|(_, pair)| pair).collect();
+        let mut slow = SlowPairs::new();
+        for size in 0..self.sizes() {
+            let peers = batch_medians(&rest.iter().map(|pair| &pair.timed[size].seconds[..]).collect::<Vec<_>>());
+            let usual = median(rest.iter().map(|pair| self.seconds(pair, size)).collect());
+            for place in mine {
+                if let Some(times) = self.rule(size).times(&self.pairs[*place].timed[size].seconds, &peers) {
+                    slow.entry(*place).or_default().push(self.evidence(*place, size, times, usual));
+                }
             }
         }
         slow
     }
 
     /// Finds the hosts and ranks most of whose pairs are slow, and the slow pairs of the others.
-    fn blame(&self, mut slow: BTreeMap<usize, Vec<PairEvidence>>, links: &mut Links) {
+    fn blame(&self, links: &mut Links) {
+        let mut slow = self.slow();
+        let mut explained = BTreeSet::new();
         if self.name == "between hosts" {
-            for (host, of, places) in self.culprits(&slow, |rank| self.host(rank)) {
-                let evidence = typical(&places, &slow);
+            for culprit in self.culprits(&slow, &explained, |rank| self.host(rank)) {
+                let evidence = typical(&culprit.slow);
                 let times = times(&evidence);
-                links.slow_hosts.push(SlowHost { host, times, slow_pairs: places.len(), pairs: of, evidence });
-                remove_explained(&mut slow, &places);
+                let (slow_pairs, pairs) = (culprit.slow.len(), culprit.pairs);
+                links.slow_hosts.push(SlowHost { host: culprit.unit.clone(), times, slow_pairs, pairs, evidence });
+                explained.extend(explained_by(&culprit));
             }
+            slow.retain(|place, _| !explained.contains(place));
         }
-        for (rank, _, places) in self.culprits(&slow, |rank| rank) {
-            let times = median(places.iter().filter_map(|place| Some(times(slow.get(place)?))).collect());
-            let host = self.host(rank);
+        for culprit in self.culprits(&slow, &explained, |rank| rank) {
+            let (rank, host) = (culprit.unit, self.host(culprit.unit));
+            let times = median(culprit.slow.values().map(|evidence| times(evidence)).collect());
             links.slow_ranks.push(SlowRank { rank: rank as i32, host, evidence: "pairs", times: Some(times) });
-            remove_explained(&mut slow, &places);
+            let of_rank = explained_by(&culprit);
+            slow.retain(|place, _| !of_rank.contains(place));
         }
         links.slow_pairs.extend(slow.into_iter().map(|(place, evidence)| {
             let ranks = self.pairs[place].ranks;
@@ -157,26 +205,33 @@ impl Kind<'_> {
     }
 
     /// The culprits. A culprit is a rank or host with slow pairs with several other ranks or
-    /// hosts, if more than half of its pairs are slow. Each culprit comes with the number of its
-    /// pairs and with its slow pairs.
+    /// hosts, if more than half of its pairs are slow. The pairs of `slow` are slow beside all other
+    /// pairs. The pairs of `explained` have a culprit already.
     fn culprits<T: Ord + Clone>(
         &self,
-        slow: &BTreeMap<usize, Vec<PairEvidence>>,
+        slow: &SlowPairs,
+        explained: &BTreeSet<usize>,
         unit: impl Fn(usize) -> T,
-    ) -> Vec<(T, usize, BTreeSet<usize>)> {
-        let mut found: BTreeMap<T, (usize, BTreeSet<usize>, BTreeSet<T>)> = BTreeMap::new();
+    ) -> Vec<Culprit<T>> {
+        let mut pairs_of: BTreeMap<T, BTreeSet<usize>> = BTreeMap::new();
         for (place, pair) in self.pairs.iter().enumerate() {
-            for [mine, other] in [pair.ranks, [pair.ranks[1], pair.ranks[0]]] {
-                let (pairs, places, others) = found.entry(unit(mine)).or_default();
-                *pairs += 1;
-                if slow.contains_key(&place) {
-                    places.insert(place);
-                    others.insert(unit(other));
-                }
+            for rank in pair.ranks {
+                pairs_of.entry(unit(rank)).or_default().insert(place);
             }
         }
-        let most = found.into_iter().filter(|(_, (of, places, others))| 2 * places.len() > *of && others.len() > 1);
-        most.map(|(unit, (of, places, _))| (unit, of, places)).collect()
+        let judged = |(unit_here, mine): (T, BTreeSet<usize>)| {
+            let is_in_many = mine.len() as f64 >= MANY * self.pairs.len() as f64 && mine.len() < self.pairs.len();
+            let mut slow = match is_in_many {
+                true => self.slow_beside_the_rest(&mine),
+                false => mine.iter().filter_map(|place| Some((*place, slow.get(place)?.clone()))).collect(),
+            };
+            slow.retain(|place, _| !explained.contains(place));
+            let others: BTreeSet<T> = slow.keys().flat_map(|place| self.pairs[*place].ranks.map(&unit)).collect();
+            // `others` has the unit itself, too.
+            let is_culprit = 2 * slow.len() > mine.len() && others.len() > 2;
+            is_culprit.then_some(Culprit { unit: unit_here, pairs: mine.len(), slow })
+        };
+        pairs_of.into_iter().filter_map(judged).collect()
     }
 
     /// The median bandwidth of the pairs of each host, with the largest size.
@@ -198,22 +253,21 @@ fn times(evidence: &[PairEvidence]) -> f64 {
     evidence.iter().map(|found| found.times).fold(0.0, f64::max)
 }
 
-/// Removes the pairs of a culprit. A pair that is much slower than the culprit's other slow pairs
-/// stays, because the culprit alone does not explain it.
-fn remove_explained(slow: &mut BTreeMap<usize, Vec<PairEvidence>>, places: &BTreeSet<usize>) {
-    let known: BTreeMap<usize, f64> =
-        places.iter().filter_map(|place| Some((*place, times(slow.get(place)?)))).collect();
-    slow.retain(|place, _| {
-        let Some(mine) = known.get(place) else { return true };
+/// The pairs that a culprit explains. It does not explain a pair that is much slower than its other
+/// slow pairs.
+fn explained_by<T>(culprit: &Culprit<T>) -> BTreeSet<usize> {
+    let known: BTreeMap<usize, f64> = culprit.slow.iter().map(|(place, evidence)| (*place, times(evidence))).collect();
+    let is_explained = |place: &usize| {
         let others = known.iter().filter(|(other, _)| *other != place).map(|(_, times)| *times);
-        *mine > MUCH * median(others.collect())
-    });
+        known[place] <= MUCH * median(others.collect())
+    };
+    known.keys().copied().filter(is_explained).collect()
 }
 
 /// The medians of the evidence against several pairs, by size.
-fn typical(places: &BTreeSet<usize>, slow: &BTreeMap<usize, Vec<PairEvidence>>) -> Vec<PairEvidence> {
+fn typical(slow: &SlowPairs) -> Vec<PairEvidence> {
     let mut by_size: BTreeMap<usize, Vec<&PairEvidence>> = BTreeMap::new();
-    for evidence in places.iter().filter_map(|place| slow.get(place)).flatten() {
+    for evidence in slow.values().flatten() {
         by_size.entry(evidence.bytes).or_default().push(evidence);
     }
     let of =
@@ -267,10 +321,23 @@ mod tests {
             let names: Vec<&str> = found.slow_hosts.iter().map(|slow| slow.host.as_str()).collect();
             assert_eq!(names, ["c"], "{hosts}");
             let PairEvidence { times, seconds, median_seconds, .. } = found.slow_hosts[0].evidence[0];
-            assert!((times - seconds / median_seconds).abs() < 1e-9, "{hosts}: {times} {seconds} {median_seconds}");
+            assert_eq!((times, seconds, median_seconds), (9e-3 / 1e-3, 9e-3, 1e-3), "{hosts}");
             assert!(found.slow_pairs.is_empty() && found.slow_ranks.is_empty(), "{hosts}");
             assert!(found.host_gbps["c"] < found.host_gbps["a"], "{hosts}");
         }
+    }
+
+    #[test]
+    fn a_host_in_most_pairs_is_compared_with_the_pairs_that_it_is_not_in() {
+        // Two of the three pairs are those of c.
+        let found = links("a b c", |_, other| if other == 2 { 1.9e-3 } else { 1e-3 });
+        assert_eq!(found.slow_hosts.iter().map(|slow| slow.host.as_str()).collect::<Vec<_>>(), ["c"]);
+        assert!(found.slow_pairs.is_empty() && found.slow_ranks.is_empty());
+        let found = links("a a a", |_, other| if other == 2 { 1.9e-3 } else { 1e-3 });
+        assert_eq!(found.slow_ranks.iter().map(|slow| slow.rank).collect::<Vec<_>>(), [2]);
+        let found = links("a b c", |one, other| if (one, other) == (0, 1) { 1.9e-3 } else { 1e-3 });
+        assert_eq!(found.slow_pairs.iter().map(|slow| slow.ranks).collect::<Vec<_>>(), [[0, 1]]);
+        assert!(found.slow_hosts.is_empty() && found.slow_ranks.is_empty());
     }
 
     #[test]

@@ -215,7 +215,7 @@ pub struct SlowHost {
 }
 
 /// A size at which a pair is slow.
-#[derive(Serialize)]
+#[derive(Serialize, Clone)]
 pub struct PairEvidence {
     pub bytes: usize,
     /// The time of the pair, divided by the time of its peers.

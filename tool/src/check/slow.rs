@@ -56,13 +56,26 @@ impl Rule {
             for (at, place) in order.iter().enumerate() {
                 let others = median_without(order.len(), at, |index| peers[order[index]][batch]);
                 let mine = peers[*place][batch];
-                if mine > self.factor * others && mine - others > self.floor {
+                if self.is_slow(mine, others) {
                     ratios[*place].push(mine / others);
                 }
             }
         }
         let always = ratios.into_iter().enumerate().filter(|(_, ratios)| ratios.len() == batches);
         always.map(|(place, ratios)| Slow { place, times: median(ratios) }).collect()
+    }
+
+    /// How many times as long as its peers one takes, in its median batch, if it is slow. `mine` has
+    /// its seconds per call for every batch, and `peers` the medians of its peers.
+    pub fn times(&self, mine: &[f64], peers: &[f64]) -> Option<f64> {
+        let batches = mine.len().min(peers.len());
+        let slow = mine.iter().zip(peers).filter(|(mine, peers)| self.is_slow(**mine, **peers));
+        let ratios: Vec<f64> = slow.map(|(mine, peers)| mine / peers).collect();
+        (batches > 0 && ratios.len() == batches).then(|| median(ratios))
+    }
+
+    fn is_slow(&self, mine: f64, peers: f64) -> bool {
+        mine > self.factor * peers && mine - peers > self.floor
     }
 }
 
