@@ -21,7 +21,7 @@ from support.processes import run, wait_until
 
 RUN = ROOT / "tests/gpu/run.sh"
 # These cases need a GPU, PyTorch, JAX, or a release of NCCL.
-CANNOT = {"torch", "adopt_torch", "other_copy", "torch_streams", "torch_graph", "jax", "jax_buffers", "jax_mismatch", "sanitizer", "renew"}
+CANNOT = {"torch", "adopt_torch", "other_copy", "torch_streams", "torch_graph", "jax", "jax_buffers", "jax_mismatch", "sanitizer", "renew", "rust"}
 # The host engine has no streams and no graphs; they run by the stand-in driver.
 ON_STREAMS = {"graph", "stream_wait"}
 # "uneven" belongs to the setting multirank.

@@ -132,3 +132,7 @@ for n in $ranks; do
   # shellcheck disable=SC2046  # three words
   pattern='^check: one process gets the same losses' lines=1 check hsdp_tp "$n" $((deadline * 2)) "$program" --data "$build/digits.csv" --shape $(shape_of "$n" ' ') --check
 done
+# Rust: cudarc's slices and streams. The stand-in driver has too few functions for cudarc.
+[[ -x $build/all_reduce && $mode != driver ]] || needs="no all_reduce in $build, or a dry run"
+pattern='elements are .*, 0 are not' ; for n in $ranks; do lines=$n check rust "$n" "$deadline" "$build/all_reduce"; done
+pattern='' needs=''

@@ -25,13 +25,17 @@ for argument; do
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 2 ;;
   esac
 done
-[[ $release != "$root/target/release" ]] || cargo build --release --quiet --manifest-path "$root/Cargo.toml"
+if [[ $release == "$root/target/release" ]]; then
+  cargo build --release --quiet --manifest-path "$root/Cargo.toml"
+  cargo build --release --quiet --manifest-path "$root/Cargo.toml" --example all_reduce --features cudarc
+fi
 
 mkdir -p "$build/standin"
 for file in "$release"/libdevicemesh.so.[0-9]*.[0-9]* "$release/libhostccl.so" "$release/devicemesh"; do
   # Without symbols and debugging information: the larger part of each file.
   strip -o "$build/${file##*/}" "$file" 2>/dev/null || cp "$file" "$build/"
 done
+[[ ! -x $release/examples/all_reduce ]] || strip -o "$build/all_reduce" "$release/examples/all_reduce"
 cp "$root/examples/data/digits.csv" "$here"/*.sh "$here"/*.py "$here/README.md" "$build/"
 rm -f "$build/cut_nccl.py"
 
@@ -70,7 +74,7 @@ if ((with_nccl)); then
     echo "$wheel: $(python3 "$here/cut_nccl.py" "$path" "$build/nccl/cut" "$architecture")"
     # The table of symbols, which the loader does not read, is a fifth of the library.
     strip "$build/nccl/cut"
-    xz -6 -T0 -c "$build/nccl/cut" >"$packed.part" && mv "$packed.part" "$packed"
+    xz -9e -T0 -c "$build/nccl/cut" >"$packed.part" && mv "$packed.part" "$packed"
     rm "$build/nccl/cut"
   done
   # A release that a run here has unpacked is not carried.
