@@ -89,7 +89,7 @@ def main():
             dm.sum_over(mesh, name, tensor)
             expect(f"dm_all_reduce over {name}", tensor, size)
         used = time.monotonic()
-        dm("dm_finalize", mesh)
+        dm("dm_finalize", mesh, None)
         dm.calls.dm_free(mesh)
         return made, used
 

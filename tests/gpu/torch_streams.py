@@ -13,6 +13,8 @@ import traceback
 
 from nccl_copy import follow_loaded, seen, skip
 
+# JAX would take three quarters of the GPU's memory, which other ranks may share.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 try:
     import torch
     import torch.distributed  # noqa: F401  # loads NCCL

@@ -122,7 +122,7 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
             # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and
-            # jax) and device memory (jax). Another protocol may.
+            # jax) and device memory (jax and CuPy). Another protocol may.
             if isinstance(error, InvalidArgumentError):
                 raise
             if hasattr(array, "__array_interface__"):
@@ -161,7 +161,10 @@ def _refuse_lossy(kind: type, what: str) -> None:
 
 def _from_buffer(array: Any, what: str) -> Memory:
     view = PyBuffer()
-    _get_buffer(array, _byref(view), PYBUF_STRIDED_WITH_FORMAT)
+    try:
+        _get_buffer(array, _byref(view), PYBUF_STRIDED_WITH_FORMAT)
+    except TypeError as error:  # CuPy 14 says so that an array is device memory
+        raise BufferError(str(error)) from error
     try:
         itemsize, count = view.itemsize, view.len // view.itemsize if view.itemsize else 0
         letter = view.format

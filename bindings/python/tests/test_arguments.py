@@ -267,6 +267,23 @@ class Arrays(unittest.TestCase):
             group.all_reduce(values, copies)
         self.assertEqual(buffers.memory(copies).count, 4, "as an input a copy will do")
 
+    def test_a_buffer_that_is_refused(self):
+        """CuPy 14 has the buffer protocol, and refuses it by a TypeError for device memory. DLPack
+        gives the memory then."""
+        values = numpy.zeros(4)
+
+        class OnDevice(bytearray):  # a type with a buffer
+            def __dlpack_device__(self):
+                return (1, 0)
+
+            def __dlpack__(self, **options):
+                return values.__dlpack__()
+
+        with mock.patch.object(buffers, "_get_buffer", side_effect=TypeError("on CPU is not allowed")):
+            self.assertEqual(buffers.memory(OnDevice()).address, values.ctypes.data)
+            with self.assertRaisesRegex(BufferError, "on CPU is not allowed"):
+                buffers.memory(bytearray(8))
+
     def test_bits_of_a_view(self):
         class View:
             def __init__(self, bit):
