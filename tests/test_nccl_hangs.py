@@ -17,7 +17,7 @@ HANGS = {
     "ncclGetUniqueId": MAKING, "ncclCommInitRankConfig": MAKING, "ncclCommSplit": MAKING,
     "ncclCommGetAsyncError": MAKING | {"dm_check", "dm_finalize", "dm_world_finalize"},
     "ncclCommFinalize": MAKING | {"dm_finalize", "dm_world_finalize"},
-    "ncclCommDestroy": MAKING | {"dm_finalize", "dm_world_finalize"},
+    "ncclCommDestroy": {"dm_finalize", "dm_world_finalize"},
     "ncclCommAbort": {"dm_abort", "dm_world_abort"},
     "ncclCommCount": {"dm_from_comms"}, "ncclCommUserRank": {"dm_from_comms"},
     "ncclCommShrink": {"dm_shrink"},

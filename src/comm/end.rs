@@ -1,6 +1,7 @@
 //! How a root mesh ends: aborted at once by one rank, or finalized by all ranks together.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use super::call::{Call, Peers};
@@ -9,11 +10,15 @@ use super::ending::finalize;
 use super::groups::{self, refuse_inside};
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
-use crate::wait::{Wait, Watch};
+use crate::wait::{Deadline, Wait, Watch};
 
 /// How long dm_finalize waits for the other ranks after a communicator has failed, and before it
 /// ends a communicator in which another rank waits in vain.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long dm_abort waits until the note of the abort is in the store. It takes a store that
+/// answers less than a millisecond.
+const TOLD: Duration = Duration::from_millis(100);
 
 impl RootComms {
     /// Ends this root on this rank: raises its cancel flag and aborts its communicators. That wakes
@@ -32,9 +37,18 @@ impl RootComms {
             log::warn!("rank {}: dm_abort ends {} here", self.mesh().rank(), self.mesh().describe());
         }
         self.cancel().raise();
+        // A kernel of NCCL that is aborted lets its peers go on with wrong data, so on a library
+        // with streams the peers can find the note before their work ends (stream_wait.rs). On the
+        // host engine the abort itself tells them.
+        let is_told_first = was_alive && self.library().is_some_and(|library| library.has_streams());
+        if is_told_first {
+            self.tell_departure().into_iter().for_each(|telling| wait_until_told(&telling));
+        }
         let aborted = self.abort_communicators(|_| true);
         if was_alive {
-            self.tell_departure();
+            if !is_told_first {
+                drop(self.tell_departure());
+            }
             self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
         }
         aborted
@@ -113,6 +127,14 @@ impl RootComms {
             if has_work { children.push(part) } else { parents.push(part) }
         }
         children.iter().chain(&parents).map(|part| part.end(peers)).fold(outcome, Result::and)
+    }
+}
+
+/// Waits until the thread that writes the note of an abort has ended, but not longer than [`TOLD`].
+fn wait_until_told(telling: &JoinHandle<()>) {
+    let deadline = Deadline::after(TOLD);
+    while !telling.is_finished() && !deadline.passed() {
+        sleep(Duration::from_micros(50));
     }
 }
 

@@ -6,6 +6,7 @@ mod ranges;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use self::control::ControlScopes;
@@ -200,10 +201,15 @@ impl RootComms {
     }
 
     /// Tells the other ranks of the root that this rank has ended the root. Does not wait for them.
-    pub(super) fn tell_departure(&self) {
-        if let Some(departures) = self.departures.as_ref().filter(|_| self.mesh.root_size() > 1) {
-            departures.tell();
-        }
+    /// The thread that is returned writes the note.
+    pub(super) fn tell_departure(&self) -> Option<JoinHandle<()>> {
+        self.departures.as_ref().filter(|_| self.mesh.root_size() > 1).and_then(Departures::tell)
+    }
+
+    /// The list of the ranks that have ended this mesh by dm_abort; `None` for a mesh without a
+    /// world.
+    pub(super) fn departures(&self) -> Option<&Departures> {
+        self.departures.as_deref()
     }
 
     pub(super) fn id(&self) -> &str {

@@ -5,6 +5,12 @@
 //! cudaStreamSynchronize waits with it. So this wait asks the stream again and again. Meanwhile it
 //! asks the communicators for their asynchronous errors, and the store for lost ranks, because
 //! over NVLink and shared memory NCCL does not notice the end of a peer.
+//!
+//! Work that is done may still be wrong: a kernel that another rank aborts stops waiting for data
+//! and goes through its remaining steps, so over NVLink and shared memory its peers go on with what
+//! lies in their buffers, and end without an error. (It was seen on an H100 with four ranks:
+//! docs/gpu-results.md.) dm_abort therefore notes in the store that it ends the mesh before it
+//! aborts, and this wait asks the store once more when the work is done.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -36,6 +42,9 @@ const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// How long the work may go on after a rank is known to be lost. Work that does not need that
 /// rank may end in this time, and the ranks that were lost with it become known.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long the store may take to answer whether the results are right, also when the deadline is
+/// near.
+const LAST_LOOK: Duration = Duration::from_secs(2);
 /// The pause between two questions to the store while a loss is known or suspected.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -51,6 +60,9 @@ impl View {
     /// Fails with `DM_STATUS_PEER_LOST` and the ranks when a rank is lost and the work is not done
     /// a second later, with `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when
     /// work on the stream has failed. The work then stays on the stream until the mesh is aborted.
+    /// Fails with `DM_STATUS_PEER_LOST` also when the work is done and a rank is lost or has ended
+    /// the mesh by `dm_abort`, because the work may have ended by that rank's abort with wrong
+    /// results.
     ///
     /// # Safety
     /// `stream` is NULL or a live stream of the communicators' device.
@@ -145,7 +157,8 @@ impl WaitedFor<'_> {
                 // The stream is asked after the communicators: an operation that is not on the
                 // stream yet leaves its communicator in progress.
                 if is_issued && is_done()? {
-                    return check().map(drop);
+                    check()?;
+                    return self.is_whole(&deadline);
                 }
             }
             if look.is_due(waited) {
@@ -178,6 +191,33 @@ impl WaitedFor<'_> {
             is_issued &= communicator.poll_by(&wait, on.map(|(worker, _)| worker))?;
         }
         Ok(is_issued)
+    }
+
+    /// Fails where a rank is lost or has ended the mesh by dm_abort, so that work which is done may
+    /// have wrong results. A rank notes that in the store before it aborts its communicators.
+    fn is_whole(&self, deadline: &Deadline) -> Result<()> {
+        let root = self.view.root_comms();
+        let Some(world) = root.world().filter(|world| !world.rendezvous().is_offline()) else { return Ok(()) };
+        let wait = Wait { deadline: deadline.at_least(LAST_LOOK), ..root.wait(None) };
+        let lost = self.lost(&wait.deadline);
+        if !lost.is_empty() {
+            let message =
+                format!("{} before the work on the stream was done, so its results may be wrong", said(&lost));
+            return Err(Error::new(Status::PeerLost, message).with_lost(&lost));
+        }
+        let mut departed = world.departed_from(&self.communicators, &wait)?;
+        departed.retain(|rank| self.ranks.contains(rank));
+        departed.sort_unstable();
+        departed.dedup();
+        if departed.is_empty() {
+            return Ok(());
+        }
+        let have = if departed.len() == 1 { "has" } else { "have" };
+        let message = format!(
+            "{} {have} ended the mesh by dm_abort, so the results of the work on the stream may be wrong",
+            ranges(&departed)
+        );
+        Err(Error::new(Status::PeerLost, message).with_ranks(&departed))
     }
 
     /// The ranks that are lost as far as the store knows. A store that does not answer says

@@ -35,6 +35,10 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Marks the root mesh as finalized on this rank, unless it has ended before, and returns all
     /// its communicators, which the world then finalizes.
     fn finalize_with_world(&self) -> Vec<Arc<Communicator>>;
+
+    /// The other ranks that have ended the root mesh by dm_abort, as far as the store knows by now,
+    /// if the root mesh has one of these communicators.
+    fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>>;
 }
 
 /// Something that C callers borrow from a world.
@@ -316,6 +320,17 @@ impl World {
             roots.retain(|known| known.strong_count() > 0);
         }
         roots.push(root);
+    }
+
+    /// The other ranks that have aborted one of these communicators by dm_abort of a mesh that has
+    /// it, as far as the store knows by now.
+    pub(super) fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>> {
+        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        let mut departed = Vec::new();
+        for root in roots {
+            departed.extend(root.departed_from(communicators, wait)?);
+        }
+        Ok(departed)
     }
 
     /// Makes this world's device the calling thread's device, where that thread has none or the

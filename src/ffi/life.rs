@@ -41,24 +41,29 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 
 /// Waits until the work on a stream is done, or until it is clear that a lost rank or a failed
 /// communicator holds it up. (cudaStreamSynchronize would wait for ever.) DM_STATUS_OK says that
-/// the work is done and no communicator has failed by then.
+/// the work is done, and that no communicator has failed and no rank was lost or has aborted by
+/// then.
 ///
 /// Local: it makes no communicator, and may be called from several threads. The waiting thread
 /// sleeps, and asks the stream (cuStreamQuery) with growing pauses of at most 10 ms. Every 100 ms
 /// it asks the communicators for their asynchronous errors. It asks the store for lost ranks after
-/// 250 ms, and then with growing pauses of at most two seconds. dim names the dimension whose
-/// communicator and ranks it asks about. dim NULL stands for the communicators of dm_check with
-/// dim NULL, and for the ranks of the view. A communicator that is not made yet is left out.
-/// timeout_ms 0: the mesh's timeout. The stream may hold other work, too. A stream that is being
-/// captured is refused. On cpu a collective is done when it returns: stream is NULL there, and the
-/// call asks the communicators once and returns.
+/// 250 ms, then with growing pauses of at most two seconds, and once more when the work is done.
+/// dim names the dimension whose communicator and ranks it asks about. dim NULL stands for the
+/// communicators of dm_check with dim NULL, and for the ranks of the view. A communicator that is
+/// not made yet is left out. timeout_ms 0: the mesh's timeout. The stream may hold other work, too.
+/// A stream that is being captured is refused. On cpu a collective is done when it returns: stream
+/// is NULL there, and the call asks the communicators once and returns.
 ///
 /// When the call fails, the work stays on the stream: dm_abort ends the work. When a rank is lost,
 /// the call waits one second more, because work that does not need the rank may end by itself.
 /// After that it gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So a rank
-/// ends its process only after dm_finalize. A mesh without a world has no store: there only a
-/// communicator can tell of a lost rank. dm_last_error_info has the lost ranks, the dimension and
-/// the time that passed.
+/// ends its process only after dm_finalize.
+///
+/// The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
+/// the mesh by dm_abort. Use no result then: when a rank aborts, NCCL may let the other ranks'
+/// kernels end with wrong data and without an error, which cudaStreamSynchronize cannot show. A
+/// mesh without a world has no store: there only a communicator can tell of a lost rank.
+/// dm_last_error_info has the lost ranks, the dimension and the time that passed.
 ///
 /// Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check),
 /// DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),

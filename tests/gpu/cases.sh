@@ -50,7 +50,7 @@ for name in kill shrink stream_wait; do
   done
 done
 for name in abort destroy aborts; do variant=$name each alone "2 8" 1 "$build/alone" "$name"; done
-for name in works abort finalize world making unseen; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
+for name in works abort finalize world making unseen behind; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
 each memory "1 8" 1 "$build/memory"
 for asked in unset 0 1; do
   [[ $asked == unset ]] && settings=() || settings=("DM_CHECK_POINTERS=$asked")

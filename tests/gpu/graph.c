@@ -10,7 +10,9 @@
  *   making    dm_init and dm_finalize while this thread captures a stream that waits for the legacy
  *             default stream: both must be refused
  *   unseen    dm_init while this thread captures a non-blocking stream, of which no function of the
- *             driver tells: what comes of it is printed, and nothing is required */
+ *             driver tells: what comes of it is printed, and nothing is required
+ *   behind    a capture in global mode right after dm_init, while a thread of the library destroys
+ *             the communicator by which the ranks met: the capture must stay valid */
 #include "experiment.h"
 
 enum { kCount = 1024, kDeadline = 5000 };
@@ -118,7 +120,16 @@ int main(int argc, char **argv)
   OK(dm_world_barrier(options.world, 0));
 
   void *captured = NULL, *executable = NULL;
-  driver_says(graph.begin(stream, 1 /* thread-local */), "cuStreamBeginCapture");
+  const int is_behind = strcmp(mode, "behind") == 0;
+  dm_mesh *fresh = NULL;
+  if (is_behind) {
+    dm_dim_options own = DM_DIM_OPTIONS_INIT;
+    own.flags = DM_DIM_OWN_COMM;
+    options.dim_options = &own;
+    options.num_dim_options = 1;
+    REQUIRE(dm_init(device_type(), shape, 1, NULL, &options, &fresh));
+  }
+  driver_says(graph.begin(stream, is_behind ? 0 /* global */ : 1 /* thread-local */), "cuStreamBeginCapture");
   OK(dm_all_reduce(mesh, NULL, send, recv, kCount, DM_FLOAT32, DM_SUM, stream));
   const ncclResult_t raw = rawAllReduce(send, recv + kCount, kCount, ncclFloat, ncclSum, comm, (cudaStream_t)stream);
   CHECK(raw == ncclSuccess);
@@ -133,6 +144,7 @@ int main(int argc, char **argv)
     seen(rank, "the end of that capture", "CUresult %d", graph.end(stream, &captured));
     experiment_end();
   }
+  if (is_behind) pause_ms(1000); /* NCCL takes up to half a second to destroy a communicator */
   driver_says(graph.end(stream, &captured), "cuStreamEndCapture");
   driver_says(graph.instantiate(&executable, captured, 0), "cuGraphInstantiate");
   for (int replay = 0; replay < 3; ++replay) driver_says(graph.launch(executable, stream), "cuGraphLaunch");
@@ -148,7 +160,12 @@ int main(int argc, char **argv)
   driver_says(graph.free_executable(executable), "cuGraphExecDestroy");
   driver_says(graph.free_graph(captured), "cuGraphDestroy");
   seen(rank, "freeing the graph", "took %.3f s", seconds_now() - began);
-  if (strcmp(mode, "works") == 0 || strcmp(mode, "making") == 0) {
+  if (is_behind) {
+    check_group(fresh, NULL);
+    OK(dm_finalize(fresh, NULL));
+    dm_free(fresh);
+  }
+  if (strcmp(mode, "works") == 0 || strcmp(mode, "making") == 0 || is_behind) {
     trial end = {.what = "dm_finalize after the graph was freed", .call = finalize};
     CHECK(trial_run(&end, rank, 30) && end.status == DM_STATUS_OK);
   }

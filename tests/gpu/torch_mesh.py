@@ -4,6 +4,7 @@ PyTorch's own communicators. One rank of a job that run.sh starts; needs PyTorch
 DM_DEVICE=cpu (gloo beside the host engine; nothing to adopt there)."""
 
 import ctypes
+import faulthandler
 import os
 import statistics
 import sys
@@ -19,6 +20,7 @@ except ImportError as error:
     print(f"WHY=no PyTorch in {sys.executable}: {error}")
     sys.exit(77)
 
+faulthandler.enable()  # a crash says in which call it was
 ROUNDS = 5
 DEVICE = os.environ.get("DM_DEVICE", "cpu")
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

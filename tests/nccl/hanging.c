@@ -144,9 +144,14 @@ static void hang(void)
   dm_free(mesh);
   OK(dm_world_barrier(world, 0));
 
-  /* Ends and questions take as long as the timeout of the mesh allows. */
+  /* Ends and questions take as long as the timeout of the mesh allows. The mesh shares no
+   * communicator, so its communicator ends with it. */
   options.timeout_ms = 3000;
+  options.dim_options = &own;
+  options.num_dim_options = 1;
   mesh = made(line, 1, NULL);
+  options.dim_options = NULL;
+  options.num_dim_options = 0;
   ncclComm_t comm = comm_of(mesh, NULL);
   setenv("DM_CCL_LIBRARY", getenv("RECORDER"), 1);
   step(which, "dm_from_comms", step_adopt, &comm);

@@ -147,11 +147,34 @@ static void wait_for_the_dead(void)
     info = failure();
     CHECK(info.num_lost == 1 && info.lost_ranks[0] == lost);
   }
-  /* Work that is done is done, whoever is lost. */
+  /* Work that is done may have ended by the abort of a rank that knew of the loss. */
   set_query(kDone);
-  OK(dm_stream_wait(mesh, "dp", stream_of(7), 0));
+  if (rank == 1) FAILS(DM_STATUS_PEER_LOST, "may be wrong", dm_stream_wait(mesh, "dp", stream_of(7), 0));
   OK(dm_abort(mesh));
   dm_free(mesh);
+}
+
+/* The last rank aborts, and the work of the others ends, as it does over NVLink, where NCCL tells
+ * nobody. */
+static void wait_beside_an_abort(void)
+{
+  const int32_t leaver = size - 1;
+  dm_mesh *mesh = made_square(), *other = made_square();
+  set_query(kDone);
+  OK(dm_stream_wait(mesh, NULL, stream_of(7), 0));
+  OK(dm_world_barrier(world, 0));
+  /* Both meshes share the communicators, so the end of one is the end of the other's work. */
+  if (rank == leaver) OK(dm_abort(other));
+  OK(dm_world_barrier(world, 0));
+  if (rank != leaver) {
+    FAILS(DM_STATUS_PEER_LOST, "rank 3 has ended the mesh by dm_abort", dm_stream_wait(mesh, NULL, stream_of(7), 0));
+    CHECK(failure().num_ranks == 1 && failure().ranks[0] == leaver && failure().num_lost == 0);
+    GIVES(rank == 0 ? DM_STATUS_OK : DM_STATUS_PEER_LOST, dm_stream_wait(other, rank == 1 ? "dp" : "tp", stream_of(7), 0));
+  }
+  OK(dm_world_barrier(world, 0));
+  OK(dm_abort(mesh));
+  dm_free(mesh);
+  dm_free(other);
 }
 
 static void (*own)(void *start, size_t bytes, int device);
@@ -349,7 +372,7 @@ static void check_pointers(void)
 }
 
 static const rank_case kCases[] = {
-    {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"amd", amd},
+    {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"abort", wait_beside_an_abort}, {"amd", amd},
     {"another device", another_device}, {"pointers", check_pointers},
 };
 

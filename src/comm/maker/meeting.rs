@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::communicator::{Communicator, FirstUse};
-use super::super::ending::{discard, finalize};
+use super::super::ending::{discard, finalize_unseen};
 use super::super::failure::{blame, name_ranks};
 use super::super::names::{parent_config, world_ranks};
 use super::{Maker, log_made};
@@ -32,7 +32,7 @@ impl Maker<'_> {
         let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
         let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
         let made = made.inspect_err(|_| seed.abort_soon(Some(&self.worker)))?.unwrap_or(RawComm::NULL);
-        finalize(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
+        finalize_unseen(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
             .map(|()| made)
             .inspect_err(|_| discard(self.library, &[made], None))
     }

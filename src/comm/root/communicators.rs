@@ -244,4 +244,13 @@ impl EndsWithWorld for RootComms {
         self.end(Life::Finalized);
         self.communicators()
     }
+
+    fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>> {
+        let Some(departures) = self.departures() else { return Ok(Vec::new()) };
+        let is_among = |own: &Arc<Communicator>| communicators.iter().any(|other| Arc::ptr_eq(own, other));
+        match self.communicators().iter().any(is_among) {
+            true => departures.others(wait),
+            false => Ok(Vec::new()),
+        }
+    }
 }

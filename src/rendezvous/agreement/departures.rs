@@ -13,8 +13,13 @@
 //!
 //! The next call of the aborting rank begins when its note is written. So another rank that
 //! compares a call on the mesh with that next call finds the note (deciding.rs).
+//!
+//! On a library with streams the note also comes before the abort itself, because a kernel of NCCL
+//! that is aborted lets its peers go on with what lies in their buffers. A rank whose work on a
+//! stream has ended therefore asks for notes before it takes the results for right.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::cleanup::WorldKeys;
@@ -64,15 +69,16 @@ impl Departures {
     }
 
     /// Tells the other ranks of the mesh that this one has ended it. Does not wait for the store: a
-    /// thread writes the note. This rank's next call begins when the note is written.
-    pub fn tell(self: &Arc<Self>) {
+    /// thread writes the note, and `None` says that no thread could be started. This rank's next
+    /// call begins when the note is written.
+    pub fn tell(self: &Arc<Self>) -> Option<JoinHandle<()>> {
         let (departures, writing) = (Arc::clone(self), self.leftovers.begin_writing());
         let tell = move || {
             departures.write(&Wait::after(TELL));
             drop(writing);
         };
         // Without a thread the others find this rank missing at their deadlines.
-        let _ = hostccl::thread::spawn("dm-farewell", tell);
+        hostccl::thread::spawn("dm-farewell", tell).ok()
     }
 
     /// Writes the note. Where the store fails, the others find this rank missing at their
@@ -102,6 +108,12 @@ impl Departures {
     pub(super) fn next(&self) -> (usize, String) {
         let number = self.known().read + 1;
         (number, note_key(&self.list(), number))
+    }
+
+    /// Returns the other ranks that have ended the mesh, as far as the store knows by now.
+    pub fn others(&self, wait: &Wait) -> Result<Vec<i32>> {
+        self.catch_up(wait)?;
+        Ok(self.all(|rank| rank != self.me))
     }
 
     /// Reads the notes that the store has by now.
