@@ -16,8 +16,9 @@ MAKING = {"dm_init", "dm_get_comm"}
 HANGS = {
     "ncclGetUniqueId": MAKING, "ncclCommInitRankConfig": MAKING, "ncclCommSplit": MAKING,
     "ncclCommGetAsyncError": MAKING | {"dm_check", "dm_finalize", "dm_world_finalize"},
-    "ncclCommFinalize": MAKING | {"dm_finalize", "dm_world_finalize"},
-    "ncclCommDestroy": {"dm_finalize", "dm_world_finalize"},
+    # A lazy communicator is split from one that is ended at once.
+    "ncclCommFinalize": {"dm_get_comm", "dm_finalize", "dm_world_finalize"},
+    "ncclCommDestroy": {"dm_get_comm", "dm_finalize", "dm_world_finalize"},
     "ncclCommAbort": {"dm_abort", "dm_world_abort"},
     "ncclCommCount": {"dm_from_comms"}, "ncclCommUserRank": {"dm_from_comms"},
     "ncclCommShrink": {"dm_shrink"},

@@ -150,13 +150,13 @@ impl Worker {
         self.start_job(move || device.and_then(|device| device.select()).and_then(|()| work()), discard)
     }
 
-    /// Begins to end a communicator on the thread and does not wait. `end` is tried even where the
-    /// thread cannot have the caller's device, because nobody else ends the communicator.
-    pub(super) fn start_end(&self, end: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Pending<()>> {
+    /// Begins an abort on the thread and does not wait. The abort is tried even where the thread
+    /// cannot have the caller's device, because nobody else ends the communicator.
+    pub(super) fn start_abort(&self, abort: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Pending<()>> {
         let device = self.library.current_device();
         let work = move || {
             let _ = device.and_then(|device| device.select());
-            end()
+            abort()
         };
         self.start_job(work, drop)
     }
@@ -221,11 +221,11 @@ impl Drop for CallUnderWay {
     }
 }
 
-/// How many pieces of work of [`hand_over`] and [`before_exit`] are not done.
+/// How many threads of [`hand_over`] are at work.
 static HANDED_OVER: Mutex<usize> = Mutex::new(0);
-/// Wakes the threads that wait for that work.
+/// Wakes the threads that wait for the threads of [`hand_over`].
 static HANDED_OVER_DONE: Condvar = Condvar::new();
-/// How long the end of the process waits for that work.
+/// How long the end of the process waits for those threads.
 const AT_EXIT: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -233,13 +233,13 @@ thread_local! {
     static IS_HANDED_OVER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Counts a piece of work that the end of the process waits for, as long as this value lives.
-pub(super) struct Counted(());
+/// Counts a thread of [`hand_over`] as long as this value lives.
+struct Counted;
 
 impl Counted {
     fn new() -> Counted {
         *HANDED_OVER.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Counted(())
+        Counted
     }
 }
 
@@ -250,9 +250,14 @@ impl Drop for Counted {
     }
 }
 
-/// Announces work on another thread, which ends when the value is dropped. A process that ends
-/// waits a moment for such work.
-pub(super) fn before_exit() -> Counted {
+/// Drops `things` on a thread of the library's own, because that may join threads, talk to other
+/// ranks and run functions of the program. Returns at once. A process that ends waits a moment for
+/// such threads. Where no thread can be started, drops `things` here.
+pub(super) fn hand_over<T: Send + 'static>(things: T) {
+    if fork::is_child() {
+        // The parent process owns what these things hold, so dropping them here does not block.
+        return drop(things);
+    }
     static AT_EXIT_ONCE: Once = Once::new();
     extern "C" fn wait_at_exit() {
         if !fork::is_child() {
@@ -263,18 +268,7 @@ pub(super) fn before_exit() -> Counted {
         // SAFETY: the function takes no arguments, and does not unwind.
         unsafe { libc::atexit(wait_at_exit) };
     });
-    Counted::new()
-}
-
-/// Drops `things` on a thread of the library's own, because that may join threads, talk to other
-/// ranks and run functions of the program. Returns at once. A process that ends waits a moment for
-/// such threads. Where no thread can be started, drops `things` here.
-pub(super) fn hand_over<T: Send + 'static>(things: T) {
-    if fork::is_child() {
-        // The parent process owns what these things hold, so dropping them here does not block.
-        return drop(things);
-    }
-    let counted = before_exit();
+    let counted = Counted::new();
     let work = move || {
         let _counted = counted;
         IS_HANDED_OVER.set(true);

@@ -251,13 +251,13 @@ impl DimMaker<'_, '_> {
         let place = view.is_member().then(|| view.split_color_key(index)).transpose()?;
         let config = named_config(library, options.config.as_ref(), &comm_name(name, options));
         // Communicators are made by a fresh id, and not by a split, in three cases. The first case
-        // is a communicator over all ranks of the root: it needs no parent. But with streams, such
-        // a communicator cannot be the parent, so it is split from the parent if there is one. The
-        // second case is a communicator that another mesh planned lazily: some of its groups may
-        // have made theirs already, so not all ranks would take part in a split. The third case is
-        // a library that cannot split.
+        // is a communicator over all ranks of the root on the host engine: it needs no parent. With
+        // streams it is split from a parent that stays until the mesh ends, because the end of a
+        // communicator of NCCL takes up to half a second. The second case is a communicator that
+        // another mesh planned lazily: some of its groups may have made theirs already, so not all
+        // ranks would take part in a split. The third case is a library that cannot split.
         let is_whole = view.dim_size(index) == self.root.mesh().root_size();
-        let from_parent = !is_whole || (library.has_streams() && self.parent.is_some());
+        let from_parent = !is_whole || library.has_streams();
         if !from_parent || communicator.first_use().is_lazy() || !library.can_split() {
             let meet = |(color, _)| self.maker.meet_for_use(&format!("comm/{name}/{color}"), group, config);
             return place.map(meet).transpose();

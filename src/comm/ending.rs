@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::sleep;
 
-use super::background::{Worker, before_exit};
+use super::background::Worker;
 use super::communicator::Communicator;
 use super::failure::blame;
 use super::handle::{CAUSES, GRACE};
@@ -62,7 +62,7 @@ pub(super) fn discard(library: &Arc<Library>, raws: &[RawComm], worker: Option<&
     let begin = |raw: &RawComm| {
         let (raw, library) = (*raw, Arc::clone(library));
         let own = Worker::new(&library, "dm-abort");
-        worker.unwrap_or(&own).start_end(move || library.abort(raw))
+        worker.unwrap_or(&own).start_abort(move || library.abort(raw))
     };
     // Without a thread nothing could bound the abort, so the communicator is left as it is.
     let begun: Vec<_> = raws.iter().filter_map(|raw| begin(raw).ok()).collect();
@@ -76,32 +76,12 @@ pub(super) fn discard(library: &Arc<Library>, raws: &[RawComm], worker: Option<&
 /// `tell` is called with the error before the abort, because the other ranks take a rank that
 /// aborts for a lost one, and because the abort waits for the ranks of this host.
 pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
-    end_in_order(communicator, wait, tell, Destroy::Awaited)
-}
-
-/// Does what [`finalize`] does for a communicator that nobody else has seen, and leaves the last
-/// step, its memory and threads, to a thread of the library. `ncclCommDestroy` joins a thread that
-/// looks for its end every 0.5 s (`ncclProxyServiceUDS`), and no rank needs what it gives back.
-pub(super) fn finalize_unseen(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
-    end_in_order(communicator, wait, tell, Destroy::InBackground)
-}
-
-/// Who waits for the last step of the end of a communicator.
-#[derive(Clone, Copy, PartialEq)]
-enum Destroy {
-    /// The caller waits, until its deadline.
-    Awaited,
-    /// Only the end of the process waits, for a moment.
-    InBackground,
-}
-
-fn end_in_order(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error), destroy: Destroy) -> Result<()> {
     let Some(raw) = communicator.take_to_finalize(wait.deadline.left()).inspect_err(tell)? else {
         return Ok(());
     };
     let library = communicator.library();
     if library.has_streams() {
-        return end_on_streams(communicator, raw, wait, tell, destroy);
+        return finalize_on_streams(communicator, raw, wait, tell);
     }
     let what = || format!("finalizing the communicator of {}", communicator.label());
     let flushed = library.finalize(raw).and_then(|()| {
@@ -122,13 +102,7 @@ fn end_in_order(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error),
 /// thread is inside a call, nothing else may be done with the communicator, so a communicator whose
 /// call does not return is left as it is. A communicator is aborted where a call could not be made,
 /// because there is no thread for it or the thread cannot have the device.
-fn end_on_streams(
-    communicator: &Communicator,
-    raw: RawComm,
-    wait: &Wait,
-    tell: &dyn Fn(&Error),
-    destroy: Destroy,
-) -> Result<()> {
+fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let library = communicator.library();
     let worker = Worker::new(library, "dm-background");
     let call =
@@ -164,15 +138,6 @@ fn end_on_streams(
         })
     });
     match flushed {
-        Ok(()) if destroy == Destroy::InBackground => {
-            let (working, counted) = (Arc::clone(library), before_exit());
-            let begun = worker.start_end(move || {
-                let destroyed = working.destroy(raw);
-                drop(counted);
-                destroyed
-            });
-            begun.map(drop).or_else(give_up)
-        }
         // From 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a deadline.
         Ok(()) => match call("ncclCommDestroy", wait, |_, _| (), |library, raw| library.destroy(raw).map(|()| true)) {
             Ok(Err(not_made)) => give_up(not_made),

@@ -188,8 +188,8 @@ impl Handle {
             return Begun::Done(work());
         }
         let started = match worker {
-            Some(worker) => worker.start_end(work),
-            None => Worker::new(&self.library, "dm-abort").start_end(work),
+            Some(worker) => worker.start_abort(work),
+            None => Worker::new(&self.library, "dm-abort").start_abort(work),
         };
         match started {
             Ok(pending) => Begun::UnderWay(pending),

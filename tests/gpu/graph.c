@@ -11,8 +11,8 @@
  *             default stream: both must be refused
  *   unseen    dm_init while this thread captures a non-blocking stream, of which no function of the
  *             driver tells: what comes of it is printed, and nothing is required
- *   behind    a capture in global mode right after dm_init, while a thread of the library destroys
- *             the communicator by which the ranks met: the capture must stay valid */
+ *   behind    a capture in global mode right after dm_init: nothing of the making may go on behind
+ *             dm_init, because a communicator that is destroyed meanwhile breaks the capture */
 #include "experiment.h"
 
 enum { kCount = 1024, kDeadline = 5000 };
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     seen(rank, "the end of that capture", "CUresult %d", graph.end(stream, &captured));
     experiment_end();
   }
-  if (is_behind) pause_ms(1000); /* NCCL takes up to half a second to destroy a communicator */
+  if (is_behind) pause_ms(1000); /* NCCL takes half a second to destroy a communicator */
   driver_says(graph.end(stream, &captured), "cuStreamEndCapture");
   driver_says(graph.instantiate(&executable, captured, 0), "cuGraphInstantiate");
   for (int replay = 0; replay < 3; ++replay) driver_says(graph.launch(executable, stream), "cuGraphLaunch");

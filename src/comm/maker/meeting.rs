@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::communicator::{Communicator, FirstUse};
-use super::super::ending::{discard, finalize_unseen};
+use super::super::ending::{discard, finalize};
 use super::super::failure::{blame, name_ranks};
 use super::super::names::{parent_config, world_ranks};
 use super::{Maker, log_made};
@@ -18,7 +18,9 @@ const RANKS_PER_ID: usize = 128;
 
 impl Maker<'_> {
     /// A communicator over the ranks of the one-dimensional `group`, for their own calls. The ranks
-    /// meet by a fresh id under `key`.
+    /// meet by a fresh id under `key`. With streams they meet in a seed, from which the communicator
+    /// is split. The seed is destroyed here, and not by a thread later: a destruction breaks the
+    /// capture of a CUDA graph that the program begins meanwhile (tests/gpu/graph.c, "behind").
     pub(in crate::comm) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
         if !self.library.has_streams() {
             return self.meet(key, group, config.blocking(false));
@@ -32,7 +34,7 @@ impl Maker<'_> {
         let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
         let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
         let made = made.inspect_err(|_| seed.abort_soon(Some(&self.worker)))?.unwrap_or(RawComm::NULL);
-        finalize_unseen(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
+        finalize(&seed, self.peers.wait(), &|error| self.peers.tell_before_abort(error))
             .map(|()| made)
             .inspect_err(|_| discard(self.library, &[made], None))
     }
