@@ -234,6 +234,12 @@ impl RootComms {
 }
 
 impl EndsWithWorld for RootComms {
+    fn end_with_epoch(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Recovered);
+        self.cancel.raise();
+        self.own_communicators()
+    }
+
     fn end_with_world(&self) -> Vec<Arc<Communicator>> {
         self.end(Life::Aborted);
         self.cancel.raise();
