@@ -141,9 +141,8 @@ impl View {
     fn check_way(&self, way: &Way, index: usize, options: &RecoverOptions) -> Result<()> {
         let (root, epoch) = (self.root_comms(), way.recovery.epoch());
         if way.root != root.id() {
-            // A mesh of an earlier epoch says so by itself.
-            if root.life() == Life::Recovered {
-                root.alive()?;
+            if root.is_of_past_epoch() {
+                return Err(root.ended_by_recovery());
             }
             return Err(Error::invalid(format!(
                 "{} is not the mesh that the last dm_recover gave, and no other mesh of the world is recovered: make it anew by dm_init",

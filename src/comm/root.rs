@@ -323,6 +323,7 @@ impl RootComms {
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
             Life::Alive => self.cancel.check(),
+            Life::Aborted if self.is_of_past_epoch() && !self.cancel.is_raised_above() => Err(self.ended_by_recovery()),
             Life::Aborted => {
                 let by = if self.cancel.is_raised_above() { "dm_world_abort" } else { "dm_abort" };
                 Err(Error::aborted(format!("{} was aborted by {by}", self.mesh.describe())))
@@ -342,15 +343,20 @@ impl RootComms {
 
 impl RootComms {
     /// The error of calls on this root after dm_recover has ended it.
-    fn ended_by_recovery(&self) -> Error {
+    pub(super) fn ended_by_recovery(&self) -> Error {
         let (mesh, mine) = (self.mesh.describe(), self.epoch);
         let now = self.world.as_ref().map_or(mine, |world| world.rendezvous().epoch());
-        Error::aborted(match now > mine {
+        Error::aborted(match self.is_of_past_epoch() {
             true => format!(
                 "{mesh} belongs to epoch {mine}, and the job is in epoch {now}: use the mesh that dm_recover gave"
             ),
             false => format!("{mesh} was ended by dm_recover, which has not given another mesh yet: call it again"),
         })
+    }
+
+    /// Whether the job has gone on to a later epoch than that of the root.
+    pub(super) fn is_of_past_epoch(&self) -> bool {
+        self.world.as_ref().is_some_and(|world| world.rendezvous().epoch() > self.epoch)
     }
 
     /// The number of the epoch in which the root was made.

@@ -133,7 +133,7 @@ growing!(
     structs::dm_dim_options = 32,
     structs::dm_init_options = 64,
     structs::dm_plan_options = 48,
-    recovery::dm_recover_options = 72,
+    recovery::dm_recover_options = 64,
     recovery::dm_recovery = 88
 );
 

@@ -5,9 +5,7 @@ use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
-use super::arguments::{
-    check_flags, check_reserved, check_struct, natural, optional_text, read_struct, timeout, write_struct,
-};
+use super::arguments::{check_flags, check_struct, natural, optional_text, read_struct, timeout, write_struct};
 use super::guard::guard;
 use super::make::{find, give};
 use super::options::{GivenDims, read_dim_options};
@@ -36,8 +34,8 @@ pub struct dm_recover_options {
     pub struct_size: usize,
     /// DM_RECOVER_ flags.
     pub flags: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// The least size of dim with which the job goes on. 0: 1.
+    pub min_size: i32,
     /// The dimension of replicas: an index of it that cannot be filled is left out with all its
     /// ranks. It is the same in all recoveries of a job. NULL: the outermost dimension.
     pub dim: *const c_char,
@@ -52,10 +50,6 @@ pub struct dm_recover_options {
     /// DM_STATUS_TIMEOUT on all ranks. When it is not 0, min_size must not be 0 either, because an
     /// impatient rank could go on alone otherwise.
     pub silent_ms: i64,
-    /// The least size of dim with which the job goes on. 0: 1.
-    pub min_size: i32,
-    /// Must be 0.
-    pub reserved_size: i32,
     /// NULL: the options that the dimensions had. Otherwise one element for each dimension.
     pub dim_options: *const dm_dim_options,
     /// The number of elements of dim_options; 0 where dim_options is NULL.
@@ -201,7 +195,6 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     // SAFETY: not NULL, and the caller's contract.
     let given = unsafe { read_struct("options", options)? };
     check_flags("options", given.flags, DM_RECOVER_HAS_STATE | DM_RECOVER_ANY_STATE)?;
-    check_reserved("options", &[given.reserved, given.reserved_size as u32])?;
     // SAFETY: the caller's contract.
     let dim = unsafe { optional_text("options.dim", given.dim)? };
     let dims = GivenDims { options: given.dim_options, number: given.num_dim_options };
