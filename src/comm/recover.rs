@@ -9,6 +9,7 @@
 //! call until it has a place in a mesh that was made, or until the job has ended.
 
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Duration;
 
 use super::call::Call;
@@ -26,13 +27,19 @@ use super::world::World;
 use super::world_end::ends_world;
 use crate::error::{Error, Result};
 use crate::rendezvous::{Arrival, Made, Outcome, Recovery, Terms};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 const CALL: &str = "dm_recover";
 
 /// How long the store may take to hear of a refusal. The caller waits for that, and for no other
 /// rank.
 const TELL: Duration = Duration::from_secs(1);
+
+/// How long a rank that knows no reason to recover waits for the news of one.
+const NEWS: Duration = Duration::from_millis(200);
+
+/// How often it looks meanwhile.
+const LOOK: Duration = Duration::from_millis(10);
 
 impl View {
     /// The mesh with which the job goes on after ranks were lost. **Collective over the ranks of
@@ -167,12 +174,22 @@ impl View {
         Ok(())
     }
 
-    /// Whether this rank knows a reason to recover this mesh, which is alive.
+    /// Whether this rank knows a reason to recover this mesh, which is alive, or hears of one within
+    /// a moment. Other ranks may have learned of a loss some milliseconds before.
     fn has_reason(&self, recovery: &mut Recovery, wait: &Wait) -> bool {
         let root = self.root_comms();
-        let has_failed = root.communicators().iter().any(|communicator| communicator.has_failed());
-        // Where the store does not answer, the turn says what is wrong.
-        has_failed || recovery.is_due(wait).unwrap_or(true) || root.has_departures(wait)
+        let until = Deadline::after(NEWS);
+        loop {
+            let has_failed = root.communicators().iter().any(|communicator| communicator.has_failed());
+            // Where the store does not answer, the turn says what is wrong.
+            if has_failed || recovery.is_due(wait).unwrap_or(true) || root.has_departures(wait) {
+                return true;
+            }
+            if until.passed() || wait.look_around().is_err() {
+                return false;
+            }
+            sleep(LOOK);
+        }
     }
 }
 

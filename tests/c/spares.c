@@ -140,6 +140,7 @@ int main(void)
       /* The other spare comes. Nothing is lost, so a rank ends the mesh to let it in. */
       meet(mesh);
       if (me == 6) OK(dm_abort(mesh));
+      else notice(mesh);
     } else {
       CHECK(recovery.new_coordinate == NULL);
     }
