@@ -61,6 +61,10 @@ pub struct Recovery {
     read_at_door: usize,
     /// How many of its own calls this process has refused since it last came to a turn.
     refusals: u64,
+    /// The number of the decision, or of the turn, since which the others go on without this
+    /// process. From then on it takes part in nothing: what it would propose is about an epoch that
+    /// is over.
+    fenced_since: Option<u64>,
     /// A key that ends the wait of a process that is not in the mesh, when it is there: another
     /// rank has made a call for which this process is needed, too.
     call_of_world: Option<String>,
@@ -82,6 +86,7 @@ impl Recovery {
             door: Vec::new(),
             read_at_door: 0,
             refusals: 0,
+            fenced_since: None,
             call_of_world: None,
         }
     }
@@ -184,8 +189,10 @@ impl Recovery {
         processes.iter().map(|process| process.rank).collect()
     }
 
-    /// Returns the error of a process without which the others go on.
-    fn fenced(&self, number: u64) -> Error {
+    /// Returns the error of a process without which the others go on since that number. The process
+    /// takes no part in later turns.
+    fn fence(&mut self, number: u64) -> Error {
+        let number = *self.fenced_since.get_or_insert(number);
         let Incarnation { rank, .. } = self.me;
         let message = format!(
             "the other ranks have gone on without rank {rank}, which is this process, since decision {number}: they took it for lost, or it did not come in time; leave the world (dm_world_abort) and end this process"

@@ -95,6 +95,9 @@ impl Recovery {
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         self.refusals = 0;
+        if let Some(number) = self.fenced_since {
+            return Err(self.fence(number));
+        }
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
             let wait = self.watching(wait);
@@ -112,7 +115,7 @@ impl Recovery {
                     (self.epoch_number, self.epoch) = (number, epoch);
                     return Ok(Outcome::Epoch);
                 }
-                Decision::Epoch(_) => return Err(self.fenced(number)),
+                Decision::Epoch(_) => return Err(self.fence(number)),
                 Decision::End => {
                     self.acknowledge_end(&wait);
                     return Ok(Outcome::Ended);
@@ -245,7 +248,7 @@ impl Recovery {
         }
         if losses.any(|lost| lost == self.me) {
             let stands = self.decisions.read(number, &soon)?;
-            return stands.map_or_else(|| Err(self.fenced(number)), |decision| Ok(Some(decision)));
+            return stands.map_or_else(|| Err(self.fence(number)), |decision| Ok(Some(decision)));
         }
         let has_terms = self.is_in_mesh();
         let mut passed = Passed {

@@ -15,6 +15,9 @@ impl Recovery {
     /// have agreed on it. The rank that serves the store stays until those that wait have read it,
     /// for some seconds at most.
     pub fn end(&mut self, wait: &Wait) -> Result<()> {
+        if self.fenced_since.is_some() {
+            return Ok(());
+        }
         loop {
             let number = self.number + 1;
             let stands = self.decide(number, &Decision::End, wait)?;

@@ -43,7 +43,8 @@ impl Recovery {
         let losses = Arc::clone(&self.membership.losses);
         losses.refresh(wait)?;
         let (number, in_mesh) = (self.number + 1, self.epoch.in_mesh());
-        if !self.is_made() || losses.any(|lost| in_mesh.contains(&lost)) || losses.turns().is_begun(number) {
+        let is_over = self.fenced_since.is_some() || !self.is_made();
+        if is_over || losses.any(|lost| in_mesh.contains(&lost)) || losses.turns().is_begun(number) {
             return Ok(true);
         }
         while let Some(value) = self.membership.store.try_get(&self.next_at_door(), wait)? {
