@@ -102,7 +102,7 @@ impl View {
         let wait = world.wait(options.timeout.unwrap_or(root.timeout()));
         if way.recovery.is_in_mesh() && root.life() == Life::Alive && !self.has_reason(&mut way.recovery, &wait) {
             return Err(Error::invalid_state(format!(
-                "there is nothing to recover: this rank knows of no lost rank of {}, of no failed communicator and of nobody who waits to join",
+                "there is nothing to recover on {}: this rank knows of no lost rank, of no failed communicator and of nobody who waits to join",
                 self.mesh().describe()
             )));
         }

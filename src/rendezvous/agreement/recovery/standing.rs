@@ -37,20 +37,19 @@ impl Recovery {
     }
 
     /// Whether this process knows a reason to recover, beside those that its communicators know: a
-    /// process of the mesh is lost, another rank has come to the next turn, the last epoch was not
+    /// member of the epoch is lost, another rank has come to the next turn, the last epoch was not
     /// made, the others have decided already, or a newcomer is at the door.
     pub fn is_due(&mut self, wait: &Wait) -> Result<bool> {
         let losses = Arc::clone(&self.membership.losses);
         losses.refresh(wait)?;
-        let (number, in_mesh) = (self.number + 1, self.epoch.in_mesh());
+        let (number, members) = (self.number + 1, self.epoch.members());
         let is_over = self.fenced_since.is_some() || !self.is_made();
-        if is_over || losses.any(|lost| in_mesh.contains(&lost)) || losses.turns().is_begun(number) {
+        if is_over || losses.any(|lost| members.contains(&lost)) || losses.turns().is_begun(number) {
             return Ok(true);
         }
         while let Some(value) = self.membership.store.try_get(&self.next_at_door(), wait)? {
             self.note_at_door(&value);
         }
-        let members = self.epoch.members();
         let is_out = |process: &Incarnation| members.contains(process) || self.epoch.refused.contains(process);
         let mut waiting = self.door.iter().map(|knock| knock.process).filter(|process| !is_out(process));
         if waiting.any(|process| !losses.any(|lost| lost == process)) {
