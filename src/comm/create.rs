@@ -72,7 +72,11 @@ impl RootComms {
             false => (call.agree(scope, &text)?, SharedComms::none(&wanted)),
         };
         let library = Arc::clone(world.library()?);
-        let root = RootComms::new(RootSpec { id: mesh_id(world.rendezvous().epoch(), call.number()), library: Some(library), ..spec })?;
+        let root = RootComms::new(RootSpec {
+            id: mesh_id(world.rendezvous().epoch(), call.number()),
+            library: Some(library),
+            ..spec
+        })?;
         world.register(as_weak(&root));
         call.run(|work| match root.scope() {
             None => Ok(()),
@@ -122,8 +126,16 @@ impl RootComms {
         // Adopting is local. The id is equal on all ranks of the mesh where they adopt the meshes
         // of these ranks in the same order.
         let id = world.as_ref().map(|world| world.next_adopted(&mesh.root_ranks())).unwrap_or_default();
-        let root =
-            RootComms::new(RootSpec { world, library: Some(library), mesh, id, is_lazy: false, timeout, outer: None, options: Vec::new() })?;
+        let root = RootComms::new(RootSpec {
+            world,
+            library: Some(library),
+            mesh,
+            id,
+            is_lazy: false,
+            timeout,
+            outer: None,
+            options: Vec::new(),
+        })?;
         for (index, communicator) in adopted.iter().enumerate() {
             if !root.id().is_empty() {
                 communicator.set_agreed_name(format!("{}/{index}", root.id()));

@@ -52,7 +52,11 @@ impl World {
         if let Some(way) = &mut *self.recovering().wait_and_lock()
             && let Err(error) = way.recovery.end(wait)
         {
-            log::warn!("rank {}: ranks that wait may not learn that the job has ended: {}", self.rank(), error.message());
+            log::warn!(
+                "rank {}: ranks that wait may not learn that the job has ended: {}",
+                self.rank(),
+                error.message()
+            );
         }
     }
 

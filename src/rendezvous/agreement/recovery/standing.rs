@@ -56,7 +56,8 @@ impl Recovery {
             return Ok(true);
         }
         // A refusal of another rank is no reason: nothing has ended for it.
-        let is_reason = |decision: Decision| !matches!(decision, Decision::Failure(failure) if failure.why == Why::Refused);
+        let is_reason =
+            |decision: Decision| !matches!(decision, Decision::Failure(failure) if failure.why == Why::Refused);
         Ok(self.decisions.read(number, wait)?.is_some_and(is_reason))
     }
 }
