@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from support.paths import LINK, TOOL
+from support.paths import LINK, ROOT, TOOL
 from support.processes import end_group, environment, words
 
 STEPS = 400
@@ -151,3 +151,9 @@ def test_time_to_the_next_step(programs, tmp_path, spares, deaths, joined):
     times = re.findall(r"^([\d.]+) ms after death \d: 1 lost, (\d) joined$", ended.stdout, re.M)
     assert len(times) == deaths and all(int(count) == joined for _, count in times), ended.stdout + ended.stderr
     assert all(float(time) < 3000 for time, _ in times), times
+
+
+def test_the_page_shows_the_program():
+    page = (ROOT / "docs/reliability.md").read_text()
+    shown = re.search(r"```c\n(static dm_status share_state.*?)```", page, re.S).group(1)
+    assert shown in (ROOT / "examples/recover.c").read_text()
