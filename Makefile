@@ -190,7 +190,7 @@ docs:
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
-examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh $(EXAMPLES)/pipeline $(EXAMPLES)/survive
+examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh $(EXAMPLES)/pipeline $(EXAMPLES)/survive $(EXAMPLES)/recover
 
 # make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
 # files, because cargo goes by their times.

@@ -14,20 +14,24 @@
  *                 on the ranks that called, and the message names the ranks. NCCL does not compare
  *                 the calls of the ranks: on cuda the work of dm_all_reduce ... dm_recv then hangs
  *                 on its stream until dm_abort, or gives wrong data.
- *   root mesh     The mesh that dm_init, dm_deserialize, dm_from_comms or dm_shrink made, with all
- *                 its ranks. Every view belongs to one root mesh, which dm_root gives. dm_finalize
- *                 and dm_abort of any view end the whole root mesh.
+ *   root mesh     The mesh that dm_init, dm_deserialize, dm_from_comms, dm_shrink or dm_recover made,
+ *                 with all its ranks. Every view belongs to one root mesh, which dm_root gives.
+ *                 dm_finalize and dm_abort of any view end the whole root mesh.
  *   range         A view that dm_slice_range made, and the views of it. For the calls that make
  *                 something (dm_flatten, dm_unflatten, dm_reshape, dm_slice_range) and for
  *                 dm_shrink, the ranks of the range stand in place of those of the root mesh: the
  *                 call is collective over the ranks of the range alone. dm_submesh,
  *                 dm_submesh_count and dm_replica_groups count among these ranks, too.
  *   ended         A mesh has ended after dm_abort, dm_finalize or dm_shrink of its root mesh, and
- *                 after dm_world_abort or dm_world_finalize of its world. Calls on any of its views
- *                 that make a view, use a communicator or wait for ranks then give
- *                 DM_STATUS_ABORTED (but dm_shrink may follow dm_abort). Questions about shape and
- *                 ranks (dm_rank, dm_shape, dm_serialize ...), dm_clone, dm_get_world, dm_get_proc
- *                 and dm_lost_ranks still answer, and the handles are still to be freed.
+ *                 after dm_recover, dm_world_abort or dm_world_finalize in its world. Calls on any
+ *                 of its views that make a view, use a communicator or wait for ranks then give
+ *                 DM_STATUS_ABORTED (but dm_shrink and dm_recover may follow dm_abort). Questions
+ *                 about shape and ranks (dm_rank, dm_shape, dm_serialize ...), dm_clone,
+ *                 dm_get_world, dm_get_proc, dm_get_recovery and dm_lost_ranks still answer, and the
+ *                 handles are still to be freed.
+ *   epoch         The time between two recoveries (dm_recover). Every mesh belongs to one epoch, and
+ *                 ends with it.
+ *   spare         A rank of the world that is not in the mesh, and waits in dm_recover for a place.
  *   refused       A call fails with DM_STATUS_INVALID_ARGUMENT, _NOT_FOUND, _UNSUPPORTED or
  *                 _INVALID_STATE before this rank waits for anybody. A rank whose call makes or
  *                 ends something, or is one of the control plane, then tells the other ranks: their
@@ -182,6 +186,19 @@
  * that is still to be made. Each part has the whole shape.
  */
 #define DM_PARTIAL 2
+
+/**
+ * Recover flag: this rank, which has joined (dm_recovery.has_joined), has received the state of
+ * the training. A rank that has never joined has the state anyway. The flag counts for nothing on
+ * a rank that is not in the mesh, because the others train on while it waits.
+ */
+#define DM_RECOVER_HAS_STATE 1
+
+/**
+ * Recover flag: the job goes on also where no rank that is left has the state of some shard, for
+ * example because the program will read a checkpoint.
+ */
+#define DM_RECOVER_ANY_STATE 2
 
 /* ---- types ---- */
 
@@ -650,6 +667,116 @@ typedef int32_t dm_dtype;
  * (dm_get_proc) has made for the communicator (dm_get_comm) is one, too.
  */
 typedef int32_t dm_op;
+
+/**
+ * How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
+ * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank of the mesh.
+ */
+typedef struct dm_recover_options {
+  /**
+   * sizeof(dm_recover_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * DM_RECOVER_ flags.
+   */
+  uint32_t flags;
+  /**
+   * The least size of dim with which the job goes on. 0: 1.
+   */
+  int32_t min_size;
+  /**
+   * The dimension of replicas: an index of it that cannot be filled is left out with all its
+   * ranks. It is the same in all recoveries of a job. NULL: the outermost dimension.
+   */
+  const char *dim;
+  /**
+   * How long the call may take, in milliseconds. 0: as long as the mesh's calls. A rank that is
+   * not in the mesh waits without a limit, until it gets a place or the job ends.
+   */
+  int64_t timeout_ms;
+  /**
+   * How long to wait for processes that can take the places of lost ranks, in milliseconds, once
+   * all living ranks are here. 0: take those that wait already.
+   */
+  int64_t replace_ms;
+  /**
+   * After how many milliseconds the ranks that are not known to be lost and have not called are
+   * left out. They get DM_STATUS_NOT_MEMBER when they call. 0: never; the call then fails with
+   * DM_STATUS_TIMEOUT on all ranks. When it is not 0, min_size must not be 0 either, because an
+   * impatient rank could go on alone otherwise.
+   */
+  int64_t silent_ms;
+  /**
+   * NULL: the options that the dimensions had. Otherwise one element for each dimension.
+   */
+  const struct dm_dim_options *dim_options;
+  /**
+   * The number of elements of dim_options; 0 where dim_options is NULL.
+   */
+  size_t num_dim_options;
+} dm_recover_options;
+
+/**
+ * What a recovery has come to. Initialise with DM_RECOVERY_INIT. The arrays are borrowed from the
+ * mesh that the recovery made: valid until its last handle is freed.
+ */
+typedef struct dm_recovery {
+  /**
+   * sizeof(dm_recovery), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * The epoch of the mesh. The job starts in epoch 0, and every recovery that gives a mesh
+   * begins a later one.
+   */
+  int64_t epoch;
+  /**
+   * The epoch of the mesh that this rank had before; -1 where it had none. For a mesh that no
+   * recovery made it is the mesh's own epoch.
+   */
+  int64_t previous_epoch;
+  /**
+   * The world ranks that were lost or left out since that epoch, in ascending order, also those
+   * whose place another process has taken under the same rank. NULL when there are none.
+   */
+  const int32_t *lost_ranks;
+  /**
+   * The number of elements of lost_ranks.
+   */
+  size_t num_lost;
+  /**
+   * The world ranks of the mesh that need the state: spares that got a place, and ranks that
+   * come back from a replica that was left out. In ascending order. NULL when there are none.
+   */
+  const int32_t *joined_ranks;
+  /**
+   * The number of elements of joined_ranks.
+   */
+  size_t num_joined;
+  /**
+   * This rank's coordinate in the mesh before; NULL when this rank had none.
+   */
+  const int32_t *old_coordinate;
+  /**
+   * This rank's coordinate in the new mesh; NULL when this rank is not in it.
+   */
+  const int32_t *new_coordinate;
+  /**
+   * The number of elements of the coordinates that are not NULL.
+   */
+  size_t ndim;
+  /**
+   * The rank along dm_recover_options.dim that has the state of this rank's shard: the root of
+   * the broadcast along dim by which the joined ranks get the state. DM_RANK_NONE where no rank
+   * has it (DM_RECOVER_ANY_STATE), and where this rank is not in the mesh.
+   */
+  int32_t state_root;
+  /**
+   * 1 if this rank is one of joined_ranks, otherwise 0.
+   */
+  int32_t has_joined;
+} dm_recovery;
 
 /* ---- statuses ---- */
 
@@ -2296,7 +2423,7 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * ends its process only after dm_finalize.
  *
  * The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
- * the mesh by dm_abort. Use no result then: when a rank aborts, NCCL may let the other ranks'
+ * the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the other ranks'
  * kernels end with wrong data and without an error, which cudaStreamSynchronize cannot show. A
  * mesh without a world has no store: there only a communicator can tell of a lost rank.
  * dm_last_error_info has the lost ranks, the dimension and the time that passed.
@@ -2432,6 +2559,65 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
                     const struct dm_call_options *options,
                     struct dm_mesh **mesh_out);
 
+/* ---- recovery from lost ranks ---- */
+
+/**
+ * Gives the mesh with which the job goes on after ranks were lost: agrees with all living ranks on
+ * who is lost, lets spares take the places, and makes the communicators anew.
+ *
+ * Collective over the ranks of the world that live, also those that are not in the mesh: spares,
+ * and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
+ * is the root mesh that the last dm_recover gave, or before the first one any root mesh, which all
+ * ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The call
+ * ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls that are
+ * blocked in any of their views return. Dimensions that were made (dm_flatten ...) exist in the
+ * new mesh under their names, as long as their sizes still fit, and names of dm_register lead to
+ * its views.
+ *
+ * A rank that holds a place and lives keeps it. A spare, a rank of the world that is not in the
+ * mesh, takes an empty place where its replica becomes whole by that. A place that is still empty
+ * after options->replace_ms leaves its whole index of options->dim out of the mesh, and the living
+ * ranks of that index get a handle for which calls that need a member give DM_STATUS_NOT_MEMBER.
+ * They call dm_recover again, and come back when the index is whole again. A world rank belongs to
+ * a process for its life; the coordinate belongs to the place.
+ *
+ * All ranks get the same epoch, or the same error. A rank that was taken for lost or left out gets
+ * DM_STATUS_NOT_MEMBER: the others go on without it, and it ends. Losses during the call begin it
+ * anew within its timeout. After an error the ranks may call it again on the same handle. The new
+ * mesh has the timeout of this one, is lazy where this one is, and its dimensions have the
+ * dm_dim_options of this one's.
+ *
+ * From the first recovery on, collective calls of the world (dm_init, dm_world_barrier ...) are
+ * those of the ranks of the mesh. dm_world_finalize of these ranks ends the job: the ranks that
+ * wait in dm_recover get DM_STATUS_ABORTED, and their world has ended.
+ *
+ * options NULL: the defaults. recovery_out may be NULL; dm_get_recovery gives the same later. The
+ * caller frees the handle with dm_free.
+ *
+ * Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank and
+ * of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has the state of some shard; another thread is in the call; a CUDA graph is being
+ * captured), DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks'
+ * options or meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the
+ * job has ended; dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh
+ * without a world, an offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
+ * DM_STATUS_INVALID_ARGUMENT (also another dim than before, and a root mesh that no recovery
+ * gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_recover(const struct dm_mesh *mesh,
+                     const struct dm_recover_options *options,
+                     struct dm_mesh **mesh_out,
+                     struct dm_recovery *recovery_out);
+
+/**
+ * Gives what the recovery that made this mesh has come to.
+ *
+ * Local; it answers also after the mesh has ended. `recovery_out->struct_size` is set by the
+ * caller (DM_RECOVERY_INIT). For a mesh that no recovery made, nobody was lost and nobody has
+ * joined. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_get_recovery(const struct dm_mesh *mesh, struct dm_recovery *recovery_out);
+
 /* ---- meshes by name ---- */
 
 /**
@@ -2494,6 +2680,14 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * A dm_call_options in which everything is the default.
  */
 #define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL, 0 }
+/**
+ * A dm_recover_options in which everything is the default.
+ */
+#define DM_RECOVER_OPTIONS_INIT { sizeof(dm_recover_options), 0, 0, NULL, 0, 0, 0, NULL, 0 }
+/**
+ * A dm_recovery to pass to dm_recover or dm_get_recovery.
+ */
+#define DM_RECOVERY_INIT { sizeof(dm_recovery), -1, -1, NULL, 0, NULL, 0, NULL, NULL, 0, -1, 0 }
 /**
  * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
  */

@@ -29,7 +29,7 @@
  *   arguments                 Span, Text, Texts, DimOptions, Dim, Dims, Placement
  *   the world                 Store, WorldOptions, WorldInfo, WorldRef, MeshRef, BasicWorld, InitOptions
  *   collectives               DtypeOf; what the templates check of buffers, and groups (detail::Collected)
- *   the mesh                  LocalShard, Plan, and BasicMesh with these groups of functions: making and
+ *   the mesh                  LocalShard, Plan, RecoverOptions, Recovery, and BasicMesh with these groups of functions: making and
  *                             owning, views, questions, communicators, collectives, the work behind them
  *   the two styles            World, Mesh, init, plan_ranks; the same names in nothrow
  * Names in dm::detail are no part of the interface. */
@@ -1365,6 +1365,46 @@ struct LocalShard {
   std::vector<std::size_t> offset;
 };
 
+/// How a job recovers from lost ranks: dm_recover_options. What is not set is the default.
+struct RecoverOptions {
+  /// The dimension of replicas; empty: the outermost one. An index of it that cannot be filled is left out with all its ranks.
+  std::string dim = {};
+  /// How long the call may take. 0: as long as the mesh's calls. A rank that is not in the mesh waits without a limit.
+  std::chrono::milliseconds timeout{0};
+  /// How long to wait for processes that can take the places of lost ranks, once all living ranks are here.
+  std::chrono::milliseconds replace{0};
+  /// After which time the ranks are left out that are not known to be lost and have not called. 0: never. It needs min_size.
+  std::chrono::milliseconds silent{0};
+  /// The least size of dim with which the job goes on. 0: 1.
+  std::int32_t min_size = 0;
+  /// This rank, which has joined, has received the state of the training (DM_RECOVER_HAS_STATE).
+  bool has_state = false;
+  /// The job goes on also where no rank that is left has the state of some shard (DM_RECOVER_ANY_STATE).
+  bool any_state = false;
+  /// The options of the dimensions; empty: those that the dimensions had.
+  std::vector<DimOptions> dims = {};
+};
+
+/// What a recovery has come to: dm_recovery.
+struct Recovery {
+  /// The epoch of the mesh; the job starts in epoch 0.
+  std::int64_t epoch = 0;
+  /// The epoch of the mesh that this rank had before; -1 where it had none.
+  std::int64_t previous_epoch = 0;
+  /// The world ranks that were lost or left out since that epoch, in ascending order.
+  std::vector<std::int32_t> lost_ranks = {};
+  /// The world ranks of the mesh that need the state, in ascending order.
+  std::vector<std::int32_t> joined_ranks = {};
+  /// This rank's coordinate in the mesh before; empty where it had none.
+  std::vector<std::int32_t> old_coordinate = {};
+  /// This rank's coordinate in the new mesh; empty where it is not in it.
+  std::vector<std::int32_t> new_coordinate = {};
+  /// The rank along the dimension of replicas that has the state of this rank's shard, if any has.
+  std::optional<std::int32_t> state_root = {};
+  /// Whether this rank is one of joined_ranks.
+  bool has_joined = false;
+};
+
 /// The result of plan_ranks(): ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
 struct Plan {
   /// World ranks, row-major in the shape that was asked for.
@@ -1514,7 +1554,7 @@ public:
     return concatenate(Span<const MeshRef>(handles));
   }
 
-  /// The root mesh: the one that init(), deserialize(), from_comms() or shrink() made. Local. See dm_root.
+  /// The root mesh: the one that init(), deserialize(), from_comms(), shrink() or recover() made. Local. See dm_root.
   [[nodiscard]] Returns<BasicMesh> root() const
   {
     return view([&](dm_mesh **mesh) { return dm_root(capi(), mesh); });
@@ -1831,6 +1871,48 @@ public:
                                           std::chrono::milliseconds timeout = {}) const
   {
     return shrink(dim, lost_ranks.data(), lost_ranks.size(), timeout);
+  }
+
+  /// The mesh with which the job goes on after ranks were lost: in its full shape where spares take
+  /// the places of the lost ranks, and smaller along options.dim where they cannot. Collective over
+  /// the ranks of the world that live; it ends all meshes of the world. A rank that is not in the
+  /// mesh waits in the call until it gets a place. recovery() of the result says more. See dm_recover.
+  [[nodiscard]] Returns<BasicMesh> recover(const RecoverOptions &options = {}) const
+  {
+    std::vector<dm_dim_options> dims;
+    for (const DimOptions &dim : options.dims) dims.push_back(dim.capi());
+    dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+    wishes.flags = (options.has_state ? std::uint32_t(DM_RECOVER_HAS_STATE) : 0U) | (options.any_state ? std::uint32_t(DM_RECOVER_ANY_STATE) : 0U);
+    wishes.min_size = options.min_size;
+    wishes.dim = options.dim.empty() ? nullptr : options.dim.c_str();
+    wishes.timeout_ms = options.timeout.count();
+    wishes.replace_ms = options.replace.count();
+    wishes.silent_ms = options.silent.count();
+    wishes.dim_options = dims.empty() ? nullptr : dims.data();
+    wishes.num_dim_options = dims.size();
+    return view([&](dm_mesh **mesh) { return dm_recover(capi(), &wishes, mesh, nullptr); });
+  }
+
+  /// What the recovery that made this mesh has come to. Local. See dm_get_recovery.
+  [[nodiscard]] Returns<Recovery> recovery() const
+  {
+    dm_recovery raw = DM_RECOVERY_INIT;
+    Recovery told;
+    const dm_status status = dm_get_recovery(capi(), &raw);
+    if (status == DM_STATUS_OK) {
+      const auto list = [](const std::int32_t *first, std::size_t count) {
+        return first == nullptr ? std::vector<std::int32_t>() : std::vector<std::int32_t>(first, first + count);
+      };
+      told.epoch = raw.epoch;
+      told.previous_epoch = raw.previous_epoch;
+      told.lost_ranks = list(raw.lost_ranks, raw.num_lost);
+      told.joined_ranks = list(raw.joined_ranks, raw.num_joined);
+      told.old_coordinate = list(raw.old_coordinate, raw.ndim);
+      told.new_coordinate = list(raw.new_coordinate, raw.ndim);
+      if (raw.state_root != DM_RANK_NONE) told.state_root = raw.state_root;
+      told.has_joined = raw.has_joined != 0;
+    }
+    return Calls::give(status, std::move(told));
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// The source files with the headings of their functions, in the order in which a reader wants
 /// them.
-const SOURCES: [(&str, &str); 19] = [
+const SOURCES: [(&str, &str); 20] = [
     ("types", "types"),
     ("structs", "types"),
     ("errors", "errors and versions"),
@@ -24,6 +24,7 @@ const SOURCES: [(&str, &str); 19] = [
     ("ragged", "collectives with a count for each rank"),
     ("control", "the control plane: barriers and bytes"),
     ("life", "life and death of a mesh"),
+    ("recovery", "recovery from lost ranks"),
     ("registry", "meshes by name"),
 ];
 

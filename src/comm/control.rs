@@ -165,11 +165,16 @@ impl View {
 /// [`World::barrier`] belongs to these calls, too.
 impl World {
     /// Returns the bytes that each rank of the world gives, in rank order. **Collective over the
-    /// world**. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of
+    /// world**. After a recovery it is collective over the ranks of the mesh that the recovery
+    /// gave, and the elements of all other ranks are empty. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of
     /// them together at most 64 MiB.
     pub fn all_gather_bytes(&self, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
         let check = || check_len(data.len());
-        self.control("dm_world_all_gather_bytes", "", timeout, check, |round, wait| round.all_gather(data, wait))
+        let all = self.control("dm_world_all_gather_bytes", "", timeout, check, |scope, round, wait| {
+            let all = round.all_gather(data, wait)?;
+            Ok(scope.by_rank(all, self.size()))
+        })?;
+        Ok(all)
     }
 
     /// Returns the bytes that the rank `root` of the world gives, 8 MiB at most. **Collective over
@@ -183,10 +188,14 @@ impl World {
                     self.size() - 1
                 )));
             }
+            self.rendezvous().check_in_epoch([root as i32])?;
             if self.rank() == root { check_len(data.len()) } else { Ok(()) }
         };
         let arguments = format!("root={root}");
-        self.control(NAME, &arguments, timeout, check, |round, wait| round.broadcast(data, root, wait))
+        self.control(NAME, &arguments, timeout, check, |scope, round, wait| {
+            let position = scope.position_of(root as i32).unwrap_or_default();
+            round.broadcast(data, position, wait)
+        })
     }
 
     /// Makes a call of the control plane over the world.
@@ -196,7 +205,7 @@ impl World {
         arguments: &str,
         timeout: Option<Duration>,
         check: impl FnOnce() -> Result<()>,
-        work: impl FnOnce(&Round, &Wait) -> Result<T>,
+        work: impl FnOnce(&Scope, &Round, &Wait) -> Result<T>,
     ) -> Result<T> {
         self.alive()?;
         self.tell_if_refused(function, || {
@@ -204,7 +213,8 @@ impl World {
             check()?;
             refuse_inside(function, self.library().ok())?;
             let call = Call::begin(self, None, self.wait(timeout.unwrap_or(self.rendezvous().timeout())))?;
-            call.agree(&scope, &format!("{function}({arguments})"))?.exchange(work)
+            let call = call.agree(&scope, &format!("{function}({arguments})"))?;
+            call.exchange(|round, wait| work(&scope, round, wait))
         })
     }
 }

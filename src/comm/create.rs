@@ -12,7 +12,7 @@ use super::handle::PATIENCE;
 use super::names::ranks_text;
 use super::options::{DimOptions, MeshOptions};
 use super::polling::poll_until_done;
-use super::root::{RootComms, RootSpec};
+use super::root::{RootComms, RootSpec, mesh_id};
 use super::world::{EndsWithWorld, World};
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result};
@@ -45,6 +45,7 @@ impl RootComms {
             is_lazy: options.lazy,
             timeout,
             outer: None,
+            options: options.dims.clone(),
         };
         if world.rendezvous().is_offline() {
             let root = RootComms::new(spec)?;
@@ -57,11 +58,12 @@ impl RootComms {
         let mesh = &spec.mesh;
         let text = format!("dm_init({}{})", call_text(mesh), options.agreed());
         let wanted = WantedDims::all_of(mesh, |index| options.dim(index));
-        let is_whole_world = mesh.root_size() == world.size();
         let wait = world.wait(timeout);
         let wait = deadline.map_or_else(|| wait.clone(), |deadline| wait.with_deadline(deadline));
 
         let scope = &*world.rendezvous().scope()?;
+        let is_whole_world = mesh.root_size() == scope.num_ranks();
+        world.rendezvous().check_in_epoch(mesh.root_ranks())?;
         let call = Call::begin(world, None, wait)?;
         let (call, shared) = match is_whole_world {
             true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,
@@ -70,7 +72,11 @@ impl RootComms {
             false => (call.agree(scope, &text)?, SharedComms::none(&wanted)),
         };
         let library = Arc::clone(world.library()?);
-        let root = RootComms::new(RootSpec { id: format!("mesh{}", call.number()), library: Some(library), ..spec })?;
+        let root = RootComms::new(RootSpec {
+            id: mesh_id(world.rendezvous().epoch(), call.number()),
+            library: Some(library),
+            ..spec
+        })?;
         world.register(as_weak(&root));
         call.run(|work| match root.scope() {
             None => Ok(()),
@@ -120,8 +126,16 @@ impl RootComms {
         // Adopting is local. The id is equal on all ranks of the mesh where they adopt the meshes
         // of these ranks in the same order.
         let id = world.as_ref().map(|world| world.next_adopted(&mesh.root_ranks())).unwrap_or_default();
-        let root =
-            RootComms::new(RootSpec { world, library: Some(library), mesh, id, is_lazy: false, timeout, outer: None })?;
+        let root = RootComms::new(RootSpec {
+            world,
+            library: Some(library),
+            mesh,
+            id,
+            is_lazy: false,
+            timeout,
+            outer: None,
+            options: Vec::new(),
+        })?;
         for (index, communicator) in adopted.iter().enumerate() {
             if !root.id().is_empty() {
                 communicator.set_agreed_name(format!("{}/{index}", root.id()));

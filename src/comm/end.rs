@@ -37,21 +37,27 @@ impl RootComms {
             log::warn!("rank {}: dm_abort ends {} here", self.mesh().rank(), self.mesh().describe());
         }
         self.cancel().raise();
-        // A kernel of NCCL that is aborted lets its peers go on with wrong data, so on a library
-        // with streams the peers can find the note before their work ends (stream_wait.rs). On the
-        // host engine the abort itself tells them.
-        let is_told_first = was_alive && self.library().is_some_and(|library| library.has_streams());
-        if is_told_first {
-            self.tell_departure().into_iter().for_each(|telling| wait_until_told(&telling));
-        }
+        let is_told = was_alive && self.tell_before_kernels_end();
         let aborted = self.abort_communicators(|_| true);
         if was_alive {
-            if !is_told_first {
+            if !is_told {
                 drop(self.tell_departure());
             }
             self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
         }
         aborted
+    }
+
+    /// On a library with streams, tells the other ranks that this one ends the root, before any
+    /// communicator is aborted. A kernel of NCCL that is aborted lets its peers go on with wrong
+    /// data, so the peers must be able to find the note before their work ends (stream_wait.rs).
+    /// Returns whether they were told. On the host engine the abort itself tells them.
+    pub(super) fn tell_before_kernels_end(&self) -> bool {
+        let has_streams = self.library().is_some_and(|library| library.has_streams());
+        if has_streams {
+            self.tell_departure().into_iter().for_each(|telling| wait_until_told(&telling));
+        }
+        has_streams
     }
 
     /// Waits for the outstanding work of all ranks, and destroys the communicators that no other

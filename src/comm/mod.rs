@@ -18,13 +18,13 @@
 //!
 //! ```text
 //! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
-//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
+//! 6  collective calls         lazy  view  new_dims  create  shrink  recover  end  world_end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root
-//! 2  sets of communicators    ending  groups  sharing
+//! 2  sets of communicators    ending  groups  sharing  recovered  recovering
 //! 1  one communicator         world_device  handle  failure  communicator
-//! 0  tools                    gate  background  refusal  polling  names  elements  options  world_options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options  path  world_options
 //! ```
 
 mod background;
@@ -54,8 +54,12 @@ mod new_dims;
 mod on_stream;
 mod operations;
 mod options;
+mod path;
 mod polling;
 mod ragged;
+mod recover;
+mod recovered;
+mod recovering;
 mod refusal;
 mod root;
 mod sharing;
@@ -79,8 +83,9 @@ pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_gr
 pub use on_stream::{DeviceBuffer, OnStream};
 pub(crate) use operations::BufferShape;
 pub use operations::Operands;
-pub use options::{CallOptions, DimOptions, MeshOptions};
+pub use options::{CallOptions, DimOptions, MeshOptions, RecoverOptions};
 pub(crate) use ragged::{Counts, Exchange};
+pub use recovered::Recovered;
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;

@@ -1,11 +1,13 @@
 //! The collective calls that give a view new dimensions: flatten, unflatten, reshape and ranges.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::call::Call;
 use super::dims::{SharedComms, WantedDims, make_dims};
 use super::options::{CallOptions, DimOptions};
-use super::view::View;
+use super::path::{MadeDims, Step};
+use super::view::{View, owned, texts};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
@@ -24,7 +26,7 @@ impl View {
         // A single dimension that keeps its name stays as it is: there is nothing to make, and no
         // new name.
         if self.mesh().ndim() == 1 && flat.dim_name(0) == self.mesh().dim_name(0) {
-            return Ok(self.with(flat));
+            return self.follow(&[]);
         }
         let wanted = WantedDims { view: flat.clone(), dims: vec![(0, options.dim(0))] };
         let exists = flat.is_known() && wanted.are_known(self.space());
@@ -38,7 +40,38 @@ impl View {
             self.give_comms(&text, &wanted, options)?;
         }
         flat.publish()?;
-        Ok(self.with(flat))
+        let step = Step::Flatten(flat.dim_name(0).to_owned());
+        let made = self.taken(flat, step);
+        self.note_made(&made, &options.dims, exists);
+        Ok(made)
+    }
+
+    /// Notes that a call has made dimensions which the next mesh is to have, too.
+    fn note_made(&self, made: &View, options: &[DimOptions], existed: bool) {
+        if let Some(path) = made.path().filter(|_| !existed) {
+            self.root_comms().note_made(MadeDims { path: path.clone(), options: options.to_vec() });
+        }
+    }
+
+    /// Makes the dimensions again that a call has made on the root mesh before this one, of which
+    /// this is the whole. **Collective over the root mesh**. Does nothing where they do not fit the
+    /// sizes of this one.
+    pub(super) fn make_again(&self, made: &MadeDims, timeout: Duration) -> Result<()> {
+        let MadeDims { path, options } = made;
+        if let Err(error) = self.follow(path) {
+            let message = error.message();
+            log::warn!("rank {}: dimensions that were made go for now: {message}", self.mesh().rank());
+            return Ok(());
+        }
+        let Some((last, before)) = path.split_last() else { return Ok(()) };
+        let (view, options) = (self.follow(before)?, CallOptions { dims: options.clone(), timeout: Some(timeout) });
+        match last {
+            Step::Flatten(name) => view.flatten(Some(name), &options).map(drop),
+            Step::Unflatten { dim, sizes, names } => view.unflatten(dim, sizes, &texts(names), &options).map(drop),
+            Step::Reshape { sizes, names } => view.reshape(sizes, &texts(names), &options).map(drop),
+            // These make nothing.
+            Step::Slice(_) | Step::Submesh { .. } | Step::Concatenate(_) => Ok(()),
+        }
     }
 
     /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root
@@ -49,7 +82,8 @@ impl View {
             let at = self.mesh().dim_index(dim)?;
             let split = self.mesh().unflatten(dim, sizes, names)?;
             let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
-            self.replace(call, split, at, sizes, names, options)
+            let step = Step::Unflatten { dim: dim.to_owned(), sizes: sizes.to_vec(), names: owned(names) };
+            self.replace(call, (split, step), at, sizes, names, options)
         })
     }
 
@@ -60,15 +94,16 @@ impl View {
             self.root_comms().alive()?;
             let other = self.mesh().reshape(sizes, names)?;
             let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
-            self.replace(call, other, 0, sizes, names, options)
+            let step = Step::Reshape { sizes: sizes.to_vec(), names: owned(names) };
+            self.replace(call, (other, step), 0, sizes, names, options)
         })
     }
 
-    /// `mesh` with communicators for the new dimensions from index `at`.
+    /// `mesh` with communicators for the new dimensions from index `at`. The step leads there.
     fn replace(
         &self,
         call: impl FnOnce() -> String,
-        mesh: Mesh,
+        (mesh, step): (Mesh, Step),
         at: usize,
         sizes: &[usize],
         names: &[&str],
@@ -83,7 +118,9 @@ impl View {
             let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
             self.give_comms(&text, &WantedDims { view: mesh.clone(), dims }, options)?;
         }
-        Ok(self.with(mesh))
+        let made = self.taken(mesh, step);
+        self.note_made(&made, &options.dims, false);
+        Ok(made)
     }
 
     /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of

@@ -163,6 +163,95 @@ impl MeshOptions {
     }
 }
 
+/// The options of [`View::recover`](super::View::recover). All but `has_state` must be equal on all
+/// ranks of the mesh.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct RecoverOptions {
+    /// The dimension of replicas; `None` for the outermost one. An index of it that cannot be
+    /// filled is left out with all its ranks.
+    pub dim: Option<String>,
+    /// How long the call may take; `None` stands for the mesh's timeout. A rank that is not in the
+    /// mesh waits without a limit.
+    pub timeout: Option<Duration>,
+    /// How long to wait for processes in the places of lost ranks, once all living ranks are here.
+    pub replace: Duration,
+    /// After which time the ranks are left out that are not known to be lost and have not called;
+    /// `None`: never. It needs `min_size`.
+    pub silent: Option<Duration>,
+    /// The least size of `dim` with which the job goes on; 0 stands for 1.
+    pub min_size: usize,
+    /// Whether this rank, which has joined, has received the state of the training.
+    pub has_state: bool,
+    /// Whether the job goes on also where no rank that is left has the state of some part.
+    pub any_state: bool,
+    /// The options of the dimensions; empty for those that the dimensions had.
+    pub dims: Vec<DimOptions>,
+}
+
+impl RecoverOptions {
+    /// Sets the dimension of replicas.
+    #[must_use]
+    pub fn dim(mut self, dim: impl Into<String>) -> RecoverOptions {
+        self.dim = Some(dim.into());
+        self
+    }
+
+    /// Sets how long the call may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> RecoverOptions {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long to wait for processes in the places of lost ranks.
+    #[must_use]
+    pub fn replace(mut self, replace: Duration) -> RecoverOptions {
+        self.replace = replace;
+        self
+    }
+
+    /// Leaves out silent ranks after `silent`, as long as `min_size` indices are left.
+    #[must_use]
+    pub fn silent(mut self, silent: Duration, min_size: usize) -> RecoverOptions {
+        (self.silent, self.min_size) = (Some(silent), min_size);
+        self
+    }
+
+    /// Sets the least size of the dimension of replicas.
+    #[must_use]
+    pub fn min_size(mut self, min_size: usize) -> RecoverOptions {
+        self.min_size = min_size;
+        self
+    }
+
+    /// Says whether this rank, which has joined, has received the state of the training.
+    #[must_use]
+    pub fn has_state(mut self, has_state: bool) -> RecoverOptions {
+        self.has_state = has_state;
+        self
+    }
+
+    /// Lets the job go on where no rank has the state of some part.
+    #[must_use]
+    pub fn any_state(mut self) -> RecoverOptions {
+        self.any_state = true;
+        self
+    }
+
+    /// Sets the options of the dimensions, one element for each dimension.
+    #[must_use]
+    pub fn dims(mut self, dims: Vec<DimOptions>) -> RecoverOptions {
+        self.dims = dims;
+        self
+    }
+
+    /// Fails unless the options of the dimensions are for `count` dimensions, or for none.
+    pub(super) fn check_dims(&self, count: usize) -> Result<()> {
+        check_count(&self.dims, count, "the mesh has")
+    }
+}
+
 /// Fails for options of another number of dimensions than `owner` has.
 fn check_count(dims: &[DimOptions], count: usize, owner: &str) -> Result<()> {
     if dims.is_empty() || dims.len() == count {

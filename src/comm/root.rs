@@ -5,7 +5,7 @@ mod control;
 mod ranges;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
 use super::options::DimOptions;
+use super::path::MadeDims;
+use super::recovered::Recovered;
 use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
@@ -32,6 +34,8 @@ pub(super) enum Life {
     Finalized = 2,
     /// dm_shrink has ended it. Its remaining ranks have another mesh.
     Shrunk = 3,
+    /// dm_recover has ended it, and all other meshes of its epoch.
+    Recovered = 4,
 }
 
 /// A root mesh's [`Life`], shared with everything that must stop when the mesh ends.
@@ -77,6 +81,9 @@ pub(super) struct RootSpec<'a> {
     pub(super) timeout: Duration,
     /// The root of which the new one is a range. Both share their life.
     pub(super) outer: Option<&'a Arc<RootComms>>,
+    /// The options of its dimensions; empty for the defaults. A mesh that dm_recover makes inherits
+    /// them, also on a rank that is not in this mesh.
+    pub(super) options: Vec<DimOptions>,
 }
 
 /// A root mesh with its communicators. Its views share it.
@@ -120,12 +127,23 @@ pub struct RootComms {
     /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
+    /// The number of the epoch in which the root was made.
+    epoch: u64,
+    /// The options of its dimensions; empty for the defaults.
+    options: Vec<DimOptions>,
+    /// What the recovery that made this root has come to. It is set before a program sees the root,
+    /// or at the first question.
+    recovered: OnceLock<Recovered>,
+    /// The dimensions that calls have made on it, in their order, beside its own. A mesh that
+    /// dm_recover makes gets them, too.
+    made: Mutex<Vec<MadeDims>>,
 }
 
 impl RootComms {
     /// A root mesh without communicators.
     pub(super) fn new(spec: RootSpec<'_>) -> Result<Arc<RootComms>> {
-        let RootSpec { world, library, mesh, id, is_lazy, timeout, outer } = spec;
+        let RootSpec { world, library, mesh, id, is_lazy, timeout, outer, options } = spec;
+        let epoch = world.as_ref().map_or(0, |world| world.rendezvous().epoch());
         let has_peers = world.as_ref().filter(|world| !world.rendezvous().is_offline() && mesh.is_member());
         let departures = match (outer, has_peers) {
             (Some(outer), _) => outer.departures.clone(),
@@ -153,6 +171,10 @@ impl RootComms {
             control: ControlScopes::default(),
             survivors: Mutex::default(),
             departures,
+            epoch,
+            options,
+            recovered: OnceLock::new(),
+            made: Mutex::default(),
         }))
     }
 
@@ -200,6 +222,11 @@ impl RootComms {
         }
     }
 
+    /// Whether another rank has ended this root by dm_abort, as far as the store knows by now.
+    pub(super) fn has_departures(&self, wait: &Wait) -> bool {
+        self.departures.as_ref().is_some_and(|departures| departures.are_any(wait).unwrap_or(false))
+    }
+
     /// Tells the other ranks of the root that this rank has ended the root. Does not wait for them.
     /// The thread that is returned writes the note.
     pub(super) fn tell_departure(&self) -> Option<JoinHandle<()>> {
@@ -224,8 +251,9 @@ impl RootComms {
     /// Words for messages that tell this mesh from other meshes with the same dimension names.
     pub(super) fn apart(&self) -> String {
         let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
-        let made = match self.id.strip_prefix("mesh").filter(|call| call.parse::<u64>().is_ok()) {
-            Some(call) => format!("that call {call} made"),
+        let made = match self.id.strip_prefix("mesh").map(|numbers| numbers.split_once('.').unwrap_or(("0", numbers))) {
+            Some(("0", call)) => format!("that call {call} made"),
+            Some((epoch, call)) => format!("that call {call} of epoch {epoch} made"),
             None => format!("\"{}\"", self.id),
         };
         format!("on the mesh of shape ({}) {made}", shape.join(", "))
@@ -283,7 +311,8 @@ impl RootComms {
             0 => Life::Alive,
             1 => Life::Aborted,
             2 => Life::Finalized,
-            _ => Life::Shrunk,
+            3 => Life::Shrunk,
+            _ => Life::Recovered,
         }
     }
 
@@ -300,6 +329,7 @@ impl RootComms {
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
             Life::Alive => self.cancel.check(),
+            Life::Aborted if self.is_of_past_epoch() && !self.cancel.is_raised_above() => Err(self.ended_by_recovery()),
             Life::Aborted => {
                 let by = if self.cancel.is_raised_above() { "dm_world_abort" } else { "dm_abort" };
                 Err(Error::aborted(format!("{} was aborted by {by}", self.mesh.describe())))
@@ -312,7 +342,67 @@ impl RootComms {
                 "{} was ended by dm_shrink: go on with the mesh that it gave",
                 self.mesh.describe()
             ))),
+            Life::Recovered => Err(self.ended_by_recovery()),
         }
+    }
+}
+
+impl RootComms {
+    /// The error of calls on this root after dm_recover has ended it.
+    pub(super) fn ended_by_recovery(&self) -> Error {
+        let (mesh, mine) = (self.mesh.describe(), self.epoch);
+        let now = self.world.as_ref().map_or(mine, |world| world.rendezvous().epoch());
+        Error::aborted(match self.is_of_past_epoch() {
+            true => format!(
+                "{mesh} belongs to epoch {mine}, and the job is in epoch {now}: use the mesh that dm_recover gave"
+            ),
+            false => format!("{mesh} was ended by dm_recover, which has not given another mesh yet: call it again"),
+        })
+    }
+
+    /// Whether the job has gone on to a later epoch than that of the root.
+    pub(super) fn is_of_past_epoch(&self) -> bool {
+        self.world.as_ref().is_some_and(|world| world.rendezvous().epoch() > self.epoch)
+    }
+
+    /// The number of the epoch in which the root was made.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The options with which the root's own dimensions were made, also on a rank that is not in
+    /// the mesh; empty for the defaults.
+    pub(super) fn options_of_dims(&self) -> &[DimOptions] {
+        &self.options
+    }
+
+    /// Notes dimensions that a call has made.
+    pub(super) fn note_made(&self, made: MadeDims) {
+        let mut known = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.iter().all(|known| known.path != made.path) {
+            known.push(made);
+        }
+    }
+
+    /// The dimensions that calls have made, in their order.
+    pub(super) fn made(&self) -> Vec<MadeDims> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces what is known of the dimensions that calls have made.
+    pub(super) fn set_made(&self, made: Vec<MadeDims>) {
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+
+    /// What the recovery that made this root has come to. For a root that no recovery made, nobody
+    /// was lost and nobody has joined.
+    pub fn recovered(&self) -> &Recovered {
+        self.recovered.get_or_init(|| Recovered::none(&self.mesh, self.epoch))
+    }
+
+    /// Notes what the recovery that made this root has come to.
+    pub(super) fn set_recovered(&self, recovered: Recovered) {
+        let _ = self.recovered.set(recovered);
     }
 }
 
@@ -350,13 +440,23 @@ impl Drop for Leftovers {
     }
 }
 
+/// Returns the id of the root mesh that call number `call` of the world's scope makes in `epoch`.
+/// The numbers begin anew in each epoch.
+pub(super) fn mesh_id(epoch: u64, call: u64) -> String {
+    match epoch {
+        0 => format!("mesh{call}"),
+        epoch => format!("mesh{epoch}.{call}"),
+    }
+}
+
 /// Returns the scope in which the ranks of a root mesh agree. A root that has all ranks of the
-/// world uses the world's scope. So when ranks make calls on different meshes in different orders,
+/// world (after a recovery: of the mesh that it gave) uses the world's scope. So when ranks make calls on different meshes in different orders,
 /// that is a mismatch and not a wait. Any other root has a scope of its own.
 fn own_scope(world: &World, mesh: &Mesh, id: &str, departures: &Arc<Departures>) -> Result<Arc<Scope>> {
     let rendezvous = world.rendezvous();
-    if mesh.root_size() == rendezvous.size() {
-        return rendezvous.scope().map(|scope| Arc::new(scope.of_mesh(departures)));
+    let of_world = rendezvous.scope()?;
+    if mesh.root_size() == of_world.num_ranks() {
+        return Ok(Arc::new(of_world.of_mesh(departures)));
     }
     let position = mesh.root_position().unwrap_or(0);
     rendezvous.subscope(id, mesh.root_ranks().into(), position).map(|scope| Arc::new(scope.of_mesh(departures)))

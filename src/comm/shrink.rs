@@ -331,6 +331,7 @@ impl RootComms {
             is_lazy: self.is_lazy(),
             timeout: self.timeout(),
             outer: None,
+            options: dims.clone(),
         })?;
         // The ranks whose replica is left out have no part in the new mesh, so they cannot agree
         // with its ranks on which communicators it shares with earlier meshes. So the new mesh

@@ -193,7 +193,7 @@ impl WaitedFor<'_> {
         Ok(is_issued)
     }
 
-    /// Fails where a rank is lost or has ended the mesh by dm_abort, so that work which is done may
+    /// Fails where a rank is lost or has ended the mesh by dm_abort or dm_recover, so that work which is done may
     /// have wrong results. A rank notes that in the store before it aborts its communicators.
     fn is_whole(&self, deadline: &Deadline) -> Result<()> {
         let root = self.view.root_comms();
@@ -214,7 +214,7 @@ impl WaitedFor<'_> {
         }
         let have = if departed.len() == 1 { "has" } else { "have" };
         let message = format!(
-            "{} {have} ended the mesh by dm_abort, so the results of the work on the stream may be wrong",
+            "{} {have} ended the mesh by dm_abort or dm_recover, so the results of the work on the stream may be wrong",
             ranges(&departed)
         );
         Err(Error::new(Status::PeerLost, message).with_ranks(&departed))

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
+use super::path::{Path, Step};
 use super::root::{LifeFlag, RootComms};
 use super::world::World;
 use crate::ccl::{CallName, Library, RawComm};
@@ -43,6 +44,9 @@ pub struct View {
     root: Arc<RootComms>,
     /// The communicators, apart from the rest so that a handle can have them in place.
     comms: Arc<DimComms>,
+    /// How the view was taken from its root mesh. `None` for a range and its views, which another
+    /// root mesh does not have.
+    path: Option<Path>,
 }
 
 impl View {
@@ -56,12 +60,54 @@ impl View {
             })
             .collect();
         let comms = Arc::new(DimComms { life: root.life_flag(), comms });
-        View { mesh, space, root, comms }
+        View { mesh, space, root, comms, path: None }
     }
 
     /// A view of another mesh over the same positions.
     pub(super) fn with(&self, mesh: Mesh) -> View {
         View::new(mesh, Arc::clone(&self.space), Arc::clone(&self.root))
+    }
+
+    /// A view that was taken from this one by that step.
+    pub(super) fn taken(&self, mesh: Mesh, step: Step) -> View {
+        let path = self.path.iter().flatten().cloned().chain([step]).collect();
+        View { path: self.path.is_some().then_some(path), ..self.with(mesh) }
+    }
+
+    /// How the view was taken from its root mesh; `None` for a range and its views.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_ref()
+    }
+
+    /// Whether both are views of one root mesh.
+    pub(crate) fn is_of_same_root(&self, other: &View) -> bool {
+        Arc::ptr_eq(&self.root, &other.root)
+    }
+
+    /// The view of the root mesh `next` that was taken as this one was from its own root. `None`
+    /// where `next` has no such view. Local.
+    pub(crate) fn followed_in(&self, next: &View) -> Option<View> {
+        next.follow(self.path()?).ok()
+    }
+
+    /// The view to which these steps lead from this one. Local.
+    pub(super) fn follow(&self, path: &[Step]) -> Result<View> {
+        let mut view = View { path: self.path.clone(), ..self.with(self.mesh.clone()) };
+        for step in path {
+            let mesh = match step {
+                Step::Slice(names) => view.mesh.slice(&texts(names))?,
+                Step::Flatten(name) => view.mesh.flatten(Some(name))?,
+                Step::Unflatten { dim, sizes, names } => view.mesh.unflatten(dim, sizes, &texts(names))?,
+                Step::Reshape { sizes, names } => view.mesh.reshape(sizes, &texts(names))?,
+                Step::Submesh { names, index } => view.mesh.submesh(&texts(names), *index)?,
+                Step::Concatenate(paths) => {
+                    let views = paths.iter().map(|path| view.follow(path)).collect::<Result<Vec<_>>>()?;
+                    Mesh::concatenate(&views.iter().map(|view| &view.mesh).collect::<Vec<_>>())?
+                }
+            };
+            view = view.taken(mesh, step.clone());
+        }
+        Ok(view)
     }
 
     /// The root mesh over whose positions the view's dimensions stride.
@@ -88,7 +134,7 @@ impl View {
 
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
-        View::new(root.mesh().clone(), Arc::clone(&root), root)
+        View { path: Some(Path::new()), ..View::new(root.mesh().clone(), Arc::clone(&root), root) }
     }
 
     /// The layout and the ranks of the view.
@@ -115,7 +161,7 @@ impl View {
     /// The named dimensions in that order. Local.
     pub fn slice(&self, names: &[&str]) -> Result<View> {
         self.root.alive()?;
-        Ok(self.with(self.mesh.slice(names)?))
+        Ok(self.taken(self.mesh.slice(names)?, Step::Slice(owned(names))))
     }
 
     /// The view in which the dimension of that name is, and its index there: this view, or the view
@@ -139,7 +185,12 @@ impl View {
             view.root.alive()?;
         }
         let meshes: Vec<&Mesh> = views.iter().map(|view| &view.mesh).collect();
-        Ok(first.with(Mesh::concatenate(&meshes)?))
+        let mesh = Mesh::concatenate(&meshes)?;
+        let paths = views.iter().map(|view| view.path.clone()).collect::<Option<Vec<Path>>>();
+        Ok(match paths {
+            Some(paths) => View { path: Some(vec![Step::Concatenate(paths)]), ..first.with(mesh) },
+            None => first.with(mesh),
+        })
     }
 
     /// The root mesh. Local.
@@ -156,7 +207,7 @@ impl View {
     /// One of the parallel copies of the named dimensions. Local.
     pub fn submesh(&self, names: &[&str], index: usize) -> Result<View> {
         self.root.alive()?;
-        Ok(self.with(self.mesh.submesh(names, index)?))
+        Ok(self.taken(self.mesh.submesh(names, index)?, Step::Submesh { names: owned(names), index }))
     }
 
     /// The raw communicator of this rank's group along dimension `index`. Local. On a lazy mesh the
@@ -252,4 +303,14 @@ impl View {
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
         self.library()?.required_symbol(name)
     }
+}
+
+/// Names as a path keeps them.
+pub(super) fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// The names of a path as calls take them.
+pub(super) fn texts(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
 }

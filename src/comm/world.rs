@@ -12,6 +12,7 @@ use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
 use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
+use super::recovering::Recovering;
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
 use super::world_device::{check_even_hosts, check_reaches_hosts, exclusive_device, log_join, takes_device};
@@ -39,6 +40,10 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// The other ranks that have ended the root mesh by dm_abort, as far as the store knows by now,
     /// if the root mesh has one of these communicators.
     fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>>;
+
+    /// Marks the root mesh as ended by a recovery on this rank, unless it has ended before, ends
+    /// its calls, and returns its communicators, which the world then aborts.
+    fn end_with_epoch(&self) -> Vec<Arc<Communicator>>;
 }
 
 /// Something that C callers borrow from a world.
@@ -55,6 +60,8 @@ struct Lent {
 pub struct World {
     /// The communicators of this rank. This field is dropped first, while the world still stands.
     comms: CommTable,
+    /// How this rank recovers. It uses the store, so this field is dropped before the rendezvous.
+    recovering: Recovering,
     /// Who the ranks are, and where they meet.
     rendezvous: rendezvous::World,
     /// The library that makes the communicators; `None` in an offline world.
@@ -139,6 +146,7 @@ impl World {
         Ok(World {
             device_number,
             comms: CommTable::default(),
+            recovering: Recovering::default(),
             rendezvous,
             library,
             device,
@@ -246,8 +254,7 @@ impl World {
         if is_first {
             self.rendezvous.leave();
         }
-        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
-        let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
+        let mut ended: Vec<_> = self.living_roots().iter().flat_map(|root| root.end_with_world()).collect();
         for made in self.comms.take_living() {
             if !ended.iter().any(|known| Arc::ptr_eq(known, &made)) {
                 ended.push(made);
@@ -259,6 +266,32 @@ impl World {
         }
         self.comms.share_nothing();
         outcome
+    }
+
+    /// Ends all root meshes of this world on this rank, and their communicators, because a recovery
+    /// begins or the mesh that it made is of no use. Local; takes no lock that a blocked call
+    /// holds. The communicator that holds this rank alone stays.
+    pub(super) fn end_epoch(&self) {
+        let mut ended: Vec<_> = self.living_roots().iter().flat_map(|root| root.end_with_epoch()).collect();
+        let living = self.comms.take_living();
+        let (alone, others): (Vec<_>, Vec<_>) = living.into_iter().partition(|made| self.comms.is_single(made));
+        alone.iter().for_each(|made| self.comms.add_living(made));
+        ended.extend(others);
+        // An abort that has not come within its time goes on in the background.
+        let _ = abort_all(&ended);
+        self.library.iter().for_each(|library| groups::abandon(library, "dm_recover"));
+        self.comms.share_nothing();
+        lock(&self.adopted).clear();
+    }
+
+    /// The root meshes that are still in use on this rank.
+    fn living_roots(&self) -> Vec<Arc<dyn EndsWithWorld>> {
+        lock(&self.roots).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// How this rank recovers.
+    pub(super) fn recovering(&self) -> &Recovering {
+        &self.recovering
     }
 
     pub(super) fn comms(&self) -> &CommTable {
@@ -279,7 +312,7 @@ impl World {
     /// split.
     pub(super) fn take_to_finalize(&self) -> Vec<Arc<Communicator>> {
         self.is_finalized.store(true, Ordering::SeqCst);
-        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        let roots = self.living_roots();
         let mut taken = self.comms.take_living();
         for known in roots.iter().flat_map(|root| root.finalize_with_world()) {
             if !taken.iter().any(|other| Arc::ptr_eq(other, &known)) {
@@ -372,7 +405,11 @@ impl World {
         let count = adopted.entry(ranks.to_vec()).or_default();
         *count += 1;
         let digest = Fnv1a::default().bytes(ranks.iter().flat_map(|rank| rank.to_le_bytes())).value();
-        format!("adopted{count}-{}-{digest:016x}", ranks.len())
+        let epoch = match self.rendezvous.epoch() {
+            0 => String::new(),
+            epoch => format!("e{epoch}-"),
+        };
+        format!("adopted{epoch}{count}-{}-{digest:016x}", ranks.len())
     }
 }
 

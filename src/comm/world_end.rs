@@ -9,6 +9,7 @@ use super::ending::{end_together, finalize};
 use super::groups::refuse_inside;
 use super::world::World;
 use crate::error::Result;
+use crate::wait::Wait;
 
 /// The call as the ranks agree on it, and as messages name it.
 const CALL: &str = "dm_world_finalize()";
@@ -29,13 +30,41 @@ impl World {
             refuse_inside("dm_world_finalize", self.library().ok())?;
             self.library().map_or(Ok(()), |library| library.check_no_capture("dm_world_finalize", None))
         })?;
-        let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
+        self.end_with_others(&self.wait(timeout.unwrap_or(self.rendezvous().timeout())))
+    }
+
+    /// Ends the world together with the other ranks that make its calls.
+    pub(super) fn end_with_others(&self, wait: &Wait) -> Result<()> {
         let scope = self.rendezvous().scope()?;
-        let call = Call::begin(self, None, wait)?.agree(&scope, CALL)?;
+        let call = Call::begin(self, None, wait.clone())?.agree(&scope, CALL)?;
         log::info!("rank {}: dm_world_finalize ends the world of {} ranks", self.rank(), self.size());
+        if self.rendezvous().epoch() > 0 {
+            self.tell_end(wait);
+        }
         let ended = call.run(|work| self.finalize_all(work.peers));
         self.comms().share_nothing();
         ended
+    }
+
+    /// Tells the ranks that wait for a place in the mesh that the job has ended. Every rank of the
+    /// mesh does that, so it does not matter when one of them dies meanwhile.
+    fn tell_end(&self, wait: &Wait) {
+        if let Some(way) = &mut *self.recovering().wait_and_lock()
+            && let Err(error) = way.recovery.end(wait)
+        {
+            log::warn!(
+                "rank {}: ranks that wait may not learn that the job has ended: {}",
+                self.rank(),
+                error.message()
+            );
+        }
+    }
+
+    /// Ends the world on this rank, whose meshes have ended: the others have ended theirs.
+    pub(super) fn end_alone(&self) {
+        let wait = self.wait(self.rendezvous().timeout());
+        let _ = self.finalize_all(Peers::none(&wait));
+        self.comms().share_nothing();
     }
 
     fn finalize_all(&self, peers: Peers<'_>) -> Result<()> {
@@ -48,6 +77,11 @@ impl World {
         let outcome = all_of(&others);
         outcome.and(all_of(&parents))
     }
+}
+
+/// Whether the next call of the world, which another rank has begun, is dm_world_finalize.
+pub(super) fn ends_world(world: &World, wait: &Wait) -> Result<bool> {
+    world.rendezvous().scope()?.next_call(wait).map(|text| text.as_deref() == Some(CALL))
 }
 
 /// Ends one communicator. A failed one has no work to wait for, so it is aborted.

@@ -115,24 +115,26 @@ pub(super) unsafe trait Growing: Copy {
 }
 
 macro_rules! growing {
-    ($($name:ident = $size:literal),+) => {$(
-        const _: () = assert!(size_of::<super::structs::$name>() >= $size);
+    ($($file:ident::$name:ident = $size:literal),+) => {$(
+        const _: () = assert!(size_of::<super::$file::$name>() >= $size);
         // SAFETY: repr(C), a size first, and integers, pointers and optional functions otherwise.
-        unsafe impl Growing for super::structs::$name {
+        unsafe impl Growing for super::$file::$name {
             const FIRST_SIZE: usize = $size;
         }
     )+};
 }
 
 growing!(
-    dm_error_info = 88,
-    dm_world_options = 72,
-    dm_world_info = 56,
-    dm_store_callbacks = 56,
-    dm_call_options = 40,
-    dm_dim_options = 32,
-    dm_init_options = 64,
-    dm_plan_options = 48
+    structs::dm_error_info = 88,
+    structs::dm_world_options = 72,
+    structs::dm_world_info = 56,
+    structs::dm_store_callbacks = 56,
+    structs::dm_call_options = 40,
+    structs::dm_dim_options = 32,
+    structs::dm_init_options = 64,
+    structs::dm_plan_options = 48,
+    recovery::dm_recover_options = 64,
+    recovery::dm_recovery = 88
 );
 
 /// Reads a struct whose first field is its size. Bytes that only this library knows become zero.
@@ -183,6 +185,16 @@ pub(super) unsafe fn write_struct<T: Growing>(what: &str, place: *mut T, value: 
         std::ptr::write_bytes(place.add(both), 0, size - both);
     }
     Ok(())
+}
+
+/// Checks that a struct can be written by [`write_struct`], before there is anything to write.
+///
+/// # Safety
+/// The conditions of [`write_struct`] hold.
+pub(super) unsafe fn check_struct<T: Growing>(what: &str, place: *mut T) -> Result<()> {
+    let place = out(what, place)?;
+    // SAFETY: the caller's contract: the first field is there.
+    check_size(what, unsafe { place.cast::<usize>().read_unaligned() }, T::FIRST_SIZE)
 }
 
 fn check_size(what: &str, size: usize, least: usize) -> Result<()> {

@@ -60,7 +60,7 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// ends its process only after dm_finalize.
 ///
 /// The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
-/// the mesh by dm_abort. Use no result then: when a rank aborts, NCCL may let the other ranks'
+/// the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the other ranks'
 /// kernels end with wrong data and without an error, which cudaStreamSynchronize cannot show. A
 /// mesh without a world has no store: there only a communicator can tell of a lost rank.
 /// dm_last_error_info has the lost ranks, the dimension and the time that passed.

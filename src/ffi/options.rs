@@ -184,11 +184,11 @@ pub(super) unsafe fn read_call_options(options: *const dm_call_options, count: u
 }
 
 /// The options of dimensions as the caller gave them.
-struct GivenDims {
+pub(super) struct GivenDims {
     /// The first element, or NULL.
-    options: *const dm_dim_options,
+    pub(super) options: *const dm_dim_options,
     /// The number of elements.
-    number: usize,
+    pub(super) number: usize,
 }
 
 /// Reads the options of `count` dimensions. `owner` says in a message who has these dimensions. The
@@ -196,7 +196,7 @@ struct GivenDims {
 ///
 /// # Safety
 /// `given` has NULL, or as many initialised elements as it says.
-unsafe fn read_dim_options(given: GivenDims, count: usize, owner: &str) -> Result<Vec<DimOptions>> {
+pub(super) unsafe fn read_dim_options(given: GivenDims, count: usize, owner: &str) -> Result<Vec<DimOptions>> {
     let what = "options.dim_options";
     let GivenDims { options, number } = given;
     match (options.is_null(), number) {

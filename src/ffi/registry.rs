@@ -79,6 +79,22 @@ pub unsafe extern "C" fn dm_lookup(name: *const c_char, mesh_out: *mut *mut dm_m
     })
 }
 
+/// Lets the names of views of the root mesh of `before` lead to the same views of `next`, the mesh
+/// that dm_recover gave in its place. A view that `next` cannot have, for example one of a range,
+/// keeps its name, and calls on it say that it has ended.
+pub(super) fn follow(before: &View, next: &View) {
+    // The earlier views are dropped after the lock is given back: they may be the last of their
+    // root mesh.
+    let mut earlier = Vec::new();
+    for view in named().values_mut() {
+        if view.is_of_same_root(before)
+            && let Some(follower) = view.followed_in(next)
+        {
+            earlier.push(std::mem::replace(view, Arc::new(follower)));
+        }
+    }
+}
+
 fn named() -> MutexGuard<'static, HashMap<String, Arc<View>>> {
     NAMED.lock().unwrap_or_else(PoisonError::into_inner)
 }

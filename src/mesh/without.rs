@@ -47,6 +47,13 @@ impl Mesh {
         let ranks: Vec<i32> = self.each_rank().enumerate().filter_map(kept).collect();
         let mut shape = self.shape();
         shape[index] = left;
+        self.like(&shape, &ranks, world_size)
+    }
+
+    /// Makes a root mesh with the dimensions of this view, in other sizes and over other ranks of a
+    /// world of `world_size` ranks.
+    pub(crate) fn like(&self, shape: &[usize], ranks: &[i32], world_size: usize) -> Result<Mesh> {
+        check_listed(ranks.len())?;
         let names = self.dim_names();
         // A name that nobody gave says the index of a dimension. A transposed view has the names in
         // another order, and they are kept.
@@ -54,9 +61,9 @@ impl Mesh {
         let named = self.dims.iter().any(|dim| dim.named) || !in_order();
         Mesh::new(&MeshSpec {
             device_type: self.device_type(),
-            shape: &shape,
+            shape,
             names: named.then_some(&names),
-            ranks: Some(&ranks),
+            ranks: Some(ranks),
             world_size,
             rank: self.rank() as usize,
         })

@@ -14,8 +14,8 @@ use crate::wait::Wait;
 const LONGEST: usize = 4096;
 
 impl World {
-    /// Returns the location of every rank: the one that it gave, or its host. **Collective over the
-    /// world**.
+    /// Returns the location of every rank: the one that it gave, or its host. The location of a
+    /// rank that takes no part in calls since a recovery is empty. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>, wait: &Wait) -> Result<Vec<String>> {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
             return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
@@ -27,11 +27,12 @@ impl World {
                 Stated::Host(here).encode()
             }
         };
-        let round = self.scope()?.agree("dm_world_locations()", wait)?;
+        let scope = self.scope()?;
+        let round = scope.agree("dm_world_locations()", wait)?;
         let all = round.all_gather(said.as_bytes(), wait).inspect_err(|error| _ = round.fail(error, wait))?;
         round.finish(wait)?;
         let said: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
-        Ok(resolve(&said))
+        Ok(resolve(&scope.by_rank(said, self.size())))
     }
 
     /// Returns the name of this rank's host, and what tells the host from others, in one line. On

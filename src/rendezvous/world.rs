@@ -121,6 +121,35 @@ impl World {
         })
     }
 
+    /// Returns the number of the epoch in which this process is. The job starts in epoch 0.
+    pub fn epoch(&self) -> u64 {
+        self.session().map_or(0, |session| session.epoch.get().number)
+    }
+
+    /// Whether the store lets ranks decide together: exactly one of them can write a value, also
+    /// when another one dies meanwhile.
+    pub fn can_recover(&self) -> Result<bool> {
+        Ok(self.session()?.store.decides_at_once())
+    }
+
+    /// Fails where one of these ranks takes no part in the collective calls of this process's
+    /// epoch.
+    pub(crate) fn check_in_epoch(&self, ranks: impl IntoIterator<Item = i32>) -> Result<()> {
+        let epoch = self.epoch();
+        if epoch == 0 {
+            return Ok(());
+        }
+        let scope = self.scope()?;
+        let mut known: Vec<i32> = (0..scope.num_ranks()).map(|position| scope.rank_at(position)).collect();
+        known.sort_unstable();
+        match ranks.into_iter().find(|rank| known.binary_search(rank).is_err()) {
+            Some(rank) => Err(Error::invalid(format!(
+                "rank {rank} is not in the mesh of epoch {epoch}: it was lost or waits for a place, so it takes no part in collective calls"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Returns some of the ranks, in an order of their own, as a set that makes collective calls.
     /// `id` is the same on all of them and is used once in the epoch.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {

@@ -28,6 +28,7 @@ from .logs import use_logging
 from .mesh import Communicator, DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
+from .recovery import Recovery
 from .sharding import Partial, Placement, Replicate, Shard, local_shard
 from .stores import Store, TorchStore
 from .work import Work
@@ -35,8 +36,8 @@ from .world import World, abort_default_worlds, finalize_default_worlds
 
 __version__ = _version()
 __all__ = [
-    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp",
-    "Replicate", "Shard", "Store", "TorchStore", "Work", "World",
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "Recovery",
+    "ReduceOp", "Replicate", "Shard", "Store", "TorchStore", "Work", "World",
     "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc",
     "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name",
     "unregister", "use_logging",

@@ -14,6 +14,8 @@ WORLD_DEVICE = 2
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2
+RECOVER_HAS_STATE = 1
+RECOVER_ANY_STATE = 2
 LOG_OFF = 0
 LOG_ERROR = 1
 LOG_WARN = 2
@@ -75,6 +77,18 @@ class CallOptions(Structure):
                 ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t)]
 
 
+class RecoverOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("min_size", c_int32), ("dim", c_char_p), ("timeout_ms", c_int64),
+                ("replace_ms", c_int64), ("silent_ms", c_int64), ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t)]
+
+
+class Recovery(Structure):
+    _fields_ = [("struct_size", c_size_t), ("epoch", c_int64), ("previous_epoch", c_int64), ("lost_ranks", POINTER(c_int32)),
+                ("num_lost", c_size_t), ("joined_ranks", POINTER(c_int32)), ("num_joined", c_size_t),
+                ("old_coordinate", POINTER(c_int32)), ("new_coordinate", POINTER(c_int32)), ("ndim", c_size_t),
+                ("state_root", c_int32), ("has_joined", c_int32)]
+
+
 class Placement(Structure):
     _fields_ = [("kind", c_int32), ("tensor_dim", c_int32), ("order", c_int32), ("reserved", c_uint32 * 5)]
 
@@ -126,6 +140,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_reshape": (STATUS, [HANDLE, RANKS, c_size_t, NAMES, POINTER(CallOptions), HANDLE_OUT]),
     "dm_slice_range": (STATUS, [HANDLE, TEXT, c_int32, c_int32, c_int32, POINTER(CallOptions), HANDLE_OUT]),
     "dm_shrink": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_recover": (STATUS, [HANDLE, POINTER(RecoverOptions), HANDLE_OUT, POINTER(Recovery)]),
+    "dm_get_recovery": (STATUS, [HANDLE, POINTER(Recovery)]),
     "dm_concatenate": (STATUS, [POINTER(c_void_p), c_size_t, HANDLE_OUT]),
     "dm_root": (STATUS, [HANDLE, HANDLE_OUT]),
     "dm_submesh_count": (STATUS, [HANDLE, NAMES, c_size_t, RANKS]),

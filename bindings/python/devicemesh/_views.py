@@ -13,6 +13,7 @@ from ._library import Timeout, check, int32, library, listing, optional_text, ra
 from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
+from .recovery import Recovery, recover_options, recovery_of, refused_recovery
 from .world import World, abort_default_worlds
 
 __all__ = ["MeshViews", "world_end"]
@@ -115,6 +116,33 @@ class MeshViews(MeshQueries):
                            len(lost or ()), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
+
+    def recover(self: Mesh, mesh_dim: Optional[str] = None, *, timeout: Timeout = None, replace: Timeout = None, silent: Timeout = None,
+                min_size: int = 0, has_state: bool = False, any_state: bool = False, dim_options: DimOptionsLike = None) -> Mesh:
+        """The mesh with which the job goes on after ranks were lost: in its full shape where spares
+        take the places of the lost ranks, and smaller along ``mesh_dim`` (None: the outermost
+        dimension) where they cannot. This mesh and all others of its world end.
+
+        Collective over the ranks of the world that live. A rank that is not in the mesh waits in
+        the call until it gets a place, and gets an AbortedError when the job ends. ``replace`` is
+        how long to wait for processes in the places of lost ranks. After ``silent`` the ranks are
+        left out that are not known to be lost and have not called; it needs ``min_size``, the least
+        size of the dimension. ``has_state`` says that this rank, which has joined, has received
+        the state of the training. ``recovery`` of the result says what it has come to.
+        """
+        handle = ctypes.c_void_p()
+        with telling(library.dm_recover, self._handle, refused_recovery(), byref(ctypes.c_void_p()), None):
+            options = recover_options(self._names, mesh_dim, timeout, replace, silent, min_size, has_state, any_state, dim_options)
+        # The mesh ends at once, so only the world can end the call.
+        check(interrupt.call(world_end(self._world), library.dm_recover, self._handle, byref(options), byref(handle), None))
+        has_ended()
+        return cast(Mesh, self._adopted(handle, self._world))
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the recovery that made this mesh has come to. For a mesh that no recovery made,
+        nobody was lost and nobody has joined."""
+        return recovery_of(self._handle)
 
     @classmethod
     def concatenate(cls: Type[Mesh], meshes: Sequence[Mesh]) -> Mesh:

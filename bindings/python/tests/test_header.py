@@ -23,7 +23,8 @@ STRUCTS = {
     "dm_error_info": declarations.ErrorInfo, "dm_store_callbacks": declarations.StoreCallbacks,
     "dm_world_options": declarations.WorldOptions, "dm_dim_options": declarations.DimOptions, "dm_init_options":
         declarations.InitOptions, "dm_call_options": declarations.CallOptions, "dm_world_info": declarations.WorldInfo,
-    "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions
+    "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions,
+    "dm_recover_options": declarations.RecoverOptions, "dm_recovery": declarations.Recovery
 }
 
 

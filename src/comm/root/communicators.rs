@@ -234,6 +234,15 @@ impl RootComms {
 }
 
 impl EndsWithWorld for RootComms {
+    fn end_with_epoch(&self) -> Vec<Arc<Communicator>> {
+        let was_alive = self.end(Life::Recovered);
+        self.cancel.raise();
+        if was_alive {
+            self.tell_before_kernels_end();
+        }
+        self.own_communicators()
+    }
+
     fn end_with_world(&self) -> Vec<Arc<Communicator>> {
         self.end(Life::Aborted);
         self.cancel.raise();

@@ -33,6 +33,7 @@ impl RootComms {
             is_lazy: self.is_lazy,
             timeout: self.timeout,
             outer: Some(self),
+            options: Vec::new(),
         })?;
         self.ranges().push(Arc::clone(&range));
         Ok(range)

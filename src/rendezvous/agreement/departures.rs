@@ -138,6 +138,11 @@ impl Departures {
         }
     }
 
+    /// Whether any rank has ended the mesh, as far as the store knows by now.
+    pub fn are_any(&self, wait: &Wait) -> Result<bool> {
+        self.catch_up(wait).map(|()| !self.known().ranks.is_empty())
+    }
+
     /// Returns the ranks that have ended the mesh and for which `is_missed` holds, in ascending
     /// order.
     pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> Vec<i32> {

@@ -7,6 +7,8 @@
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
 //! | recovery/telling.rs | refusals, and the ranks that have read how a recovery has ended |
+//! | recovery/standing.rs | what a process knows before it comes to a turn |
+//! | recovery/ending.rs | the end of the job, of which the waiting processes are told |
 //!
 //! tests/recovery_model has the same protocol as a model, which is checked exhaustively. The names
 //! of its states are those of the steps here.
@@ -25,8 +27,10 @@ use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::{Deadline, Wait, Watch};
 
 mod come;
+mod ending;
 mod make;
 mod options;
+mod standing;
 mod telling;
 #[cfg(test)]
 mod tests;
@@ -57,6 +61,13 @@ pub struct Recovery {
     read_at_door: usize,
     /// How many of its own calls this process has refused since it last came to a turn.
     refusals: u64,
+    /// The number of the decision, or of the turn, since which the others go on without this
+    /// process. From then on it takes part in nothing: what it would propose is about an epoch that
+    /// is over.
+    fenced_since: Option<u64>,
+    /// A key that ends the wait of a process that is not in the mesh, when it is there: another
+    /// rank has made a call for which this process is needed, too.
+    call_of_world: Option<String>,
 }
 
 impl Recovery {
@@ -75,6 +86,8 @@ impl Recovery {
             door: Vec::new(),
             read_at_door: 0,
             refusals: 0,
+            fenced_since: None,
+            call_of_world: None,
         }
     }
 
@@ -176,8 +189,10 @@ impl Recovery {
         processes.iter().map(|process| process.rank).collect()
     }
 
-    /// Returns the error of a process without which the others go on.
-    fn fenced(&self, number: u64) -> Error {
+    /// Returns the error of a process without which the others go on since that number. The process
+    /// takes no part in later turns.
+    fn fence(&mut self, number: u64) -> Error {
+        let number = *self.fenced_since.get_or_insert(number);
         let Incarnation { rank, .. } = self.me;
         let message = format!(
             "the other ranks have gone on without rank {rank}, which is this process, since decision {number}: they took it for lost, or it did not come in time; leave the world (dm_world_abort) and end this process"

@@ -343,7 +343,8 @@ impl Round {
             _ => ("have", "them"),
         };
         let (who, number) = (ranges(gone), self.number);
-        let message = format!("{who} {have} ended the mesh by dm_abort, and {call} as call {number} needs {them}");
+        let message =
+            format!("{who} {have} ended the mesh by dm_abort or dm_recover, and {call} as call {number} needs {them}");
         Some(Verdict::of_departure(mesh, &Error::new(Status::PeerLost, message).with_ranks(gone)))
     }
 

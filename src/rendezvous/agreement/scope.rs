@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::deadlock::take_back_note;
 use super::deciding::{self, Settled};
 use super::departures::Departures;
+use super::members::Members;
 use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
@@ -214,6 +215,49 @@ impl Scope {
     /// Returns how many calls of the scope this rank has begun.
     pub(crate) fn calls_begun(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of ranks of the scope.
+    pub(crate) fn num_ranks(&self) -> usize {
+        self.membership.members.len()
+    }
+
+    /// Returns the world rank at a position of the scope.
+    pub(crate) fn rank_at(&self, position: usize) -> i32 {
+        self.membership.members.rank(position)
+    }
+
+    /// Returns the position of a world rank in the scope.
+    pub(crate) fn position_of(&self, rank: i32) -> Option<usize> {
+        self.membership.members.position(rank)
+    }
+
+    /// Orders what the ranks of the scope gave, by position, by their ranks in a world of `size`
+    /// ranks. The ranks of the world that are not in the scope get the default.
+    pub(crate) fn by_rank<T: Default>(&self, values: Vec<T>, size: usize) -> Vec<T> {
+        if let Members::All(_) = &self.membership.members {
+            return values.into_iter().chain(std::iter::repeat_with(T::default)).take(size).collect();
+        }
+        let mut all: Vec<T> = std::iter::repeat_with(T::default).take(size).collect();
+        for (position, value) in values.into_iter().enumerate() {
+            if let Some(place) = all.get_mut(self.membership.members.rank(position) as usize) {
+                *place = value;
+            }
+        }
+        all
+    }
+
+    /// Returns the key that is there once another rank has begun the next call of the scope.
+    pub(crate) fn key_of_next_call(&self) -> String {
+        let other = usize::from(self.membership.me == 0);
+        self.round_of("", self.calls_begun()).here("", other)
+    }
+
+    /// Returns the text of the next call of the scope, which another rank has begun; `None` where
+    /// none has.
+    pub(crate) fn next_call(&self, wait: &Wait) -> Result<Option<String>> {
+        let note = self.membership.store.try_get(&self.key_of_next_call(), wait)?;
+        Ok(note.map(|note| String::from_utf8_lossy(&note).split(DETAIL).next().unwrap_or_default().to_owned()))
     }
 
     /// Notes that the caller of this rank was told of a failed call of which the other ranks have

@@ -130,6 +130,10 @@ impl CallbackStore {
 }
 
 impl Store for CallbackStore {
+    fn decides_at_once(&self) -> bool {
+        false
+    }
+
     fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
         let c_key = self.key(key)?;
         // SAFETY: the caller's contract.

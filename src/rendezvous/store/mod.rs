@@ -75,6 +75,12 @@ pub trait Store: Send + Sync {
     /// not empty.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
+    /// Whether [`set_once`](Store::set_once) is one operation of the store. Where it is several, a
+    /// rank that dies between them leaves a key on which nobody can decide any more.
+    fn decides_at_once(&self) -> bool {
+        true
+    }
+
     /// Returns for each key whether it exists now. This is cheap when most keys do (few round
     /// trips).
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>>;

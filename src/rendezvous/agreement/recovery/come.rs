@@ -57,6 +57,9 @@ pub enum Outcome {
     Epoch,
     /// The job has ended.
     Ended,
+    /// Another rank has made a call of the world for which this process is needed, which is not in
+    /// the mesh and waits.
+    Called,
 }
 
 /// How long a rank has waited in one turn.
@@ -92,14 +95,19 @@ impl Recovery {
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         self.refusals = 0;
+        if let Some(number) = self.fenced_since {
+            return Err(self.fence(number));
+        }
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
             let wait = self.watching(wait);
             let decision = self.decisions.read(number, &wait).and_then(|stands| match stands {
-                Some(decision) => Ok(decision),
+                Some(decision) => Ok(Some(decision)),
                 None => self.reach(number, arrival, &wait),
             });
-            let decision = decision.map_err(|error| self.membership.explain(error))?;
+            let Some(decision) = decision.map_err(|error| self.membership.explain(error))? else {
+                return Ok(Outcome::Called);
+            };
             log::debug!("rank {}: decision {number} is: {decision}", self.me.rank);
             self.pass(number);
             match decision {
@@ -107,9 +115,9 @@ impl Recovery {
                     (self.epoch_number, self.epoch) = (number, epoch);
                     return Ok(Outcome::Epoch);
                 }
-                Decision::Epoch(_) => return Err(self.fenced(number)),
+                Decision::Epoch(_) => return Err(self.fence(number)),
                 Decision::End => {
-                    self.acknowledge("decision", Status::Ok, &wait);
+                    self.acknowledge_end(&wait);
                     return Ok(Outcome::Ended);
                 }
                 Decision::Failure(failure) if is_in_mesh || failure.why == Why::NoState => {
@@ -122,11 +130,12 @@ impl Recovery {
         }
     }
 
-    /// Takes part in the turn of that number, and returns the decision that stands then.
-    fn reach(&mut self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Decision> {
+    /// Takes part in the turn of that number, and returns the decision that stands then; `None`
+    /// where this process is needed in a call of the world.
+    fn reach(&mut self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Option<Decision>> {
         if let Some(mismatch) = self.compare(number, arrival, wait)? {
             self.tell_turn(number, wait)?;
-            return self.decide(number, &mismatch, wait);
+            return self.decide(number, &mismatch, wait).map(Some);
         }
         // Where the store does not answer, this rank may tell of losses that are known already.
         let _ = self.membership.losses.refresh(wait);
@@ -137,29 +146,26 @@ impl Recovery {
         let mut waited = Waited { came: Instant::now(), complete: None, suspected: None };
         loop {
             if let Some(decision) = self.look(number, arrival, &mut waited, wait)? {
-                return Ok(decision);
+                return Ok(Some(decision));
             }
             let (next, lost) = self.membership.losses.next();
             let keys = [self.decisions.key(number), lost, self.next_at_door()];
+            let called = self.call_of_world.clone().filter(|_| !self.is_in_mesh());
+            let keys: Vec<&str> = keys.iter().chain(&called).map(String::as_str).collect();
             let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
             let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
             let nap = if self.is_to_tell(number) { nap.min(UNTOLD) } else { nap };
             let nap = Deadline::after(nap);
-            match any_of(&*self.membership.store, &keys.each_ref().map(String::as_str), &wait.with_deadline(nap)) {
-                Ok((0, value)) => return self.decisions.decode(number, &value),
+            match any_of(&*self.membership.store, &keys, &wait.with_deadline(nap)) {
+                Ok((0, value)) => return self.decisions.decode(number, &value).map(Some),
                 Ok((1, value)) => self.membership.losses.note(next, &value),
-                Ok((_, value)) => self.note_at_door(&value),
+                Ok((2, value)) => self.note_at_door(&value),
+                Ok(_) => return Ok(None),
                 Err(error) if error.status() == Status::Timeout => {}
                 Err(error) => return Err(error),
             }
             wait.cancel.check()?;
         }
-    }
-
-    /// Whether this process has the state for certain: it is in the mesh, and the decision that
-    /// made the epoch does not say that it needs the state.
-    fn is_stateful(&self) -> bool {
-        self.is_in_mesh() && !self.epoch.stateless.contains(&self.me)
     }
 
     /// Compares this rank's call with that of the first rank of the mesh that came. Returns the
@@ -242,7 +248,7 @@ impl Recovery {
         }
         if losses.any(|lost| lost == self.me) {
             let stands = self.decisions.read(number, &soon)?;
-            return stands.map_or_else(|| Err(self.fenced(number)), |decision| Ok(Some(decision)));
+            return stands.map_or_else(|| Err(self.fence(number)), |decision| Ok(Some(decision)));
         }
         let has_terms = self.is_in_mesh();
         let mut passed = Passed {

@@ -20,7 +20,7 @@ impl Recovery {
     /// when the store does not answer, and after 1,000 refusals in a row, because decisions stay in
     /// the store.
     pub fn refuse(&mut self, error: &Error, wait: &Wait) {
-        if !self.is_in_mesh() || self.refusals >= MOST_REFUSALS {
+        if !self.is_in_mesh() || self.fenced_since.is_some() || self.refusals >= MOST_REFUSALS {
             return;
         }
         self.refusals += 1;

@@ -214,8 +214,15 @@ fn a_silent_rank_is_left_out_where_the_terms_say_so_and_is_told() {
         });
     }
     assert_eq!(all_equal(left), "epoch 3: seats=0-1,- without=2");
-    let error = job.rank(2).come(&job.arrival(), &soon()).unwrap_err();
-    assert_eq!((error.status(), error.ranks()), (Status::NotMember, &[2][..]), "{error}");
+    let mut slow = job.rank(2);
+    // From then on it takes part in nothing, and decides nothing. Its own epoch is over.
+    for _ in 0..3 {
+        let error = slow.come(&job.arrival(), &soon()).unwrap_err();
+        assert_eq!((error.status(), error.ranks()), (Status::NotMember, &[2][..]), "{error}");
+        slow.refuse(&Error::invalid("a wrong argument"), &soon());
+    }
+    assert!((2..5).all(|number| job.store.try_get(&format!("test/turn/{number}/here/2"), &soon()).unwrap().is_none()));
+    assert_eq!(job.store.try_get("test/decision/4", &soon()).unwrap(), None);
 }
 
 #[test]

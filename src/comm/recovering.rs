@@ -1,0 +1,84 @@
+//! The state of one rank between its recoveries (docs/recovery.md): which decisions it has read, and
+//! which mesh the next recovery is about.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::rendezvous::{self, Epoch, Recovery, Replicas};
+
+/// How a rank recovers. The world has one, because an epoch belongs to the world.
+#[derive(Default)]
+pub(super) struct Recovering {
+    /// The way of this rank through the decisions. The thread that recovers holds the lock.
+    way: Mutex<Option<Way>>,
+    /// How many recoveries this rank has begun, with those that it has refused and told of.
+    begun: AtomicU64,
+}
+
+/// A rank's way through the decisions of its world.
+pub(super) struct Way {
+    /// The decisions that were read, and the epoch.
+    pub(super) recovery: Recovery,
+    /// The id of the root mesh that the next recovery goes on from: the one that the last recovery
+    /// has given, or the one that was passed where none has given another yet.
+    pub(super) root: String,
+}
+
+impl Recovering {
+    /// Takes the right to recover, which one thread has at a time.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Option<Way>>> {
+        match self.way.try_lock() {
+            Ok(way) => Ok(way),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::invalid_state("another thread of this rank is inside dm_recover of this world"))
+            }
+        }
+    }
+
+    /// Waits until no other thread recovers, and returns this rank's way; `None` where it has never
+    /// recovered.
+    pub(super) fn wait_and_lock(&self) -> MutexGuard<'_, Option<Way>> {
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how many recoveries this rank has begun, with those that it has refused and told of.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Notes that this rank begins a recovery, or tells the others that it has refused one.
+    pub(super) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Way {
+    /// Returns this rank's way, which begins at the root mesh of that id where the rank has none
+    /// yet. While the job is in epoch 0, the mesh and the dimension of replicas may change from one
+    /// try to the next.
+    pub(super) fn begin<'a>(
+        way: &'a mut Option<Way>,
+        world: &rendezvous::World,
+        (id, mesh): (&str, &Mesh),
+        dim: usize,
+    ) -> Result<&'a mut Way> {
+        let first = || first_epoch(world, mesh, dim);
+        match way {
+            Some(known) if known.recovery.epoch_number() == 0 => {
+                known.recovery.begin_from(first());
+                id.clone_into(&mut known.root);
+            }
+            Some(_) => {}
+            None => *way = Some(Way { recovery: world.recovery(first())?, root: id.to_owned() }),
+        }
+        way.as_mut().ok_or_else(|| Error::internal("a recovery without a beginning"))
+    }
+}
+
+/// The epoch in which a job starts whose mesh is this root.
+pub(super) fn first_epoch(world: &rendezvous::World, mesh: &Mesh, dim: usize) -> Epoch {
+    Epoch::first(world.size(), Replicas { sizes: mesh.shape(), dim }, &mesh.root_ranks())
+}

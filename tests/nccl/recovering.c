@@ -1,0 +1,87 @@
+/* Ranks over the recorder that lose one of them and go on by dm_recover. The argument names the case.
+ * tests/test_nccl_recover.py runs them and reads what the recorder wrote. */
+#include "rank.h"
+
+#include <unistd.h>
+
+static const char *const kNames[] = {"dp", "tp"};
+
+/* Goes on without the lost ranks. Nothing of the mesh before is left. */
+static dm_mesh *gone_on(dm_mesh *mesh, dm_recovery *recovery)
+{
+  const dm_recovery init = DM_RECOVERY_INIT;
+  dm_mesh *next = NULL;
+  *recovery = init;
+  REQUIRE(dm_recover(mesh, NULL, &next, recovery));
+  dm_free(mesh);
+  return next;
+}
+
+/* (dp=4, tp=2) loses rank 7. Rank 6 waits until the job ends. The others have the options of their
+ * dimensions, and the dimension that was flattened. Then nobody is lost, and all make theirs anew. */
+static void lose(void)
+{
+  const int32_t shape[] = {4, 2};
+  dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  dm_mesh *flat = NULL, *none = NULL;
+  dm_recovery recovery;
+  dims[0].comm_name = "replicas";
+  options.dim_options = dims;
+  options.num_dim_options = 2;
+  dm_mesh *mesh = made(shape, 2, kNames);
+  REQUIRE(dm_flatten(mesh, "all", NULL, &flat));
+  OK(dm_world_barrier(world, 0));
+  dm_free(flat);
+  note("lose");
+  if (rank == 7) _exit(0);
+  GIVES(DM_STATUS_PEER_LOST, dm_world_barrier(world, 0));
+  mesh = gone_on(mesh, &recovery);
+  note("gone on");
+  CHECK(recovery.num_lost == 1 && recovery.lost_ranks[0] == 7);
+  if (rank == 6) {
+    CHECK(living() == 0);
+    GIVES(DM_STATUS_ABORTED, dm_recover(mesh, NULL, &none, NULL));
+    dm_free(mesh);
+    return;
+  }
+  CHECK(sum_along(mesh, "dp") == 3 && sum_along(mesh, "tp") == 2 && sum_along(mesh, "all") == 6);
+  if (rank == 2) OK(dm_abort(mesh));
+  else GIVES(DM_STATUS_PEER_LOST, dm_flatten(mesh, "gone", NULL, &none));
+  mesh = gone_on(mesh, &recovery);
+  note("anew");
+  CHECK(recovery.num_lost == 0 && sum_along(mesh, "dp") == 3 && sum_along(mesh, "all") == 6);
+  OK(dm_world_finalize(world, 0));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+/* (dp=2, tp=2) over ranks 0 to 3 loses rank 0. Rank 4 waits, and takes its place. The mesh is lazy. */
+static void spare(void)
+{
+  const int32_t shape[] = {2, 2};
+  dm_recovery recovery;
+  options.flags = DM_INIT_LAZY;
+  dm_mesh *mesh = made(shape, 2, kNames), *none = NULL;
+  if (rank < 4) CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
+  if (rank < 4) OK(dm_barrier(mesh, "dp", 0));
+  if (rank < 4) OK(dm_barrier(mesh, "tp", 0));
+  if (rank == 0) _exit(0);
+  if (rank < 4) GIVES(DM_STATUS_PEER_LOST, dm_flatten(mesh, "gone", NULL, &none));
+  mesh = gone_on(mesh, &recovery);
+  CHECK(recovery.num_joined == 1 && recovery.joined_ranks[0] == 4 && recovery.has_joined == (rank == 4));
+  CHECK(recovery.new_coordinate[0] == (rank == 4 ? 0 : rank / 2) && recovery.state_root == (rank % 2 ? 0 : 1));
+  CHECK(living() == 0);
+  CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
+  OK(dm_world_finalize(world, 0));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+static const rank_case kCases[] = {{"lose", lose}, {"spare", spare}};
+
+int main(int count, char **arguments)
+{
+  RUN_IN_WORLD(case_name(count, arguments), kCases);
+  check_library_threads(0);
+  return finish();
+}

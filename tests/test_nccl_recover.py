@@ -1,0 +1,41 @@
+"""Recovery over a recorder in NCCL's place (tests/nccl/recovering.c, tests/support/nccl.py)."""
+
+import re
+
+import pytest
+
+from support.nccl import check, job_of
+
+run = job_of("recovering")
+
+
+@pytest.mark.parametrize("lacks", [(), ("SHRINK",)], ids=["", "without ncclCommShrink"])
+def test_going_on_without_a_lost_rank(run, lacks):
+    """All communicators of the mesh are aborted. The next ones come from a fresh id: one over all
+    ranks, from which the dimensions are split, as in dm_init. So every release of NCCL will do."""
+    for rank, lines in run("lose", library=run.recorder(*lacks))[1].items():
+        if rank == 7:
+            continue
+        after = lines[lines.index("# lose") + 1:]
+        recovered = after[:after.index("# gone on")]
+        made = [line for line in recovered if line.startswith(("init", "split"))]
+        first = recovered.index(made[0]) if made else len(recovered)
+        aborted = [line for line in recovered if line.startswith("abort")]
+        check(len(aborted) == 4 and all(line.startswith("abort") for line in recovered[:4]) and first >= 4, f"rank {rank}: {recovered}")
+        if rank == 6:
+            check(not made, f"rank 6, whose replica goes, makes nothing: {recovered}")
+            continue
+        root = re.search(r"init (c\d+)", made[0])
+        check(root and "size=6" in made[0] and "blocking=0" in made[0], f"rank {rank}: {made}")
+        splits = made[1:]
+        check(
+            len(splits) == 3 and all(line.startswith(f"split {root.group(1)} ") and "blocking=1" in line for line in splits),
+            f"rank {rank}: {made}")
+        check("name=replicas" in splits[0] and "name=mesh_all" in splits[2], f"rank {rank}: {splits}")
+
+
+def test_a_spare_takes_the_place(run):
+    """The mesh is lazy before and after, so each dimension's communicator is made at its first use."""
+    for rank, lines in run("spare", ranks=5)[1].items():
+        made = [line for line in lines if line.startswith("init")]
+        check(len(made) == {0: 2, 4: 2}.get(rank, 4) and all("size=2" in line for line in made), f"rank {rank}: {lines}")
