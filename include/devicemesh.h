@@ -2423,10 +2423,10 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * ends its process only after dm_finalize.
  *
  * The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
- * the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the other ranks'
- * kernels end with wrong data and without an error, which cudaStreamSynchronize cannot show. A
- * mesh without a world has no store: there only a communicator can tell of a lost rank.
- * dm_last_error_info has the lost ranks, the dimension and the time that passed.
+ * the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the
+ * other ranks' kernels end with wrong data and without an error, which cudaStreamSynchronize
+ * cannot show. A mesh without a world has no store: there only a communicator can tell of a lost
+ * rank. dm_last_error_info has the lost ranks, the dimension and the time that passed.
  *
  * Errors: DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (no rank is known to be lost; or as in dm_check),
  * DM_STATUS_CCL (a communicator has failed), DM_STATUS_DEVICE (work on the stream has failed),
