@@ -410,6 +410,14 @@ def test_hosts_name_the_host_that_failed(lab):
         node.ends(6, r"rank 2 on beta failed first: exit code 6: out of memory\n$")
 
 
+def test_hosts_with_one_number_name_each_other(lab):
+    """The second host cannot serve the store of the endpoint, so it tells the first one in that store."""
+    _, nodes = lab("exit 0", ["--nnodes 2 -n 1 --node-rank 0"] * 2)
+    pids = r"(alpha \(pid \d+\) and beta|beta \(pid \d+\) and alpha) \(pid \d+\)"
+    outputs = [node.ends(1, rf"{pids} both have --node-rank 0: number the nodes 0 to 1, or leave --node-rank out\n$") for node in nodes]
+    assert len(causes(outputs)) == 1, outputs
+
+
 def test_a_killed_tool_of_another_host_is_told_from_a_lost_host(lab):
     hosts, nodes = lab(f"echo $$ $PPID; {SLEEP}", numbered(2, 1))
     pids = [pid for node in nodes for pid in node.line().split()]

@@ -24,6 +24,8 @@ const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served, and how long the port may
 /// be in use by a process of another user that gives no answer as a store.
 const MARKED: Duration = Duration::from_secs(10);
+/// How long node 0 looks for a store at an endpoint that is at another host.
+const ELSEWHERE: Duration = Duration::from_secs(3);
 /// The variable that the errors about a secret name.
 const SECRET: &str = "DM_STORE_SECRET";
 /// The pause before a node looks again whether the server of a job that is over has gone.
@@ -48,7 +50,11 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             // an earlier job may serve a store there. The content of that store shows which of the
             // two.
             Some(Err(error)) if must_serve && !in_use(&error) => {
-                return Err(cannot_serve(&place, &error));
+                let store = store_elsewhere(rendezvous, secret, &error, wait)?;
+                return match store {
+                    Some(store) => Ok(Reached { store, place, server: None }),
+                    None => Err(cannot_serve(&place, &error)),
+                };
             }
             // Another program has the port, so no node can serve the store there. (If a devicemesh
             // has the port, it may serve this job, or it may be about to end.)
@@ -159,6 +165,26 @@ fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
     match rendezvous.node.and_then(host) {
         Some((node, host)) => Error::store(format!("{}; node {node} ({host}) was refused", error.message())),
         None => error,
+    }
+}
+
+/// Returns the store of a job at the endpoint, where node 0 cannot serve it because of that error:
+/// the endpoint is at another host, where a node with the same number serves it. Both nodes learn
+/// of each other in that store. Fails if the store wants another secret.
+fn store_elsewhere(
+    rendezvous: &Rendezvous,
+    secret: Option<Secret>,
+    error: &Error,
+    wait: &Wait,
+) -> Result<Option<TcpStore>, Error> {
+    if error.os_error() != Errno::ADDRNOTAVAIL.raw_os_error() {
+        return Ok(None);
+    }
+    let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ELSEWHERE)));
+    match TcpStore::connect_with_secret(&rendezvous.host, rendezvous.port, secret, &limited) {
+        Ok(store) => Ok(is_current(&store, rendezvous, &limited).is_ok_and(|current| current).then_some(store)),
+        Err(error) if error.message().contains(SECRET) => Err(locked_out(rendezvous, error)),
+        Err(_) => Ok(None),
     }
 }
 
