@@ -102,7 +102,7 @@ impl Job<'_> {
     pub fn handle_signal(&mut self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         match signal {
-            Signal::CHILD => self.tell_stopped_by_terminal(),
+            Signal::CHILD => self.look_for_stopped(),
             Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => self.asked_to_end(signal),
             Signal::TSTP => self.stop(),
             Signal::CONT => self.go_on(),
@@ -110,13 +110,32 @@ impl Job<'_> {
         }
     }
 
-    /// Says, once in a job, that a rank is stopped because it has used the terminal. It would wait
+    /// Looks for ranks that are stopped because they have used the terminal. Such a rank would wait
     /// silently and for ever.
-    fn tell_stopped_by_terminal(&mut self) {
+    fn look_for_stopped(&mut self) {
+        let stopped = self.ranks.as_ref().map(Ranks::stopped_by_terminal).unwrap_or_default();
+        match self.phase {
+            // The rank was continued after the signal that ends it, so this is a new stop.
+            Phase::Terminating(_) => stopped.into_iter().for_each(|(rank, signal)| self.kill_stopped(rank, signal)),
+            _ => stopped.first().into_iter().for_each(|(rank, signal)| self.tell_stopped(*rank, *signal)),
+        }
+    }
+
+    /// Kills a rank that the terminal has stopped again while it was to end, because it would be
+    /// stopped until the end of its time.
+    fn kill_stopped(&self, rank: u32, signal: Signal) {
+        let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
+        self.say(&format!(
+            "rank {rank}{on_host} has used the terminal again and is stopped by {name}, so it cannot end by itself; it is killed now"
+        ));
+        self.ranks.as_ref().inspect(|ranks| ranks.kill(rank));
+    }
+
+    /// Says, once in a job, that a rank is stopped because it has used the terminal.
+    fn tell_stopped(&mut self, rank: u32, signal: Signal) {
         if self.stop_is_told {
             return;
         }
-        let Some((rank, signal)) = self.ranks.as_ref().and_then(Ranks::stopped_by_terminal) else { return };
         self.stop_is_told = true;
         let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
         let why = match signal {
