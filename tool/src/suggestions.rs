@@ -13,6 +13,11 @@ use crate::other_launchers::{PREFIX, TEE, advice, is_streams, name};
 /// although torchrun's underscores work, too.
 pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> Error {
     let words: Vec<&str> = line.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
+    if error.kind() == ErrorKind::UnknownArgument {
+        // clap's advice is to write the option behind "--", where it would be taken for a value or
+        // for the program.
+        error.remove(ContextKind::Suggested);
+    }
     let Some(run) = tool.find_subcommand("run") else { return error };
     match words.split_first() {
         Some((&"run", words)) => {
@@ -54,12 +59,7 @@ fn about_subcommands(error: &mut Error, first: &str, tool: &Command, run: &Comma
 /// "--".
 fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
     let wrong = match error.kind() {
-        ErrorKind::UnknownArgument => {
-            // clap's advice is to write the option behind "--", where it would be taken for the
-            // program.
-            error.remove(ContextKind::Suggested);
-            invalid_argument(&error).to_owned()
-        }
+        ErrorKind::UnknownArgument => invalid_argument(&error).to_owned(),
         // clap takes -np for -n with the value p, and -hosts for -h. For -h it shows the help with
         // exit code 0, and a script would go on as if the job had run.
         ErrorKind::ValueValidation if invalid_argument(&error).starts_with("--nproc-per-node") => "-n".to_owned(),
