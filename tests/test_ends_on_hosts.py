@@ -139,8 +139,8 @@ def test_no_rank_outlives_three_interrupts(start):
     for _ in range(2):
         time.sleep(0.6)
         process.send_signal(signal.SIGINT)
-    assert process.stderr.readline() == "devicemesh run: closed the connections to the hosts; what still runs there is killed within 5 s, " \
-                                        "on a host that is out of reach within 65 s\n"
+    assert process.stderr.readline() == "devicemesh run: closed the connections to al, be; what still runs there is killed within 5 s, on a host that is out " \
+                                        "of reach within 65 s; a devicemesh run that is stopped (kill -STOP) stays with its ranks, so look there\n"
     for keeper in pids[1::2]:
         os.kill(keeper, signal.SIGCONT)
     _, err = ends(process, 130)
@@ -233,6 +233,12 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     _, err = ends(start("al,be", endpoint="192.0.2.1:29400"), 1)
     said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank\n"
     assert said in err and time.monotonic() - began < 20, err
+
+
+def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start):
+    process = start("al,late", "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait", "--failure-grace", "0.1", merged=True)
+    out, _ = ends(process, 3)
+    assert re.search(rf"\nbye\ndevicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 3\n$", out), out
 
 
 @pytest.mark.parametrize("number", [0, 1])
