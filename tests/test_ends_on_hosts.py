@@ -4,6 +4,7 @@ lost, and which of several causes is told. A script takes the place of ssh (test
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -231,12 +232,19 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     """192.0.2.1 is an address of no host (RFC 5737)."""
     began = time.monotonic()
     _, err = ends(start("al,be", endpoint="192.0.2.1:29400"), 1)
-    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank\n"
+    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0\n"
     assert said in err and time.monotonic() - began < 20, err
 
 
+@pytest.mark.parametrize("script, code", [("echo lost >&2", 1), (f"test $RANK = 0 && exit 5; {SLEEP}", 5)], ids=["well", "failed"])
+def test_standard_error_that_cannot_be_written_is_a_failure(start, script, code):
+    """A job that fails itself has its own code."""
+    with open("/dev/full", "w") as full:
+        ends(start("al,be", script, "--failure-grace", "0.1", errors=full), code)
+
+
 def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start):
-    process = start("al,late", "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait", "--failure-grace", "0.1", merged=True)
+    process = start("al,late", "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait", "--failure-grace", "0.1", errors=subprocess.STDOUT)
     out, _ = ends(process, 3)
     assert re.search(rf"\nbye\ndevicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 3\n$", out), out
 

@@ -34,6 +34,12 @@ def test_this_host_needs_no_ssh(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1"] and not done.stderr, done
 
 
+def test_what_one_node_cannot_do_names_the_node(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    _, err = ends(start("al,be", "exit 0", "--log-dir", "file"), 1)
+    assert re.fullmatch(r"devicemesh run: cannot make --log-dir file: it is a file, not a folder; node [01] \((al|be)\) says so\n", err), err
+
+
 def test_two_names_of_one_host_are_told_once(start, rsh):
     """Another program than ssh may reach several containers of one machine, so only ssh is a reason to warn."""
     ssh = rsh.parent / "ssh"

@@ -27,11 +27,29 @@ pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> E
         Some((first, _)) => about_subcommands(&mut error, first, tool, run),
         None => {}
     }
+    about_version(&mut error, &words);
+    about_device(&mut error);
     if let Some(ContextValue::String(option)) = error.get(ContextKind::SuggestedArg) {
         let option = option.replace('_', "-");
         error.insert(ContextKind::SuggestedArg, ContextValue::String(option));
     }
     error
+}
+
+/// Says how to ask for the version, where the words ask for it in another way.
+fn about_version(error: &mut Error, words: &[&str]) {
+    if matches!(words, ["version" | "-v" | "-version"] | [_, "--version" | "-V"]) {
+        error.remove(ContextKind::SuggestedArg);
+        suggest(error, "`devicemesh --version` prints the version");
+    }
+}
+
+/// Suggests a device type where the word is that of another library.
+fn about_device(error: &mut Error) {
+    let is_gpu = matches!(error.get(ContextKind::InvalidValue), Some(ContextValue::String(value)) if value == "gpu");
+    if is_gpu && invalid_argument(error).starts_with("--device") {
+        error.insert(ContextKind::SuggestedValue, ContextValue::String("cuda".to_owned()));
+    }
 }
 
 /// Suggests a subcommand. Where the words are those of a launcher without `run`, suggests `run`.

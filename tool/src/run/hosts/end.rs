@@ -21,7 +21,7 @@ use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
 use crate::run::signals::{is_impatient, too_early};
-use crate::stdio::cannot_print;
+use crate::stdio::cannot_write;
 use crate::words::listed;
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
@@ -38,12 +38,17 @@ const CONNECTION_FAILED: i32 = 255;
 const NO_READER: u8 = 141;
 
 impl Starter<'_> {
-    pub fn output_is_lost(&mut self, error: &io::Error) {
+    /// Ends the job, because nothing more can be written to standard error, or to standard output.
+    pub fn output_is_lost(&mut self, is_error: bool, error: &io::Error) {
+        // The nodes end the job already. A user sees no more than the exit code, which is theirs.
+        if is_error && self.teller.is_some() {
+            return;
+        }
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
         let grace = self.options.ending.grace_period.as_secs_f64();
         let is_running = self.nodes.iter().any(|node| node.process.is_some());
         if self.code.is_none() {
-            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_print(error) };
+            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_write(is_error, error) };
             let so = if is_gone { ", so the job ends" } else { "" };
             let rest = match is_running {
                 true => format!("{so}; all ranks get SIGTERM now, and SIGKILL in {grace} s"),

@@ -161,8 +161,10 @@ impl Starter<'_> {
     /// Notices that the starter's output cannot be written.
     fn look_at_output(&mut self) {
         self.sinks.silence();
-        if let Some(error) = self.sinks.of(false).and_then(Sink::failure) {
-            self.output_is_lost(&error);
+        for is_error in [false, true] {
+            if let Some(error) = self.sinks.of(is_error).and_then(Sink::failure) {
+                self.output_is_lost(is_error, &error);
+            }
         }
     }
 

@@ -53,7 +53,7 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
                 let store = store_elsewhere(rendezvous, secret, &error, wait)?;
                 return match store {
                     Some(store) => Ok(Reached { store, place, server: None }),
-                    None => Err(cannot_serve(&place, &error)),
+                    None => Err(cannot_serve(rendezvous, &place, &error)),
                 };
             }
             // Another program has the port, so no node can serve the store there. (If a devicemesh
@@ -177,7 +177,8 @@ fn store_elsewhere(
     error: &Error,
     wait: &Wait,
 ) -> Result<Option<TcpStore>, Error> {
-    if error.os_error() != Errno::ADDRNOTAVAIL.raw_os_error() {
+    // In a list of hosts each node has a number of its own.
+    if !rendezvous.hosts.is_empty() || error.os_error() != Errno::ADDRNOTAVAIL.raw_os_error() {
         return Ok(None);
     }
     let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ELSEWHERE)));
@@ -189,14 +190,12 @@ fn store_elsewhere(
 }
 
 /// The error of node 0 where the kernel does not let it serve the store at the endpoint.
-fn cannot_serve(place: &Place, error: &Error) -> Error {
+fn cannot_serve(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error {
     let (here, at) = (host_name(), &place.at);
+    // In a list of hosts each node has the number of its host.
+    let or = if rendezvous.hosts.is_empty() { ", or this node needs another --node-rank" } else { "" };
     Error::store(match error.os_error() == Errno::ADDRNOTAVAIL.raw_os_error() {
-        true => {
-            format!(
-                "node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank"
-            )
-        }
+        true => format!("node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0{or}"),
         false => format!("node 0 on {here}: {}", error.message()),
     })
 }
