@@ -236,6 +236,17 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     assert said in err and time.monotonic() - began < 20, err
 
 
+def test_only_ranks_of_the_first_node_fail_at_the_same_time(start, tmp_path):
+    """The nodes do not know the order in which ranks on several hosts failed."""
+    for name in ("one", "two", "three"):
+        process = start("al:3,be:3", f"echo; while ! test -e {tmp_path}/{name}; do sleep 0.01; done; exit 1")
+        assert [process.stdout.readline() for _ in range(6)] == ["\n"] * 6
+        (tmp_path / name).write_text("")
+        _, err = ends(process, 1)
+        first, *rest = re.findall(r"^devicemesh run: (?:(at the same time) |afterwards |)rank (\d) \(pid", err, re.M)
+        assert all(int(rank) // 3 == int(first[1]) // 3 for same, rank in rest if same), err
+
+
 @pytest.mark.parametrize("script, code", [("echo lost >&2", 1), (f"test $RANK = 0 && exit 5; {SLEEP}", 5)], ids=["well", "failed"])
 def test_standard_error_that_cannot_be_written_is_a_failure(start, script, code):
     """A job that fails itself has its own code."""

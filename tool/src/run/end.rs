@@ -282,8 +282,13 @@ impl Job<'_> {
         let reason = reason.map_or(String::new(), |reason| reason.to_string());
         let log = self.name_of_log(ended.rank);
         let host = self.reporter.as_ref().map(|_| host_name());
-        self.failed_together = more;
-        self.end_everywhere(Cause::Rank { ended, host, output, reason, log });
+        let rank = ended.rank;
+        let cause = self.agree(Cause::Rank { ended, host, output, reason, log });
+        // Where another node has reported a rank before, all failed ranks of this node failed after
+        // that one.
+        let is_first = matches!(&cause, Cause::Rank { ended, .. } if ended.rank == rank);
+        self.failed_together = if is_first { more } else { 0 };
+        self.end_here(cause);
     }
 
     /// Ends the job when some of the ranks' output is lost, as the error of a full disk would end
@@ -300,11 +305,17 @@ impl Job<'_> {
 
     /// Ends the job on all nodes, for this cause or for the one that another node reported earlier.
     pub fn end_everywhere(&mut self, cause: Cause) {
-        let cause = match &self.nodes {
+        let cause = self.agree(cause);
+        self.end_here(cause);
+    }
+
+    /// Tells the other nodes this cause. Returns the cause that stands, which another node may have
+    /// reported earlier.
+    fn agree(&self, cause: Cause) -> Cause {
+        match &self.nodes {
             Some(nodes) => nodes.end(cause),
             None => cause,
-        };
-        self.end_here(cause);
+        }
     }
 
     /// Begins to end the ranks of this node, unless that has begun.

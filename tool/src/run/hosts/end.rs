@@ -48,7 +48,8 @@ impl Starter<'_> {
         let grace = self.options.ending.grace_period.as_secs_f64();
         let is_running = self.nodes.iter().any(|node| node.process.is_some());
         if self.code.is_none() {
-            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_write(is_error, error) };
+            let what =
+                if is_gone { "the reader of the output has ended".to_owned() } else { cannot_write(is_error, error) };
             let so = if is_gone { ", so the job ends" } else { "" };
             let rest = match is_running {
                 true => format!("{so}; all ranks get SIGTERM now, and SIGKILL in {grace} s"),

@@ -195,7 +195,9 @@ fn cannot_serve(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error 
     // In a list of hosts each node has the number of its host.
     let or = if rendezvous.hosts.is_empty() { ", or this node needs another --node-rank" } else { "" };
     Error::store(match error.os_error() == Errno::ADDRNOTAVAIL.raw_os_error() {
-        true => format!("node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0{or}"),
+        true => format!(
+            "node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0{or}"
+        ),
         false => format!("node 0 on {here}: {}", error.message()),
     })
 }
