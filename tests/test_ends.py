@@ -266,9 +266,11 @@ finally:
 def test_a_rank_that_the_terminal_stops_at_the_end_is_killed(start, tmp_path):
     """A rank asks for a password, also when it gets Ctrl-C. The terminal stops it each time."""
     (tmp_path / "ask.py").write_text(PASSWORD)
-    tool, ours = on_terminal(start, 2, f"test $RANK = 1 && exec sleep 1000; exec python3 {tmp_path}/ask.py", "--stdin", "0", "--grace-period", "300")
+    script = f"test $RANK = 1 && exec sleep 1000; exec python3 {tmp_path}/ask.py"
+    tool, ours = on_terminal(start, 2, script, "--stdin", "0", "--grace-period", "300")
     said = b""
-    for awaited, key in (("rank 0 is stopped by SIGTTOU, because", b"\x03"), ("rank 0 has used the terminal again and is stopped by SIGTTOU", b"")):
+    again = "rank 0 has used the terminal again and is stopped by SIGTTOU"
+    for awaited, key in (("rank 0 is stopped by SIGTTOU, because", b"\x03"), (again, b"")):
         while awaited.encode() not in said:
             assert select.select([ours], [], [], PATIENCE)[0], f"{awaited!r} is not in {said}"
             said += os.read(ours, 4096)

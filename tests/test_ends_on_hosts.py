@@ -255,7 +255,8 @@ def test_standard_error_that_cannot_be_written_is_a_failure(start, script, code)
 
 
 def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start):
-    process = start("al,late", "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait", "--failure-grace", "0.1", errors=subprocess.STDOUT)
+    script = "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait"
+    process = start("al,late", script, "--failure-grace", "0.1", errors=subprocess.STDOUT)
     out, _ = ends(process, 3)
     assert re.search(rf"\nbye\ndevicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 3\n$", out), out
 

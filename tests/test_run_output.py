@@ -32,9 +32,11 @@ def test_wrong_command_lines_say_what_to_do(options, said, tmp_path):
     assert said in job(options, "exit 9", code=2, cwd=tmp_path).stderr
 
 
+VERSION = "`devicemesh --version` prints"
+
+
 @pytest.mark.parametrize("words, tip", [
-    ("version", "`devicemesh --version` prints"), ("-v", "`devicemesh --version` prints"), ("run --version", "`devicemesh --version` prints"),
-    ("run -V", "`devicemesh --version` prints"), ("check --device gpu", "a similar value exists: 'cuda'")])
+    ("version", VERSION), ("-v", VERSION), ("run --version", VERSION), ("run -V", VERSION), ("check --device gpu", "a similar value exists: 'cuda'")])
 def test_words_of_other_tools_get_a_tip(words, tip):
     said = run(TOOL, *words.split(), code=2).stderr
     assert f"tip: {tip}" in said and said.count("tip:") == 1, said
