@@ -146,8 +146,9 @@ def test_a_wrong_command_line_of_one_rank_is_told_by_rank_0(job, own, said):
 
 @pytest.mark.parametrize("arguments, said", [
     (("--no-such-option",), "no such option"),
+    (("2", "dp", "--no-such-option"), "unexpected argument '--no-such-option' found\n\nUsage: devicemesh check"),
     (("3,3",), "the shape 3,3 has 9 ranks, but the world has 2"),
-], ids=["option", "shape"])
+], ids=["option", "option behind a shape", "shape"])
 def test_a_wrong_command_line_is_told_once(arguments, said):
     """Rank 0 tells the mistake, so `devicemesh run` does not tell it again for each rank."""
     refused = run(2, *arguments, code=2)

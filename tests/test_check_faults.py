@@ -142,6 +142,7 @@ def test_a_rank_that_never_comes(job):
         assert codes == [2 if rank == missing else 124 for rank in range(4)], ranks
         said = ranks.errors[1 if missing == 0 else 0]
         assert "not done after 5 s (--timeout), while joining the world: " in said and f"rank {missing}" in said, ranks
+        assert "; start devicemesh check on every rank, and allow more with --timeout if some ranks start late" in said, ranks
         assert 4 < took < 6.5, f"ended after {took:.1f} s"
     told = report(both[2].outputs[0])
     assert (told["verdict"], told["error"]["status"]) == ("error", "TIMEOUT"), told

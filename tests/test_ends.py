@@ -254,6 +254,31 @@ def test_a_rank_that_uses_the_terminal_is_told(start, script, name):
     assert said.count(b"is stopped by") == 1, said
 
 
+PASSWORD = """
+import getpass
+try:
+    getpass.getpass()
+finally:
+    getpass.getpass()
+"""
+
+
+def test_a_rank_that_the_terminal_stops_at_the_end_is_killed(start, tmp_path):
+    """A rank asks for a password, also when it gets Ctrl-C. The terminal stops it each time."""
+    (tmp_path / "ask.py").write_text(PASSWORD)
+    script = f"test $RANK = 1 && exec sleep 1000; exec python3 {tmp_path}/ask.py"
+    tool, ours = on_terminal(start, 2, script, "--stdin", "0", "--grace-period", "300")
+    said = b""
+    again = "rank 0 has used the terminal again and is stopped by SIGTTOU"
+    for awaited, key in (("rank 0 is stopped by SIGTTOU, because", b"\x03"), (again, b"")):
+        while awaited.encode() not in said:
+            assert select.select([ours], [], [], PATIENCE)[0], f"{awaited!r} is not in {said}"
+            said += os.read(ours, 4096)
+        os.write(ours, key)
+    assert tool.wait(PATIENCE) == 130
+    os.close(ours)
+
+
 def test_a_second_ctrl_c_that_comes_too_early_is_answered(start):
     """On a slow machine the second key may come more than half a second after the first one, so that
     it counts. Then another job is tried."""

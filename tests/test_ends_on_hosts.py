@@ -4,6 +4,7 @@ lost, and which of several causes is told. A script takes the place of ssh (test
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -139,8 +140,8 @@ def test_no_rank_outlives_three_interrupts(start):
     for _ in range(2):
         time.sleep(0.6)
         process.send_signal(signal.SIGINT)
-    assert process.stderr.readline() == "devicemesh run: closed the connections to the hosts; what still runs there is killed within 5 s, " \
-                                        "on a host that is out of reach within 65 s\n"
+    assert process.stderr.readline() == "devicemesh run: closed the connections to al, be; what still runs there is killed within 5 s, on a host that is out " \
+                                        "of reach within 65 s; a devicemesh run that is stopped (kill -STOP) stays with its ranks, so look there\n"
     for keeper in pids[1::2]:
         os.kill(keeper, signal.SIGCONT)
     _, err = ends(process, 130)
@@ -231,8 +232,33 @@ def test_a_first_node_that_cannot_serve_ends_the_job(start):
     """192.0.2.1 is an address of no host (RFC 5737)."""
     began = time.monotonic()
     _, err = ends(start("al,be", endpoint="192.0.2.1:29400"), 1)
-    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank\n"
+    said = f"devicemesh run: node 0 is on {HERE}, and tcp://192.0.2.1:29400 is at another host: --rdzv-endpoint must name the host of node 0\n"
     assert said in err and time.monotonic() - began < 20, err
+
+
+def test_only_ranks_of_the_first_node_fail_at_the_same_time(start, tmp_path):
+    """The nodes do not know the order in which ranks on several hosts failed."""
+    for name in ("one", "two", "three"):
+        process = start("al:3,be:3", f"echo; while ! test -e {tmp_path}/{name}; do sleep 0.01; done; exit 1")
+        assert [process.stdout.readline() for _ in range(6)] == ["\n"] * 6
+        (tmp_path / name).write_text("")
+        _, err = ends(process, 1)
+        first, *rest = re.findall(r"^devicemesh run: (?:(at the same time) |afterwards |)rank (\d) \(pid", err, re.M)
+        assert all(int(rank) // 3 == int(first[1]) // 3 for same, rank in rest if same), err
+
+
+@pytest.mark.parametrize("script, code", [("echo lost >&2", 1), (f"test $RANK = 0 && exit 5; {SLEEP}", 5)], ids=["well", "failed"])
+def test_standard_error_that_cannot_be_written_is_a_failure(start, script, code):
+    """A job that fails itself has its own code."""
+    with open("/dev/full", "w") as full:
+        ends(start("al,be", script, "--failure-grace", "0.1", errors=full), code)
+
+
+def test_the_reason_stands_last_although_the_words_of_a_rank_come_late(start):
+    script = "trap 'printf bye; exit 0' TERM; test $RANK = 0 && exit 3; sleep 1000 & wait"
+    process = start("al,late", script, "--failure-grace", "0.1", errors=subprocess.STDOUT)
+    out, _ = ends(process, 3)
+    assert re.search(rf"\nbye\ndevicemesh run: rank 0 \(pid \d+\) on {HERE} exited with code 3\n$", out), out
 
 
 @pytest.mark.parametrize("number", [0, 1])

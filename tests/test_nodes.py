@@ -410,6 +410,21 @@ def test_hosts_name_the_host_that_failed(lab):
         node.ends(6, r"rank 2 on beta failed first: exit code 6: out of memory\n$")
 
 
+def test_hosts_with_one_number_name_each_other(tmp_path, node):
+    """The second host cannot serve the store of the endpoint, so it tells the first one in that store."""
+    with Lab(["alpha", "beta"], tmp_path) as hosts:
+        nodes = []
+        for name in hosts.hosts:
+            nodes.append(node("alpha:29400", "--nnodes 2 -n 1 --node-rank 0", "exit 0",
+                              spawn=lambda command, name=name, **more: hosts.spawn(name, command, **more)))
+            if name == "alpha":
+                assert "waiting for node 1 of 2; there is node 0 on alpha" in nodes[0].process.stderr.readline()
+        outputs = [node.ends(1) for node in nodes]
+    pids = r"(alpha \(pid \d+\) and beta|beta \(pid \d+\) and alpha) \(pid \d+\)"
+    said = rf"devicemesh run: {pids} both have --node-rank 0: number the nodes 0 to 1, or leave --node-rank out\n"
+    assert re.fullmatch(said, outputs[0][1]) and outputs[0][1] == outputs[1][1], outputs
+
+
 def test_a_killed_tool_of_another_host_is_told_from_a_lost_host(lab):
     hosts, nodes = lab(f"echo $$ $PPID; {SLEEP}", numbered(2, 1))
     pids = [pid for node in nodes for pid in node.line().split()]

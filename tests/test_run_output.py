@@ -24,11 +24,22 @@ def job(options, script, **how):
 @pytest.mark.parametrize("options, said", [
     ("-n 1 --log-dir x --prefix", "add --tee"), ("-n 1 --log-max-size 1M", "--log-dir <DIR>"),
     ("-n 1 --log-dir x --log-keep 3", "--log-max-size <SIZE>"), ("-n 1 --log-dir x --log-max-size 0", "size of 1B to 64GiB"),
+    ("-n 1 --log-dir x --log-max-size 100", "100 B are too few, the least is 4K; write it like 100M"),
     ("-n 2 --stdin 2", "the ranks are 0 to 1"), ("-n 1 --stdin all", "a rank, as 0, or none"),
     ("-np 2", "argument '-np' found"), ("-n all", "1 to 65536, cpu, gpu or auto"),
     ("--prefx -n 1", "similar argument exists: '--prefix'"), ("--logdir x -n 1", "similar argument exists: '--log-dir'")])
 def test_wrong_command_lines_say_what_to_do(options, said, tmp_path):
     assert said in job(options, "exit 9", code=2, cwd=tmp_path).stderr
+
+
+VERSION = "`devicemesh --version` prints"
+
+
+@pytest.mark.parametrize("words, tip", [
+    ("version", VERSION), ("-v", VERSION), ("run --version", VERSION), ("run -V", VERSION), ("check --device gpu", "a similar value exists: 'cuda'")])
+def test_words_of_other_tools_get_a_tip(words, tip):
+    said = run(TOOL, *words.split(), code=2).stderr
+    assert f"tip: {tip}" in said and said.count("tip:") == 1, said
 
 
 @pytest.mark.parametrize("wrong, meant", [("rnu", "run"), ("chekc", "check"), ("inf", "info"), ("xyz", None)])

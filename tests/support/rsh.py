@@ -36,6 +36,7 @@ esac
 case $host in
   relay) echo $$ > {folder}/relay; sh -c "$*"; exit $?;;
   deaf) sh -c "$*"; read line < {folder}/heard; exit 1;;
+  late) sh -c "$*" | {{ sleep 3; cat; }}; exit;;
   apart) exec unshare --user --map-root-user --net sh -c "$*";;
 esac
 exec sh -c "$*"
@@ -55,10 +56,10 @@ def start(rsh, free_port, tmp_path):
     """Starts a job on several hosts, each of which is this machine."""
     started, terminals = [], []
 
-    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, rsh=rsh, **variables):
+    def one(hosts, script=SLEEP, *options, without=("DM_STORE_SECRET", "DM_RSH", "NCCL_"), grace=1, endpoint=None, inside=(), terminal=False, errors=subprocess.PIPE, rsh=rsh, **variables):
         command = [*inside, TOOL, "run", "--rsh-agent", rsh, "--hosts", hosts, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}",
                    "--grace-period", grace, *options, "--", "/bin/sh", "-c", script]
-        ours, theirs = os.openpty() if terminal else (None, subprocess.PIPE)
+        ours, theirs = os.openpty() if terminal else (None, errors)
         started.append(subprocess.Popen(list(map(str, command)), env=environment(without=without, **variables), cwd=tmp_path, text=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs))
         if terminal:

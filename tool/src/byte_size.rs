@@ -6,8 +6,8 @@ const LARGEST: u128 = 64 << 30;
 /// Reads a size of 1 byte to 64 GiB. 64MiB, 64M and 67108864 are equal, as with nccl-tests.
 pub fn byte_size(text: &str) -> Result<usize, String> {
     let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kib" => 10,
@@ -23,6 +23,6 @@ pub fn byte_size(text: &str) -> Result<usize, String> {
     match size {
         Ok(size @ 1..=LARGEST) => Ok(size as usize),
         Ok(size) if size > LARGEST => Err(format!("{text:?} is too large: the largest size is 64GiB")),
-        _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write it like 64MiB")),
+        _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write a whole number and a unit, as 64MiB")),
     }
 }

@@ -142,7 +142,7 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
 /// Runs the check after the command line was accepted. Gives the exit code.
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
-    progress.step("joining the world");
+    progress.step(team::JOINING);
     let joining = WorldOptions::new(JoinOptions::default().timeout(clock.left()));
     let joining = library::options_with(joining, options.library.as_deref());
     let world = Arc::new(World::join(device_type, &joining)?);

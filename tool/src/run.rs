@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     }
     let (reads_input, is_agent) = (options.output.stdin.0.is_some(), options.hosts.agent.is_some());
     let work = Work::Ranks { reads_input, is_agent };
-    let done = match if options.dry_run { None } else { guard::stand_guard(work)? } {
+    let mut done = match if options.dry_run { None } else { guard::stand_guard(work)? } {
         Some(ended) => {
             if let Some(killed) = ended.told("the parent of the ranks") {
                 say_killed(options, &killed);
@@ -89,8 +89,15 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
         }
         None => run_here(options),
     };
-    if options.hosts.agent.is_some() && guard::visible() == getpid() {
-        hosts::say_ended(done.as_ref().map_or_else(|failure| failure.code, |code| *code));
+    if let Some(share) = &options.hosts.agent {
+        if guard::visible() == getpid() {
+            hosts::say_ended(done.as_ref().map_or_else(|failure| failure.code, |code| *code));
+        }
+        if let Err(failure) = &mut done {
+            // One terminal shows all nodes. The name of the node stands last, so that the starter
+            // of hundreds of nodes that say the same passes it on once.
+            failure.message += &format!("; {} says so", share.name_of(share.node));
+        }
     }
     done
 }

@@ -48,7 +48,12 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
 
 /// The message of an error on standard output.
 pub fn cannot_print(error: &io::Error) -> String {
-    format!("cannot write to standard output: {error}")
+    cannot_write(false, error)
+}
+
+/// The message of an error on standard error, or on standard output.
+pub fn cannot_write(is_error: bool, error: &io::Error) -> String {
+    format!("cannot write to standard {}: {error}", if is_error { "error" } else { "output" })
 }
 
 /// Prints one line to standard error. An error is ignored, because there is no other place to

@@ -13,6 +13,11 @@ use crate::other_launchers::{PREFIX, TEE, advice, is_streams, name};
 /// although torchrun's underscores work, too.
 pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> Error {
     let words: Vec<&str> = line.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
+    if error.kind() == ErrorKind::UnknownArgument {
+        // clap's advice is to write the option behind "--", where it would be taken for a value or
+        // for the program.
+        error.remove(ContextKind::Suggested);
+    }
     let Some(run) = tool.find_subcommand("run") else { return error };
     match words.split_first() {
         Some((&"run", words)) => {
@@ -22,11 +27,29 @@ pub fn with_suggestion(mut error: Error, line: &[OsString], tool: &Command) -> E
         Some((first, _)) => about_subcommands(&mut error, first, tool, run),
         None => {}
     }
+    about_version(&mut error, &words);
+    about_device(&mut error);
     if let Some(ContextValue::String(option)) = error.get(ContextKind::SuggestedArg) {
         let option = option.replace('_', "-");
         error.insert(ContextKind::SuggestedArg, ContextValue::String(option));
     }
     error
+}
+
+/// Says how to ask for the version, where the words ask for it in another way.
+fn about_version(error: &mut Error, words: &[&str]) {
+    if matches!(words, ["version" | "-v" | "-version"] | [_, "--version" | "-V"]) {
+        error.remove(ContextKind::SuggestedArg);
+        suggest(error, "`devicemesh --version` prints the version");
+    }
+}
+
+/// Suggests a device type where the word is that of another library.
+fn about_device(error: &mut Error) {
+    let is_gpu = matches!(error.get(ContextKind::InvalidValue), Some(ContextValue::String(value)) if value == "gpu");
+    if is_gpu && invalid_argument(error).starts_with("--device") {
+        error.insert(ContextKind::SuggestedValue, ContextValue::String("cuda".to_owned()));
+    }
 }
 
 /// Suggests a subcommand. Where the words are those of a launcher without `run`, suggests `run`.
@@ -54,12 +77,7 @@ fn about_subcommands(error: &mut Error, first: &str, tool: &Command, run: &Comma
 /// "--".
 fn about_run(mut error: Error, options: &[&str], run: &Command) -> Error {
     let wrong = match error.kind() {
-        ErrorKind::UnknownArgument => {
-            // clap's advice is to write the option behind "--", where it would be taken for the
-            // program.
-            error.remove(ContextKind::Suggested);
-            invalid_argument(&error).to_owned()
-        }
+        ErrorKind::UnknownArgument => invalid_argument(&error).to_owned(),
         // clap takes -np for -n with the value p, and -hosts for -h. For -h it shows the help with
         // exit code 0, and a script would go on as if the job had run.
         ErrorKind::ValueValidation if invalid_argument(&error).starts_with("--nproc-per-node") => "-n".to_owned(),

@@ -435,6 +435,7 @@ fn a_script_that_cannot_be_started_gets_its_command_line() {
     for (program, code, advice) in [
         ("./empty", 126, "cannot start ./empty as rank 0: its file is empty"),
         ("/opt/none", 127, "cannot start /opt/none as rank 0: No such file"),
+        ("./none", 127, "cannot start ./none as rank 0: there is no such file in /"),
         ("train.py", 127, "train.py is not in PATH; ./train.py is here: -- python3 train.py"),
         ("./train.py", 126, "-- python3 train.py"),
         ("", 127, "cannot start '' as rank 0: the program's name is empty"),

@@ -11,14 +11,19 @@ use super::exit_code::{NOT_MADE, TIMED_OUT, WRONG_COMMAND};
 use super::options::Options;
 use super::progress::CLEAR;
 use super::report;
-use super::team::Clock;
+use super::team::{Clock, JOINING};
 use crate::stdio::{print, say};
 
 /// The time that the other ranks live longer than the rank that failed.
 const AFTER_FAILED: Duration = Duration::from_millis(300);
 
-/// The advice to a user whose check did not end in time.
-const MORE_TIME: &str = "allow more with --timeout, or look at this step with a smaller world";
+/// The advice to a user whose check did not end in time, while it did that step.
+fn more_time(doing: &str) -> &'static str {
+    match doing {
+        JOINING => "start devicemesh check on every rank, and allow more with --timeout if some ranks start late",
+        _ => "allow more with --timeout, or look at this step with a smaller world",
+    }
+}
 
 /// The thread of the clock calls this when the time has passed. Reports the current step on rank
 /// 0, and returns the exit code.
@@ -26,7 +31,11 @@ pub fn when_late(rank: usize, options: &Options) -> impl FnOnce(&str) -> u8 + Se
     let (json, limit) = (options.json, options.timeout.as_secs_f64());
     move |doing| {
         if rank == 0 {
-            tell(json, "TIMEOUT", &format!("not done after {limit} s (--timeout), while {doing}; {MORE_TIME}"));
+            tell(
+                json,
+                "TIMEOUT",
+                &format!("not done after {limit} s (--timeout), while {doing}; {}", more_time(doing)),
+            );
         }
         TIMED_OUT
     }
@@ -57,7 +66,8 @@ pub fn end(error: &Error, rank: usize, device_type: &str, options: &Options, clo
         match is_late {
             true => {
                 let doing = clock.doing();
-                let message = format!("not done after {limit} s (--timeout), while {doing}: {what}; {MORE_TIME}");
+                let message =
+                    format!("not done after {limit} s (--timeout), while {doing}: {what}; {}", more_time(&doing));
                 tell(json, "TIMEOUT", &message);
             }
             false => tell(json, error.status().name().trim_start_matches("DM_STATUS_"), &format!("{what}{next}")),

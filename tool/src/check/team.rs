@@ -22,6 +22,9 @@ const BEFORE: Duration = Duration::from_secs(1);
 /// The time after which a rank that measures asks again whether another rank has failed.
 const ASK: Duration = Duration::from_secs(1);
 
+/// The first step, in which a rank waits for all others.
+pub const JOINING: &str = "joining the world";
+
 /// The time for the whole check. When it has passed, a thread ends the process, because the process
 /// may wait for something that never comes. Clones are the same clock.
 #[derive(Clone)]
@@ -48,7 +51,7 @@ impl Clock {
     /// Starts the clock. When the time has passed, `late` gets the current step, reports it, and
     /// gives the exit code.
     pub fn start(limit: Duration, late: impl FnOnce(&str) -> u8 + Send + 'static) -> std::io::Result<Clock> {
-        let state = State { began: Instant::now(), doing: "joining the world".to_owned() };
+        let state = State { began: Instant::now(), doing: JOINING.to_owned() };
         let clock = Clock { limit, shared: Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }) };
         let watched = clock.clone();
         std::thread::Builder::new().name("dm-check-clock".to_owned()).spawn(move || {

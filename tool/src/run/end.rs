@@ -102,7 +102,7 @@ impl Job<'_> {
     pub fn handle_signal(&mut self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         match signal {
-            Signal::CHILD => self.tell_stopped_by_terminal(),
+            Signal::CHILD => self.look_for_stopped(),
             Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => self.asked_to_end(signal),
             Signal::TSTP => self.stop(),
             Signal::CONT => self.go_on(),
@@ -110,13 +110,32 @@ impl Job<'_> {
         }
     }
 
-    /// Says, once in a job, that a rank is stopped because it has used the terminal. It would wait
+    /// Looks for ranks that are stopped because they have used the terminal. Such a rank would wait
     /// silently and for ever.
-    fn tell_stopped_by_terminal(&mut self) {
+    fn look_for_stopped(&mut self) {
+        let stopped = self.ranks.as_ref().map(Ranks::stopped_by_terminal).unwrap_or_default();
+        match self.phase {
+            // The rank was continued after the signal that ends it, so this is a new stop.
+            Phase::Terminating(_) => stopped.into_iter().for_each(|(rank, signal)| self.kill_stopped(rank, signal)),
+            _ => stopped.first().into_iter().for_each(|(rank, signal)| self.tell_stopped(*rank, *signal)),
+        }
+    }
+
+    /// Kills a rank that the terminal has stopped again while it was to end, because it would be
+    /// stopped until the end of its time.
+    fn kill_stopped(&self, rank: u32, signal: Signal) {
+        let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
+        self.say(&format!(
+            "rank {rank}{on_host} has used the terminal again and is stopped by {name}, so it cannot end by itself; it is killed now"
+        ));
+        self.ranks.as_ref().inspect(|ranks| ranks.kill(rank));
+    }
+
+    /// Says, once in a job, that a rank is stopped because it has used the terminal.
+    fn tell_stopped(&mut self, rank: u32, signal: Signal) {
         if self.stop_is_told {
             return;
         }
-        let Some((rank, signal)) = self.ranks.as_ref().and_then(Ranks::stopped_by_terminal) else { return };
         self.stop_is_told = true;
         let (name, on_host) = (signal_name(signal.as_raw()), self.on_host());
         let why = match signal {
@@ -263,8 +282,13 @@ impl Job<'_> {
         let reason = reason.map_or(String::new(), |reason| reason.to_string());
         let log = self.name_of_log(ended.rank);
         let host = self.reporter.as_ref().map(|_| host_name());
-        self.failed_together = more;
-        self.end_everywhere(Cause::Rank { ended, host, output, reason, log });
+        let rank = ended.rank;
+        let cause = self.agree(Cause::Rank { ended, host, output, reason, log });
+        // Where another node has reported a rank before, all failed ranks of this node failed after
+        // that one.
+        let is_first = matches!(&cause, Cause::Rank { ended, .. } if ended.rank == rank);
+        self.failed_together = if is_first { more } else { 0 };
+        self.end_here(cause);
     }
 
     /// Ends the job when some of the ranks' output is lost, as the error of a full disk would end
@@ -281,11 +305,17 @@ impl Job<'_> {
 
     /// Ends the job on all nodes, for this cause or for the one that another node reported earlier.
     pub fn end_everywhere(&mut self, cause: Cause) {
-        let cause = match &self.nodes {
+        let cause = self.agree(cause);
+        self.end_here(cause);
+    }
+
+    /// Tells the other nodes this cause. Returns the cause that stands, which another node may have
+    /// reported earlier.
+    fn agree(&self, cause: Cause) -> Cause {
+        match &self.nodes {
             Some(nodes) => nodes.end(cause),
             None => cause,
-        };
-        self.end_here(cause);
+        }
     }
 
     /// Begins to end the ranks of this node, unless that has begun.

@@ -32,7 +32,7 @@ pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
 use crate::failure::{Failure, advice_on_limits};
-use crate::stdio::{cannot_print, same_file, say};
+use crate::stdio::{cannot_write, same_file, say};
 use crate::style::Style;
 
 /// How many times a pipe of a rank that has ended is read for its last words, so that a process
@@ -299,8 +299,7 @@ impl Output {
         for is_error in [false, true] {
             let Some(error) = self.sinks.of(is_error).and_then(Sink::failure) else { continue };
             if error.kind() != ErrorKind::BrokenPipe {
-                let message = if is_error { cannot_say(&error) } else { cannot_print(&error) };
-                self.lose(&message);
+                self.lose(&cannot_write(is_error, &error));
                 continue;
             }
             let is_both = same_file(io::stdout(), io::stderr());
@@ -396,10 +395,6 @@ impl Output {
         let style = if stream.is_error { self.styles.1 } else { self.styles.0 };
         style.numbered(stream.rank, &format!("[rank {}{host}]", stream.rank)) + " "
     }
-}
-
-fn cannot_say(error: &io::Error) -> String {
-    format!("cannot write to standard error: {error}")
 }
 
 fn is_readable(pipe: impl AsFd) -> bool {

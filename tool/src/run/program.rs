@@ -91,6 +91,10 @@ pub fn why(program: &OsStr, error: &io::Error) -> Option<String> {
             };
             Some(format!("{} is not in PATH{more}", shell_word(&name)))
         }
+        ErrorKind::NotFound if has_folder && Path::new(program).is_relative() && !Path::new(program).exists() => {
+            let folder = std::env::current_dir().ok()?;
+            Some(format!("there is no such file in {}", folder.display()))
+        }
         ErrorKind::PermissionDenied if has_folder && Path::new(program).is_dir() => {
             Some("it is a folder, not a program".to_owned())
         }

@@ -123,15 +123,22 @@ impl Ranks {
         ended
     }
 
-    /// Returns a rank that was stopped because it used the terminal, and the signal: SIGTTIN for
-    /// reading, SIGTTOU for a change of the settings. The ranks' process groups are in the
-    /// background of the terminal, where neither is allowed.
-    pub fn stopped_by_terminal(&self) -> Option<(u32, Signal)> {
-        let mut stopped = (self.first_rank..).zip(&self.pids).filter_map(|(rank, pid)| {
+    /// Returns the ranks that were stopped because they used the terminal, each with the signal:
+    /// SIGTTIN for reading, SIGTTOU for a change of the settings. The ranks' process groups are in
+    /// the background of the terminal, where neither is allowed. Each stop is returned once.
+    pub fn stopped_by_terminal(&self) -> Vec<(u32, Signal)> {
+        let stopped = (self.first_rank..).zip(&self.pids).filter_map(|(rank, pid)| {
             let status = waitid(WaitId::Pid((*pid)?), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok()??;
             Some((rank, Signal::from_named_raw(status.stopping_signal()?)?))
         });
-        stopped.find(|(_, signal)| [Signal::TTIN, Signal::TTOU].contains(signal))
+        stopped.filter(|(_, signal)| [Signal::TTIN, Signal::TTOU].contains(signal)).collect()
+    }
+
+    /// Kills this rank and the processes in its group.
+    pub fn kill(&self, rank: u32) {
+        if let Some(Some(pid)) = self.pids.get((rank - self.first_rank) as usize) {
+            let _ = kill_process_group(*pid, Signal::KILL);
+        }
     }
 
     /// Ends what the ranks have left behind: grandchildren that have become children of this

@@ -11,16 +11,17 @@ use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::control::{SILENCE, when_without_starter};
-use super::failures::{LISTED, LOGIN_SCRIPTS};
+use super::failures::LISTED;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
+use super::process::MESSAGE;
 use super::words::{Word, line};
 use crate::run::cause::{Cause, How};
 use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
 use crate::run::signals::{is_impatient, too_early};
-use crate::stdio::cannot_print;
+use crate::stdio::cannot_write;
 use crate::words::listed;
 
 /// How much longer than the ranks' grace period the other nodes may need when the job ends.
@@ -37,12 +38,18 @@ const CONNECTION_FAILED: i32 = 255;
 const NO_READER: u8 = 141;
 
 impl Starter<'_> {
-    pub fn output_is_lost(&mut self, error: &io::Error) {
+    /// Ends the job, because nothing more can be written to standard error, or to standard output.
+    pub fn output_is_lost(&mut self, is_error: bool, error: &io::Error) {
+        // The nodes end the job already. A user sees no more than the exit code, which is theirs.
+        if is_error && self.teller.is_some() {
+            return;
+        }
         let is_gone = error.kind() == ErrorKind::BrokenPipe;
         let grace = self.options.ending.grace_period.as_secs_f64();
         let is_running = self.nodes.iter().any(|node| node.process.is_some());
         if self.code.is_none() {
-            let what = if is_gone { "the reader of the output has ended".to_owned() } else { cannot_print(error) };
+            let what =
+                if is_gone { "the reader of the output has ended".to_owned() } else { cannot_write(is_error, error) };
             let so = if is_gone { ", so the job ends" } else { "" };
             let rest = match is_running {
                 true => format!("{so}; all ranks get SIGTERM now, and SIGKILL in {grace} s"),
@@ -137,11 +144,12 @@ impl Starter<'_> {
     /// host has given no answer. The reason quotes what the login shell has printed, maybe a
     /// question.
     pub fn note_silence(&mut self, time: impl Fn(&Node) -> String) {
-        let limit = self.options.hosts.connect_timeout();
+        let hosts = &self.options.hosts;
+        let (limit, why) = (hosts.time_to_connect(self.options.meeting.rdzv_timeout), hosts.why_silent());
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.state == State::Starting) {
             let printed =
                 node.printed().map_or(String::new(), |text| format!("; {} has printed: {text}", node.program()));
-            let advice = if node.is_connected(limit) { format!("; {LOGIN_SCRIPTS}") } else { String::new() };
+            let advice = if node.is_connected(limit) { format!("; {why}") } else { String::new() };
             self.failures.add(index, node.target(), format!("no answer within {}{printed}{advice}", time(node)));
         }
     }
@@ -170,22 +178,22 @@ impl Starter<'_> {
         }
     }
 
-    /// Notes whether this line of a node is the reason, or whether it now stands below the reason.
-    /// If the node `teller` reports the rank that failed first, that line becomes the reason.
+    /// Notes whether this line of a node or a rank is the reason, or whether it now stands below the
+    /// reason. If the node `teller` reports the rank that failed first, that line becomes the reason.
     pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
         let Some(reason) = &self.reason else { return };
+        if !line.starts_with(MESSAGE) || self.teller != Some(index) {
+            self.is_reason_above |= is_passed_on;
+            return;
+        }
         let line = String::from_utf8_lossy(line);
         // The colours of the starter's line and of the node's may differ.
         let plain = |text: &str| strip_str(text).to_string();
-        let is_message = line.starts_with("devicemesh run: ");
-        let is_tellers = is_message && self.teller == Some(index);
-        if is_tellers && line.contains(" failed first: ") {
+        if line.contains(" failed first: ") {
             self.reason = Some(line.trim_end().to_owned());
             self.is_reason_above = false;
-        } else if is_passed_on && is_tellers && plain(&line).starts_with(&plain(reason)) {
-            self.is_reason_above = false;
-        } else if is_passed_on && (is_message || self.teller.is_none()) {
-            self.is_reason_above = true;
+        } else if is_passed_on {
+            self.is_reason_above = !plain(&line).starts_with(&plain(reason));
         }
     }
 
@@ -377,9 +385,9 @@ impl Starter<'_> {
                 self.end(cause.code());
             } else if self.interrupts >= IMPATIENT {
                 if self.interrupts == IMPATIENT {
-                    let when = when_without_starter();
+                    let (when, late) = (when_without_starter(), self.names(|node| node.process.is_some()));
                     self.say_more(&format!(
-                        "closed the connections to the hosts; what still runs there is killed {when}"
+                        "closed the connections to {late}; what still runs there is killed {when}; a devicemesh run that is stopped (kill -STOP) stays with its ranks, so look there"
                     ));
                 }
                 self.kill_all();

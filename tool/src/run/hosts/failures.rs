@@ -12,9 +12,6 @@ use crate::words::{listed, listed_with};
 const OTHERS: Duration = Duration::from_secs(5);
 /// How many hosts a message names in one list, and how many reasons it gives.
 pub const LISTED: usize = 8;
-/// The words for hosts to which ssh has connected, and which give no answer. The agent needs
-/// standard input for its orders, so no login script can read there.
-pub const LOGIN_SCRIPTS: &str = "ssh has connected, so maybe a login script there waits for input or for a key: let it do so in interactive shells only (case $- in *i*)";
 
 /// The hosts that cannot take part, each with its place in the list of hosts, its name and the
 /// reason.

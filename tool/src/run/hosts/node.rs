@@ -68,10 +68,10 @@ impl Node {
         matches!(self.state, State::Planned | State::Starting)
     }
 
-    /// Whether ssh has connected to the host, which gives no answer: ssh would have given up after
-    /// that limit.
-    pub fn is_connected(&self, limit: Option<Duration>) -> bool {
-        self.state == State::Starting && limit.is_some_and(|limit| self.began.elapsed() > limit)
+    /// Whether the host gives no answer, although the command that reaches it has had that time to
+    /// connect. ssh would have given up after it.
+    pub fn is_connected(&self, limit: Duration) -> bool {
+        self.state == State::Starting && self.began.elapsed() > limit
     }
 
     /// Whether the host may still turn out to be unable to take part.

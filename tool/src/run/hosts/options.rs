@@ -14,6 +14,8 @@ pub const RSH_VARIABLE: &str = "DM_RSH_AGENT";
 
 /// The time in seconds that ssh has to connect, as an option of ssh.
 const CONNECT_TIMEOUT: &str = "ConnectTimeout=20";
+/// How long a program other than ssh may take to connect before the tool says why it may be silent.
+const OTHERS_CONNECT: Duration = Duration::from_secs(20);
 
 #[derive(Args)]
 pub struct Hosts {
@@ -100,6 +102,27 @@ impl Hosts {
     /// on one machine and use its network.
     pub fn has_ssh(&self) -> bool {
         self.rsh().is_ok_and(|words| is_ssh(&words[0]))
+    }
+
+    /// How long a host may be silent before the tool says why that may be. `limit` is the time in
+    /// which a host must answer.
+    pub fn time_to_connect(&self, limit: Duration) -> Duration {
+        self.connect_timeout().unwrap_or(OTHERS_CONNECT.min(limit * 3 / 4))
+    }
+
+    /// Says why a host may be silent for longer than [`time_to_connect`](Hosts::time_to_connect).
+    /// The agent needs standard input for its orders, so no login script can read there.
+    pub fn why_silent(&self) -> String {
+        let first = match self.connect_timeout() {
+            Some(_) => "ssh has connected, so maybe a login script there".to_owned(),
+            None => {
+                let words = self.rsh().unwrap_or_default();
+                format!("maybe {}, or a login script there,", words.first().map_or("", String::as_str))
+            }
+        };
+        format!(
+            "{first} waits for input or for a key: let a login script do so in interactive shells only (case $- in *i*)"
+        )
     }
 
     /// How long ssh may take to connect. `None` where another program reaches the hosts.

@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::words::{BEGINS, MARK, Said};
 use crate::run::output::{LastWords, TAIL};
 
+/// The beginning of a node's message to the user.
+pub const MESSAGE: &[u8] = b"devicemesh run: ";
 /// The longest line that is passed on whole.
 const MAX_LINE: usize = 64 << 10;
 
@@ -116,18 +118,29 @@ impl Process {
     pub fn take(&mut self, reads: [bool; 2], whole: bool) -> Vec<Got> {
         self.flush();
         let mut got = Vec::new();
-        for index in (0..2).filter(|index| reads[*index]) {
-            let Some(mut stream) = self.streams[index].take() else { continue };
-            let has_more = stream.read();
-            let parts = stream.parts(whole || !has_more);
-            if has_more {
-                self.streams[index] = Some(stream);
-            }
-            for part in parts {
-                self.sort(index == 1, part, &mut got);
-            }
+        // A node writes its ranks' last words before its own message, so standard output is read
+        // after standard error and passed on before it, also where a line there has no end.
+        let errors = self.parts(1, reads[1], whole);
+        let has_message = errors.iter().any(|line| line.starts_with(MESSAGE));
+        for part in self.parts(0, reads[0], whole || has_message) {
+            self.sort(false, part, &mut got);
+        }
+        for part in errors {
+            self.sort(true, part, &mut got);
         }
         got
+    }
+
+    /// Reads what has come on standard output (0) or standard error (1), where `reads` allows it.
+    /// Returns the lines, with `whole` and at the end of the stream also one that has not ended.
+    fn parts(&mut self, index: usize, reads: bool, whole: bool) -> Vec<Vec<u8>> {
+        let Some(mut stream) = self.streams[index].take_if(|_| reads) else { return Vec::new() };
+        let has_more = stream.read();
+        let parts = stream.parts(whole || !has_more);
+        if has_more {
+            self.streams[index] = Some(stream);
+        }
+        parts
     }
 
     /// Separates marks, and the words of ssh and the login shell, from the ranks' text.
@@ -238,4 +251,26 @@ fn is_end_of_ssh(line: &[u8]) -> bool {
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::poll;
+
+    use super::*;
+
+    #[test]
+    fn the_last_words_of_ranks_come_before_the_message_of_their_node() {
+        let script =
+            format!("printf '{BEGINS}half'; echo '{MARK}\"met\"' >&2; echo 'devicemesh run: it failed' >&2; read line");
+        let command = ["/bin/sh", "-c", &script.replace('\x1f', "\\037")].map(OsString::from);
+        let mut process = Process::start(&command).unwrap();
+        let mut texts = Vec::new();
+        while !texts.iter().any(|text: &Vec<u8>| text.starts_with(MESSAGE)) {
+            poll(&mut process.entries([true; 2]), None).unwrap();
+            let text = |got| if let Got::Text { bytes, .. } = got { Some(bytes) } else { None };
+            texts.extend(process.take([true; 2], false).into_iter().filter_map(text));
+        }
+        assert_eq!(texts, [b"half".to_vec(), b"devicemesh run: it failed\n".to_vec()]);
+    }
 }

@@ -10,14 +10,14 @@ use devicemesh::rendezvous::host_name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::end::AGAIN;
-use super::failures::{Failures, LOGIN_SCRIPTS};
+use super::failures::Failures;
 use super::forward::forwarded;
 use super::job::{Starter, without_end};
 use super::list::Host;
 use super::losses::Losses;
 use super::node::{Node, State};
 use super::plan::Plan;
-use super::process::{Got, Process};
+use super::process::{Got, MESSAGE, Process};
 use super::words::{Orders, Said, Share, Word, line};
 use crate::failure::Failure;
 use crate::run::cause::TIMED_OUT;
@@ -161,8 +161,10 @@ impl Starter<'_> {
     /// Notices that the starter's output cannot be written.
     fn look_at_output(&mut self) {
         self.sinks.silence();
-        if let Some(error) = self.sinks.of(false).and_then(Sink::failure) {
-            self.output_is_lost(&error);
+        for is_error in [false, true] {
+            if let Some(error) = self.sinks.of(is_error).and_then(Sink::failure) {
+                self.output_is_lost(is_error, &error);
+            }
         }
     }
 
@@ -297,11 +299,11 @@ impl Starter<'_> {
                 |node: &Node| Some((format!("{} to {}", node.program(), node.target()), node.printed()?));
             let printed = self.nodes.iter().find_map(with_printed);
             let printed = printed.map_or(String::new(), |(host, text)| format!("; {host} has printed: {text}"));
-            let limit = self.options.hosts.connect_timeout();
+            let limit = self.options.hosts.time_to_connect(self.options.meeting.rdzv_timeout);
             let connected = self.names(|node| node.is_connected(limit));
             let advice = match connected.as_str() {
                 "" => String::new(),
-                _ => format!("; {connected}: {LOGIN_SCRIPTS}"),
+                _ => format!("; {connected}: {}", self.options.hosts.why_silent()),
             };
             self.say(&format!("waiting for {silent} of {hosts} to answer: {names}; {left}{printed}{advice}"));
             self.next_note = now + AGAIN;
@@ -329,7 +331,7 @@ impl Starter<'_> {
                 let is_new = self.is_new(&bytes);
                 self.look_for_reason(index, &bytes, is_new);
                 if is_new {
-                    match bytes.starts_with(b"devicemesh run: ") {
+                    match bytes.starts_with(MESSAGE) {
                         // A rank of another node may have begun a line, so the message may need a
                         // new one.
                         true => self.sinks.say(String::from_utf8_lossy(&bytes).trim_end_matches('\n')),
@@ -337,7 +339,12 @@ impl Starter<'_> {
                     }
                 }
             }
-            Got::Text { is_error: false, bytes } => self.write(false, bytes),
+            Got::Text { is_error: false, bytes } => {
+                if self.reason.is_some() && self.sinks.is_one() {
+                    self.look_for_reason(index, &bytes, true);
+                }
+                self.write(false, bytes);
+            }
             Got::Said(Said::Hello { version, .. }) if version != env!("CARGO_PKG_VERSION") => {
                 let ours = env!("CARGO_PKG_VERSION");
                 self.host_failed(
@@ -372,7 +379,7 @@ impl Starter<'_> {
 
     /// Whether a text is a rank's, or a message that no other node has said.
     fn is_new(&mut self, text: &[u8]) -> bool {
-        let Some(message) = text.strip_prefix(b"devicemesh run: ") else { return true };
+        let Some(message) = text.strip_prefix(MESSAGE) else { return true };
         let message = String::from_utf8_lossy(message);
         // The starter itself says for which hosts it waits.
         let is_starting = self.failures.until().is_some() || self.nodes.iter().any(Node::is_open);

@@ -179,3 +179,28 @@ pub fn gone(store: &TcpStore, nodes: u32, LastWord { arrival, is_killed }: LastW
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(pid: u32, version: &str, nodes: u32, node: Option<u32>) -> Entry {
+        let (host, run, version) = ("alpha".to_owned(), "run".to_owned(), version.to_owned());
+        Entry { host, pid, run, nodes, node, ranks: 1, id: None, version, identity: Identity::default() }
+    }
+
+    #[test]
+    fn nodes_that_do_not_fit_together_are_told_with_their_values() {
+        let first = entry(7, "0.2.0", 2, Some(0));
+        let said = |other: Entry| first.disagreement(&other);
+        assert_eq!(said(entry(8, "0.2.0", 2, Some(1))), None);
+        assert_eq!(said(entry(8, "0.2.0", 2, None)), None);
+        for (other, text) in [
+            (entry(8, "0.3.0", 2, Some(1)), "alpha (pid 7) has devicemesh 0.2.0, alpha (pid 8) has 0.3.0: install"),
+            (entry(8, "0.2.0", 3, Some(1)), "alpha (pid 7) has --nnodes 2, alpha (pid 8) has --nnodes 3: say the same"),
+            (entry(8, "0.2.0", 2, Some(0)), "alpha (pid 7) and alpha (pid 8) both have --node-rank 0: number"),
+        ] {
+            assert!(said(other).is_some_and(|said| said.starts_with(text)), "{text}");
+        }
+    }
+}

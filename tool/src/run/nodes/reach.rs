@@ -24,6 +24,8 @@ const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served, and how long the port may
 /// be in use by a process of another user that gives no answer as a store.
 const MARKED: Duration = Duration::from_secs(10);
+/// How long node 0 looks for a store at an endpoint that is at another host.
+const ELSEWHERE: Duration = Duration::from_secs(3);
 /// The variable that the errors about a secret name.
 const SECRET: &str = "DM_STORE_SECRET";
 /// The pause before a node looks again whether the server of a job that is over has gone.
@@ -48,7 +50,11 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             // an earlier job may serve a store there. The content of that store shows which of the
             // two.
             Some(Err(error)) if must_serve && !in_use(&error) => {
-                return Err(cannot_serve(&place, &error));
+                let store = store_elsewhere(rendezvous, secret, &error, wait)?;
+                return match store {
+                    Some(store) => Ok(Reached { store, place, server: None }),
+                    None => Err(cannot_serve(rendezvous, &place, &error)),
+                };
             }
             // Another program has the port, so no node can serve the store there. (If a devicemesh
             // has the port, it may serve this job, or it may be about to end.)
@@ -162,15 +168,36 @@ fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
     }
 }
 
+/// Returns the store of a job at the endpoint, where node 0 cannot serve it because of that error:
+/// the endpoint is at another host, where a node with the same number serves it. Both nodes learn
+/// of each other in that store. Fails if the store wants another secret.
+fn store_elsewhere(
+    rendezvous: &Rendezvous,
+    secret: Option<Secret>,
+    error: &Error,
+    wait: &Wait,
+) -> Result<Option<TcpStore>, Error> {
+    // In a list of hosts each node has a number of its own.
+    if !rendezvous.hosts.is_empty() || error.os_error() != Errno::ADDRNOTAVAIL.raw_os_error() {
+        return Ok(None);
+    }
+    let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ELSEWHERE)));
+    match TcpStore::connect_with_secret(&rendezvous.host, rendezvous.port, secret, &limited) {
+        Ok(store) => Ok(is_current(&store, rendezvous, &limited).is_ok_and(|current| current).then_some(store)),
+        Err(error) if error.message().contains(SECRET) => Err(locked_out(rendezvous, error)),
+        Err(_) => Ok(None),
+    }
+}
+
 /// The error of node 0 where the kernel does not let it serve the store at the endpoint.
-fn cannot_serve(place: &Place, error: &Error) -> Error {
+fn cannot_serve(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error {
     let (here, at) = (host_name(), &place.at);
+    // In a list of hosts each node has the number of its host.
+    let or = if rendezvous.hosts.is_empty() { ", or this node needs another --node-rank" } else { "" };
     Error::store(match error.os_error() == Errno::ADDRNOTAVAIL.raw_os_error() {
-        true => {
-            format!(
-                "node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0, or this node needs another --node-rank"
-            )
-        }
+        true => format!(
+            "node 0 is on {here}, and {at} is at another host: --rdzv-endpoint must name the host of node 0{or}"
+        ),
         false => format!("node 0 on {here}: {}", error.message()),
     })
 }

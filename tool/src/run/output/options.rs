@@ -27,7 +27,7 @@ pub struct OutputOptions {
     pub tee: bool,
     /// With --log-dir: begin a new file before one gets larger; the older ones are rank-R.out.1
     /// (the newest), .2 and so on
-    #[arg(long, alias = "log_max_size", requires = "log_dir", value_name = "SIZE", value_parser = byte_size, allow_negative_numbers = true)]
+    #[arg(long, alias = "log_max_size", requires = "log_dir", value_name = "SIZE", value_parser = log_size, allow_negative_numbers = true)]
     pub log_max_size: Option<usize>,
     /// With --log-max-size: how many older files to keep
     #[arg(
@@ -55,6 +55,16 @@ fn reader(text: &str) -> Result<Reader, String> {
         ("none", _) => Ok(Reader(None)),
         (_, Ok(rank)) => Ok(Reader(Some(rank))),
         _ => Err("a rank, as 0, or none".to_owned()),
+    }
+}
+
+/// The smallest size of a log before a new file begins. A file for each line takes a long time.
+const LEAST_LOG: usize = 4 << 10;
+
+fn log_size(text: &str) -> Result<usize, String> {
+    match byte_size(text)? {
+        size if size < LEAST_LOG => Err(format!("{size} B are too few, the least is 4K; write it like 100M")),
+        size => Ok(size),
     }
 }
 

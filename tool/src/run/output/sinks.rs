@@ -83,11 +83,14 @@ impl Sinks {
         [&self.out, &self.err].into_iter().flatten().any(Sink::is_busy)
     }
 
+    /// Whether both are one sink, because they write to one file.
+    pub fn is_one(&self) -> bool {
+        self.out.is_some() && same_file(io::stdout(), io::stderr())
+    }
+
     /// How many bytes of the ranks are not written yet.
     fn unwritten(&self) -> usize {
-        // Both are one sink where they write to one file.
-        let is_one = self.out.is_some() && same_file(io::stdout(), io::stderr());
-        let err = self.err.as_ref().filter(|_| !is_one);
+        let err = self.err.as_ref().filter(|_| !self.is_one());
         [self.out.as_ref(), err].into_iter().flatten().map(Sink::unwritten).sum()
     }
 
