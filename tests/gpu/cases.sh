@@ -49,6 +49,12 @@ for name in kill shrink stream_wait; do
     ((n < 2)) || grace=60 expect=137 pattern='^survivor [0-9]* fine$' lines=$((n - 1)) check "$name" "$n" "$deadline" "$build/$name"
   done
 done
+for name in lose spare; do
+  for n in $ranks; do
+    [[ $n -ge 2 && ($name == lose || $n -ge 3) ]] || continue
+    variant=$name grace=60 expect=137 pattern='^survivor [0-9]* fine$' lines=$((n - 1)) check recover "$n" "$deadline" "$build/recover" "$name"
+  done
+done
 for name in abort destroy aborts; do variant=$name each alone "2 8" 1 "$build/alone" "$name"; done
 for name in works abort finalize world making unseen behind; do variant=$name each graph "1 4" 1 "$build/graph" "$name"; done
 each memory "1 8" 1 "$build/memory"

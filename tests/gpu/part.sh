@@ -63,7 +63,7 @@ case $part in
     with sockets machine 2 inventory info collectives meshes abort kill graph alone stream_wait check adopt config memory host_pointer cost overhead lazy
     with cumem machine 2 info meshes abort alone graph memory collectives
     with cumem-host machine 2 info meshes abort alone memory
-    with sockets machine 2 shrink sanitizer hsdp_tp
+    with sockets machine 2 shrink recover sanitizer hsdp_tp
     ;;
   # Python on 2 ranks.
   b)
@@ -74,7 +74,7 @@ case $part in
   # The newest NCCL, several ranks on the GPU as one host.
   c)
     with multirank "$newest" 2 info meshes abort kill alone graph stream_wait shrink renew memory collectives
-    with multirank "$newest" 4 info meshes uneven abort kill alone shrink renew memory
+    with multirank "$newest" 4 info meshes uneven abort kill recover alone shrink renew memory
     with multirank-docker "$newest" 4 info meshes abort alone kill
     with sockets "$newest" 2 info meshes abort kill shrink renew adopt config
     with multirank "$newest" 4 cost check hsdp_tp
@@ -84,7 +84,7 @@ case $part in
     with sockets 2.18.3 2 info meshes abort kill graph alone collectives adopt config memory
     with sockets 2.22.3 2 info meshes abort kill graph alone collectives adopt config memory
     with sockets machine 4 info meshes abort kill collectives cost memory check
-    with sockets machine 8 info meshes abort kill cost memory
+    with sockets machine 8 info meshes abort kill recover cost memory
     with sockets machine "4 8" hsdp_tp
     ;;
   # The host engine with a core for each rank.

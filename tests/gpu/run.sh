@@ -26,7 +26,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # A packed folder has the programs beside this script; a checkout has them in target/gpu.
 if [[ -x $here/probe ]]; then build=$here root=
 else root=$(cd "$here/../.." && pwd) && build=${DM_GPU_BUILD:-$root/target/gpu}; fi
-cases=(inventory info collectives meshes check abort kill alone graph stream_wait shrink memory host_pointer cost adopt lazy config
+cases=(inventory info collectives meshes check abort kill alone graph stream_wait shrink recover memory host_pointer cost adopt lazy config
   overhead renew uneven sanitizer torch adopt_torch other_copy torch_streams torch_graph jax jax_buffers jax_mismatch bench hsdp_tp rust)
 command_line="tests/gpu/run.sh ${*@Q}"
 
