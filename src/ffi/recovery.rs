@@ -13,7 +13,7 @@ use super::pointers::out;
 use super::registry;
 use super::structs::dm_dim_options;
 use super::types::{DM_RANK_NONE, dm_mesh, dm_status};
-use crate::comm::{RecoverOptions, Recovered, View};
+use crate::comm::{RecoverOptions, Recovered};
 use crate::error::Result;
 
 /// Recover flag: this rank, which has joined (dm_recovery.has_joined), has received the state of
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn dm_recover(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_get_recovery(mesh: *const dm_mesh, recovery_out: *mut dm_recovery) -> dm_status {
     guard(|| {
-        let view: std::sync::Arc<View> = find(mesh)?;
+        let view = find(mesh)?;
         // SAFETY: the caller's contract.
         unsafe { write_struct("recovery_out", recovery_out, answer(view.root_comms().recovered())) }
     })
@@ -197,17 +197,18 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     // SAFETY: the caller's contract.
     let dim = unsafe { optional_text("options.dim", given.dim)? };
     let dims = GivenDims { options: given.dim_options, number: given.num_dim_options };
-    let mut options = RecoverOptions::default();
-    options.dim = dim.map(str::to_owned);
-    options.timeout = timeout("options.timeout_ms", given.timeout_ms)?;
-    options.replace = timeout("options.replace_ms", given.replace_ms)?.unwrap_or(Duration::ZERO);
-    options.silent = timeout("options.silent_ms", given.silent_ms)?;
-    options.min_size = natural("options.min_size", given.min_size)?;
-    options.has_state = given.flags & DM_RECOVER_HAS_STATE != 0;
-    options.any_state = given.flags & DM_RECOVER_ANY_STATE != 0;
     // SAFETY: the caller's contract.
-    options.dims = unsafe { read_dim_options(dims, ndim, "the mesh has")? };
-    Ok(options)
+    let dims = unsafe { read_dim_options(dims, ndim, "the mesh has")? };
+    Ok(RecoverOptions {
+        dim: dim.map(str::to_owned),
+        timeout: timeout("options.timeout_ms", given.timeout_ms)?,
+        replace: timeout("options.replace_ms", given.replace_ms)?.unwrap_or(Duration::ZERO),
+        silent: timeout("options.silent_ms", given.silent_ms)?,
+        min_size: natural("options.min_size", given.min_size)?,
+        has_state: given.flags & DM_RECOVER_HAS_STATE != 0,
+        any_state: given.flags & DM_RECOVER_ANY_STATE != 0,
+        dims,
+    })
 }
 
 /// The answer to a C caller, whose arrays are those of `recovered`.
