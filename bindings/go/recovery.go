@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// RecoverOptions say how a job recovers from lost ranks. All fields but Timeout and HasState must be
-// the same on all ranks of the mesh. The zero value of each field is its default.
+// RecoverOptions say how a job recovers from lost ranks. All fields but Timeout and HasState must
+// be the same on all ranks of the mesh. The zero value of each field is its default.
 type RecoverOptions struct {
 	// The dimension of replicas: an index of it that cannot be filled is left out with all its
 	// ranks. "": the outermost dimension.
@@ -54,9 +54,9 @@ type Recovery struct {
 // mesh and all others of its world end. Recovery of the result says more. nil options are the
 // defaults.
 //
-// Collective over the ranks of the world that live. A rank that is not in the mesh waits in the call
-// until it gets a place, and gets ErrAborted when the job has ended. When ctx is done meanwhile, the
-// world is aborted.
+// Collective over the ranks of the world that live. A rank that is not in the mesh waits in the
+// call until it gets a place, and gets ErrAborted when the job has ended. When ctx is done
+// meanwhile, the world is aborted.
 func (m *Mesh) Recover(ctx context.Context, options *RecoverOptions) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)

@@ -111,7 +111,8 @@ impl View {
         wait.outcome(job.go_on(way)).map(View::of_root)
     }
 
-    /// Refuses what this rank alone can find wrong. Returns the number of the dimension of replicas.
+    /// Refuses what this rank alone can find wrong. Returns the number of the dimension of
+    /// replicas.
     fn check_recover(&self, world: &World, options: &RecoverOptions) -> Result<usize> {
         let root = self.root_comms();
         if world.rendezvous().is_offline() {
@@ -174,8 +175,8 @@ impl View {
         Ok(())
     }
 
-    /// Whether this rank knows a reason to recover this mesh, which is alive, or hears of one within
-    /// a moment. Other ranks may have learned of a loss some milliseconds before.
+    /// Whether this rank knows a reason to recover this mesh, which is alive, or hears of one
+    /// within a moment. Other ranks may have learned of a loss some milliseconds before.
     fn has_reason(&self, recovery: &mut Recovery, wait: &Wait) -> bool {
         let root = self.root_comms();
         let until = Deadline::after(NEWS);
@@ -353,8 +354,8 @@ impl Job<'_> {
     /// Makes the communicators of the next mesh, and those of the dimensions that were made on the
     /// mesh before. The first ones come from a fresh id, which always works: the mesh before may
     /// have failed, and ranks may be new. A rank that has joined does not know which dimensions
-    /// were made, and a rank whose last call was aborted may lack one. So all ranks take the list of
-    /// one rank that has not joined.
+    /// were made, and a rank whose last call was aborted may lack one. So all ranks take the list
+    /// of one rank that has not joined.
     fn make_comms(&self, root: &Arc<RootComms>, recovery: &Recovery, dims: &[DimOptions]) -> Result<()> {
         let (mesh, stateless) = (root.mesh(), &recovery.epoch().stateless);
         let ranks = mesh.root_ranks();
