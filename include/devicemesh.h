@@ -670,7 +670,8 @@ typedef int32_t dm_op;
 
 /**
  * How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
- * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank of the mesh.
+ * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
+ * they differ on ranks of the mesh, the call fails on all of them.
  */
 typedef struct dm_recover_options {
   /**

@@ -26,7 +26,8 @@ pub const DM_RECOVER_HAS_STATE: u32 = 1;
 pub const DM_RECOVER_ANY_STATE: u32 = 2;
 
 /// How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
-/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank of the mesh.
+/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
+/// they differ on ranks of the mesh, the call fails on all of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_recover_options {
