@@ -11,7 +11,7 @@ import (
 )
 
 // RecoverOptions say how a job recovers from lost ranks. All fields but Timeout and HasState must
-// be the same on all ranks of the mesh. The zero value of each field is its default.
+// be the same on all ranks that call. The zero value of each field is its default.
 type RecoverOptions struct {
 	// The dimension of replicas: an index of it that cannot be filled is left out with all its
 	// ranks. "": the outermost dimension.
