@@ -670,7 +670,8 @@ typedef int32_t dm_op;
 
 /**
  * How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
- * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank of the mesh.
+ * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
+ * they differ on ranks of the mesh, the call fails on all of them.
  */
 typedef struct dm_recover_options {
   /**
@@ -2595,12 +2596,13 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * caller frees the handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank and
- * of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has the state of some shard; another thread is in the call; a CUDA graph is being
- * captured), DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks'
- * options or meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER,
- * DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the
- * job has ended; dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh
- * without a world, an offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
+ * of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has
+ * the state of some shard; another thread is in the call; a CUDA graph is being captured),
+ * DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
+ * meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the
+ * store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the job has ended;
+ * dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh without a world, an
+ * offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
  * DM_STATUS_INVALID_ARGUMENT (also another dim than before, and a root mesh that no recovery
  * gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */

@@ -34,6 +34,7 @@
 //! | ranks of another order, as an n-dimensional array | [`comm::View::from_rank_array`]; [`mesh::Mesh::from_rank_array`] and [`mesh::Mesh::rank_array`] |
 //! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
+//! | going on after losses with spares in the places of lost ranks | [`comm::View::recover`] with [`comm::RecoverOptions`], [`comm::RootComms::recovered`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
 //! | collectives over buffers of bytes, in host memory or on a device | [`comm::Memory`], [`comm::View::collective`]: safe, with every data type |
 //! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |

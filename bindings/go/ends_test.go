@@ -268,3 +268,38 @@ func TestShrink(t *testing.T) {
 	}
 	together(t, everybody)
 }
+
+func TestRecover(t *testing.T) {
+	everybody, folder := ranks(t)
+	if size == 1 {
+		return
+	}
+	world := private(t, folder, "recover")
+	mesh := line(t, world, MeshOptions{})
+	_, err := mesh.Recover(background, nil)
+	refused(t, err, ErrInvalidState, "nothing to recover")
+	together(t, everybody)
+	if rank == size-1 {
+		must(t, world.Abort())
+	}
+	together(t, everybody)
+	if rank < size-1 {
+		refused(t, world.Barrier(background, 0), ErrPeerLost, "")
+		options := RecoverOptions{Dim: "x", Timeout: time.Minute, MinSize: 1, HasState: true, Dims: []DimOptions{{OwnComm: true}}}
+		next, err := mesh.Recover(background, &options)
+		must(t, err)
+		defer next.Close()
+		told, err := next.Recovery()
+		must(t, err)
+		equal(t, "the lost ranks", told.LostRanks, []int{size - 1})
+		equal(t, "the coordinate", told.NewCoordinate, []int{rank})
+		if told.Epoch != 1 || told.PreviousEpoch != 0 || told.JoinedRanks != nil || told.StateRoot != 0 || told.HasJoined {
+			t.Fatalf("got %#v", told)
+		}
+		value := []int{1}
+		must(t, AllReduce(background, next, "", value, value, Sum))
+		equal(t, "the ranks that are left", value, []int{size - 1})
+		must(t, world.Finalize(background, 0))
+	}
+	together(t, everybody)
+}

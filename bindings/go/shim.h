@@ -131,6 +131,8 @@ SHIM(slice_range,
      (MESH, dim, start, len, step, options, MESH_OUT))
 SHIM(shrink, (uintptr_t mesh, const char *dim, const int32_t *lost, size_t n, const dm_call_options *options, uintptr_t *mesh_out),
      (MESH, dim, lost, n, options, MESH_OUT))
+SHIM(recover, (uintptr_t mesh, const dm_recover_options *options, uintptr_t *mesh_out), (MESH, options, MESH_OUT, NULL))
+SHIM(get_recovery, (uintptr_t mesh, dm_recovery *recovery_out), (MESH, recovery_out))
 SHIM(concatenate, (const uintptr_t *meshes, size_t n, uintptr_t *mesh_out), ((const dm_mesh *const *)meshes, n, MESH_OUT))
 SHIM(root, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))
 SHIM(clone, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))

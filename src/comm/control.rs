@@ -166,8 +166,8 @@ impl View {
 impl World {
     /// Returns the bytes that each rank of the world gives, in rank order. **Collective over the
     /// world**. After a recovery it is collective over the ranks of the mesh that the recovery
-    /// gave, and the elements of all other ranks are empty. The lengths may differ and may be 0. Each rank gives at most 8 MiB, and all of
-    /// them together at most 64 MiB.
+    /// gave, and the elements of all other ranks are empty. The lengths may differ and may be 0.
+    /// Each rank gives at most 8 MiB, and all of them together at most 64 MiB.
     pub fn all_gather_bytes(&self, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
         let check = || check_len(data.len());
         let all = self.control("dm_world_all_gather_bytes", "", timeout, check, |scope, round, wait| {

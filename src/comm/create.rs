@@ -63,7 +63,9 @@ impl RootComms {
 
         let scope = &*world.rendezvous().scope()?;
         let is_whole_world = mesh.root_size() == scope.num_ranks();
-        world.rendezvous().check_in_epoch(mesh.root_ranks())?;
+        if world.rendezvous().epoch() > 0 {
+            world.rendezvous().check_in_epoch(mesh.root_ranks())?;
+        }
         let call = Call::begin(world, None, wait)?;
         let (call, shared) = match is_whole_world {
             true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,

@@ -18,7 +18,7 @@
 //!
 //! ```text
 //! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
-//! 6  collective calls         lazy  view  new_dims  create  shrink  recover  end  world_end
+//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end  recover
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root

@@ -111,7 +111,8 @@ impl View {
         wait.outcome(job.go_on(way)).map(View::of_root)
     }
 
-    /// Refuses what this rank alone can find wrong. Returns the number of the dimension of replicas.
+    /// Refuses what this rank alone can find wrong. Returns the number of the dimension of
+    /// replicas.
     fn check_recover(&self, world: &World, options: &RecoverOptions) -> Result<usize> {
         let root = self.root_comms();
         if world.rendezvous().is_offline() {
@@ -174,8 +175,8 @@ impl View {
         Ok(())
     }
 
-    /// Whether this rank knows a reason to recover this mesh, which is alive, or hears of one within
-    /// a moment. Other ranks may have learned of a loss some milliseconds before.
+    /// Whether this rank knows a reason to recover this mesh, which is alive, or hears of one
+    /// within a moment. Other ranks may have learned of a loss some milliseconds before.
     fn has_reason(&self, recovery: &mut Recovery, wait: &Wait) -> bool {
         let root = self.root_comms();
         let until = Deadline::after(NEWS);
@@ -205,6 +206,15 @@ struct Job<'a> {
     wait: Wait,
 }
 
+/// What has become of the mesh of an epoch.
+enum Entered {
+    /// All its ranks have made it.
+    Mesh(Arc<RootComms>),
+    /// A rank of it was lost meanwhile, so the next turn is due. These are the ranks that its
+    /// communicators blame.
+    Broken(Vec<i32>),
+}
+
 impl Job<'_> {
     /// Ends the meshes of the epoch, and goes from turn to turn until a mesh was made.
     fn go_on(&mut self, way: &mut Way) -> Result<Arc<RootComms>> {
@@ -213,7 +223,7 @@ impl Job<'_> {
         // The others train on while a rank is not in the mesh, so it has no state by then.
         let mut has_state = recovery.is_stateful() || (was_in_mesh && self.options.has_state);
         let mut blamed = self.before.lost_in_communicators();
-        let (call, terms) = (self.text(), self.terms());
+        let (call, terms) = (self.text(recovery), self.terms());
         self.world.end_epoch();
         loop {
             let (lost, suspects) = self.facts_and_suspicions(&blamed);
@@ -227,25 +237,32 @@ impl Job<'_> {
                     continue;
                 }
             }
-            self.world.rendezvous().enter_epoch(recovery)?;
-            let made = self.make(recovery);
-            match recovery.make(made.as_ref().map(|_| ()), &self.wait) {
-                Ok(Made::Whole) => {
-                    let root = made?;
-                    if was_in_mesh || recovery.is_in_mesh() {
-                        root.id().clone_into(&mut way.root);
-                        return Ok(root);
-                    }
-                    has_state = false;
+            match self.enter(recovery)? {
+                Entered::Mesh(root) if was_in_mesh || recovery.is_in_mesh() => {
+                    root.id().clone_into(&mut way.root);
+                    return Ok(root);
                 }
-                Ok(Made::Broken) => {
-                    blamed = made.map_or_else(|_| Vec::new(), |root| root.lost_in_communicators());
-                    self.world.end_epoch();
-                }
-                Err(error) => {
-                    self.world.end_epoch();
-                    return Err(error);
-                }
+                Entered::Mesh(_) => has_state = false,
+                Entered::Broken(ranks) => blamed = ranks,
+            }
+        }
+    }
+
+    /// Enters the epoch to which this rank has come, and makes its mesh together with the others. A
+    /// rank that the decision has let in goes on here, too.
+    fn enter(&self, recovery: &mut Recovery) -> Result<Entered> {
+        self.world.rendezvous().enter_epoch(recovery)?;
+        let made = self.make(recovery);
+        match recovery.make(made.as_ref().map(|_| ()), &self.wait) {
+            Ok(Made::Whole) => made.map(Entered::Mesh),
+            Ok(Made::Broken) => {
+                let blamed = made.map_or_else(|_| Vec::new(), |root| root.lost_in_communicators());
+                self.world.end_epoch();
+                Ok(Entered::Broken(blamed))
+            }
+            Err(error) => {
+                self.world.end_epoch();
+                Err(error)
             }
         }
     }
@@ -260,10 +277,12 @@ impl Job<'_> {
         }
     }
 
-    /// What the ranks of the mesh must agree on, beside the terms.
-    fn text(&self) -> String {
+    /// What the ranks of the mesh must agree on, beside the terms. The shape is the full one: a rank
+    /// that has waited may have the handle of an earlier mesh, and may be in the mesh of an epoch
+    /// whose making broke.
+    fn text(&self, recovery: &Recovery) -> String {
         let mesh = self.before.mesh();
-        let shape: Vec<String> = mesh.shape().iter().map(usize::to_string).collect();
+        let shape: Vec<String> = recovery.epoch().replicas.sizes.iter().map(usize::to_string).collect();
         format!(
             "{CALL}(shape=({}), names=({}), dim={}{})",
             shape.join(", "),
@@ -353,8 +372,8 @@ impl Job<'_> {
     /// Makes the communicators of the next mesh, and those of the dimensions that were made on the
     /// mesh before. The first ones come from a fresh id, which always works: the mesh before may
     /// have failed, and ranks may be new. A rank that has joined does not know which dimensions
-    /// were made, and a rank whose last call was aborted may lack one. So all ranks take the list of
-    /// one rank that has not joined.
+    /// were made, and a rank whose last call was aborted may lack one. So all ranks take the list
+    /// of one rank that has not joined.
     fn make_comms(&self, root: &Arc<RootComms>, recovery: &Recovery, dims: &[DimOptions]) -> Result<()> {
         let (mesh, stateless) = (root.mesh(), &recovery.epoch().stateless);
         let ranks = mesh.root_ranks();

@@ -1,5 +1,5 @@
-//! The state of one rank between its recoveries (docs/recovery.md): which decisions it has read, and
-//! which mesh the next recovery is about.
+//! The state of one rank between its recoveries (docs/recovery.md): which decisions it has read,
+//! and which mesh the next recovery is about.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};

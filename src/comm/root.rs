@@ -2,6 +2,7 @@
 
 mod communicators;
 mod control;
+mod epochs;
 mod ranges;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -364,46 +365,6 @@ impl RootComms {
     pub(super) fn is_of_past_epoch(&self) -> bool {
         self.world.as_ref().is_some_and(|world| world.rendezvous().epoch() > self.epoch)
     }
-
-    /// The number of the epoch in which the root was made.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    /// The options with which the root's own dimensions were made, also on a rank that is not in
-    /// the mesh; empty for the defaults.
-    pub(super) fn options_of_dims(&self) -> &[DimOptions] {
-        &self.options
-    }
-
-    /// Notes dimensions that a call has made.
-    pub(super) fn note_made(&self, made: MadeDims) {
-        let mut known = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.iter().all(|known| known.path != made.path) {
-            known.push(made);
-        }
-    }
-
-    /// The dimensions that calls have made, in their order.
-    pub(super) fn made(&self) -> Vec<MadeDims> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Replaces what is known of the dimensions that calls have made.
-    pub(super) fn set_made(&self, made: Vec<MadeDims>) {
-        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
-    }
-
-    /// What the recovery that made this root has come to. For a root that no recovery made, nobody
-    /// was lost and nobody has joined.
-    pub fn recovered(&self) -> &Recovered {
-        self.recovered.get_or_init(|| Recovered::none(&self.mesh, self.epoch))
-    }
-
-    /// Notes what the recovery that made this root has come to.
-    pub(super) fn set_recovered(&self, recovered: Recovered) {
-        let _ = self.recovered.set(recovered);
-    }
 }
 
 impl Drop for RootComms {
@@ -450,8 +411,9 @@ pub(super) fn mesh_id(epoch: u64, call: u64) -> String {
 }
 
 /// Returns the scope in which the ranks of a root mesh agree. A root that has all ranks of the
-/// world (after a recovery: of the mesh that it gave) uses the world's scope. So when ranks make calls on different meshes in different orders,
-/// that is a mismatch and not a wait. Any other root has a scope of its own.
+/// world (after a recovery: of the mesh that it gave) uses the world's scope. So when ranks make
+/// calls on different meshes in different orders, that is a mismatch and not a wait. Any other root
+/// has a scope of its own.
 fn own_scope(world: &World, mesh: &Mesh, id: &str, departures: &Arc<Departures>) -> Result<Arc<Scope>> {
     let rendezvous = world.rendezvous();
     let of_world = rendezvous.scope()?;

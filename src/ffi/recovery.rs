@@ -13,7 +13,7 @@ use super::pointers::out;
 use super::registry;
 use super::structs::dm_dim_options;
 use super::types::{DM_RANK_NONE, dm_mesh, dm_status};
-use crate::comm::{RecoverOptions, Recovered, View};
+use crate::comm::{RecoverOptions, Recovered};
 use crate::error::Result;
 
 /// Recover flag: this rank, which has joined (dm_recovery.has_joined), has received the state of
@@ -26,7 +26,8 @@ pub const DM_RECOVER_HAS_STATE: u32 = 1;
 pub const DM_RECOVER_ANY_STATE: u32 = 2;
 
 /// How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
-/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank of the mesh.
+/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
+/// they differ on ranks of the mesh, the call fails on all of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_recover_options {
@@ -126,12 +127,13 @@ pub struct dm_recovery {
 /// caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank and
-/// of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has the state of some shard; another thread is in the call; a CUDA graph is being
-/// captured), DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks'
-/// options or meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the
-/// job has ended; dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh
-/// without a world, an offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
+/// of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has
+/// the state of some shard; another thread is in the call; a CUDA graph is being captured),
+/// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
+/// meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the
+/// store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the job has ended;
+/// dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh without a world, an
+/// offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
 /// DM_STATUS_INVALID_ARGUMENT (also another dim than before, and a root mesh that no recovery
 /// gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
@@ -179,7 +181,7 @@ pub unsafe extern "C" fn dm_recover(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_get_recovery(mesh: *const dm_mesh, recovery_out: *mut dm_recovery) -> dm_status {
     guard(|| {
-        let view: std::sync::Arc<View> = find(mesh)?;
+        let view = find(mesh)?;
         // SAFETY: the caller's contract.
         unsafe { write_struct("recovery_out", recovery_out, answer(view.root_comms().recovered())) }
     })
@@ -197,17 +199,18 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     // SAFETY: the caller's contract.
     let dim = unsafe { optional_text("options.dim", given.dim)? };
     let dims = GivenDims { options: given.dim_options, number: given.num_dim_options };
-    let mut options = RecoverOptions::default();
-    options.dim = dim.map(str::to_owned);
-    options.timeout = timeout("options.timeout_ms", given.timeout_ms)?;
-    options.replace = timeout("options.replace_ms", given.replace_ms)?.unwrap_or(Duration::ZERO);
-    options.silent = timeout("options.silent_ms", given.silent_ms)?;
-    options.min_size = natural("options.min_size", given.min_size)?;
-    options.has_state = given.flags & DM_RECOVER_HAS_STATE != 0;
-    options.any_state = given.flags & DM_RECOVER_ANY_STATE != 0;
     // SAFETY: the caller's contract.
-    options.dims = unsafe { read_dim_options(dims, ndim, "the mesh has")? };
-    Ok(options)
+    let dims = unsafe { read_dim_options(dims, ndim, "the mesh has")? };
+    Ok(RecoverOptions {
+        dim: dim.map(str::to_owned),
+        timeout: timeout("options.timeout_ms", given.timeout_ms)?,
+        replace: timeout("options.replace_ms", given.replace_ms)?.unwrap_or(Duration::ZERO),
+        silent: timeout("options.silent_ms", given.silent_ms)?,
+        min_size: natural("options.min_size", given.min_size)?,
+        has_state: given.flags & DM_RECOVER_HAS_STATE != 0,
+        any_state: given.flags & DM_RECOVER_ANY_STATE != 0,
+        dims,
+    })
 }
 
 /// The answer to a C caller, whose arrays are those of `recovered`.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use devicemesh::ffi::*;
 
 use super::memory::{Room, Text};
-use super::{Call, Given, Session};
+use super::{Call, Given, Handle, Session};
 
 pub const CALLS: &[Call] = &[finalize, lost, proc];
 
@@ -33,6 +33,30 @@ fn lost(session: &mut Session<'_>) {
     if session.ended("dm_lost_ranks", status, given, &[ranks.untouched()]) {
         // Nobody but this process is in a world here.
         assert!(len.get(0) == 0 && ranks.untouched());
+    }
+    recovery(session, mesh);
+}
+
+/// Asks what the recovery that made a mesh has come to. These calls have no arguments that chance
+/// chooses, so they follow another call, and the corpus means what it meant before.
+fn recovery(session: &mut Session<'_>, mesh: Handle) {
+    let size = size_of::<dm_recovery>();
+    let told = Room::<dm_recovery>::new(1);
+    told.put(0, size);
+    // SAFETY: as many bytes as it says.
+    let status = unsafe { dm_get_recovery(mesh.mesh(), told.as_ptr()) };
+    if session.ended("dm_get_recovery", status, Given { dead: !mesh.alive, ..Given::default() }, &[]) {
+        let told = told.get(0);
+        assert!(told.struct_size == size && told.epoch == 0 && told.num_lost == 0 && told.has_joined == 0);
+        assert!(told.lost_ranks.is_null() && told.joined_ranks.is_null());
+    }
+    // Nobody is lost in a world of this process alone, and the call would wait a moment for news.
+    if !mesh.real {
+        let out = Room::<*mut dm_mesh>::new(1);
+        // SAFETY: NULL, and writable.
+        let status = unsafe { dm_recover(mesh.mesh(), std::ptr::null(), out.as_ptr(), std::ptr::null_mut()) };
+        let given = Given { dead: !mesh.alive, wrong: mesh.alive, unsure: false };
+        session.ended("dm_recover", status, given, &[out.untouched()]);
     }
 }
 

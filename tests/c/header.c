@@ -63,6 +63,15 @@ int main(void)
   CHECK(sizeof(dm_plan_options) == 48);
   AT(dm_plan_options, flags, 8); AT(dm_plan_options, world_size, 12); AT(dm_plan_options, locations, 16); AT(dm_plan_options, shape, 24);
   AT(dm_plan_options, ndim, 32); AT(dm_plan_options, traffic, 40);
+  CHECK(sizeof(dm_recover_options) == 64);
+  AT(dm_recover_options, flags, 8); AT(dm_recover_options, min_size, 12); AT(dm_recover_options, dim, 16);
+  AT(dm_recover_options, timeout_ms, 24); AT(dm_recover_options, replace_ms, 32); AT(dm_recover_options, silent_ms, 40);
+  AT(dm_recover_options, dim_options, 48); AT(dm_recover_options, num_dim_options, 56);
+  CHECK(sizeof(dm_recovery) == 88);
+  AT(dm_recovery, epoch, 8); AT(dm_recovery, previous_epoch, 16); AT(dm_recovery, lost_ranks, 24); AT(dm_recovery, num_lost, 32);
+  AT(dm_recovery, joined_ranks, 40); AT(dm_recovery, num_joined, 48); AT(dm_recovery, old_coordinate, 56);
+  AT(dm_recovery, new_coordinate, 64); AT(dm_recovery, ndim, 72); AT(dm_recovery, state_root, 80); AT(dm_recovery, has_joined, 84);
+  CHECK(DM_RECOVER_HAS_STATE == 1u && DM_RECOVER_ANY_STATE == 2u);
   CHECK(sizeof(dm_placement) == 32);
   AT(dm_placement, kind, 0); AT(dm_placement, tensor_dim, 4); AT(dm_placement, order, 8); AT(dm_placement, reserved, 12);
 
@@ -92,6 +101,14 @@ int main(void)
   dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
   CHECK(plan.struct_size == sizeof plan && plan.flags == 0 && plan.world_size == 0 && plan.locations == NULL && plan.shape == NULL &&
         plan.ndim == 0 && plan.traffic == NULL);
+
+  dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+  CHECK(wishes.struct_size == sizeof wishes && wishes.flags == 0 && wishes.min_size == 0 && wishes.dim == NULL && wishes.timeout_ms == 0 &&
+        wishes.replace_ms == 0 && wishes.silent_ms == 0 && wishes.dim_options == NULL && wishes.num_dim_options == 0);
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  CHECK(recovery.struct_size == sizeof recovery && recovery.epoch == -1 && recovery.lost_ranks == NULL && recovery.num_lost == 0 &&
+        recovery.joined_ranks == NULL && recovery.num_joined == 0 && recovery.old_coordinate == NULL && recovery.new_coordinate == NULL &&
+        recovery.ndim == 0 && recovery.state_root == DM_RANK_NONE && recovery.has_joined == 0);
 
   CHECK(dm_version() == DEVICEMESH_VERSION);
   CHECK(DM_RANK_NONE == -1 && DM_STORE_NOT_YET == 100 && DM_STATUS_INVALID_STATE == 17);

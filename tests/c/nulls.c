@@ -244,6 +244,13 @@ static void communicating(const dm_mesh *mesh)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1", dm_stream_wait(mesh, "dp", NULL, -1));
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_stream_wait(mesh, "nowhere", NULL, 0));
   NO_HANDLE(dm_abort(NULL));
+  dm_mesh *recovered = kUntouched;
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  NO_HANDLE(dm_recover(NULL, NULL, &recovered, NULL));
+  NO("mesh_out", dm_recover(mesh, NULL, NULL, NULL));
+  NO_HANDLE(dm_get_recovery(NULL, &recovery));
+  NO("recovery_out", dm_get_recovery(mesh, NULL));
+  CHECK(recovered == kUntouched && recovery.epoch == -1);
   NO_HANDLE(dm_finalize(NULL, NULL));
 
   /* The mesh and the world still work. */

@@ -73,6 +73,14 @@ int main(void)
     options.dim_options = NULL;
     options.num_dim_options = 0;
     if (dm_init("cpu", shape, 1, NULL, &options, &mesh) != DM_STATUS_OK) return 1;
+    dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+    dm_recovery recovery = DM_RECOVERY_INIT;
+    dm_mesh *next = NULL;
+    wishes.struct_size = LEAST_dm_recover_options - less;
+    /* The call is refused either way, because the world is offline. */
+    check("dm_recover_options", LEAST_dm_recover_options, less, dm_recover(mesh, &wishes, &next, NULL));
+    recovery.struct_size = LEAST_dm_recovery - less;
+    check("dm_recovery", LEAST_dm_recovery, less, dm_get_recovery(mesh, &recovery));
     call.struct_size = LEAST_dm_call_options - less;
     check("dm_call_options", LEAST_dm_call_options, less, dm_finalize(mesh, &call));
     dm_free(mesh);

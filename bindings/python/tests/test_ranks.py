@@ -264,6 +264,33 @@ class Ranks(unittest.TestCase):
                 mesh.get_group().all_reduce(value)
         self.mesh.flatten("after_shrink")
 
+    def test_recovering_without_a_rank(self):
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/recovers", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        told = mesh.recovery
+        self.assertEqual((told.epoch, told.lost_ranks, told.new_coordinate, told.has_joined), (0, (), (RANK,), False))
+        with self.assertRaisesRegex(InvalidStateError, "nothing to recover"):
+            mesh.recover()
+        if SIZE == 1:
+            return
+        self.mesh.flatten("before_recovery")
+        gone = SIZE - 1
+        if RANK == gone:
+            world.abort()
+        else:
+            with self.assertRaises(PeerLostError):
+                world.barrier()
+            mesh = mesh.recover("x", replace=0.01, min_size=1, dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
+            self.assertEqual(mesh.ranks, tuple(range(gone)))
+            told = mesh.recovery
+            self.assertEqual((told.epoch, told.previous_epoch, told.lost_ranks, told.joined_ranks), (1, 0, (gone,), ()))
+            self.assertEqual((told.old_coordinate, told.new_coordinate, told.state_root), ((RANK,), (RANK,), 0))
+            value = bytearray([1])
+            mesh.get_group().all_reduce(value)
+            self.assertEqual(value[0], gone)
+            world.finalize()
+        self.mesh.flatten("after_recovery")
+
     def test_a_rank_that_leaves_the_world_is_named_as_data(self):
         if SIZE == 1:
             return

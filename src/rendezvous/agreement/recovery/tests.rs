@@ -1,10 +1,11 @@
 //! Recoveries with ranks as threads over a store in memory: the cases of docs/recovery.md.
-//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, and
-//! tests/telling.rs what ranks tell each other beside their proposals.
+//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, tests/telling.rs what
+//! ranks tell each other beside their proposals, and tests/waiting.rs processes without a place.
 
 mod deaths;
 mod telling;
 mod turns;
+mod waiting;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -127,6 +128,7 @@ fn all_equal(outcomes: Vec<(Recovery, Result<Outcome>)>) -> String {
         .map(|(rank, outcome)| match outcome {
             Ok(Outcome::Epoch) => format!("epoch {}: {}", rank.epoch_number(), seats(rank)),
             Ok(Outcome::Ended) => "ended".to_owned(),
+            Ok(Outcome::Called) => "called".to_owned(),
             Err(error) => format!("{}: {}", error.status().name(), error.message()),
         })
         .collect();

@@ -1,0 +1,55 @@
+//! Processes that wait for a place: they are needed in a call of the world, or the job ends.
+
+use super::*;
+
+#[test]
+fn a_spare_that_waits_is_called_and_comes_again() {
+    let job = Job::new(4, 3);
+    let mut spare = job.rank(3);
+    spare.watch_call(Some("test/world/5/here/0".to_owned()));
+    std::thread::scope(|threads| {
+        let spare = threads.spawn(|| {
+            assert_eq!(spare.come(&job.arrival(), &soon()).unwrap(), Outcome::Called);
+            spare.watch_call(None);
+            recover(&mut spare, &job.arrival(), &soon()).unwrap()
+        });
+        job.await_here(1, "3");
+        job.store.set("test/world/5/here/0", b"dm_world_barrier()", &soon()).unwrap();
+        job.die_first(&[1]);
+        let left = job.recover(&[0, 2]);
+        assert_eq!(all_equal(left), "epoch 1: seats=0,3,2 without=");
+        assert_eq!(spare.join().unwrap(), Outcome::Epoch);
+    });
+}
+
+#[test]
+fn processes_that_wait_are_told_of_the_end_of_the_job() {
+    let mut job = Job::new(4, 4);
+    job.replicas = Replicas { sizes: vec![2, 2], dim: 0 };
+    job.die_first(&[1]);
+    // Rank 0 has lost its replica, and waits.
+    let mut left: Vec<Recovery> = std::thread::scope(|threads| {
+        let come = |me: usize| {
+            let job = &job;
+            threads.spawn(move || {
+                let mut rank = job.rank(me);
+                assert_eq!(rank.come(&job.arrival(), &soon()).unwrap(), Outcome::Epoch);
+                assert_eq!(rank.make(Ok(()), &soon()).unwrap(), Made::Whole);
+                rank
+            })
+        };
+        [0, 2, 3].map(come).map(|rank| rank.join().unwrap()).into()
+    });
+    assert_eq!(left.iter().map(Recovery::is_in_mesh).collect::<Vec<_>>(), [false, true, true]);
+    assert!(!left[1].is_due(&soon()).unwrap());
+    std::thread::scope(|threads| {
+        let [benched, second, third] = &mut left[..] else { unreachable!() };
+        let waiting = threads.spawn(|| benched.come(&job.arrival(), &soon()).unwrap());
+        job.await_here(2, "0");
+        for rank in [second, third] {
+            rank.end(&soon()).unwrap();
+        }
+        assert_eq!(waiting.join().unwrap(), Outcome::Ended);
+    });
+    assert_eq!(job.store.get("test/decision/2", &soon()).unwrap(), b"end");
+}
