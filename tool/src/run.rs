@@ -28,12 +28,11 @@ mod ranks;
 mod reason;
 mod rendezvous;
 mod report;
+mod restart;
 mod signals;
 
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::host_name;
-use devicemesh::rendezvous::store::{Secret, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getpid;
 
@@ -49,6 +48,8 @@ use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
+pub use self::restart::Unit;
+use self::restart::Restarts;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
@@ -109,7 +110,8 @@ fn say_killed(options: &Options, killed: &str) {
 /// Runs this node's part of the job.
 fn run_here(options: &Options) -> Result<u8, Failure> {
     let share = options.hosts.agent.as_ref();
-    let rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
+    let mut rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
+    rendezvous.restart = options.restart.standing();
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
     if options.dry_run {
         return dry_run::show(options, rendezvous, &binding);
@@ -125,7 +127,6 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     }
     let output = Output::new(options.output.route(rendezvous.nodes > 1, options.color));
     let one_node = rendezvous.is_private();
-    let is_alone = rendezvous.nodes == 1;
     let open_files =
         one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
     let mut job = Job {
@@ -137,7 +138,9 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         nodes: None,
         control: Control::of(share),
         is_ended_by_starter: false,
+        assignment: None,
         ranks: None,
+        restarts: Restarts::new(rendezvous.restart),
         reporter: None,
         deadline: options.ending.timeout.map(|timeout| Instant::now() + timeout),
         timeout: None,
@@ -151,25 +154,7 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         stop_is_told: false,
         style: Style::new(options.color, &std::io::stderr()),
     };
-    // The ranks of one node need the server until the job ends.
-    let mut server = None;
-    let assignment = if one_node {
-        let server = server.insert(
-            Secret::from_environment()
-                .and_then(|secret| Server::at(&rendezvous.host, rendezvous.port, secret))
-                .map_err(|error| Failure::new(1, error.message()))?,
-        );
-        server.expect_ranks(rendezvous.ranks as usize);
-        Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
-    } else {
-        job.reporter = (!is_alone).then(host_name);
-        job.nodes = Some(Nodes::meet(rendezvous)?);
-        job.wait_for_nodes()
-    };
-    if let Some(assignment) = assignment {
-        job.start(&assignment)?;
-    }
-    job.watch();
+    job.run(rendezvous)?;
     Ok(job.finish())
 }
 
@@ -186,11 +171,13 @@ impl Job<'_> {
     }
 
     /// Starts the ranks. Without other nodes a failure is this function's, else it ends the job.
-    fn start(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+    fn start(&mut self, assignment: Assignment) -> Result<(), Failure> {
+        let assignment = &*self.assignment.insert(assignment);
         let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
         let served = if serves { assignment.world_size } else { 0 };
         let ranks = open_files::Ranks { here: assignment.ranks, served, tools: assignment.nodes };
         let limit = self.open_files.map_or_else(|| open_files::make_room(ranks, self.output.route()), Ok);
+        self.open_files = limit.as_ref().ok().copied();
         let is_agent = self.options.hosts.agent.is_some();
         let begun = limit.and_then(|limit| self.output.begin(assignment, is_agent).map(|()| limit));
         let started = begun
@@ -207,11 +194,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Returns when the ranks have ended, here and on the other nodes.
-    fn watch(&mut self) {
+    /// Returns when the ranks have ended, here and on the other nodes. Gives the moment at which
+    /// `--timeout` passes.
+    fn watch(&mut self) -> Option<Instant> {
         let mut told = false;
-        while self.running() > 0 || (self.nodes.is_some() && self.cause.is_none()) {
-            if self.running() == 0 && !told {
+        let is_busy = |job: &Self| job.running() > 0 || job.restarts.has_due();
+        while is_busy(self) || (self.nodes.is_some() && self.cause.is_none()) {
+            if !is_busy(self) && !told {
                 told = true;
                 self.nodes.as_ref().inspect(|nodes| nodes.finished());
             }
@@ -225,7 +214,8 @@ impl Job<'_> {
         // The other nodes read the cause in the store and then end their ranks, so this node serves
         // the store until they have gone.
         self.phase = Phase::Killed;
-        self.timeout = self.deadline.take().filter(|_| self.cause.is_none());
+        let limit = self.deadline.take();
+        self.timeout = limit.filter(|_| self.cause.is_none());
         self.deadline = Some(Instant::now() + self.options.ending.longest() + STAY);
         while self.nodes.as_ref().is_some_and(Nodes::serves)
             && !self.store_is_unused
@@ -233,6 +223,7 @@ impl Job<'_> {
         {
             self.step();
         }
+        limit
     }
 
     /// Sleeps until there is an event, and handles it. Returns this node's share of
@@ -240,7 +231,8 @@ impl Job<'_> {
     fn step(&mut self) -> Option<Assignment> {
         self.obey_the_clock();
         let starter_is_gone = self.control.as_ref().and_then(Control::deadline);
-        self.sleep(self.next_moment().into_iter().chain(starter_is_gone).min());
+        let moments = self.next_moment().into_iter().chain(starter_is_gone).chain(self.restart_moment());
+        self.sleep(moments.min());
         for signal in self.signals.take() {
             self.handle_signal(signal);
         }
@@ -271,10 +263,9 @@ impl Job<'_> {
         }
         let ended = self.ranks.as_mut().map(Ranks::reap).unwrap_or_default();
         guard::wait_if_ending();
-        let mut failed = ended.into_iter().filter(|ended| ended.failed());
-        if let Some(first) = failed.next().filter(|_| self.cause.is_none()) {
-            self.rank_failed(first, failed.count());
-        }
+        self.ranks_ended(ended);
+        self.start_due_ranks();
+        self.end_if_asked_between_attempts(false);
         assignment
     }
 

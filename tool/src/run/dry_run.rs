@@ -98,7 +98,7 @@ fn describe(
     );
 
     let of_rank = |local_rank: u32| {
-        let mut variables = variables(local_rank, &assignment, binding.own_cores(local_rank));
+        let mut variables = variables(local_rank, 0, &assignment, binding.own_cores(local_rank));
         for (name, value) in &mut variables {
             match *name {
                 "MASTER_PORT" if port_is_free => *value = FREE_PORT.to_owned(),
@@ -137,10 +137,13 @@ fn describe(
 /// taken to start as many ranks as this one.
 fn assumed(rendezvous: Rendezvous) -> Assignment {
     let (nodes, node, port) = (rendezvous.nodes, rendezvous.node.unwrap_or(0), rendezvous.port);
-    let mut assignment = Assignment::whole_job(rendezvous, port);
+    let mut assignment = Assignment::whole_job(&rendezvous, port);
+    let others = assignment.ranks - assignment.spares;
     assignment.nodes = nodes;
     assignment.node = node;
-    assignment.first_rank = node * assignment.ranks;
+    assignment.first_rank = node * others;
+    assignment.mesh_size = nodes * others;
+    assignment.first_spare = assignment.mesh_size + node * assignment.spares;
     assignment.world_size = nodes * assignment.ranks;
     assignment
 }

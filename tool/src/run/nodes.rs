@@ -15,6 +15,7 @@
 //! | `devicemesh/run/stranger/<n>` | what the n-th of them said, for the nodes that wait |
 //! | `devicemesh/refused` | how many connections the server refused because of their secrets, and the last one's address. The server writes it |
 //! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
+//! | `devicemesh/run/success` | set with `--restart rank` when a rank has ended well |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
 //! Every wait also waits for the cause.
@@ -95,6 +96,16 @@ impl Nodes {
     /// Tells the other nodes that the ranks of this node have ended well.
     pub fn finished(&self) {
         self.shared.finished();
+    }
+
+    /// Tells the other nodes that a rank of this node has ended well.
+    pub fn tell_success(&self) {
+        self.shared.tell_success();
+    }
+
+    /// Whether a node has told that one of its ranks has ended well.
+    pub fn has_success(&self) -> bool {
+        self.shared.has_success()
     }
 
     /// Whether this node is one of the job's, so that the other nodes know the cause that it knows.

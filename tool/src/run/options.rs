@@ -14,6 +14,7 @@ use super::hosts::Hosts;
 use super::meeting::Meeting;
 use super::output::OutputOptions;
 use super::program::mistake;
+use super::restart::RestartOptions;
 use crate::failure::Failure;
 use crate::other_launchers::{PREFIX, TEE, is_streams};
 use crate::style::When;
@@ -71,6 +72,8 @@ pub struct Options {
     pub output: OutputOptions,
     #[command(flatten)]
     pub ending: Ending,
+    #[command(flatten)]
+    pub restart: RestartOptions,
     #[command(flatten)]
     pub binding: BindingOptions,
     /// Show what would be started, with which variables and on which CPUs, and start nothing
@@ -161,11 +164,20 @@ impl Options {
         if let Some(message) = mistake {
             return Err(Failure::new(2, message));
         }
+        // The starter knows only some of the nodes' numbers of ranks, so each node checks its own.
+        if !self.hosts.starts() {
+            let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);
+            self.restart.check(share.map(Count::Ranks).or(self.ranks))?;
+        }
         self.output.check()
     }
 
-    /// The number of ranks to start on this node.
+    /// The number of ranks to start on this node, with its spares.
     pub fn ranks_here(&self) -> Result<u32, Failure> {
+        self.ranks_without_spares().map(|ranks| ranks.saturating_add(self.restart.spares))
+    }
+
+    fn ranks_without_spares(&self) -> Result<u32, Failure> {
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let devices = || ccl::devices().map(|(count, _)| count as u32);
         let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);

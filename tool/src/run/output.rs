@@ -11,6 +11,7 @@ mod sink;
 mod sinks;
 mod tails;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +50,12 @@ pub struct Output {
     route: Route,
     /// The folder of this run's logs, where there is one.
     folder: Option<Folder>,
+    /// How often the whole job was started again.
+    restarts: u32,
+    /// How often single ranks were started again alone, by rank.
+    of_rank: BTreeMap<u32, u32>,
+    /// Whether the ranks were started, so that the folder and the sinks are there.
+    has_begun: bool,
     /// This host's name in a job of several nodes, for the prefixes.
     host: Option<String>,
     sinks: Sinks,
@@ -88,8 +95,9 @@ impl Output {
     pub fn new(route: Route) -> Output {
         let styles = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
         let (folder, host, sinks, loss) = (None, None, Sinks::default(), None);
+        let (restarts, of_rank) = (0, BTreeMap::new());
         let (streams, tails, buffer) = (Vec::new(), Tails::default(), Vec::new());
-        Output { route, folder, host, sinks, streams, tails, styles, loss, buffer }
+        Output { route, folder, restarts, of_rank, has_begun: false, host, sinks, streams, tails, styles, loss, buffer }
     }
 
     pub fn route(&self) -> &Route {
@@ -104,6 +112,13 @@ impl Output {
             return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
         }
         self.host.clone_from(&assignment.host_name);
+        self.restarts = assignment.restarts;
+        self.tails = Tails::default();
+        // The threads and the folder are there already where the job starts again.
+        if self.has_begun {
+            return Ok(());
+        }
+        self.has_begun = true;
         if let Some(logs) = &self.route.logs {
             let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
             let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
@@ -130,7 +145,25 @@ impl Output {
 
     /// The file of a rank's standard error, where there is one.
     pub fn log(&self, rank: u32) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.log(rank, true))
+        self.folder.as_ref().map(|folder| folder.log(rank, self.restarts_of(rank), true))
+    }
+
+    /// How often a rank was started again, alone or with all others.
+    fn restarts_of(&self, rank: u32) -> u32 {
+        self.restarts + self.of_rank.get(&rank).copied().unwrap_or(0)
+    }
+
+    /// Prepares for a rank that is started again alone, for that many times with this one. What
+    /// its earlier process has written is passed on, and is no part of its last words any more.
+    pub fn restart(&mut self, rank: u32, again: u32) {
+        let (mut old, others): (Vec<Stream>, Vec<Stream>) =
+            std::mem::take(&mut self.streams).into_iter().partition(|stream| stream.rank == rank);
+        self.streams = others;
+        // A process that the rank has left behind loses its pipes here, as it does when the job
+        // ends.
+        old.iter_mut().for_each(|stream| self.finish(stream));
+        self.tails.forget(rank);
+        self.of_rank.insert(rank, again);
     }
 
     /// Sets up a rank's input and output before the rank starts.
@@ -138,11 +171,12 @@ impl Output {
         child.stdin(input::source(self.route.reader == Some(rank)));
         let mut logs = Logs([None, None]);
         for is_error in [false, true] {
-            let file = self.folder.as_ref().map(|folder| folder.create(rank, is_error)).transpose()?;
+            let restarts = self.restarts_of(rank);
+            let file = self.folder.as_ref().map(|folder| folder.create(rank, restarts, is_error)).transpose()?;
             let to = match file {
                 Some(file) if self.route.writes_logs_directly() => Stdio::from(file),
                 Some(file) => {
-                    let path = self.folder.as_ref().map(|folder| folder.log(rank, is_error)).unwrap_or_default();
+                    let path = self.folder.as_ref().map(|folder| folder.log(rank, restarts, is_error)).unwrap_or_default();
                     logs.0[usize::from(is_error)] = Some(Log::new(path, file, self.route.rotation));
                     Stdio::piped()
                 }

@@ -14,6 +14,7 @@ use crate::run::assignment::run_name;
 use crate::run::cause::Cause;
 use crate::run::identity::Identity;
 use crate::run::rendezvous::Rendezvous;
+use crate::run::restart::Standing;
 use crate::words::listed;
 
 /// How many nodes a message lists.
@@ -42,6 +43,10 @@ pub struct Entry {
     /// The job that it belongs to. Tools before 0.3 do not say it.
     #[serde(default)]
     pub identity: Identity,
+    /// Its spares, its options on restarts, and how often it has seen the job start again. Tools
+    /// before 0.3 do not say it.
+    #[serde(default)]
+    pub restart: Standing,
 }
 
 /// The word that the server passes on when the connections of a tool end.
@@ -74,13 +79,14 @@ impl Entry {
         Entry {
             host: host_name(),
             pid: std::process::id(),
-            run: run_name(SystemTime::now(), std::process::id()),
+            run: rendezvous.run.clone().unwrap_or_else(|| run_name(SystemTime::now(), std::process::id())),
             nodes: rendezvous.nodes,
             node: rendezvous.node,
             ranks: rendezvous.ranks,
             id: rendezvous.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             identity: rendezvous.identity.clone(),
+            restart: rendezvous.restart,
         }
     }
 
@@ -129,6 +135,10 @@ impl Entry {
                 "{self} has --nnodes {}, {other} has --nnodes {}: say the same on all nodes",
                 self.nodes, other.nodes
             ));
+        }
+        if !self.restart.fits(&other.restart) {
+            let (mine, theirs) = (&self.restart, &other.restart);
+            return Some(format!("{self} has {mine}, {other} has {theirs}: say the same on all nodes"));
         }
         match (self.node, other.node) {
             (Some(mine), Some(theirs)) if mine == theirs && self.nodes > 1 => Some(format!(

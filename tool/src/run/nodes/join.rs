@@ -221,25 +221,36 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
     let numbers = numbers(entries);
     let index = arrival as usize - 1;
     let node = numbers[index];
-    let ranks_of = |counts: &dyn Fn(u32) -> bool| -> u64 {
+    let sum = |of: &dyn Fn(&Entry) -> u64, counts: &dyn Fn(u32) -> bool| -> u64 {
         let counted = entries.iter().zip(&numbers).filter(|(_, number)| counts(**number));
-        counted.map(|(entry, _)| u64::from(entry.ranks)).sum()
+        counted.map(|(entry, _)| of(entry)).sum()
     };
-    let (first_rank, world_size) = (ranks_of(&|number| number < node), ranks_of(&|_| true));
+    let spares = |entry: &Entry| u64::from(entry.restart.spares);
+    let others = |entry: &Entry| u64::from(entry.ranks).saturating_sub(spares(entry));
+    let (is_before, is_any) = (|number: u32| number < node, |_| true);
+    let (first_rank, mesh_size) = (sum(&others, &is_before), sum(&others, &is_any));
+    let (first_spare, world_size) = (mesh_size + sum(&spares, &is_before), mesh_size + sum(&spares, &is_any));
     let Some(world_size) = u32::try_from(world_size).ok().filter(|size| *size <= i32::MAX as u32) else {
         return Err(Cause::Refused { message: format!("{world_size} ranks are more than a world can have") });
     };
+    // The tool of a node may have been started anew, and then it knows less than the others.
+    let oldest = entries.iter().rev().max_by_key(|entry| entry.restart.restarts).unwrap_or(&entries[0]);
     let id = rendezvous.id.clone().unwrap_or_else(|| default_id(&entries[0].host, entries[0].pid));
     Ok(Assignment {
         node,
         nodes: rendezvous.nodes,
         first_rank: first_rank as u32,
+        first_spare: first_spare as u32,
         ranks: rendezvous.ranks,
+        spares: rendezvous.restart.spares,
         world_size,
+        mesh_size: mesh_size as u32,
         host: rendezvous.host.clone(),
         port: rendezvous.port,
         id,
-        run: entries[0].run.clone(),
+        run: oldest.run.clone(),
         host_name: (rendezvous.nodes > 1).then(|| entries[index].host.clone()),
+        restarts: oldest.restart.restarts,
+        max_restarts: rendezvous.restart.most,
     })
 }

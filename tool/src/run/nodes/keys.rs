@@ -5,6 +5,7 @@ use std::fmt::Display;
 
 pub const OVER: &str = "devicemesh/run/over";
 pub const AT_ONCE: &str = "devicemesh/run/at_once";
+pub const SUCCESS: &str = "devicemesh/run/success";
 pub const NODES: &str = "devicemesh/run/nodes";
 pub const SERVED: &str = "devicemesh/run/served";
 pub const GONE: &str = "devicemesh/run/gone";

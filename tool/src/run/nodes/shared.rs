@@ -12,7 +12,7 @@ use devicemesh::wait::{Cancel, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::keys::{self, AT_ONCE, OVER};
+use super::keys::{self, AT_ONCE, OVER, SUCCESS};
 use super::peer::read_cause;
 use super::place::Place;
 use crate::run::assignment::Assignment;
@@ -128,6 +128,19 @@ impl Shared {
         let Some(reached) = self.admitted() else { return };
         // If this write fails, the other nodes end their ranks at the end of their grace periods.
         let _ = reached.store.set(AT_ONCE, b"1", &Wait::after(TELL));
+    }
+
+    /// Notes that a rank of this node has ended well.
+    pub fn tell_success(&self) {
+        let Some(reached) = self.admitted() else { return };
+        // If this write fails, ranks of other nodes are started again in vain.
+        let _ = reached.store.set(SUCCESS, b"1", &Wait::after(TELL));
+    }
+
+    /// Whether a rank of the job has ended well.
+    pub fn has_success(&self) -> bool {
+        let found = self.admitted().map(|reached| reached.store.try_get(SUCCESS, &Wait::after(TELL)));
+        matches!(found, Some(Ok(Some(_))))
     }
 
     /// Notes that the ranks of this node have ended well.
