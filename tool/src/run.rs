@@ -39,17 +39,19 @@ use rustix::process::getpid;
 use self::assignment::Assignment;
 use self::binding::Binding;
 use self::cause::Cause;
+pub use self::cause::signal_name;
 use self::guard::Work;
 pub use self::guard::command_line;
 use self::hosts::Control;
 pub use self::hosts::agent;
 use self::job::{Job, Phase};
+pub use self::nodes::listener;
 use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
-pub use self::restart::Unit;
 use self::restart::Restarts;
+pub use self::restart::Unit;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
@@ -185,7 +187,10 @@ impl Job<'_> {
         let host_name = assignment.host_name.as_ref();
         self.reporter = host_name.map(|host| format!("node {} ({host})", assignment.node));
         match started {
-            Ok(ranks) => self.ranks = Some(ranks),
+            Ok(ranks) => {
+                self.ranks = Some(ranks);
+                self.restarts.has_started();
+            }
             Err(failure) if assignment.nodes == 1 => return Err(failure),
             Err(Failure { code, message }) => {
                 self.end_everywhere(Cause::Start { code, message, node: self.reporter.clone() });

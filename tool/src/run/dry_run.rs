@@ -45,9 +45,11 @@ fn describe(
     let assignment = assumed(rendezvous);
     let mut lines = Labelled::new(style, Some(width.unwrap_or(PLAIN)));
     let mut line = |label: &str, text: &str| lines.line(label, text);
+    let restart = options.restart.standing();
+    let ranks = format!("{}{}", count(here, "rank"), restart.told_spares());
     let what = match nodes {
-        1 => format!("would start {} on {}", count(here, "rank"), host_name()),
-        _ => format!("would start {} on {}, as node {} of {nodes}", count(here, "rank"), host_name(), assignment.node),
+        1 => format!("would start {ranks} on {}", host_name()),
+        _ => format!("would start {ranks} on {}, as node {} of {nodes}", host_name(), assignment.node),
     };
     line("dry run", &what);
     if nodes > 1 {
@@ -88,9 +90,13 @@ fn describe(
         (true, true) => ", with the time and the rank before each line",
     };
     line("output", &printable(&format!("{output}{before}")));
+    if let Some(restarts) = restart.describe() {
+        line("restarts", &restarts);
+    }
+    let failure = restart.when_it_ends();
     let timeout = match options.ending.timeout {
-        Some(limit) => format!("after {} s (--timeout), or when a rank fails", limit.as_secs_f64()),
-        None => "when a rank fails".to_owned(),
+        Some(limit) => format!("after {} s (--timeout), or {failure}", limit.as_secs_f64()),
+        None => failure,
     };
     line(
         "ends",

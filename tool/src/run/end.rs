@@ -273,7 +273,8 @@ impl Job<'_> {
         let log = self.name_of_log(ended.rank);
         let host = self.reporter.as_ref().map(|_| host_name());
         self.failed_together = more;
-        self.end_everywhere(Cause::Rank { ended, host, output, reason, log });
+        let restarts = self.told_restarts();
+        self.end_everywhere(Cause::Rank { ended, host, output, reason, log, restarts });
     }
 
     /// Ends the job when some of the ranks' output is lost, as the error of a full disk would end

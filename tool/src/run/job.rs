@@ -6,13 +6,13 @@ use std::time::Instant;
 use devicemesh::rendezvous::host_name;
 use rustix::process::Rlimit;
 
+use super::assignment::Assignment;
 use super::binding::Binding;
 use super::cause::{Cause, How};
 use super::hosts::Control;
 use super::nodes::Nodes;
 use super::options::Options;
 use super::output::Output;
-use super::assignment::Assignment;
 use super::ranks::Ranks;
 use super::restart::Restarts;
 use super::signals::Signals;

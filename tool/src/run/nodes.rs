@@ -39,6 +39,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use self::join::join;
+pub use self::port::listener;
 pub use self::shared::News;
 use self::shared::Shared;
 use self::watch::watch;

@@ -30,6 +30,8 @@ Examples:
   devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train
   # two hosts, by hand on each
   devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train
+  # a rank that fails starts again alone, and rank 8 is a spare
+  devicemesh run -n 8 --restart rank --max-restarts 5 --spares 1 -- ./train
   # two hosts, in Slurm
   srun -N 2 --ntasks-per-node 1 devicemesh run -n 8 -- ./train
 
@@ -55,7 +57,9 @@ The ranks get:
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, \
   MASTER_ADDR, MASTER_PORT, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, \
   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_USE_AGENT_STORE=True, \
-  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), OMP_NUM_THREADS";
+  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), DM_MESH_SIZE (the \
+  number of ranks without spares), DM_JOIN=running (a rank that was started again alone), \
+  OMP_NUM_THREADS";
 
 /// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]

@@ -176,7 +176,8 @@ impl Output {
             let to = match file {
                 Some(file) if self.route.writes_logs_directly() => Stdio::from(file),
                 Some(file) => {
-                    let path = self.folder.as_ref().map(|folder| folder.log(rank, restarts, is_error)).unwrap_or_default();
+                    let path =
+                        self.folder.as_ref().map(|folder| folder.log(rank, restarts, is_error)).unwrap_or_default();
                     logs.0[usize::from(is_error)] = Some(Log::new(path, file, self.route.rotation));
                     Stdio::piped()
                 }

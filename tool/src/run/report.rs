@@ -32,7 +32,7 @@ impl Job<'_> {
             }
             _ => String::new(),
         };
-        let restart = self.told_restart(cause);
+        let (behind, restart) = self.told_restart(cause);
         let rest = format!("{}{restart}", self.end_of_the_others(cause));
         if let Some(node) = self.lost_node(cause) {
             return say_gone(node, format!("{cause}{rest}"));
@@ -40,7 +40,7 @@ impl Job<'_> {
         if self.control.is_some() && restart.is_empty() {
             say_ending(cause.to_string());
         }
-        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
+        let text = format!("{}{also}{rest}", self.style.wrong(&format!("{cause}{behind}")));
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
         match cause {
             Cause::Signal { signal, .. } if is_key(*signal) => self.say_after_key(&text),
@@ -123,7 +123,7 @@ impl Job<'_> {
         let cause = self.cause.take();
         let tells = cause.as_ref().is_some_and(|cause| self.tells(cause));
         let code = match cause {
-            Some(Cause::Rank { ended, host, output, reason, log }) => {
+            Some(Cause::Rank { ended, host, output, reason, log, restarts }) => {
                 // Where nothing else is known, the first message about this rank already has
                 // everything.
                 if tells && (has_more || !output.is_empty() || log.is_some() || !restarts.is_empty()) {
@@ -143,7 +143,11 @@ impl Job<'_> {
             Some(cause) => {
                 let is_news = (has_more && !matches!(cause, Cause::Done)) || !restarts.is_empty();
                 if tells && is_news && self.lost_node(&cause).is_none() {
-                    let cause = if matches!(cause, Cause::Done) { cause.to_string() } else { self.style.wrong(&cause.to_string()) };
+                    let cause = if matches!(cause, Cause::Done) {
+                        cause.to_string()
+                    } else {
+                        self.style.wrong(&cause.to_string())
+                    };
                     self.say(&format!("{cause}{restarts}"));
                 }
                 cause.code()

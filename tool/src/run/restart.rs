@@ -14,6 +14,8 @@ mod rank;
 
 use std::time::{Duration, Instant};
 
+use devicemesh::rendezvous::host_name;
+
 pub use self::options::{RestartOptions, Standing, Unit};
 use super::cause::{Cause, Ended};
 use super::job::Job;
@@ -37,8 +39,12 @@ pub struct Restarts {
     has_success: bool,
     /// The failure that led to the first restart, for the tool's last line.
     first: Option<String>,
+    /// Whether the last restart of the whole job has not happened yet.
+    is_pending: bool,
     /// When the ranks of the whole job may start again. `None` before the first restart.
     not_before: Option<Instant>,
+    /// Why a rank that has failed is not started again, for the message about it.
+    why_not: Option<String>,
     /// Why the user, or the starter, ends a job that is about to be started again. The nodes still
     /// meet once more, so that the others hear of it.
     ended_by: Option<Cause>,
@@ -58,12 +64,19 @@ impl Restarts {
 
     /// Forgets the ranks that are to be started again, because the job ends.
     pub fn forget_due(&mut self) {
-        self.due.clear();
+        for (local_rank, _) in self.due.drain(..) {
+            self.of_rank[local_rank as usize] -= 1;
+        }
     }
 
-    /// The number of restarts, of the job or of single ranks of this node.
+    /// Notes that all ranks have started.
+    pub fn has_started(&mut self) {
+        self.is_pending = false;
+    }
+
+    /// The number of restarts that have happened, of the job or of single ranks of this node.
     fn number(&self) -> u32 {
-        self.standing.restarts + self.of_rank.iter().sum::<u32>()
+        self.standing.restarts - u32::from(self.is_pending) + self.of_rank.iter().sum::<u32>()
     }
 }
 
@@ -89,7 +102,10 @@ impl Job<'_> {
             (None, _) => String::new(),
         };
         match self.restarts.standing.unit {
-            Some(Unit::Rank) => format!("; ranks{} had {restarts}{first}", self.here()),
+            Some(Unit::Rank) => {
+                let on_host = self.reporter.as_ref().map_or(String::new(), |_| format!(" on {}", host_name()));
+                format!("; ranks{on_host} had {restarts}{first}")
+            }
             _ => format!("; the job had {restarts}{first}"),
         }
     }

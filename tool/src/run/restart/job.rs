@@ -44,7 +44,9 @@ impl Job<'_> {
             server.expect_ranks(rendezvous.ranks as usize);
             Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
         } else {
-            self.reporter = (rendezvous.nodes > 1).then(host_name);
+            if rendezvous.nodes > 1 {
+                self.reporter.get_or_insert_with(host_name);
+            }
             self.nodes = Some(Nodes::meet(rendezvous.clone())?);
             self.wait_for_nodes()
         };
@@ -77,13 +79,17 @@ impl Job<'_> {
         is_restarted && standing.unit == Some(Unit::Job) && standing.restarts < standing.most
     }
 
-    /// What the message about that cause says of a restart, as its end.
-    pub fn told_restart(&self, cause: &Cause) -> String {
+    /// What the message about that cause says of a restart: behind the cause, and as its end. The
+    /// end is empty where the job does not start again.
+    pub fn told_restart(&self, cause: &Cause) -> (String, String) {
         if !self.starts_again(cause) {
-            return String::new();
+            let why_not = self.restarts.why_not.as_ref().filter(|_| matches!(cause, Cause::Rank { .. }));
+            return (why_not.map_or(String::new(), |why_not| format!("; {why_not}")), String::new());
         }
+        // At the end of a job that does not start again, the last line has the reason.
+        let reason = if let Cause::Rank { reason, .. } = cause { reason.clone() } else { String::new() };
         let (number, most) = (self.restarts.standing.restarts + 1, self.restarts.standing.most);
-        format!("; then all ranks start again{} (restart {number} of {most})", after(pause(number)))
+        (reason, format!("; then all ranks start again{} (restart {number} of {most})", after(pause(number))))
     }
 
     /// Prepares the next attempt. Returns whether there is one.
@@ -107,6 +113,7 @@ impl Job<'_> {
         };
         self.note_failure(told);
         self.restarts.standing.restarts += 1;
+        self.restarts.is_pending = true;
         self.restarts.not_before = Some(Instant::now() + pause(self.restarts.standing.restarts));
         rendezvous.restart = self.restarts.standing;
         if let Some(assignment) = self.assignment.take() {

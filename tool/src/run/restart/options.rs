@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::run::options::Count;
+use crate::words::count;
 
 /// What is started again when a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -81,6 +82,29 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// Says for `--dry-run` what is started again. `None` where nothing is.
+    pub fn describe(&self) -> Option<String> {
+        let times = count(self.most, "time");
+        Some(match self.unit.filter(|_| self.most > 0)? {
+            Unit::Job => format!("all ranks, up to {times}, when a rank has failed and all others have ended"),
+            Unit::Rank => format!("a rank that fails, alone and with DM_JOIN=running; each rank up to {times}"),
+        })
+    }
+
+    /// When a failure ends the job, for `--dry-run`.
+    pub fn when_it_ends(&self) -> String {
+        match self.unit.filter(|_| self.most > 0) {
+            Some(Unit::Job) => format!("when a rank fails after {} of the job", count(self.most, "restart")),
+            Some(Unit::Rank) => format!("when a rank fails after its {}", count(self.most, "restart")),
+            None => "when a rank fails".to_owned(),
+        }
+    }
+
+    /// The words for the spares among the ranks of a node, behind their number, or nothing.
+    pub fn told_spares(&self) -> String {
+        if self.spares == 0 { String::new() } else { format!(" ({})", count(self.spares, "spare")) }
+    }
+
     /// Whether both have the same options, except for the number of spares.
     pub fn fits(&self, other: &Standing) -> bool {
         (self.unit, self.most) == (other.unit, other.most)
@@ -107,6 +131,7 @@ impl Display for Unit {
 mod tests {
     use super::{RestartOptions, Unit};
     use crate::run::options::Count;
+    use crate::words::count;
 
     fn options(restart: Option<Unit>, max_restarts: Option<u32>, spares: u32) -> RestartOptions {
         RestartOptions { restart, max_restarts, spares }
@@ -121,7 +146,8 @@ mod tests {
 
     #[test]
     fn spares_are_for_single_ranks_and_a_known_number() {
-        let with = |unit: Unit, ranks: Option<Count>| options(Some(unit), Some(1), 1).check(ranks).map_err(|e| e.message);
+        let with =
+            |unit: Unit, ranks: Option<Count>| options(Some(unit), Some(1), 1).check(ranks).map_err(|e| e.message);
         assert_eq!(with(Unit::Rank, Some(Count::Ranks(8))), Ok(()));
         assert!(with(Unit::Rank, Some(Count::Devices)).is_err_and(|message| message.contains("--spares 1 needs")));
         assert!(with(Unit::Rank, None).is_err());

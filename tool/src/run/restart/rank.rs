@@ -9,6 +9,7 @@ use super::{Unit, after, pause};
 use crate::run::cause::{Cause, Ended};
 use crate::run::job::Job;
 use crate::run::nodes::Nodes;
+use crate::words::count;
 
 impl Job<'_> {
     /// Handles the ranks that have ended: they are started again, or they end the job.
@@ -29,6 +30,10 @@ impl Job<'_> {
         if last.is_none() && !self.has_success() {
             return failed.into_iter().for_each(|ended| self.plan_restart(&ended));
         }
+        self.restarts.why_not = is_for_ranks.then(|| match last {
+            Some(_) => format!("it has had {}", count(self.restarts.standing.most, "restart")),
+            None => "it does not start again, because another rank has ended with exit code 0".to_owned(),
+        });
         let first = failed.remove(last.unwrap_or(0));
         self.rank_failed(first, failed.len());
     }
