@@ -86,7 +86,7 @@ def test_the_job_starts_again_in_a_new_store():
     assert sorted(int(seen) for _, seen in lines) == [1, 1, 2, 2], f"each attempt has an empty store: {done.stdout}"
     assert re.fullmatch(r"devicemesh run: rank 1 \(pid \d+\) exited with code 3; 1 rank still runs and gets SIGTERM in 0.1 s unless it ends before; "
                         r"then all ranks start again \(restart 1 of 2\)", done.stderr.splitlines()[0]), done.stderr
-    assert last(done.stderr) == "devicemesh run: all ranks ended well; the job had 1 restart, because rank 1 exited with code 3"
+    assert last(done.stderr) == "devicemesh run: all ranks ended well, and the job had 1 restart, because rank 1 exited with code 3"
 
 
 def test_ranks_meet_again_after_one_was_killed(programs):
@@ -176,7 +176,7 @@ else:
     assert sorted(who for who, _ in lines) == ["0 0 -", "1 0 -", "1 1 running"], out
     assert sorted(int(seen) for _, seen in lines) == [1, 2, 3], f"one store for all: {out}"
     assert re.fullmatch(r"devicemesh run: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); it starts again \(restart 1 of 1\)\n"
-                        r"devicemesh run: all ranks ended well; ranks had 1 restart, because rank 1 was killed by signal 9 \(SIGKILL\)\n", err), err
+                        r"devicemesh run: all ranks ended well, and ranks had 1 restart, because rank 1 was killed by signal 9 \(SIGKILL\)\n", err), err
 
 
 def test_a_rank_that_fails_again_and_again_ends_the_job():
@@ -196,8 +196,9 @@ def test_each_rank_has_its_own_restarts():
 
 
 def test_a_rank_that_fails_when_another_has_ended_well_ends_the_job(tmp_path):
-    os.mkfifo(tmp_path / "over")
-    script = f'if [ $RANK = 1 ]; then exec 3> {tmp_path}/over; exit 0; fi; cat {tmp_path}/over; exit 4'
+    pid = tmp_path / "pid"
+    script = f"if [ $RANK = 1 ]; then echo $$ > {pid}; exit 0; fi; until test -s {pid}; do sleep 0.01; done; " \
+             f"while kill -0 $(cat {pid}) 2>/dev/null; do sleep 0.01; done; exit 4"
     done = run(TOOL, "run", "-n", 2, "--restart", "rank", "--max-restarts", 5, "--", "/bin/sh", "-c", script, code=4, timeout=PATIENCE)
     assert re.fullmatch(r"devicemesh run: rank 0 \(pid \d+\) exited with code 4; it does not start again, because another rank has ended with exit code 0\n",
                         done.stderr), done.stderr
@@ -256,7 +257,7 @@ def test_all_nodes_start_again_under_their_numbers(nodes, tmp_path):
     ended = [ends(node, 0) for node in both]
     assert sorted(sorted(out.splitlines()) for out, _ in ended) == [[f"{rank} {rank} 0", f"{rank} {rank} 1"] for rank in (0, 1)], ended
     for _, err in ended:
-        assert last(err) == f"devicemesh run: all ranks ended well; the job had 1 restart, because rank 1 on {HERE} exited with code 3", err
+        assert last(err) == f"devicemesh run: all ranks ended well, and the job had 1 restart, because rank 1 on {HERE} exited with code 3", err
     assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1, "one folder for all nodes and attempts"
 
 
@@ -316,8 +317,9 @@ def test_a_rank_starts_again_on_its_own_node(nodes, tmp_path):
 def test_a_rank_that_fails_when_one_of_another_node_has_ended_well_ends_the_job(nodes, tmp_path):
     os.mkfifo(tmp_path / "over")
     options = "--restart rank --max-restarts 5"
-    script = f"test $RANK = 0 && exit 0; test $RANK = 1 && {SLEEP}; cat {tmp_path}/over; exit 4"
+    script = f"test $RANK = 0 && exit 0; test $RANK = 1 && {SLEEP}; echo ready; cat {tmp_path}/over; exit 4"
     first, second = nodes(f"--node-rank 0 -n 2 {options}", f"--node-rank 1 -n 1 {options}", script=script)
+    assert line(second) == "ready"
     with socket.create_connection(("127.0.0.1", nodes.port)) as store:
         # VALIDATE, PING, and WAIT for the key by which the tool of rank 0 tells its end.
         key = b"/devicemesh/run/success"
@@ -339,4 +341,4 @@ def test_ranks_on_hosts_start_again(unit):
     assert sorted(done.stdout.splitlines()) == sorted(wanted), done.stdout
     assert "exited with code 3: error: bad; " in done.stderr and "(restart 1 of 1)" in done.stderr, done.stderr
     whose = "the job" if unit == "job" else f"ranks on {HERE}"
-    assert last(done.stderr) == f"devicemesh run: all ranks ended well; {whose} had 1 restart, because rank 1 on {HERE} exited with code 3", done.stderr
+    assert last(done.stderr) == f"devicemesh run: all ranks ended well, and {whose} had 1 restart, because rank 1 on {HERE} exited with code 3", done.stderr

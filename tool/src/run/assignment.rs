@@ -58,7 +58,7 @@ impl Assignment {
             host,
             port,
             id: id.unwrap_or_else(|| format!("devicemesh-{}", std::process::id())),
-            run: run.unwrap_or_else(|| run_name(SystemTime::now(), std::process::id())),
+            run: run.map_or_else(|| run_name(SystemTime::now(), std::process::id()), |run| run.folder),
             host_name: None,
             restarts: restart.restarts,
             max_restarts: restart.most,

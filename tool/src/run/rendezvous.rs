@@ -50,9 +50,17 @@ pub struct Rendezvous {
     pub name_comes_late: bool,
     /// This node's spares, its options on restarts, and how often it has seen the job start again.
     pub restart: Standing,
-    /// The name of this run of the job (see [`Assignment`](super::assignment::Assignment)), where the
-    /// job starts again. `None` at the first start.
-    pub run: Option<String>,
+    /// The names of this run of the job, where the job starts again. `None` at the first start.
+    pub run: Option<Run>,
+}
+
+/// The names that a run of a job keeps when the job starts again.
+#[derive(Clone)]
+pub struct Run {
+    /// The name of its folder in `--log-dir`.
+    pub folder: String,
+    /// The job's name for the ranks (TORCHELASTIC_RUN_ID), which may be made from the first node.
+    pub id: String,
 }
 
 impl Rendezvous {

@@ -140,23 +140,15 @@ impl Job<'_> {
                 }
                 ended.how.code()
             }
+            None | Some(Cause::Done) => {
+                self.tell_success(&restarts);
+                0
+            }
             Some(cause) => {
-                let is_news = (has_more && !matches!(cause, Cause::Done)) || !restarts.is_empty();
-                if tells && is_news && self.lost_node(&cause).is_none() {
-                    let cause = if matches!(cause, Cause::Done) {
-                        cause.to_string()
-                    } else {
-                        self.style.wrong(&cause.to_string())
-                    };
-                    self.say(&format!("{cause}{restarts}"));
+                if tells && (has_more || !restarts.is_empty()) && self.lost_node(&cause).is_none() {
+                    self.say(&format!("{}{restarts}", self.style.wrong(&cause.to_string())));
                 }
                 cause.code()
-            }
-            None => {
-                if !restarts.is_empty() {
-                    self.say(&format!("{}{restarts}", Cause::Done));
-                }
-                0
             }
         };
         let end_of_wait = self.flush(until);

@@ -110,6 +110,16 @@ impl Job<'_> {
         }
     }
 
+    /// Says at the end of a job that all ranks have ended well, where there were restarts.
+    pub fn tell_success(&self, restarts: &str) {
+        // Where one terminal shows all nodes, each node knows the restarts of its own ranks, and
+        // all know those of the job.
+        let is_known = self.tells(&Cause::Done) || self.restarts.standing.unit == Some(Unit::Rank);
+        if let Some(restarts) = restarts.strip_prefix("; ").filter(|_| is_known) {
+            self.say(&format!("{}, and {restarts}", Cause::Done));
+        }
+    }
+
     /// Notes the failure that leads to a restart, if it is the first one.
     fn note_failure(&mut self, told: String) {
         self.restarts.first.get_or_insert(told);

@@ -30,6 +30,9 @@ pub struct Entry {
     /// The name that it gives to this run ([`run_name`]). The name that the first node gives
     /// counts.
     pub run: String,
+    /// The name that the job had at its first start (TORCHELASTIC_RUN_ID), where it starts again.
+    #[serde(default)]
+    pub run_id: Option<String>,
     /// Its `--nnodes`, the same on all nodes.
     pub nodes: u32,
     /// Its `--node-rank`, where it has one.
@@ -76,10 +79,12 @@ impl fmt::Display for Entry {
 impl Entry {
     /// This node.
     pub fn of_this_node(rendezvous: &Rendezvous) -> Entry {
+        let run = rendezvous.run.as_ref();
         Entry {
             host: host_name(),
             pid: std::process::id(),
-            run: rendezvous.run.clone().unwrap_or_else(|| run_name(SystemTime::now(), std::process::id())),
+            run: run.map_or_else(|| run_name(SystemTime::now(), std::process::id()), |run| run.folder.clone()),
+            run_id: run.map(|run| run.id.clone()),
             nodes: rendezvous.nodes,
             node: rendezvous.node,
             ranks: rendezvous.ranks,

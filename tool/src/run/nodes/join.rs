@@ -235,7 +235,8 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
     };
     // The tool of a node may have been started anew, and then it knows less than the others.
     let oldest = entries.iter().rev().max_by_key(|entry| entry.restart.restarts).unwrap_or(&entries[0]);
-    let id = rendezvous.id.clone().unwrap_or_else(|| default_id(&entries[0].host, entries[0].pid));
+    let known = rendezvous.id.clone().or_else(|| oldest.run_id.clone());
+    let id = known.unwrap_or_else(|| default_id(&entries[0].host, entries[0].pid));
     Ok(Assignment {
         node,
         nodes: rendezvous.nodes,

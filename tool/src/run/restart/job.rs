@@ -17,7 +17,7 @@ use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
 use crate::run::job::{Job, Phase};
 use crate::run::nodes::Nodes;
-use crate::run::rendezvous::Rendezvous;
+use crate::run::rendezvous::{Rendezvous, Run};
 
 impl Job<'_> {
     /// Runs this node's part of the job, again after each failure for which the job starts again.
@@ -119,8 +119,7 @@ impl Job<'_> {
         if let Some(assignment) = self.assignment.take() {
             // The ranks keep their numbers.
             rendezvous.node = Some(assignment.node);
-            rendezvous.run = Some(assignment.run);
-            rendezvous.id.get_or_insert(assignment.id);
+            rendezvous.run = Some(Run { folder: assignment.run, id: assignment.id });
         }
         // This ends the thread that waits in the old store, and the server of that store.
         self.nodes = None;
