@@ -40,6 +40,7 @@ use self::assignment::Assignment;
 use self::binding::Binding;
 use self::cause::Cause;
 pub use self::cause::signal_name;
+use self::ending::STAY;
 use self::guard::Work;
 pub use self::guard::command_line;
 use self::hosts::Control;
@@ -60,9 +61,6 @@ use crate::style::Style;
 
 /// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long the tool still serves the store after the time that other nodes need to end their
-/// ranks.
-const STAY: Duration = Duration::from_secs(10);
 
 /// Runs the job and gives its exit code.
 pub fn run(options: &Options) -> Result<u8, Failure> {

@@ -171,7 +171,7 @@ impl Options {
         // The starter knows only some of the nodes' numbers of ranks, so each node checks its own.
         if !self.hosts.starts() {
             let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);
-            self.restart.check(share.map(Count::Ranks).or(self.ranks))?;
+            self.restart.check(matches!(share.map(Count::Ranks).or(self.ranks), Some(Count::Ranks(_))))?;
         }
         self.output.check()
     }

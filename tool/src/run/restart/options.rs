@@ -6,7 +6,6 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::run::options::Count;
 use crate::words::count;
 
 /// What is started again when a rank fails.
@@ -42,15 +41,16 @@ fn most(text: &str) -> Result<u32, String> {
 }
 
 impl RestartOptions {
-    /// Checks what clap cannot. `ranks` is the node's number of ranks as the user gave it.
-    pub fn check(&self, ranks: Option<Count>) -> Result<(), Failure> {
+    /// Checks what clap cannot. `has_number` says whether the user gave the number of ranks as a
+    /// number.
+    pub fn check(&self, has_number: bool) -> Result<(), Failure> {
         let wrong = |message: &str| Err(Failure::new(2, message));
-        match (self.spares, self.restart, ranks) {
+        match (self.spares, self.restart, has_number) {
             (0, ..) => Ok(()),
             (_, Some(Unit::Job), _) => wrong(
                 "--spares does not go with --restart job, which starts all ranks again: leave --spares out, or say --restart rank",
             ),
-            (_, _, Some(Count::Ranks(_))) => Ok(()),
+            (_, _, true) => Ok(()),
             (spares, ..) => {
                 wrong(&format!("--spares {spares} needs the number of the other ranks: -n N, where N is a number"))
             }
@@ -130,7 +130,6 @@ impl Display for Unit {
 #[cfg(test)]
 mod tests {
     use super::{RestartOptions, Unit};
-    use crate::run::options::Count;
     use crate::words::count;
 
     fn options(restart: Option<Unit>, max_restarts: Option<u32>, spares: u32) -> RestartOptions {
@@ -146,11 +145,9 @@ mod tests {
 
     #[test]
     fn spares_are_for_single_ranks_and_a_known_number() {
-        let with =
-            |unit: Unit, ranks: Option<Count>| options(Some(unit), Some(1), 1).check(ranks).map_err(|e| e.message);
-        assert_eq!(with(Unit::Rank, Some(Count::Ranks(8))), Ok(()));
-        assert!(with(Unit::Rank, Some(Count::Devices)).is_err_and(|message| message.contains("--spares 1 needs")));
-        assert!(with(Unit::Rank, None).is_err());
-        assert!(with(Unit::Job, Some(Count::Ranks(8))).is_err_and(|message| message.contains("--restart job")));
+        let with = |unit: Unit, has_number| options(Some(unit), Some(1), 1).check(has_number).map_err(|e| e.message);
+        assert_eq!(with(Unit::Rank, true), Ok(()));
+        assert!(with(Unit::Rank, false).is_err_and(|message| message.contains("--spares 1 needs")));
+        assert!(with(Unit::Job, true).is_err_and(|message| message.contains("--restart job")));
     }
 }

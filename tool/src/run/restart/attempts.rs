@@ -10,11 +10,12 @@ use std::time::Instant;
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Secret, Server};
 
-use super::{Unit, after, pause};
+use super::options::Unit;
+use super::state::{after, pause};
 use crate::failure::Failure;
-use crate::run::STAY;
 use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
+use crate::run::ending::STAY;
 use crate::run::job::{Job, Phase};
 use crate::run::nodes::Nodes;
 use crate::run::rendezvous::{Rendezvous, Run};

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use devicemesh::rendezvous::host_name;
 
-use super::{Unit, after, pause};
+use super::options::Unit;
+use super::state::{after, pause};
 use crate::run::cause::{Cause, Ended};
 use crate::run::job::Job;
 use crate::run::nodes::Nodes;
