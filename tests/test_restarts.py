@@ -192,7 +192,7 @@ def test_each_rank_has_its_own_restarts():
     done = run(TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 1, "--", "/bin/sh", "-c",
                f'echo $RANK {COUNT}; test {COUNT} = 1 && exec sleep 1; exit 3', timeout=PATIENCE)
     assert sorted(done.stdout.splitlines()) == [f"{rank} {count}" for rank in range(3) for count in range(2)], done.stdout
-    assert "; ranks had 3 restarts, the first because rank " in last(done.stderr), done.stderr
+    assert ", and ranks had 3 restarts, the first because rank " in last(done.stderr), done.stderr
 
 
 def test_a_rank_that_fails_when_another_has_ended_well_ends_the_job(tmp_path):
