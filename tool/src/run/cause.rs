@@ -130,12 +130,12 @@ pub enum Cause {
     /// before, or nothing.
     Rank {
         ended: Ended,
-        host: Option<String>,
+        host: Option<Box<str>>,
         output: String,
         reason: String,
         log: Option<String>,
         #[serde(default)]
-        restarts: String,
+        restarts: Box<str>,
     },
     /// The program could not be started.
     Start { code: u8, message: String, node: Option<String> },

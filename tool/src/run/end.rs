@@ -271,9 +271,9 @@ impl Job<'_> {
         let LastWords { lines: output, reason } = self.output.last_words(ended.rank);
         let reason = reason.map_or(String::new(), |reason| reason.to_string());
         let log = self.name_of_log(ended.rank);
-        let host = self.reporter.as_ref().map(|_| host_name());
+        let host = self.reporter.as_ref().map(|_| host_name().into());
         self.failed_together = more;
-        let restarts = self.told_restarts();
+        let restarts = self.told_restarts().into();
         self.end_everywhere(Cause::Rank { ended, host, output, reason, log, restarts });
     }
 

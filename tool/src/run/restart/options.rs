@@ -60,7 +60,9 @@ impl RestartOptions {
     /// What this node tells the others about restarts.
     pub fn standing(&self) -> Standing {
         let most = self.max_restarts.unwrap_or(0);
+        // torchrun's `--max-restarts 0` means the same as no option.
         let unit = self.max_restarts.map(|_| self.restart.unwrap_or(Unit::Job));
+        let unit = unit.filter(|unit| most > 0 || *unit == Unit::Rank);
         Standing { unit, most, restarts: 0, spares: self.spares }
     }
 }
@@ -130,7 +132,6 @@ impl Display for Unit {
 #[cfg(test)]
 mod tests {
     use super::{RestartOptions, Unit};
-    use crate::words::count;
 
     fn options(restart: Option<Unit>, max_restarts: Option<u32>, spares: u32) -> RestartOptions {
         RestartOptions { restart, max_restarts, spares }
@@ -141,6 +142,7 @@ mod tests {
         assert_eq!(options(None, Some(3), 0).standing().to_string(), "--restart job --max-restarts 3");
         assert_eq!(options(Some(Unit::Rank), Some(5), 1).standing().to_string(), "--restart rank --max-restarts 5");
         assert_eq!(options(None, None, 0).standing().to_string(), "no --restart");
+        assert_eq!(options(None, Some(0), 0).standing(), options(None, None, 0).standing());
     }
 
     #[test]
