@@ -92,7 +92,7 @@ def test_the_job_starts_again_in_a_new_store():
 def test_ranks_meet_again_after_one_was_killed(programs):
     """In the first attempt rank 0 waits for the other in dm_init."""
     hello = programs.c("examples/hello_mesh.c", name="hello-again")
-    done = run(TOOL, "run", "-n", 2, "--max-restarts", 1, "--", "/bin/sh", "-c", f"test $RANK{COUNT} = 10 && kill -KILL $$; exec {hello}",
+    done = run(TOOL, "run", "-n", 2, "--max-restarts", 1, *QUICK, "--", "/bin/sh", "-c", f"test $RANK{COUNT} = 10 && kill -KILL $$; exec {hello}",
                timeout=PATIENCE)
     assert sorted(done.stdout.splitlines())[0].startswith("rank 0 at "), done.stdout
     assert last(done.stderr).endswith("the job had 1 restart, because rank 1 was killed by signal 9 (SIGKILL)"), done.stderr
@@ -329,6 +329,61 @@ def test_a_rank_that_fails_when_one_of_another_node_has_ended_well_ends_the_job(
     for node in (first, second):
         _, err = ends(node, 4)
         assert "starts again" not in err, err
+
+
+def waiting(tmp_path):
+    """A script whose rank ends well when there is a file, and the file."""
+    go = tmp_path / "go"
+    return f"echo $RANK $LOCAL_RANK $GROUP_RANK {COUNT} $DM_JOIN; until test -e {go}; do sleep 0.02; done", go
+
+
+@pytest.mark.parametrize("numbers", [("", ""), ("--node-rank 0 ", "--node-rank 1 ")], ids=["by arrival", "numbered"])
+def test_a_node_that_joins_takes_the_place_of_a_lost_one(nodes, tmp_path, numbers):
+    """Twice: the node that has joined is lost, too."""
+    script, go = waiting(tmp_path)
+    options = [f"{number}-n 1 --spares 1 --restart rank --max-restarts 1 --log-dir {tmp_path}/logs --tee" for number in numbers]
+    (first, ) = nodes(options[0], script=script)
+    says(first, "waiting for ")
+    (second, ) = nodes(options[1], script=script)
+    assert sorted(line(first) for _ in range(2)) == ["0 0 0 0", "2 1 0 0"]
+    assert sorted(line(second) for _ in range(2)) == ["1 0 1 0", "3 1 1 0"]
+    for count in (1, 2):
+        second.kill()
+        said = says(first, f"node 1 ({HERE}) has gone")
+        assert said.endswith("its devicemesh run was killed; the job goes on, and a node that joins takes its place: start the same devicemesh run again\n"), said
+        (second, ) = nodes(options[1], script=script)
+        assert sorted(line(second) for _ in range(2)) == [f"1 0 1 {count} running", f"3 1 1 {count} running"]
+        says(second, f"takes the place of node 1 ({HERE}): its ranks join the running job")
+    go.touch()
+    for node in (first, second):
+        ends(node, 0)
+
+
+def test_a_lost_node_that_does_not_come_back_does_not_keep_the_others(nodes, tmp_path):
+    script, go = waiting(tmp_path)
+    options = "-n 1 --restart rank --max-restarts 1"
+    first, second = nodes(f"--node-rank 0 {options}", f"--node-rank 1 {options}", script=script)
+    line(second)
+    second.kill()
+    says(first, f"node 1 ({HERE}) has gone")
+    go.touch()
+    ends(first, 0)
+
+
+def test_a_node_that_cannot_take_the_place_is_refused(nodes, tmp_path):
+    script, _ = waiting(tmp_path)
+    options = "--restart rank --max-restarts 1"
+    both = {line(node)[0]: node for node in nodes(f"-n 1 {options}", f"-n 1 {options}", script=script)}
+    # The node with the first rank serves the store.
+    server, other = both["0"], both["1"]
+    (more, ) = nodes(f"-n 1 {options}", script=script)
+    assert "has its 2 nodes already" in ends(more, 1)[1], "no place is free"
+    other.kill()
+    says(server, "has gone")
+    (more, ) = nodes(f"-n 2 {options}", script=script)
+    assert re.search(r"has -n 2 and --spares 0, and node 1 of the job, whose place it is to take, had -n 1 and --spares 0: say the same\n$", ends(more, 1)[1])
+    server.terminate()
+    ends(server, 143)
 
 
 @pytest.mark.parametrize("unit", ["job", "rank"])

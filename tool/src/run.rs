@@ -112,6 +112,8 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     let share = options.hosts.agent.as_ref();
     let mut rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
     rendezvous.restart = options.restart.standing();
+    let is_for_ranks = rendezvous.restart.unit == Some(Unit::Rank);
+    rendezvous.heals = is_for_ranks && share.is_none() && rendezvous.nodes > 1;
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
     if options.dry_run {
         return dry_run::show(options, rendezvous, &binding);

@@ -37,6 +37,8 @@ pub struct Assignment {
     pub host_name: Option<String>,
     /// How often the whole job was started again.
     pub restarts: u32,
+    /// How many nodes had the place of this node before it, in a job that runs already.
+    pub rejoins: u32,
     /// The value of `--max-restarts`.
     pub max_restarts: u32,
 }
@@ -61,6 +63,7 @@ impl Assignment {
             run: run.map_or_else(|| run_name(SystemTime::now(), std::process::id()), |run| run.folder),
             host_name: None,
             restarts: restart.restarts,
+            rejoins: 0,
             max_restarts: restart.most,
         }
     }

@@ -25,14 +25,14 @@ pub fn variables(
         ("ROLE_NAME", "default".to_owned()),
         ("MASTER_ADDR", assignment.host.clone()),
         ("MASTER_PORT", assignment.port.to_string()),
-        ("TORCHELASTIC_RESTART_COUNT", (assignment.restarts + again).to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", (assignment.restarts + assignment.rejoins + again).to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", assignment.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
         (STARTED_BY_RUN, format!("{}:{}", assignment.host, assignment.port)),
         ("DM_MESH_SIZE", assignment.mesh_size.to_string()),
     ];
-    if again > 0 {
+    if again + assignment.rejoins > 0 {
         variables.push(("DM_JOIN", "running".to_owned()));
     }
     // Otherwise each rank would start a thread for every CPU.

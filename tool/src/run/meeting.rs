@@ -64,6 +64,7 @@ impl Meeting {
                 all_report: false,
                 name_comes_late: false,
                 restart: Standing::default(),
+                heals: false,
                 run: None,
             });
         }
@@ -95,6 +96,7 @@ impl Meeting {
                 all_report: place.all_report,
                 name_comes_late: place.name_comes_late,
                 restart: Standing::default(),
+                heals: false,
                 run: None,
             });
         }
@@ -118,6 +120,7 @@ impl Meeting {
             all_report: true,
             name_comes_late: matches!(launcher, Some(Launcher::Kubernetes { .. })),
             restart: Standing::default(),
+            heals: false,
             run: None,
         })
     }

@@ -7,6 +7,7 @@ use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
 use super::entry::{Entry, LastWord, list, numbers};
+use super::heir::Heir;
 use super::keys::{self, GONE, LOCKED_OUT, NODES, OVER, SERVED, STRANGERS};
 use super::peer::{from_a_peer, read_cause};
 use super::place::Place;
@@ -36,6 +37,16 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let too_many = arrival > nodes;
     if !too_many {
         let _ = shared.arrival.set(arrival);
+    } else if rendezvous.heals {
+        let heir = Heir { shared, rendezvous, store, arrival };
+        let taken = match heir.take(&mut progress)? {
+            Ok(taken) => taken,
+            Err(entries) => return Err(one_too_many(rendezvous, &entries)),
+        };
+        let _ = (shared.arrival.set(arrival), shared.post.set(taken.post.first));
+        note_server(shared, &taken.entries);
+        let assignment = assign(rendezvous, &taken.entries, taken.post.first)?;
+        return Ok(taken.complete(assignment, shared, me.host));
     }
     let is_silent = !rendezvous.all_report && server.is_none();
     let (entries, refused_node, locked_out) = (Vec::new(), String::new(), String::new());
@@ -56,13 +67,18 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     match collected {
         Ok(()) if too_many => Err(one_too_many(rendezvous, &entries)),
         Ok(()) => {
-            let number = numbers(&entries)[0];
-            let _ = shared.serving.set((format!("node {number} ({})", entries[0].host), number));
+            note_server(shared, &entries);
             assign(rendezvous, &entries, arrival)
         }
         Err(cause) if too_many || shared.is_cancelled() => Err(cause),
         Err(cause) => Err(shared.end(cause)),
     }
+}
+
+/// Notes which node serves the store: the first one.
+fn note_server(shared: &Shared, entries: &[Entry]) {
+    let number = numbers(entries)[0];
+    let _ = shared.serving.set((format!("node {number} ({})", entries[0].host), number));
 }
 
 /// Returns how many nodes the job has whose store this is. Fails where it is another job. That job
@@ -252,6 +268,7 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
         run: oldest.run.clone(),
         host_name: (rendezvous.nodes > 1).then(|| entries[index].host.clone()),
         restarts: oldest.restart.restarts,
+        rejoins: 0,
         max_restarts: rendezvous.restart.most,
     })
 }

@@ -25,6 +25,11 @@ pub fn gone(count: usize) -> String {
     format!("{GONE}/{count}")
 }
 
+/// The arrival number of the node that has taken the post of a node that is lost.
+pub fn heir(lost: u32) -> String {
+    format!("devicemesh/run/heir/{lost}")
+}
+
 pub fn stranger(count: impl Display) -> String {
     format!("devicemesh/run/stranger/{count}")
 }
