@@ -144,6 +144,15 @@ def test_no_restart_without_the_option():
     assert re.fullmatch(r"devicemesh run: rank 0 \(pid \d+\) exited with code 3\n", done.stderr), done.stderr
 
 
+@pytest.mark.parametrize("unit", ["job", "rank"])
+def test_no_restart_when_the_reader_has_gone(start, unit):
+    tool = start("-n", 1, "--restart", unit, "--max-restarts", 3, script="exec yes")
+    assert line(tool) == "y"
+    tool.stdout.close()
+    _, err = ends(tool, 141)
+    assert "start again" not in err and "starts again" not in err, err
+
+
 @pytest.mark.parametrize("options, said", [
     (("--restart", "rank"), "--max-restarts <N>"),
     (("--restart", "all", "--max-restarts", "1"), "possible values: rank, job"),

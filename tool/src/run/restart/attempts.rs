@@ -72,7 +72,7 @@ impl Job<'_> {
     fn starts_again(&self, cause: &Cause) -> bool {
         let standing = &self.restarts.standing;
         let is_restarted = match cause {
-            Cause::Rank { ended, .. } => !self.is_told(ended.how),
+            Cause::Rank { ended, .. } => self.may_start_again(ended),
             // Where a starter has lost a host, it ends the job.
             Cause::Gone { .. } | Cause::Lost { .. } => self.control.is_none() && self.nodes.is_some(),
             _ => false,

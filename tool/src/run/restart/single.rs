@@ -4,10 +4,11 @@
 use std::time::Instant;
 
 use devicemesh::rendezvous::host_name;
+use rustix::process::Signal;
 
 use super::options::Unit;
 use super::state::{after, pause};
-use crate::run::cause::{Cause, Ended};
+use crate::run::cause::{Cause, Ended, How};
 use crate::run::job::Job;
 use crate::run::nodes::Nodes;
 use crate::words::count;
@@ -26,17 +27,24 @@ impl Job<'_> {
         if failed.is_empty() {
             return;
         }
-        let is_final = |ended: &Ended| !is_for_ranks || self.is_told(ended.how) || self.restarts_left(ended) == 0;
+        let is_final = |ended: &Ended| !is_for_ranks || !self.may_start_again(ended) || self.restarts_left(ended) == 0;
         let last = failed.iter().position(is_final);
         if last.is_none() && !self.has_success() {
             return failed.into_iter().for_each(|ended| self.plan_restart(&ended));
         }
         self.restarts.why_not = is_for_ranks.then(|| match last {
+            Some(at) if self.restarts_left(&failed[at]) > 0 => "no restart would change this".to_owned(),
             Some(_) => format!("it has had {}", count(self.restarts.standing.most, "restart")),
             None => "it does not start again, because another rank has ended with exit code 0".to_owned(),
         });
         let first = failed.remove(last.unwrap_or(0));
         self.rank_failed(first, failed.len());
+    }
+
+    /// Whether a restart can help this rank: not where the command line is wrong, and not where the
+    /// reader of its output has gone.
+    pub fn may_start_again(&self, ended: &Ended) -> bool {
+        !self.is_told(ended.how) && ended.how != How::Signalled(Signal::PIPE.as_raw())
     }
 
     /// How often this rank may still be started again.
