@@ -6,13 +6,13 @@ mod input;
 mod lines;
 mod logs;
 mod options;
+mod restarts;
 mod route;
 mod sink;
 mod sinks;
+mod stream;
 mod tails;
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -26,9 +26,11 @@ pub use self::input::copy_terminal;
 use self::lines::{Block, Lines};
 use self::logs::{Folder, Log};
 pub use self::options::OutputOptions;
+use self::restarts::Restarts;
 pub use self::route::Route;
 pub use self::sink::Sink;
 pub use self::sinks::Sinks;
+use self::stream::Stream;
 pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
@@ -50,10 +52,8 @@ pub struct Output {
     route: Route,
     /// The folder of this run's logs, where there is one.
     folder: Option<Folder>,
-    /// How often the whole job was started again.
-    restarts: u32,
-    /// How often single ranks were started again alone, by rank.
-    of_rank: BTreeMap<u32, u32>,
+    /// How often each rank was started again.
+    restarts: Restarts,
     /// Whether the ranks were started, so that the folder and the sinks are there.
     has_begun: bool,
     /// This host's name in a job of several nodes, for the prefixes.
@@ -71,22 +71,6 @@ pub struct Output {
     buffer: Vec<u8>,
 }
 
-/// One output of one rank.
-struct Stream {
-    rank: u32,
-    /// The end from which the tool reads. It is non-blocking.
-    pipe: File,
-    /// Whether this is standard error.
-    is_error: bool,
-    /// The rank's file, where there is one that can be written.
-    log: Option<Log>,
-    /// The line that the rank has begun and not ended.
-    lines: Lines,
-    /// When the line that has not ended is shown, where that is due: only of the rank that reads
-    /// the input, because it may be a prompt.
-    prompt: Option<Instant>,
-}
-
 /// The logs of a rank that is about to start, where the tool writes them: of its standard output
 /// and of its standard error.
 pub struct Logs([Option<Log>; 2]);
@@ -95,9 +79,9 @@ impl Output {
     pub fn new(route: Route) -> Output {
         let styles = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
         let (folder, host, sinks, loss) = (None, None, Sinks::default(), None);
-        let (restarts, of_rank) = (0, BTreeMap::new());
+        let restarts = Restarts::default();
         let (streams, tails, buffer) = (Vec::new(), Tails::default(), Vec::new());
-        Output { route, folder, restarts, of_rank, has_begun: false, host, sinks, streams, tails, styles, loss, buffer }
+        Output { route, folder, restarts, has_begun: false, host, sinks, streams, tails, styles, loss, buffer }
     }
 
     pub fn route(&self) -> &Route {
@@ -112,7 +96,7 @@ impl Output {
             return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
         }
         self.host.clone_from(&assignment.host_name);
-        self.restarts = assignment.restarts;
+        self.restarts = Restarts::of_job(assignment.restarts);
         self.tails = Tails::default();
         // The threads and the folder are there already where the job starts again.
         if self.has_begun {
@@ -145,12 +129,7 @@ impl Output {
 
     /// The file of a rank's standard error, where there is one.
     pub fn log(&self, rank: u32) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.log(rank, self.restarts_of(rank), true))
-    }
-
-    /// How often a rank was started again, alone or with all others.
-    fn restarts_of(&self, rank: u32) -> u32 {
-        self.restarts + self.of_rank.get(&rank).copied().unwrap_or(0)
+        self.folder.as_ref().map(|folder| folder.log(rank, self.restarts.of(rank), true))
     }
 
     /// Prepares for a rank that is started again alone, for that many times with this one. What
@@ -163,7 +142,7 @@ impl Output {
         // ends.
         old.iter_mut().for_each(|stream| self.finish(stream));
         self.tails.forget(rank);
-        self.of_rank.insert(rank, again);
+        self.restarts.note(rank, again);
     }
 
     /// Sets up a rank's input and output before the rank starts.
@@ -171,7 +150,7 @@ impl Output {
         child.stdin(input::source(self.route.reader == Some(rank)));
         let mut logs = Logs([None, None]);
         for is_error in [false, true] {
-            let restarts = self.restarts_of(rank);
+            let restarts = self.restarts.of(rank);
             let file = self.folder.as_ref().map(|folder| folder.create(rank, restarts, is_error)).transpose()?;
             let to = match file {
                 Some(file) if self.route.writes_logs_directly() => Stdio::from(file),
