@@ -1,6 +1,7 @@
 """`devicemesh run --restart`: what starts again when a rank fails, what goes on meanwhile, what the tool
 says of it, and how such a job ends; on one node and on several."""
 
+import json
 import os
 import re
 import signal
@@ -255,6 +256,24 @@ def test_the_dry_run_shows_restarts_and_spares():
     assert "a rank that fails, alone and with DM_JOIN=running; each rank up to 3 times" in " ".join(shown.split()), shown
     shown = run(TOOL, "run", "--dry-run", "-n", 2, "--max-restarts", 1, "--", "true").stdout
     assert "all ranks, up to 1 time, when a rank has failed and all others have ended" in " ".join(shown.split()), shown
+
+
+def test_ps_shows_restarts_and_spares(start):
+    name = f"heals-{os.getpid()}"
+    tool = start("-n", 1, "--spares", 1, "--restart", "rank", "--max-restarts", 1, "--rdzv-id", name, script=f"test $RANK{COUNT} = 00 && exit 3; {SLEEP}")
+    shown = {}
+
+    def is_shown():
+        jobs = json.loads(run(TOOL, "ps", "--json").stdout)["jobs"]
+        shown.update(next((job for job in jobs if job["name"] == name), {}))
+        return shown.get("restarts") == 1
+
+    wait_until(is_shown, "ps shows the restart", PATIENCE)
+    assert (shown["world_size"], shown["spares"], [rank["restarts"] for rank in shown["ranks"]]) == (2, 1, [1, 0]), shown
+    row = next(row for row in run(TOOL, "ps").stdout.splitlines() if row.startswith(name))
+    assert "  0-1 of 2 (1 spare)  " in row and "  running, 1 restart  " in row, row
+    tool.terminate()
+    ends(tool, 143)
 
 
 # Several nodes.

@@ -267,7 +267,8 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
         id,
         run: oldest.run.clone(),
         host_name: (rendezvous.nodes > 1).then(|| entries[index].host.clone()),
-        restarts: oldest.restart.restarts,
+        // A peer may say anything.
+        restarts: oldest.restart.restarts.min(rendezvous.restart.most),
         rejoins: 0,
         max_restarts: rendezvous.restart.most,
     })
