@@ -60,7 +60,7 @@ def test_a_hostfile_may_be_a_pipe():
 
 
 def test_variables_go_with_the_job_and_no_secret_is_on_a_command_line(start, tmp_path):
-    script = r'env | grep -E "^(MINE|DM_|NCCL_)" | grep -v DM_STARTED_BY_RUN | sort | tr "\n" " "; echo; ' \
+    script = r'env | grep -E "^(MINE|DM_|NCCL_)" | grep -v -e DM_STARTED_BY_RUN -e DM_MESH_SIZE | sort | tr "\n" " "; echo; ' \
              r'tr "\0" " " < /proc/$(cut -d" " -f4 /proc/$PPID/stat)/cmdline >&2'
     given = {"MINE_A": "a b", "MINE_B": "it's $HOME", "MINE_C": "c", "MINEX": "x", "DM_STORE_SECRET": "hush", "DM_HOSTCCL_HOST": "me",
              "NCCL_DEBUG": "WARN", "DM_RSH_AGENT": "no"}

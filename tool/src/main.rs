@@ -20,6 +20,7 @@ mod ps;
 mod run;
 mod show;
 mod stdio;
+mod store;
 mod style;
 mod suggestions;
 mod terminal;
@@ -54,6 +55,9 @@ enum Command {
     /// torchrun gives, and end all when one fails
     #[command(after_long_help = run::HELP, override_usage = "devicemesh run [OPTIONS] [--] <PROGRAM> [ARGUMENT]...")]
     Run(run::Options),
+    /// Serve the store in which the ranks of a job meet, so that it outlives every rank and node
+    #[command(after_long_help = store::HELP)]
+    Store(store::Options),
     /// List the jobs of this user on this host: ranks, elapsed time, state, memory and CPU
     #[command(after_long_help = ps::HELP)]
     Ps(ps::PsOptions),
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
     };
     let (name, done) = match arguments.command {
         Command::Run(options) => ("run", run::run(&options)),
+        Command::Store(options) => ("store", store::store(&options)),
         Command::Ps(options) => ("ps", ps::ps(&options)),
         Command::Agent => ("agent", run::agent()),
         Command::Info(options) => ("info", info::info(&options)),

@@ -8,8 +8,8 @@ const ADVICE: &[(&[&str], &str)] = &[
     (&["standalone"], "leave it out: without --nnodes and --hosts, a job is on this host alone"),
     (&["rdzv-backend", "rdzv-conf"], "leave it out: there is one rendezvous, at --rdzv-endpoint"),
     (
-        &["max-restarts", "monitor-interval", "K", "kill-on-bad-exit", "enable-recovery", "disable-auto-cleanup"],
-        "leave it out: a job is not restarted, it ends when a rank fails",
+        &["monitor-interval", "K", "kill-on-bad-exit", "enable-recovery", "disable-auto-cleanup"],
+        "leave it out: a job ends when a rank fails, or --max-restarts N starts it again",
     ),
     (
         &["redirects", "r", "local-ranks-filter", "logs-specs"],

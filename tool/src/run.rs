@@ -28,27 +28,31 @@ mod ranks;
 mod reason;
 mod rendezvous;
 mod report;
+mod restart;
 mod signals;
 
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::host_name;
-use devicemesh::rendezvous::store::{Secret, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getpid;
 
 use self::assignment::Assignment;
 use self::binding::Binding;
 use self::cause::Cause;
+pub use self::cause::signal_name;
+use self::ending::STAY;
 use self::guard::Work;
 pub use self::guard::command_line;
 use self::hosts::Control;
 pub use self::hosts::agent;
 use self::job::{Job, Phase};
+pub use self::nodes::listener;
 use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
 use self::output::Output;
 use self::ranks::Ranks;
+use self::restart::Restarts;
+pub use self::restart::Unit;
 use self::signals::Signals;
 pub use self::signals::{is_ignored, survive_too_large_files};
 use crate::failure::Failure;
@@ -57,9 +61,6 @@ use crate::style::Style;
 
 /// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long the tool still serves the store after the time that other nodes need to end their
-/// ranks.
-const STAY: Duration = Duration::from_secs(10);
 
 /// Runs the job and gives its exit code.
 pub fn run(options: &Options) -> Result<u8, Failure> {
@@ -116,7 +117,10 @@ fn say_killed(options: &Options, killed: &str) {
 /// Runs this node's part of the job.
 fn run_here(options: &Options) -> Result<u8, Failure> {
     let share = options.hosts.agent.as_ref();
-    let rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
+    let mut rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
+    rendezvous.restart = options.restart.standing();
+    let is_for_ranks = rendezvous.restart.unit == Some(Unit::Rank);
+    rendezvous.heals = is_for_ranks && share.is_none() && rendezvous.nodes > 1;
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
     if options.dry_run {
         return dry_run::show(options, rendezvous, &binding);
@@ -132,7 +136,6 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     }
     let output = Output::new(options.output.route(rendezvous.nodes > 1, options.color));
     let one_node = rendezvous.is_private();
-    let is_alone = rendezvous.nodes == 1;
     let open_files =
         one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
     let mut job = Job {
@@ -144,7 +147,9 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         nodes: None,
         control: Control::of(share),
         is_ended_by_starter: false,
+        assignment: None,
         ranks: None,
+        restarts: Restarts::new(rendezvous.restart),
         reporter: None,
         deadline: options.ending.timeout.map(|timeout| Instant::now() + timeout),
         timeout: None,
@@ -158,25 +163,7 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
         stop_is_told: false,
         style: Style::new(options.color, &std::io::stderr()),
     };
-    // The ranks of one node need the server until the job ends.
-    let mut server = None;
-    let assignment = if one_node {
-        let server = server.insert(
-            Secret::from_environment()
-                .and_then(|secret| Server::at(&rendezvous.host, rendezvous.port, secret))
-                .map_err(|error| Failure::new(1, error.message()))?,
-        );
-        server.expect_ranks(rendezvous.ranks as usize);
-        Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
-    } else {
-        job.reporter = (!is_alone).then(host_name);
-        job.nodes = Some(Nodes::meet(rendezvous)?);
-        job.wait_for_nodes()
-    };
-    if let Some(assignment) = assignment {
-        job.start(&assignment)?;
-    }
-    job.watch();
+    job.run(rendezvous)?;
     Ok(job.finish())
 }
 
@@ -193,11 +180,13 @@ impl Job<'_> {
     }
 
     /// Starts the ranks. Without other nodes a failure is this function's, else it ends the job.
-    fn start(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+    fn start(&mut self, assignment: Assignment) -> Result<(), Failure> {
+        let assignment = &*self.assignment.insert(assignment);
         let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
         let served = if serves { assignment.world_size } else { 0 };
         let ranks = open_files::Ranks { here: assignment.ranks, served, tools: assignment.nodes };
         let limit = self.open_files.map_or_else(|| open_files::make_room(ranks, self.output.route()), Ok);
+        self.open_files = limit.as_ref().ok().copied();
         let is_agent = self.options.hosts.agent.is_some();
         let begun = limit.and_then(|limit| self.output.begin(assignment, is_agent).map(|()| limit));
         let started = begun
@@ -205,7 +194,10 @@ impl Job<'_> {
         let host_name = assignment.host_name.as_ref();
         self.reporter = host_name.map(|host| format!("node {} ({host})", assignment.node));
         match started {
-            Ok(ranks) => self.ranks = Some(ranks),
+            Ok(ranks) => {
+                self.ranks = Some(ranks);
+                self.restarts.has_started();
+            }
             Err(failure) if assignment.nodes == 1 => return Err(failure),
             Err(Failure { code, message }) => {
                 self.end_everywhere(Cause::Start { code, message, node: self.reporter.clone() });
@@ -214,11 +206,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Returns when the ranks have ended, here and on the other nodes.
-    fn watch(&mut self) {
+    /// Returns when the ranks have ended, here and on the other nodes. Gives the moment at which
+    /// `--timeout` passes.
+    fn watch(&mut self) -> Option<Instant> {
         let mut told = false;
-        while self.running() > 0 || (self.nodes.is_some() && self.cause.is_none()) {
-            if self.running() == 0 && !told {
+        let is_busy = |job: &Self| job.running() > 0 || job.restarts.has_due();
+        while is_busy(self) || (self.nodes.is_some() && self.cause.is_none()) {
+            if !is_busy(self) && !told {
                 told = true;
                 self.nodes.as_ref().inspect(|nodes| nodes.finished());
             }
@@ -232,7 +226,8 @@ impl Job<'_> {
         // The other nodes read the cause in the store and then end their ranks, so this node serves
         // the store until they have gone.
         self.phase = Phase::Killed;
-        self.timeout = self.deadline.take().filter(|_| self.cause.is_none());
+        let limit = self.deadline.take();
+        self.timeout = limit.filter(|_| self.cause.is_none());
         self.deadline = Some(Instant::now() + self.options.ending.longest() + STAY);
         while self.nodes.as_ref().is_some_and(Nodes::serves)
             && !self.store_is_unused
@@ -240,6 +235,7 @@ impl Job<'_> {
         {
             self.step();
         }
+        limit
     }
 
     /// Sleeps until there is an event, and handles it. Returns this node's share of
@@ -247,7 +243,8 @@ impl Job<'_> {
     fn step(&mut self) -> Option<Assignment> {
         self.obey_the_clock();
         let starter_is_gone = self.control.as_ref().and_then(Control::deadline);
-        self.sleep(self.next_moment().into_iter().chain(starter_is_gone).min());
+        let moments = self.next_moment().into_iter().chain(starter_is_gone).chain(self.restart_moment());
+        self.sleep(moments.min());
         for signal in self.signals.take() {
             self.handle_signal(signal);
         }
@@ -278,10 +275,9 @@ impl Job<'_> {
         }
         let ended = self.ranks.as_mut().map(Ranks::reap).unwrap_or_default();
         guard::wait_if_ending();
-        let mut failed = ended.into_iter().filter(|ended| ended.failed());
-        if let Some(first) = failed.next().filter(|_| self.cause.is_none()) {
-            self.rank_failed(first, failed.count());
-        }
+        self.ranks_ended(ended);
+        self.start_due_ranks();
+        self.end_if_asked_between_attempts(false);
         assignment
     }
 

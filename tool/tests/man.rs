@@ -55,7 +55,7 @@ fn the_help_has_all_variables_that_the_ranks_get() {
 #[test]
 fn a_page_that_is_not_there_is_refused() {
     for (arguments, said) in
-        [(&["check", "--dir", "/tmp"][..], "cannot be used with"), (&["none"], "there are run, ps, ")]
+        [(&["check", "--dir", "/tmp"][..], "cannot be used with"), (&["none"], "there are run, store, ps, ")]
     {
         let output = man(arguments);
         assert_eq!(output.status.code(), Some(2), "{output:?}");

@@ -34,6 +34,10 @@ pub struct Job<'a> {
     pub ranks: Vec<Rank<'a>>,
     /// The number of ranks of the whole job. `None` before the nodes have met.
     pub world_size: Option<usize>,
+    /// How many of them are spares.
+    pub spares: usize,
+    /// How often the job was started again, or ranks of this host.
+    pub restarts: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,9 +45,9 @@ pub enum State {
     Running,
     /// All processes of the ranks are stopped, or no rank runs here and the tool is stopped.
     Stopped,
-    /// Some ranks of this host have ended.
+    /// Some ranks of this host have ended, for good or until they are started again.
     Ending,
-    /// No rank runs here. The tool waits for other nodes.
+    /// No rank runs here. The tool waits for other nodes, or for the time of a restart.
     Waiting,
     /// The tool that started the ranks has ended.
     LeftOver,
@@ -66,6 +70,11 @@ impl Job<'_> {
 impl Rank<'_> {
     pub fn pids(&self) -> impl Iterator<Item = u32> {
         self.processes.iter().map(|process| process.pid)
+    }
+
+    /// How often it was started again.
+    pub fn restarts(&self) -> u32 {
+        self.processes.iter().map(|process| process.restarts).max().unwrap_or(0)
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -160,12 +169,17 @@ fn job<'a>(all: &'a BTreeMap<u32, Process>, key: &Key, ranks: BTreeMap<usize, Ve
         Some(place) if place.local_size.is_some_and(|size| ranks.len() < size) => State::Ending,
         Some(_) => State::Running,
     };
+    let spares = place.zip(leader).and_then(|(place, leader)| Some(place.size.saturating_sub(leader.mesh_size?)));
+    let is_by_rank = line.is_some_and(|line| line.options.restart.restart == Some(run::Unit::Rank));
+    let restarts: Vec<u32> = ranks.iter().map(Rank::restarts).collect();
     Some(Job {
         name: id.unwrap_or_else(|| program(&command)),
         starter,
         launcher: if tool.is_some() || is_left { "devicemesh run" } else { place?.launcher },
         started: tool.or(leader)?.started,
         world_size: place.map(|place| place.size),
+        spares: spares.unwrap_or(0),
+        restarts: if is_by_rank { restarts.iter().sum() } else { restarts.iter().copied().max().unwrap_or(0) },
         command,
         state,
         ranks,

@@ -21,6 +21,8 @@ fn process(pid: u32, parent: u32, command: &str, variables: &str) -> Process {
         command,
         place: detect(&get).ok().filter(|place| place.launcher != "alone"),
         id: get("TORCHELASTIC_RUN_ID"),
+        restarts: get("TORCHELASTIC_RESTART_COUNT").map_or(0, |count| count.parse().unwrap()),
+        mesh_size: get("DM_MESH_SIZE").map(|size| size.parse().unwrap()),
     }
 }
 
@@ -159,4 +161,22 @@ fn a_tool_that_is_stopped_while_it_waits_is_stopped() {
         ..process(6, 5, "dm-ranks", "")
     };
     assert_eq!(jobs(&all(vec![tool, second]), &|_| false)[0].state, State::Stopped);
+}
+
+#[test]
+fn restarts_count_for_the_job_or_for_each_rank() {
+    let restarted = |restart: &str, counts: [u32; 2]| {
+        let ranks = counts.iter().enumerate().map(|(at, count)| {
+            let variables = rank(at as u32, 2, "heals");
+            let variables = format!("{variables} TORCHELASTIC_RESTART_COUNT={count} DM_MESH_SIZE=1");
+            process(6 + at as u32, 5, "./train", &variables)
+        });
+        let tool = process(5, 1, &format!("devicemesh run -n 1 --restart {restart} --max-restarts 3 -- ./train"), "");
+        let all = all(std::iter::once(tool).chain(ranks).collect());
+        let jobs = jobs(&all, &|_| true);
+        assert_eq!(jobs.len(), 1, "{:?}", said(&jobs));
+        (jobs[0].restarts, jobs[0].spares)
+    };
+    assert_eq!(restarted("job", [2, 2]), (2, 1));
+    assert_eq!(restarted("rank", [2, 1]), (3, 1));
 }

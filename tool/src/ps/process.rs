@@ -28,6 +28,10 @@ pub struct Process {
     pub place: Option<Place>,
     /// TORCHELASTIC_RUN_ID, the name that torchrun and this tool give a job.
     pub id: Option<String>,
+    /// TORCHELASTIC_RESTART_COUNT: how often the rank was started again, alone or with the job.
+    pub restarts: u32,
+    /// DM_MESH_SIZE, the number of ranks without spares, which this tool gives.
+    pub mesh_size: Option<usize>,
 }
 
 impl Process {
@@ -66,8 +70,10 @@ impl Process {
         let get = |name: &str| variables.get(name).filter(|value| !value.is_empty()).map(|value| (*value).to_owned());
         let place = detect(&get).ok().filter(|place| place.launcher != "alone");
         let id = get("TORCHELASTIC_RUN_ID");
+        let restarts = get("TORCHELASTIC_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0);
+        let mesh_size = get("DM_MESH_SIZE").and_then(|size| size.parse().ok());
         let (parent, is_stopped, started) = (stat.parent, stat.is_stopped, stat.started);
-        Some(Process { pid, parent, is_stopped, started, program: exe, command, place, id })
+        Some(Process { pid, parent, is_stopped, started, program: exe, command, place, id, restarts, mesh_size })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::number_set::NumberSet;
 use crate::style::Style;
 use crate::terminal;
+use crate::words::count;
 
 /// A name is cut to this width at the least, in character cells. Where the table is wider even
 /// then, it is split.
@@ -41,6 +42,10 @@ struct JobReport<'a> {
     elapsed: f64,
     /// The number of ranks in the job. Null before its nodes have met.
     world_size: Option<usize>,
+    /// How many of them are spares.
+    spares: usize,
+    /// How often the job was started again, or with `--restart rank` the ranks of this host.
+    restarts: u32,
     memory_bytes: u64,
     cpu_percent: f64,
     command: &'a [String],
@@ -58,6 +63,8 @@ struct RankReport {
     /// The numbers of its processes.
     pids: Vec<u32>,
     state: &'static str,
+    /// How often it was started again.
+    restarts: u32,
     memory_bytes: u64,
     cpu_percent: f64,
 }
@@ -74,6 +81,7 @@ impl<'a> Report<'a> {
                 processes: rank.processes.len(),
                 pids: rank.pids().collect(),
                 state: word(if rank.is_stopped() { State::Stopped } else { State::Running }),
+                restarts: rank.restarts(),
                 memory_bytes,
                 cpu_percent: rounded(percent),
             }
@@ -89,6 +97,8 @@ impl<'a> Report<'a> {
                 started: rounded(now - elapsed),
                 elapsed: rounded(elapsed),
                 world_size: job.world_size,
+                spares: job.spares,
+                restarts: job.restarts,
                 memory_bytes,
                 cpu_percent: rounded(percent),
                 command: &job.command,
@@ -114,7 +124,7 @@ impl<'a> Report<'a> {
                 job.pid.map_or("-".to_owned(), |pid| pid.to_string()),
                 ranks(job),
                 duration(job.elapsed),
-                job.state.to_owned(),
+                state(job),
                 bytes(job.memory_bytes),
                 format!("{:.0}%", job.cpu_percent),
             ]
@@ -139,10 +149,19 @@ impl<'a> Report<'a> {
 /// "0 of 1" would read as a count.
 fn ranks(job: &JobReport) -> String {
     let here: NumberSet = job.ranks.iter().map(|rank| rank.rank as u32).collect();
+    let spares = if job.spares == 0 { String::new() } else { format!(" ({})", count(job.spares, "spare")) };
     match (job.world_size, &job.ranks[..]) {
         (None, _) => "-".to_owned(),
-        (Some(size), [one]) => format!("rank {} of {size}", one.rank),
-        (Some(size), _) => format!("{here} of {size}"),
+        (Some(size), [one]) => format!("rank {} of {size}{spares}", one.rank),
+        (Some(size), _) => format!("{here} of {size}{spares}"),
+    }
+}
+
+/// The state, with the number of restarts where there were any.
+fn state(job: &JobReport) -> String {
+    match job.restarts {
+        0 => job.state.to_owned(),
+        restarts => format!("{}, {}", job.state, count(restarts, "restart")),
     }
 }
 
@@ -209,6 +228,7 @@ mod tests {
             processes: 1,
             pids: vec![*pid],
             state,
+            restarts: 0,
             memory_bytes: 200 << 20,
             cpu_percent: 99.0,
         };
@@ -220,6 +240,8 @@ mod tests {
             started: 0.0,
             elapsed: 11.0,
             world_size: Some(world_size),
+            spares: 0,
+            restarts: 0,
             memory_bytes: 400 << 20,
             cpu_percent: 198.0,
             command: &[],
@@ -250,6 +272,17 @@ mod tests {
         let said = "solve is left over: its devicemesh run has ended. To end its processes: kill 41 42";
         assert_eq!(left.lines().last(), Some(said), "{left}");
         assert!(!text(vec![job("solve", "running", &[41], 2)], None).contains("kill"));
+    }
+
+    #[test]
+    fn restarts_and_spares_are_shown_where_there_are_any() {
+        let healed = JobReport { spares: 1, restarts: 2, ..job("heals", "running", &[7, 8, 9], 3) };
+        let shown = text(vec![healed, job("other", "running", &[5, 6], 2)], None);
+        assert!(shown.contains("  0-2 of 3 (1 spare)  ") && shown.contains("  running, 2 restarts  "), "{shown}");
+        assert!(
+            shown.lines().nth(2).is_some_and(|line| !line.contains("restart") && !line.contains("spare")),
+            "{shown}"
+        );
     }
 
     #[test]

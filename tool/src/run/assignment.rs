@@ -12,12 +12,19 @@ pub struct Assignment {
     pub node: u32,
     /// The number of nodes in the job.
     pub nodes: u32,
-    /// The rank in the world of this node's first rank. The others follow it.
+    /// The rank in the world of this node's first rank. The others follow it, except for the spares.
     pub first_rank: u32,
-    /// The number of ranks on this node.
+    /// The rank in the world of this node's first spare. The spares of all nodes come after all
+    /// other ranks of the world.
+    pub first_spare: u32,
+    /// The number of ranks on this node, with its spares.
     pub ranks: u32,
+    /// The number of spares on this node. They have its last local ranks.
+    pub spares: u32,
     /// The number of ranks in the job.
     pub world_size: u32,
+    /// The number of ranks in the job without the spares.
+    pub mesh_size: u32,
     /// The host of the store in which the ranks meet.
     pub host: String,
     /// The port of that store.
@@ -28,15 +35,53 @@ pub struct Assignment {
     pub run: String,
     /// This host's name, as the other nodes know it. `None` where this is the only node.
     pub host_name: Option<String>,
+    /// How often the whole job was started again.
+    pub restarts: u32,
+    /// How many nodes had the place of this node before it, in a job that runs already.
+    pub rejoins: u32,
+    /// The value of `--max-restarts`.
+    pub max_restarts: u32,
 }
 
 impl Assignment {
     /// All ranks of a job of one node, whose store has that port.
-    pub fn whole_job(rendezvous: Rendezvous, port: u16) -> Assignment {
-        let Rendezvous { host, ranks, id, .. } = rendezvous;
-        let id = id.unwrap_or_else(|| format!("devicemesh-{}", std::process::id()));
-        let run = run_name(SystemTime::now(), std::process::id());
-        Assignment { node: 0, nodes: 1, first_rank: 0, ranks, world_size: ranks, host, port, id, run, host_name: None }
+    pub fn whole_job(rendezvous: &Rendezvous, port: u16) -> Assignment {
+        let Rendezvous { host, ranks, id, restart, run, .. } = rendezvous.clone();
+        let mesh_size = ranks - restart.spares;
+        Assignment {
+            node: 0,
+            nodes: 1,
+            first_rank: 0,
+            first_spare: mesh_size,
+            ranks,
+            spares: restart.spares,
+            world_size: ranks,
+            mesh_size,
+            host,
+            port,
+            id: id.unwrap_or_else(|| format!("devicemesh-{}", std::process::id())),
+            run: run.map_or_else(|| run_name(SystemTime::now(), std::process::id()), |run| run.folder),
+            host_name: None,
+            restarts: restart.restarts,
+            rejoins: 0,
+            max_restarts: restart.most,
+        }
+    }
+
+    /// The rank in the world of a local rank.
+    pub fn rank(&self, local_rank: u32) -> u32 {
+        match local_rank.checked_sub(self.ranks - self.spares) {
+            Some(spare) => self.first_spare + spare,
+            None => self.first_rank + local_rank,
+        }
+    }
+
+    /// The local rank of a rank of this node.
+    pub fn local_rank(&self, rank: u32) -> u32 {
+        match rank.checked_sub(self.mesh_size) {
+            Some(_) => self.ranks - self.spares + (rank - self.first_spare),
+            None => rank - self.first_rank,
+        }
     }
 }
 

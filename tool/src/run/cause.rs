@@ -126,8 +126,17 @@ pub enum Cause {
     /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last
     /// lines of its standard error, or nothing where they did not go through the tool. `reason` is
     /// the text after its exit code, which comes from those lines. `log` names the file with all
-    /// of its output, for messages.
-    Rank { ended: Ended, host: Option<String>, output: String, reason: String, log: Option<String> },
+    /// of its output, for messages. `restarts` is the end of the last line about the restarts
+    /// before, or nothing.
+    Rank {
+        ended: Ended,
+        host: Option<Box<str>>,
+        output: String,
+        reason: String,
+        log: Option<String>,
+        #[serde(default)]
+        restarts: Box<str>,
+    },
     /// The program could not be started.
     Start { code: u8, message: String, node: Option<String> },
     /// The tool got a signal.

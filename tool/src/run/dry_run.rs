@@ -45,9 +45,11 @@ fn describe(
     let assignment = assumed(rendezvous);
     let mut lines = Labelled::new(style, Some(width.unwrap_or(PLAIN)));
     let mut line = |label: &str, text: &str| lines.line(label, text);
+    let restart = options.restart.standing();
+    let ranks = format!("{}{}", count(here, "rank"), restart.told_spares());
     let what = match nodes {
-        1 => format!("would start {} on {}", count(here, "rank"), host_name()),
-        _ => format!("would start {} on {}, as node {} of {nodes}", count(here, "rank"), host_name(), assignment.node),
+        1 => format!("would start {ranks} on {}", host_name()),
+        _ => format!("would start {ranks} on {}, as node {} of {nodes}", host_name(), assignment.node),
     };
     line("dry run", &what);
     if nodes > 1 {
@@ -88,9 +90,13 @@ fn describe(
         (true, true) => ", with the time and the rank before each line",
     };
     line("output", &printable(&format!("{output}{before}")));
+    if let Some(restarts) = restart.describe() {
+        line("restarts", &restarts);
+    }
+    let failure = restart.when_it_ends();
     let timeout = match options.ending.timeout {
-        Some(limit) => format!("after {} s (--timeout), or when a rank fails", limit.as_secs_f64()),
-        None => "when a rank fails".to_owned(),
+        Some(limit) => format!("after {} s (--timeout), or {failure}", limit.as_secs_f64()),
+        None => failure,
     };
     line(
         "ends",
@@ -98,7 +104,7 @@ fn describe(
     );
 
     let of_rank = |local_rank: u32| {
-        let mut variables = variables(local_rank, &assignment, binding.own_cores(local_rank));
+        let mut variables = variables(local_rank, 0, &assignment, binding.own_cores(local_rank));
         for (name, value) in &mut variables {
             match *name {
                 "MASTER_PORT" if port_is_free => *value = FREE_PORT.to_owned(),
@@ -137,10 +143,13 @@ fn describe(
 /// taken to start as many ranks as this one.
 fn assumed(rendezvous: Rendezvous) -> Assignment {
     let (nodes, node, port) = (rendezvous.nodes, rendezvous.node.unwrap_or(0), rendezvous.port);
-    let mut assignment = Assignment::whole_job(rendezvous, port);
+    let mut assignment = Assignment::whole_job(&rendezvous, port);
+    let others = assignment.ranks - assignment.spares;
     assignment.nodes = nodes;
     assignment.node = node;
-    assignment.first_rank = node * assignment.ranks;
+    assignment.first_rank = node * others;
+    assignment.mesh_size = nodes * others;
+    assignment.first_spare = assignment.mesh_size + node * assignment.spares;
     assignment.world_size = nodes * assignment.ranks;
     assignment
 }

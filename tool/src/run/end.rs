@@ -164,8 +164,12 @@ impl Job<'_> {
     /// Ends the job with this signal, for this cause. Where the job ends already, the ranks get the
     /// signal, too, and no more time than after a signal that begins the end.
     fn end_by(&mut self, signal: Signal, cause: Cause) {
-        if self.cause.is_none() {
-            return self.end_everywhere(cause);
+        let is_between_attempts = self.end_between_attempts(&cause);
+        match self.cause {
+            None if is_between_attempts => return self.announce(&cause),
+            None => return self.end_everywhere(cause),
+            Some(_) if is_between_attempts => self.announce(&cause),
+            Some(_) => {}
         }
         self.ask_to_end(signal);
         let latest = Instant::now() + self.options.ending.grace_period;
@@ -180,6 +184,7 @@ impl Job<'_> {
     }
 
     fn end_at_once(&mut self, signal: Signal) {
+        self.end_if_asked_between_attempts(true);
         if self.running() == 0 {
             self.deadline = None;
         } else if self.phase != Phase::Killed {
@@ -242,7 +247,9 @@ impl Job<'_> {
                 self.is_ended_by_starter = true;
                 let share = self.options.hosts.agent.as_ref();
                 let node = share.map_or(String::new(), |share| share.name_of(number));
-                self.end_everywhere(Cause::Gone { node, number: Some(number), is_killed: None });
+                let cause = Cause::Gone { node, number: Some(number), is_killed: None };
+                self.end_between_attempts(&cause);
+                self.end_everywhere(cause);
             }
             Order::StarterGone(host) => {
                 // The connection also ends when the front of this node is killed.
@@ -252,7 +259,9 @@ impl Job<'_> {
                 let message =
                     format!("{node}the connection to the devicemesh run that started this job on {host} has ended");
                 let number = self.options.hosts.agent.as_ref().map(|share| share.node);
-                self.end_everywhere(Cause::Lost { message, number });
+                let cause = Cause::Lost { message, number };
+                self.end_between_attempts(&cause);
+                self.end_everywhere(cause);
                 self.hurry();
                 // Nobody reads the messages of this node any more, and the other nodes end in this
                 // way, too.
@@ -281,9 +290,9 @@ impl Job<'_> {
         let LastWords { lines: output, reason } = self.output.last_words(ended.rank);
         let reason = reason.map_or(String::new(), |reason| reason.to_string());
         let log = self.name_of_log(ended.rank);
-        let host = self.reporter.as_ref().map(|_| host_name());
-        let rank = ended.rank;
-        let cause = self.agree(Cause::Rank { ended, host, output, reason, log });
+        let host = self.reporter.as_ref().map(|_| host_name().into());
+        let (rank, restarts) = (ended.rank, self.told_restarts().into());
+        let cause = self.agree(Cause::Rank { ended, host, output, reason, log, restarts });
         // Where another node has reported a rank before, all failed ranks of this node failed after
         // that one.
         let is_first = matches!(&cause, Cause::Rank { ended, .. } if ended.rank == rank);
@@ -323,6 +332,7 @@ impl Job<'_> {
         if self.cause.is_some() {
             return;
         }
+        self.restarts.forget_due();
         let (now, ending) = (Instant::now(), &self.options.ending);
         self.phase = match &cause {
             Cause::Signal { signal, .. } => {

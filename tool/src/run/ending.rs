@@ -9,6 +9,10 @@ use crate::duration::{duration, limit};
 /// How long a rank has between SIGTERM and SIGKILL when another one has failed.
 pub const TERM_TO_KILL: Duration = Duration::from_secs(5);
 
+/// How long the tool still serves the store after the time that other nodes need to end their
+/// ranks.
+pub const STAY: Duration = Duration::from_secs(10);
+
 /// How long the ranks have to end, for each kind of end. The comments of the fields are their help.
 #[derive(Args)]
 pub struct Ending {

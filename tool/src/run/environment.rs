@@ -5,9 +5,14 @@ use devicemesh::rendezvous::launcher::STARTED_BY_RUN;
 use super::assignment::Assignment;
 
 /// The variables of a rank of this node. `own_cores` is the number of cores that the rank has for
-/// itself, where it has any.
-pub fn variables(local_rank: u32, assignment: &Assignment, own_cores: Option<usize>) -> Vec<(&'static str, String)> {
-    let rank = assignment.first_rank + local_rank;
+/// itself, where it has any. `again` is how often the rank was started again alone.
+pub fn variables(
+    local_rank: u32,
+    again: u32,
+    assignment: &Assignment,
+    own_cores: Option<usize>,
+) -> Vec<(&'static str, String)> {
+    let rank = assignment.rank(local_rank);
     let mut variables = vec![
         ("RANK", rank.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -20,12 +25,16 @@ pub fn variables(local_rank: u32, assignment: &Assignment, own_cores: Option<usi
         ("ROLE_NAME", "default".to_owned()),
         ("MASTER_ADDR", assignment.host.clone()),
         ("MASTER_PORT", assignment.port.to_string()),
-        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+        ("TORCHELASTIC_RESTART_COUNT", (assignment.restarts + assignment.rejoins + again).to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", assignment.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
         (STARTED_BY_RUN, format!("{}:{}", assignment.host, assignment.port)),
+        ("DM_MESH_SIZE", assignment.mesh_size.to_string()),
     ];
+    if again + assignment.rejoins > 0 {
+        variables.push(("DM_JOIN", "running".to_owned()));
+    }
     // Otherwise each rank would start a thread for every CPU.
     let threads = own_cores.or((assignment.ranks > 1).then_some(1));
     if let Some(threads) = threads.filter(|_| std::env::var_os("OMP_NUM_THREADS").is_none()) {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use devicemesh::rendezvous::host_name;
 use rustix::process::Rlimit;
 
+use super::assignment::Assignment;
 use super::binding::Binding;
 use super::cause::{Cause, How};
 use super::hosts::Control;
@@ -13,6 +14,7 @@ use super::nodes::Nodes;
 use super::options::Options;
 use super::output::Output;
 use super::ranks::Ranks;
+use super::restart::Restarts;
 use super::signals::Signals;
 use crate::check;
 use crate::style::Style;
@@ -46,8 +48,12 @@ pub struct Job<'a> {
     /// The limit on open files that the ranks get. In a job of several nodes it is known when the
     /// nodes have met.
     pub open_files: Option<Rlimit>,
+    /// This node's share of the job, once its ranks are started.
+    pub assignment: Option<Assignment>,
     /// The ranks of this node, once they are started.
     pub ranks: Option<Ranks>,
+    /// What was started again, and is to be.
+    pub restarts: Restarts,
     /// The name of this node in a cause that it reports. `None` in a job of one node.
     pub reporter: Option<String>,
     /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY

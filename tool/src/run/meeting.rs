@@ -9,6 +9,7 @@ use super::hosts::{Hosts, Share};
 use super::identity::Identity;
 use super::launcher::Launcher;
 use super::rendezvous::{Origin, Rendezvous};
+use super::restart::Standing;
 use crate::duration::duration;
 use crate::endpoint::endpoint;
 use crate::failure::Failure;
@@ -62,6 +63,9 @@ impl Meeting {
                 hosts: names,
                 all_report: false,
                 name_comes_late: false,
+                restart: Standing::default(),
+                heals: false,
+                run: None,
             });
         }
         let wrong = |message: String| Failure::new(2, message);
@@ -91,6 +95,9 @@ impl Meeting {
                 hosts: place.hosts,
                 all_report: place.all_report,
                 name_comes_late: place.name_comes_late,
+                restart: Standing::default(),
+                heals: false,
+                run: None,
             });
         }
         if nodes > 1 && self.rdzv_endpoint.is_none() {
@@ -112,6 +119,9 @@ impl Meeting {
             hosts: Vec::new(),
             all_report: true,
             name_comes_late: matches!(launcher, Some(Launcher::Kubernetes { .. })),
+            restart: Standing::default(),
+            heals: false,
+            run: None,
         })
     }
 }

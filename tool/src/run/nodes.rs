@@ -15,17 +15,21 @@
 //! | `devicemesh/run/stranger/<n>` | what the n-th of them said, for the nodes that wait |
 //! | `devicemesh/refused` | how many connections the server refused because of their secrets, and the last one's address. The server writes it |
 //! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
+//! | `devicemesh/run/heir/<n>` | the arrival number of the node that has taken the post of the n-th node, which is lost ([`posts`]) |
+//! | `devicemesh/run/success` | set with `--restart rank` when a rank has ended well |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
 //! Every wait also waits for the cause.
 
 mod entry;
+mod heir;
 mod join;
 mod keys;
 mod name;
 mod peer;
 mod place;
 mod port;
+mod posts;
 mod progress;
 mod reach;
 mod shared;
@@ -38,6 +42,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use self::join::join;
+pub use self::port::listener;
 pub use self::shared::News;
 use self::shared::Shared;
 use self::watch::watch;
@@ -61,7 +66,8 @@ impl Nodes {
     pub fn meet(rendezvous: Rendezvous) -> Result<Nodes, Failure> {
         let cannot = |what: &str, error: io::Error| Failure::new(1, format!("cannot {what}: {error}"));
         let (sender, news) = channel();
-        let shared = Shared::new(rendezvous.nodes, sender).map_err(|error| cannot("make an event", error))?;
+        let shared =
+            Shared::new(rendezvous.nodes, rendezvous.heals, sender).map_err(|error| cannot("make an event", error))?;
         let shared = Arc::new(shared);
         let theirs = Arc::clone(&shared);
         let work = move || {
@@ -95,6 +101,16 @@ impl Nodes {
     /// Tells the other nodes that the ranks of this node have ended well.
     pub fn finished(&self) {
         self.shared.finished();
+    }
+
+    /// Tells the other nodes that a rank of this node has ended well.
+    pub fn tell_success(&self) {
+        self.shared.tell_success();
+    }
+
+    /// Whether a node has told that one of its ranks has ended well.
+    pub fn has_success(&self) -> bool {
+        self.shared.has_success()
     }
 
     /// Whether this node is one of the job's, so that the other nodes know the cause that it knows.

@@ -14,6 +14,7 @@ use super::hosts::Hosts;
 use super::meeting::Meeting;
 use super::output::OutputOptions;
 use super::program::mistake;
+use super::restart::RestartOptions;
 use crate::failure::Failure;
 use crate::other_launchers::{PREFIX, TEE, is_streams};
 use crate::style::When;
@@ -29,6 +30,8 @@ Examples:
   devicemesh run --hosts alpha,beta -n 8 -x LD_LIBRARY_PATH -- ./train
   # two hosts, by hand on each
   devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train
+  # a rank that fails starts again alone, and rank 8 is a spare
+  devicemesh run -n 8 --restart rank --max-restarts 5 --spares 1 -- ./train
   # two hosts, in Slurm
   srun -N 2 --ntasks-per-node 1 devicemesh run -n 8 -- ./train
 
@@ -54,7 +57,9 @@ The ranks get:
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, \
   MASTER_ADDR, MASTER_PORT, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, \
   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_USE_AGENT_STORE=True, \
-  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), OMP_NUM_THREADS";
+  DM_STARTED_BY_RUN (the store, by which libdevicemesh knows this launcher), DM_MESH_SIZE (the \
+  number of ranks without spares), DM_JOIN=running (a rank that was started again alone), \
+  OMP_NUM_THREADS";
 
 /// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]
@@ -71,6 +76,8 @@ pub struct Options {
     pub output: OutputOptions,
     #[command(flatten)]
     pub ending: Ending,
+    #[command(flatten)]
+    pub restart: RestartOptions,
     #[command(flatten)]
     pub binding: BindingOptions,
     /// Show what would be started, with which variables and on which CPUs, and start nothing
@@ -161,11 +168,20 @@ impl Options {
         if let Some(message) = mistake {
             return Err(Failure::new(2, message));
         }
+        // The starter knows only some of the nodes' numbers of ranks, so each node checks its own.
+        if !self.hosts.starts() {
+            let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);
+            self.restart.check(matches!(share.map(Count::Ranks).or(self.ranks), Some(Count::Ranks(_))))?;
+        }
         self.output.check()
     }
 
-    /// The number of ranks to start on this node.
+    /// The number of ranks to start on this node, with its spares.
     pub fn ranks_here(&self) -> Result<u32, Failure> {
+        self.ranks_without_spares().map(|ranks| ranks.saturating_add(self.restart.spares))
+    }
+
+    fn ranks_without_spares(&self) -> Result<u32, Failure> {
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let devices = || ccl::devices().map(|(count, _)| count as u32);
         let share = self.hosts.agent.as_ref().and_then(|share| share.ranks);

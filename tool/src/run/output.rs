@@ -6,12 +6,13 @@ mod input;
 mod lines;
 mod logs;
 mod options;
+mod restarts;
 mod route;
 mod sink;
 mod sinks;
+mod stream;
 mod tails;
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -25,9 +26,11 @@ pub use self::input::copy_terminal;
 use self::lines::{Block, Lines};
 use self::logs::{Folder, Log};
 pub use self::options::OutputOptions;
+use self::restarts::Restarts;
 pub use self::route::Route;
 pub use self::sink::Sink;
 pub use self::sinks::Sinks;
+use self::stream::Stream;
 pub use self::tails::{LastWords, TAIL};
 use self::tails::{Tails, last_words_of};
 use super::assignment::Assignment;
@@ -49,6 +52,10 @@ pub struct Output {
     route: Route,
     /// The folder of this run's logs, where there is one.
     folder: Option<Folder>,
+    /// How often each rank was started again.
+    restarts: Restarts,
+    /// Whether the ranks were started, so that the folder and the sinks are there.
+    has_begun: bool,
     /// This host's name in a job of several nodes, for the prefixes.
     host: Option<String>,
     sinks: Sinks,
@@ -64,22 +71,6 @@ pub struct Output {
     buffer: Vec<u8>,
 }
 
-/// One output of one rank.
-struct Stream {
-    rank: u32,
-    /// The end from which the tool reads. It is non-blocking.
-    pipe: File,
-    /// Whether this is standard error.
-    is_error: bool,
-    /// The rank's file, where there is one that can be written.
-    log: Option<Log>,
-    /// The line that the rank has begun and not ended.
-    lines: Lines,
-    /// When the line that has not ended is shown, where that is due: only of the rank that reads
-    /// the input, because it may be a prompt.
-    prompt: Option<Instant>,
-}
-
 /// The logs of a rank that is about to start, where the tool writes them: of its standard output
 /// and of its standard error.
 pub struct Logs([Option<Log>; 2]);
@@ -88,8 +79,9 @@ impl Output {
     pub fn new(route: Route) -> Output {
         let styles = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
         let (folder, host, sinks, loss) = (None, None, Sinks::default(), None);
+        let restarts = Restarts::default();
         let (streams, tails, buffer) = (Vec::new(), Tails::default(), Vec::new());
-        Output { route, folder, host, sinks, streams, tails, styles, loss, buffer }
+        Output { route, folder, restarts, has_begun: false, host, sinks, streams, tails, styles, loss, buffer }
     }
 
     pub fn route(&self) -> &Route {
@@ -104,6 +96,13 @@ impl Output {
             return Err(Failure::new(2, format!("--stdin {rank}: the ranks are 0 to {last}")));
         }
         self.host.clone_from(&assignment.host_name);
+        self.restarts = Restarts::of_job(assignment.restarts);
+        self.tails = Tails::default();
+        // The threads and the folder are there already where the job starts again.
+        if self.has_begun {
+            return Ok(());
+        }
+        self.has_begun = true;
         if let Some(logs) = &self.route.logs {
             let folder = Folder::make(logs, &assignment.run).map_err(|message| Failure::new(1, message))?;
             let on_each_host = if is_agent && assignment.nodes > 1 { " on each host" } else { "" };
@@ -130,7 +129,20 @@ impl Output {
 
     /// The file of a rank's standard error, where there is one.
     pub fn log(&self, rank: u32) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.log(rank, true))
+        self.folder.as_ref().map(|folder| folder.log(rank, self.restarts.of(rank), true))
+    }
+
+    /// Prepares for a rank that is started again alone, for that many times with this one. What
+    /// its earlier process has written is passed on, and is no part of its last words any more.
+    pub fn restart(&mut self, rank: u32, again: u32) {
+        let (mut old, others): (Vec<Stream>, Vec<Stream>) =
+            std::mem::take(&mut self.streams).into_iter().partition(|stream| stream.rank == rank);
+        self.streams = others;
+        // A process that the rank has left behind loses its pipes here, as it does when the job
+        // ends.
+        old.iter_mut().for_each(|stream| self.finish(stream));
+        self.tails.forget(rank);
+        self.restarts.note(rank, again);
     }
 
     /// Sets up a rank's input and output before the rank starts.
@@ -138,11 +150,13 @@ impl Output {
         child.stdin(input::source(self.route.reader == Some(rank)));
         let mut logs = Logs([None, None]);
         for is_error in [false, true] {
-            let file = self.folder.as_ref().map(|folder| folder.create(rank, is_error)).transpose()?;
+            let restarts = self.restarts.of(rank);
+            let file = self.folder.as_ref().map(|folder| folder.create(rank, restarts, is_error)).transpose()?;
             let to = match file {
                 Some(file) if self.route.writes_logs_directly() => Stdio::from(file),
                 Some(file) => {
-                    let path = self.folder.as_ref().map(|folder| folder.log(rank, is_error)).unwrap_or_default();
+                    let path =
+                        self.folder.as_ref().map(|folder| folder.log(rank, restarts, is_error)).unwrap_or_default();
                     logs.0[usize::from(is_error)] = Some(Log::new(path, file, self.route.rotation));
                     Stdio::piped()
                 }

@@ -31,8 +31,10 @@ const UNDO: Duration = Duration::from_secs(5);
 /// The ranks of this node. Each one leads a process group of its own, so that the processes that a
 /// rank started end with it.
 pub struct Ranks {
-    /// The rank in the world of the first one.
-    first_rank: u32,
+    /// The rank in the world of each one, by its local rank.
+    numbers: Vec<u32>,
+    /// What the processes get when they are started.
+    limits: (Rlimit, Stops),
     /// The process of each rank by its local rank. `None` once it is reaped.
     pids: Vec<Option<Pid>>,
     /// The ranks that have ended, in that order.
@@ -55,20 +57,45 @@ impl Ranks {
         // The ranks' process groups are in the background of the terminal.
         let stops = if terminal::stops_writers() { Stops::Ignored } else { Stops::Allowed };
         if program::is_empty(&program::resolve(&command[0])) {
-            let (program, rank) = (shell_word(&command[0].to_string_lossy()), assignment.first_rank);
+            let (program, rank) = (shell_word(&command[0].to_string_lossy()), assignment.rank(0));
             return Err(Failure::new(126, format!("cannot start {program} as rank {rank}: its file is empty")));
         }
-        let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
+        let numbers = (0..assignment.ranks).map(|local_rank| assignment.rank(local_rank)).collect();
+        let limits = (open_files, stops);
+        let mut ranks = Ranks { numbers, limits, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
-            match start_rank(local_rank, assignment, command, binding, (open_files, stops), output) {
+            match start_rank((local_rank, 0), assignment, command, binding, limits, output) {
                 Ok(pid) => ranks.pids.push(Some(pid)),
                 Err(error) => {
                     ranks.undo();
-                    return Err(cannot_start(&command[0], assignment.first_rank + local_rank, &error));
+                    return Err(cannot_start(&command[0], assignment.rank(local_rank), &error));
                 }
             }
         }
         Ok(ranks)
+    }
+
+    /// Starts a rank again that has ended. It was started again alone `again` times, with this time.
+    pub fn start_again(
+        &mut self,
+        local_rank: u32,
+        again: u32,
+        assignment: &Assignment,
+        command: &[OsString],
+        binding: &Binding,
+        output: &mut Output,
+    ) -> Result<(), Failure> {
+        let rank = assignment.rank(local_rank);
+        output.restart(rank, again);
+        let pid = start_rank((local_rank, again), assignment, command, binding, self.limits, output)
+            .map_err(|error| cannot_start(&command[0], rank, &error))?;
+        self.pids[local_rank as usize] = Some(pid);
+        Ok(())
+    }
+
+    /// Forgets how a rank has ended, because it is started again.
+    pub fn forget(&mut self, rank: u32) {
+        self.ended.retain(|ended| ended.rank != rank);
     }
 
     /// Kills the ranks that were started.
@@ -89,8 +116,8 @@ impl Ranks {
 
     /// The ranks that have not ended.
     pub fn still_running(&self) -> Vec<u32> {
-        let ranks = (self.first_rank..).zip(&self.pids);
-        ranks.filter_map(|(rank, pid)| pid.map(|_| rank)).collect()
+        let ranks = self.numbers.iter().zip(&self.pids);
+        ranks.filter_map(|(rank, pid)| pid.map(|_| *rank)).collect()
     }
 
     /// Sends a signal to every rank that has not ended, and to the processes in its group.
@@ -112,7 +139,7 @@ impl Ranks {
                 let _ = kill_process_group(pid, Signal::KILL);
                 let _ = waitpid(Some(pid), WaitOptions::empty());
                 self.pids[local_rank] = None;
-                let (rank, pid) = (self.first_rank + local_rank as u32, pid.as_raw_nonzero().get());
+                let (rank, pid) = (self.numbers[local_rank], pid.as_raw_nonzero().get());
                 ended.push(Ended { rank, pid, how, has_dumped_core });
             }
         }
@@ -127,17 +154,18 @@ impl Ranks {
     /// SIGTTIN for reading, SIGTTOU for a change of the settings. The ranks' process groups are in
     /// the background of the terminal, where neither is allowed. Each stop is returned once.
     pub fn stopped_by_terminal(&self) -> Vec<(u32, Signal)> {
-        let stopped = (self.first_rank..).zip(&self.pids).filter_map(|(rank, pid)| {
+        let stopped = self.numbers.iter().zip(&self.pids).filter_map(|(rank, pid)| {
             let status = waitid(WaitId::Pid((*pid)?), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok()??;
-            Some((rank, Signal::from_named_raw(status.stopping_signal()?)?))
+            Some((*rank, Signal::from_named_raw(status.stopping_signal()?)?))
         });
         stopped.filter(|(_, signal)| [Signal::TTIN, Signal::TTOU].contains(signal)).collect()
     }
 
     /// Kills this rank and the processes in its group.
     pub fn kill(&self, rank: u32) {
-        if let Some(Some(pid)) = self.pids.get((rank - self.first_rank) as usize) {
-            let _ = kill_process_group(*pid, Signal::KILL);
+        let place = self.numbers.iter().position(|number| *number == rank);
+        if let Some(pid) = place.and_then(|place| self.pids[place]) {
+            let _ = kill_process_group(pid, Signal::KILL);
         }
     }
 
@@ -163,19 +191,19 @@ fn cannot_start(program: &OsString, rank: u32, error: &io::Error) -> Failure {
     Failure::new(code, format!("cannot start {program} as rank {rank}: {missing}{advice}"))
 }
 
-/// Starts one rank in torchrun's environment.
+/// Starts one rank in torchrun's environment. `again` is how often it was started again alone.
 fn start_rank(
-    local_rank: u32,
+    (local_rank, again): (u32, u32),
     assignment: &Assignment,
     command: &[OsString],
     binding: &Binding,
     limits: (Rlimit, Stops),
     output: &mut Output,
 ) -> io::Result<Pid> {
-    let rank = assignment.first_rank + local_rank;
+    let rank = assignment.rank(local_rank);
     let mut child = Command::new(program::resolve(&command[0]));
     child.args(&command[1..]).process_group(0);
-    child.envs(variables(local_rank, assignment, binding.own_cores(local_rank)));
+    child.envs(variables(local_rank, again, assignment, binding.own_cores(local_rank)));
     let logs = output.prepare(rank, &mut child)?;
     before_exec(&mut child, limits);
     let bound = binding.enter(local_rank)?;

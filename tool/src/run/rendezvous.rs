@@ -4,6 +4,7 @@ use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
 use super::identity::Identity;
+use super::restart::Standing;
 
 /// Who chose the host of the store. Messages need it to say what the user can change.
 #[derive(Clone, Copy)]
@@ -17,6 +18,7 @@ pub enum Origin {
 }
 
 /// The meeting of the nodes, as the command line or the launcher describes it.
+#[derive(Clone)]
 pub struct Rendezvous {
     /// The host of the store in which the nodes meet.
     pub host: String,
@@ -29,7 +31,7 @@ pub struct Rendezvous {
     /// This node's number, from `--node-rank` or the launcher. `None` leaves it to the order of
     /// arrival.
     pub node: Option<u32>,
-    /// The number of ranks on this node.
+    /// The number of ranks on this node, with its spares.
     pub ranks: u32,
     /// The job's name from `--rdzv-id` or the launcher, which is the same on all nodes.
     pub id: Option<String>,
@@ -46,6 +48,22 @@ pub struct Rendezvous {
     /// Whether the endpoint's name may be unknown until `timeout`, because the name server learns
     /// it when the host starts.
     pub name_comes_late: bool,
+    /// This node's spares, its options on restarts, and how often it has seen the job start again.
+    pub restart: Standing,
+    /// Whether a node that joins takes the place of one that is lost. It is so with `--restart rank`,
+    /// except where a starter ends the job with each host.
+    pub heals: bool,
+    /// The names of this run of the job, where the job starts again. `None` at the first start.
+    pub run: Option<Run>,
+}
+
+/// The names that a run of a job keeps when the job starts again.
+#[derive(Clone)]
+pub struct Run {
+    /// The name of its folder in `--log-dir`.
+    pub folder: String,
+    /// The job's name for the ranks (TORCHELASTIC_RUN_ID), which may be made from the first node.
+    pub id: String,
 }
 
 impl Rendezvous {

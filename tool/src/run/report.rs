@@ -32,14 +32,15 @@ impl Job<'_> {
             }
             _ => String::new(),
         };
-        let rest = self.end_of_the_others(cause);
+        let (behind, restart) = self.told_restart(cause);
+        let rest = format!("{}{restart}", self.end_of_the_others(cause));
         if let Some(node) = self.lost_node(cause) {
             return say_gone(node, format!("{cause}{rest}"));
         }
-        if self.control.is_some() {
+        if self.control.is_some() && restart.is_empty() {
             say_ending(cause.to_string());
         }
-        let text = format!("{}{also}{rest}", self.style.wrong(&cause.to_string()));
+        let text = format!("{}{also}{rest}", self.style.wrong(&format!("{cause}{behind}")));
         let is_key = |signal: i32| [Signal::INT, Signal::QUIT].iter().any(|key| key.as_raw() == signal);
         match cause {
             Cause::Signal { signal, .. } if is_key(*signal) => self.say_after_key(&text),
@@ -118,13 +119,14 @@ impl Job<'_> {
             Some(Cause::Signal { .. }) => Some(Instant::now() + self.options.ending.grace_period),
             _ => self.timeout,
         };
+        let restarts = self.told_restarts();
         let cause = self.cause.take();
         let tells = cause.as_ref().is_some_and(|cause| self.tells(cause));
         let code = match cause {
-            Some(Cause::Rank { ended, host, output, reason, log }) => {
+            Some(Cause::Rank { ended, host, output, reason, log, restarts }) => {
                 // Where nothing else is known, the first message about this rank already has
                 // everything.
-                if tells && (has_more || !output.is_empty() || log.is_some()) {
+                if tells && (has_more || !output.is_empty() || log.is_some() || !restarts.is_empty()) {
                     let other = match reason.is_empty() {
                         true => others.into_iter().find_map(|rank| self.words_of(rank)),
                         false => None,
@@ -134,17 +136,20 @@ impl Job<'_> {
                         Some((reason, log)) => (String::new(), reason, log),
                         None => (output, reason, log),
                     };
-                    self.report(&ended, host.as_deref(), &output, &reason, log.as_deref());
+                    self.report(&ended, host.as_deref(), &output, &reason, log.as_deref(), &restarts);
                 }
                 ended.how.code()
             }
+            None | Some(Cause::Done) => {
+                self.tell_success(&restarts);
+                0
+            }
             Some(cause) => {
-                if tells && has_more && !matches!(cause, Cause::Done) && self.lost_node(&cause).is_none() {
-                    self.say(&self.style.wrong(&cause.to_string()));
+                if tells && (has_more || !restarts.is_empty()) && self.lost_node(&cause).is_none() {
+                    self.say(&format!("{}{restarts}", self.style.wrong(&cause.to_string())));
                 }
                 cause.code()
             }
-            None => 0,
         };
         let end_of_wait = self.flush(until);
         // The exit code tells a reader that the output is incomplete.
@@ -215,7 +220,7 @@ impl Job<'_> {
 
     /// Shows the last lines of the rank that failed first. The tool's last line says how and why
     /// the rank failed, because people look at the last line.
-    fn report(&self, ended: &Ended, host: Option<&str>, output: &str, reason: &str, log: Option<&str>) {
+    fn report(&self, ended: &Ended, host: Option<&str>, output: &str, reason: &str, log: Option<&str>, restarts: &str) {
         let rank = format!("rank {}{}", ended.rank, host.map_or(String::new(), |host| format!(" on {host}")));
         let how = match ended.how {
             How::Exited(code) => format!("exit code {code}"),
@@ -232,7 +237,7 @@ impl Job<'_> {
         }
         let log = log.map_or(String::new(), |log| format!(" (log in {log})"));
         let first = self.style.wrong(&format!("{rank} failed first: {how}{reason}"));
-        self.say(&format!("{text}{first}{log}"));
+        self.say(&format!("{text}{first}{log}{restarts}"));
     }
 }
 

@@ -39,12 +39,17 @@ pub fn show(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
     let names = if names.is_empty() { "none".to_owned() } else { names.join(" ") };
     line("variables", &format!("{}, over the standard input of the commands below", printable(&names)));
     line("ranks", "devicemesh run --dry-run on a host shows its ranks, with all their variables and CPUs");
+    let restart = options.restart.standing();
+    if let Some(restarts) = restart.describe() {
+        line("restarts", &restarts);
+    }
+    let spares = if restart.spares == 0 { String::new() } else { format!(" and {}", count(restart.spares, "spare")) };
     for planned in &plan.hosts {
         let ranks = match planned.host.ranks.map(Count::Ranks).or(options.ranks) {
             Some(ranks) => format!("-n {ranks}"),
             None => "one rank for each device there, else 1".to_owned(),
         };
-        line(planned.host.name(), &format!("{ranks}, by {}", printable(&shell_line(&planned.command))));
+        line(planned.host.name(), &format!("{ranks}{spares}, by {}", printable(&shell_line(&planned.command))));
     }
     print(lines.into_text())?;
     Ok(0)

@@ -14,6 +14,7 @@ use crate::run::assignment::run_name;
 use crate::run::cause::Cause;
 use crate::run::identity::Identity;
 use crate::run::rendezvous::Rendezvous;
+use crate::run::restart::Standing;
 use crate::words::listed;
 
 /// How many nodes a message lists.
@@ -29,6 +30,9 @@ pub struct Entry {
     /// The name that it gives to this run ([`run_name`]). The name that the first node gives
     /// counts.
     pub run: String,
+    /// The name that the job had at its first start (TORCHELASTIC_RUN_ID), where it starts again.
+    #[serde(default)]
+    pub run_id: Option<String>,
     /// Its `--nnodes`, the same on all nodes.
     pub nodes: u32,
     /// Its `--node-rank`, where it has one.
@@ -42,6 +46,10 @@ pub struct Entry {
     /// The job that it belongs to. Tools before 0.3 do not say it.
     #[serde(default)]
     pub identity: Identity,
+    /// Its spares, its options on restarts, and how often it has seen the job start again. Tools
+    /// before 0.3 do not say it.
+    #[serde(default)]
+    pub restart: Standing,
 }
 
 /// The word that the server passes on when the connections of a tool end.
@@ -71,16 +79,19 @@ impl fmt::Display for Entry {
 impl Entry {
     /// This node.
     pub fn of_this_node(rendezvous: &Rendezvous) -> Entry {
+        let run = rendezvous.run.as_ref();
         Entry {
             host: host_name(),
             pid: std::process::id(),
-            run: run_name(SystemTime::now(), std::process::id()),
+            run: run.map_or_else(|| run_name(SystemTime::now(), std::process::id()), |run| run.folder.clone()),
+            run_id: run.map(|run| run.id.clone()),
             nodes: rendezvous.nodes,
             node: rendezvous.node,
             ranks: rendezvous.ranks,
             id: rendezvous.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             identity: rendezvous.identity.clone(),
+            restart: rendezvous.restart,
         }
     }
 
@@ -129,6 +140,10 @@ impl Entry {
                 "{self} has --nnodes {}, {other} has --nnodes {}: say the same on all nodes",
                 self.nodes, other.nodes
             ));
+        }
+        if !self.restart.fits(&other.restart) {
+            let (mine, theirs) = (&self.restart, &other.restart);
+            return Some(format!("{self} has {mine}, {other} has {theirs}: say the same on all nodes"));
         }
         match (self.node, other.node) {
             (Some(mine), Some(theirs)) if mine == theirs && self.nodes > 1 => Some(format!(

@@ -7,6 +7,7 @@ use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
 use super::entry::{Entry, LastWord, list, numbers};
+use super::heir::Heir;
 use super::keys::{self, GONE, LOCKED_OUT, NODES, OVER, SERVED, STRANGERS};
 use super::peer::{from_a_peer, read_cause};
 use super::place::Place;
@@ -36,6 +37,16 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let too_many = arrival > nodes;
     if !too_many {
         let _ = shared.arrival.set(arrival);
+    } else if rendezvous.heals {
+        let heir = Heir { shared, rendezvous, store, arrival };
+        let taken = match heir.take(&mut progress)? {
+            Ok(taken) => taken,
+            Err(entries) => return Err(one_too_many(rendezvous, &entries)),
+        };
+        let _ = (shared.arrival.set(arrival), shared.post.set(taken.post.first));
+        note_server(shared, &taken.entries);
+        let assignment = assign(rendezvous, &taken.entries, taken.post.first)?;
+        return Ok(taken.complete(assignment, shared, me.host));
     }
     let is_silent = !rendezvous.all_report && server.is_none();
     let (entries, refused_node, locked_out) = (Vec::new(), String::new(), String::new());
@@ -56,13 +67,18 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     match collected {
         Ok(()) if too_many => Err(one_too_many(rendezvous, &entries)),
         Ok(()) => {
-            let number = numbers(&entries)[0];
-            let _ = shared.serving.set((format!("node {number} ({})", entries[0].host), number));
+            note_server(shared, &entries);
             assign(rendezvous, &entries, arrival)
         }
         Err(cause) if too_many || shared.is_cancelled() => Err(cause),
         Err(cause) => Err(shared.end(cause)),
     }
+}
+
+/// Notes which node serves the store: the first one.
+fn note_server(shared: &Shared, entries: &[Entry]) {
+    let number = numbers(entries)[0];
+    let _ = shared.serving.set((format!("node {number} ({})", entries[0].host), number));
 }
 
 /// Returns how many nodes the job has whose store this is. Fails where it is another job. That job
@@ -221,25 +237,39 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
     let numbers = numbers(entries);
     let index = arrival as usize - 1;
     let node = numbers[index];
-    let ranks_of = |counts: &dyn Fn(u32) -> bool| -> u64 {
+    let sum = |of: &dyn Fn(&Entry) -> u64, counts: &dyn Fn(u32) -> bool| -> u64 {
         let counted = entries.iter().zip(&numbers).filter(|(_, number)| counts(**number));
-        counted.map(|(entry, _)| u64::from(entry.ranks)).sum()
+        counted.map(|(entry, _)| of(entry)).sum()
     };
-    let (first_rank, world_size) = (ranks_of(&|number| number < node), ranks_of(&|_| true));
+    let spares = |entry: &Entry| u64::from(entry.restart.spares);
+    let others = |entry: &Entry| u64::from(entry.ranks).saturating_sub(spares(entry));
+    let (is_before, is_any) = (|number: u32| number < node, |_| true);
+    let (first_rank, mesh_size) = (sum(&others, &is_before), sum(&others, &is_any));
+    let (first_spare, world_size) = (mesh_size + sum(&spares, &is_before), mesh_size + sum(&spares, &is_any));
     let Some(world_size) = u32::try_from(world_size).ok().filter(|size| *size <= i32::MAX as u32) else {
         return Err(Cause::Refused { message: format!("{world_size} ranks are more than a world can have") });
     };
-    let id = rendezvous.id.clone().unwrap_or_else(|| default_id(&entries[0].host, entries[0].pid));
+    // The tool of a node may have been started anew, and then it knows less than the others.
+    let oldest = entries.iter().rev().max_by_key(|entry| entry.restart.restarts).unwrap_or(&entries[0]);
+    let known = rendezvous.id.clone().or_else(|| oldest.run_id.clone());
+    let id = known.unwrap_or_else(|| default_id(&entries[0].host, entries[0].pid));
     Ok(Assignment {
         node,
         nodes: rendezvous.nodes,
         first_rank: first_rank as u32,
+        first_spare: first_spare as u32,
         ranks: rendezvous.ranks,
+        spares: rendezvous.restart.spares,
         world_size,
+        mesh_size: mesh_size as u32,
         host: rendezvous.host.clone(),
         port: rendezvous.port,
         id,
-        run: entries[0].run.clone(),
+        run: oldest.run.clone(),
         host_name: (rendezvous.nodes > 1).then(|| entries[index].host.clone()),
+        // A peer may say anything.
+        restarts: oldest.restart.restarts.min(rendezvous.restart.most),
+        rejoins: 0,
+        max_restarts: rendezvous.restart.most,
     })
 }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 
 pub const OVER: &str = "devicemesh/run/over";
 pub const AT_ONCE: &str = "devicemesh/run/at_once";
+pub const SUCCESS: &str = "devicemesh/run/success";
 pub const NODES: &str = "devicemesh/run/nodes";
 pub const SERVED: &str = "devicemesh/run/served";
 pub const GONE: &str = "devicemesh/run/gone";
@@ -22,6 +23,11 @@ pub fn finished(arrival: u32) -> String {
 
 pub fn gone(count: usize) -> String {
     format!("{GONE}/{count}")
+}
+
+/// The arrival number of the node that has taken the post of a node that is lost.
+pub fn heir(lost: u32) -> String {
+    format!("devicemesh/run/heir/{lost}")
 }
 
 pub fn stranger(count: impl Display) -> String {

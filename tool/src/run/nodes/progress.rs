@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_silent_node_pauses_after_a_line_that_it_does_not_say() {
         let (sender, news) = channel();
-        let (shared, wait) = (Shared::new(2, sender).unwrap(), Wait::after(Duration::from_secs(600)));
+        let (shared, wait) = (Shared::new(2, false, sender).unwrap(), Wait::after(Duration::from_secs(600)));
         let mut progress = Progress::new(&shared, &wait, true);
         progress.next = Instant::now();
         progress.tell_unless(true, || "the others".to_owned());

@@ -108,7 +108,10 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Err(error) if error.status() == Status::Store && !wait.deadline.passed() => std::thread::sleep(PAUSE),
             Err(error) => return Err(error),
         }
-        progress.tell(|| format!("the job before this one to leave {}", place.at));
+        progress.tell(|| match rendezvous.restart.restarts {
+            0 => format!("the job before this one to leave {}", place.at),
+            _ => "the other nodes to end their ranks before the restart".to_owned(),
+        });
         if wait.deadline.passed() {
             let store = &place.at;
             return Err(Error::timeout(format!(

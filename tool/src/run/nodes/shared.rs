@@ -12,9 +12,10 @@ use devicemesh::wait::{Cancel, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::keys::{self, AT_ONCE, OVER};
+use super::keys::{self, AT_ONCE, OVER, SUCCESS};
 use super::peer::read_cause;
 use super::place::Place;
+use super::posts::{Post, posts};
 use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
 
@@ -43,6 +44,9 @@ pub enum News {
 pub struct Shared {
     /// The number of nodes in the job.
     pub nodes: u32,
+    /// Whether a node that joins takes the place of one that is lost, so that a loss does not end
+    /// the job.
+    pub heals: bool,
     /// Raised to end the waiting thread.
     cancel: Cancel,
     /// An eventfd that is readable when there is news.
@@ -55,6 +59,8 @@ pub struct Shared {
     /// first. A node of another job, or one too many, may have reached the store, too, and must not
     /// end the job that has it.
     pub arrival: OnceLock<u32>,
+    /// The arrival number of the node whose place this node has taken, where it has.
+    pub post: OnceLock<u32>,
     /// The name and the number of the node that serves the store, once they are known.
     pub serving: OnceLock<(String, u32)>,
 }
@@ -69,10 +75,10 @@ pub struct Reached {
 }
 
 impl Shared {
-    pub fn new(nodes: u32, sender: Sender<News>) -> io::Result<Shared> {
+    pub fn new(nodes: u32, heals: bool, sender: Sender<News>) -> io::Result<Shared> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (reached, arrival, serving) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Shared { nodes, cancel: Cancel::new(), bell, sender, reached, arrival, serving })
+        let (reached, arrival, post, serving) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Shared { nodes, heals, cancel: Cancel::new(), bell, sender, reached, arrival, post, serving })
     }
 
     pub fn bell(&self) -> BorrowedFd<'_> {
@@ -130,11 +136,25 @@ impl Shared {
         let _ = reached.store.set(AT_ONCE, b"1", &Wait::after(TELL));
     }
 
+    /// Notes that a rank of this node has ended well.
+    pub fn tell_success(&self) {
+        let Some(reached) = self.admitted() else { return };
+        // If this write fails, ranks of other nodes are started again in vain.
+        let _ = reached.store.set(SUCCESS, b"1", &Wait::after(TELL));
+    }
+
+    /// Whether a rank of the job has ended well.
+    pub fn has_success(&self) -> bool {
+        let found = self.admitted().map(|reached| reached.store.try_get(SUCCESS, &Wait::after(TELL)));
+        matches!(found, Some(Ok(Some(_))))
+    }
+
     /// Notes that the ranks of this node have ended well.
     pub fn finished(&self) {
-        let (Some(reached), Some(arrival)) = (self.reached.get(), self.arrival.get()) else { return };
+        let post = self.post.get().or(self.arrival.get());
+        let (Some(reached), Some(post)) = (self.reached.get(), post) else { return };
         // If this write fails, the waiting thread finds that the store is out of reach.
-        let told = reached.store.set(&keys::finished(*arrival), b"1", &Wait::after(TELL));
+        let told = reached.store.set(&keys::finished(*post), b"1", &Wait::after(TELL));
         if told.is_ok() {
             self.end_if_all_have_finished();
         }
@@ -145,7 +165,14 @@ impl Shared {
     pub fn end_if_all_have_finished(&self) {
         let Some(Reached { store, .. }) = self.reached.get() else { return };
         let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();
-        if store.present(&keys, &Wait::after(TELL)).is_ok_and(|finished| finished.iter().all(|finished| *finished)) {
+        let Ok(finished) = store.present(&keys, &Wait::after(TELL)) else { return };
+        let are_others_lost = || {
+            let is_done = |post: &Post| post.is_finished || post.is_gone;
+            self.heals && posts(store, self.nodes, TELL).is_ok_and(|(posts, _)| posts.iter().all(is_done))
+        };
+        // A node that is lost and does not come back does not keep the others.
+        let is_one_done = finished.contains(&true);
+        if finished.iter().all(|finished| *finished) || (is_one_done && are_others_lost()) {
             self.end(Cause::Done);
         }
     }
@@ -179,7 +206,7 @@ mod tests {
         let server = Server::at("127.0.0.1", 0, None).unwrap();
         let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &Wait::after(TELL)).unwrap();
         let place = Place { at: String::new(), remark: String::new() };
-        let shared = Shared::new(2, channel().0).unwrap();
+        let shared = Shared::new(2, false, channel().0).unwrap();
         let _ = shared.reached.set(Reached { store, place, server: Some(server) });
         let in_store =
             || [OVER, AT_ONCE].map(|key| shared.reached.get().unwrap().store.try_get(key, &Wait::after(TELL)));

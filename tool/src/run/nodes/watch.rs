@@ -9,6 +9,7 @@ use devicemesh::wait::Wait;
 use super::entry::{LastWord, gone};
 use super::keys::{self, AT_ONCE, NODES, OVER};
 use super::peer::read_cause;
+use super::posts::posts;
 use super::shared::{News, Reached, Shared, TELL};
 
 /// Longer than any job lasts.
@@ -58,18 +59,32 @@ pub fn watch(shared: &Shared, mut over: bool) {
 
 /// Ends the job where the tool that has gone had not finished.
 fn tool_has_gone(shared: &Shared, store: &TcpStore, word: LastWord) {
-    // A node that arrived when all were there was never part of the job.
-    if word.arrival > shared.nodes {
-        return;
-    }
-    match store.try_get(&keys::finished(word.arrival), &Wait::after(TELL)) {
+    let Some(post) = post_of(shared, store, word.arrival) else { return };
+    match store.try_get(&keys::finished(post), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
+        Ok(None) if shared.heals => {
+            let lost = gone(store, shared.nodes, LastWord { arrival: post, ..word }, TELL);
+            shared.tell(News::Note(format!(
+                "{lost}; the job goes on, and a node that joins takes its place: start the same devicemesh run again"
+            )));
+            shared.end_if_all_have_finished();
+        }
         Ok(None) => {
             shared.end(gone(store, shared.nodes, word, TELL));
         }
         // The store has gone too. The next wait finds that.
         Err(_) => {}
     }
+}
+
+/// The post of a tool that has gone. `None` where it was never part of the job, because all nodes
+/// were there when it arrived, or because it has not taken the place of one that was lost.
+fn post_of(shared: &Shared, store: &TcpStore, arrival: u32) -> Option<u32> {
+    if arrival <= shared.nodes {
+        return Some(arrival);
+    }
+    let (posts, _) = posts(store, shared.nodes, TELL).ok().filter(|_| shared.heals)?;
+    posts.iter().find(|post| post.holder == arrival).map(|post| post.first)
 }
 
 /// How many nodes have arrived so far.

@@ -56,9 +56,10 @@ impl Folder {
         &self.0
     }
 
-    /// The file of one output of a rank.
-    pub fn log(&self, rank: u32, is_error: bool) -> PathBuf {
-        self.0.join(format!("rank-{rank}.{}", if is_error { "err" } else { "out" }))
+    /// The file of one output of a rank that was started again that many times.
+    pub fn log(&self, rank: u32, restarts: u32, is_error: bool) -> PathBuf {
+        let restart = if restarts == 0 { String::new() } else { format!(".restart-{restarts}") };
+        self.0.join(format!("rank-{rank}{restart}.{}", if is_error { "err" } else { "out" }))
     }
 
     /// Fails where the file system is full, or this user's part of it. Other errors say nothing
@@ -73,8 +74,8 @@ impl Folder {
 
     /// Makes the file of one output of a rank. An existing file is an error, because it is from
     /// another run.
-    pub fn create(&self, rank: u32, is_error: bool) -> io::Result<File> {
-        let path = self.log(rank, is_error);
+    pub fn create(&self, rank: u32, restarts: u32, is_error: bool) -> io::Result<File> {
+        let path = self.log(rank, restarts, is_error);
         fresh(&path).map_err(|error| io::Error::other(format!("cannot write {}: {error}", path.display())))
     }
 }

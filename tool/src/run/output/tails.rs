@@ -28,6 +28,11 @@ impl Tails {
         tail.drain(..too_long);
     }
 
+    /// Forgets what this rank has written.
+    pub fn forget(&mut self, rank: u32) {
+        self.0.retain(|(known, _)| *known != rank);
+    }
+
     /// The last lines that this rank has written.
     pub fn last_words(&self, rank: u32) -> LastWords {
         let tail = self.0.iter().find(|(known, _)| *known == rank);

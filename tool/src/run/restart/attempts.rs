@@ -1,0 +1,166 @@
+//! `--restart job`: after a failure all ranks of all nodes end, the nodes meet anew, and all ranks
+//! start again in a new store. torchrun does the same.
+//!
+//! The cause for which an attempt ends stands in the store, so all nodes decide alike whether the
+//! job starts again. A node that has been lost is waited for in the next meeting, for
+//! `--rdzv-timeout`.
+
+use std::time::Instant;
+
+use devicemesh::rendezvous::host_name;
+use devicemesh::rendezvous::store::{Secret, Server};
+
+use super::options::Unit;
+use super::state::{after, pause};
+use crate::failure::Failure;
+use crate::run::assignment::Assignment;
+use crate::run::cause::Cause;
+use crate::run::ending::STAY;
+use crate::run::job::{Job, Phase};
+use crate::run::nodes::Nodes;
+use crate::run::rendezvous::{Rendezvous, Run};
+
+impl Job<'_> {
+    /// Runs this node's part of the job, again after each failure for which the job starts again.
+    pub fn run(&mut self, mut rendezvous: Rendezvous) -> Result<(), Failure> {
+        loop {
+            let limit = self.attempt(&rendezvous)?;
+            if !self.begin_again(&mut rendezvous) {
+                return Ok(());
+            }
+            self.deadline = limit;
+        }
+    }
+
+    /// Runs the job once. Returns when `--timeout` passes.
+    fn attempt(&mut self, rendezvous: &Rendezvous) -> Result<Option<Instant>, Failure> {
+        // The ranks of one node need the server until they have ended.
+        let mut server = None;
+        let assignment = if rendezvous.is_private() {
+            let server = server.insert(
+                Secret::from_environment()
+                    .and_then(|secret| Server::at(&rendezvous.host, rendezvous.port, secret))
+                    .map_err(|error| Failure::new(1, error.message()))?,
+            );
+            server.expect_ranks(rendezvous.ranks as usize);
+            Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
+        } else {
+            if rendezvous.nodes > 1 {
+                self.reporter.get_or_insert_with(host_name);
+            }
+            self.nodes = Some(Nodes::meet(rendezvous.clone())?);
+            self.wait_for_nodes()
+        };
+        if let Some(assignment) = assignment {
+            self.restarts.standing.restarts = assignment.restarts;
+            self.wait_for_restart();
+            if self.cause.is_none() {
+                self.start(assignment)?;
+            }
+        }
+        Ok(self.watch())
+    }
+
+    /// Waits for the end of the pause before the restart, or for the end of the job.
+    fn wait_for_restart(&mut self) {
+        while self.cause.is_none() && self.restarts.not_before.is_some_and(|moment| Instant::now() < moment) {
+            self.step();
+        }
+    }
+
+    /// Whether the job starts again after that cause. All nodes give the same answer.
+    fn starts_again(&self, cause: &Cause) -> bool {
+        let standing = &self.restarts.standing;
+        let is_restarted = match cause {
+            Cause::Rank { ended, .. } => self.may_start_again(ended),
+            // Where a starter has lost a host, it ends the job.
+            Cause::Gone { .. } | Cause::Lost { .. } => self.control.is_none() && self.nodes.is_some(),
+            _ => false,
+        };
+        is_restarted && standing.unit == Some(Unit::Job) && standing.restarts < standing.most
+    }
+
+    /// What the message about that cause says of a restart: behind the cause, and as its end. The
+    /// end is empty where the job does not start again.
+    pub fn told_restart(&self, cause: &Cause) -> (String, String) {
+        if !self.starts_again(cause) {
+            let why_not = self.restarts.why_not.as_ref().filter(|_| matches!(cause, Cause::Rank { .. }));
+            return (why_not.map_or(String::new(), |why_not| format!("; {why_not}")), String::new());
+        }
+        // At the end of a job that does not start again, the last line has the reason.
+        let reason = if let Cause::Rank { reason, .. } = cause { reason.clone() } else { String::new() };
+        let (number, most) = (self.restarts.standing.restarts + 1, self.restarts.standing.most);
+        (reason, format!("; then all ranks start again{} (restart {number} of {most})", after(pause(number))))
+    }
+
+    /// Prepares the next attempt. Returns whether there is one.
+    fn begin_again(&mut self, rendezvous: &mut Rendezvous) -> bool {
+        let Some(cause) = self.cause.take_if(|_| true) else { return false };
+        let has_others = self.nodes.is_some() && self.control.is_none() && rendezvous.nodes > 1;
+        if !self.starts_again(&cause) || self.output.loss().is_some() {
+            self.cause = Some(cause);
+            return false;
+        }
+        if self.restarts.ended_by.is_some() && !has_others {
+            self.cause = self.restarts.ended_by.take();
+            return false;
+        }
+        let told = match &cause {
+            Cause::Rank { ended, host, .. } => {
+                let on_host = host.as_ref().map_or(String::new(), |host| format!(" on {host}"));
+                self.told_briefly(ended, &on_host)
+            }
+            other => other.to_string(),
+        };
+        self.note_failure(told);
+        self.restarts.standing.restarts += 1;
+        self.restarts.is_pending = true;
+        self.restarts.not_before = Some(Instant::now() + pause(self.restarts.standing.restarts));
+        rendezvous.restart = self.restarts.standing;
+        if let Some(assignment) = self.assignment.take() {
+            // The ranks keep their numbers.
+            rendezvous.node = Some(assignment.node);
+            rendezvous.run = Some(Run { folder: assignment.run, id: assignment.id });
+        }
+        // This ends the thread that waits in the old store, and the server of that store.
+        self.nodes = None;
+        self.ranks = None;
+        self.phase = Phase::Running;
+        self.failed_together = 0;
+        self.store_is_unused = false;
+        true
+    }
+
+    /// Whether the job is between two attempts, so that other nodes may not hear of its end now.
+    fn is_between_attempts(&self) -> bool {
+        let is_meeting = self.nodes.as_ref().is_some_and(|nodes| !nodes.is_admitted());
+        match &self.cause {
+            Some(cause) => self.starts_again(cause),
+            // A starter tells all nodes.
+            None => self.restarts.standing.restarts > 0 && is_meeting && self.control.is_none(),
+        }
+    }
+
+    /// Notes that the job ends for this cause, if it is about to start again. Returns whether it
+    /// is.
+    pub fn end_between_attempts(&mut self, cause: &Cause) -> bool {
+        let is_between = self.is_between_attempts();
+        if is_between && self.restarts.ended_by.is_none() {
+            self.restarts.ended_by = Some(cause.clone());
+            self.restarts.patience = Some(Instant::now() + self.options.ending.longest() + STAY);
+        }
+        is_between
+    }
+
+    /// Ends the job on all nodes where the user has ended it between two attempts, as soon as the
+    /// others can hear of it, at the latest when `at_once` is set or the patience is over.
+    pub fn end_if_asked_between_attempts(&mut self, at_once: bool) {
+        let is_over = at_once || self.restarts.patience.is_some_and(|moment| Instant::now() >= moment);
+        let can_tell = self.nodes.as_ref().is_none_or(Nodes::is_admitted);
+        if self.cause.is_none() && (is_over || can_tell) {
+            if let Some(cause) = self.restarts.ended_by.take() {
+                self.end_everywhere(cause);
+            }
+        }
+    }
+}
