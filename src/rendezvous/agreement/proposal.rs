@@ -40,6 +40,8 @@ pub struct Knock {
     pub process: Incarnation,
     /// The seat that it asks for. A number beyond the seats lets the mesh grow.
     pub seat: usize,
+    /// Whether it asks for the mesh of the job. One that does not is refused.
+    pub fits: bool,
 }
 
 /// The terms on which the ranks of the mesh recover. They are equal on all of these ranks.
@@ -157,7 +159,10 @@ impl Seen<'_> {
             members.iter().copied().filter(|process| self.is_here(process)).collect();
 
         let newly_refused = if self.is_made { &self.epoch.taken[..] } else { &[] };
-        let refused: BTreeSet<Incarnation> = self.epoch.refused.iter().chain(newly_refused).copied().collect();
+        let misfits = self.door.iter().filter(|knock| !knock.fits && !members.contains(&knock.process));
+        let misfits = misfits.map(|knock| &knock.process);
+        let refused: BTreeSet<Incarnation> =
+            self.epoch.refused.iter().chain(newly_refused).chain(misfits).copied().collect();
         let is_out = |knock: &&Knock| {
             let process = &knock.process;
             self.lost.contains(process) || members.contains(process) || refused.contains(process)

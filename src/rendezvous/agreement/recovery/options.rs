@@ -104,6 +104,6 @@ impl Knock {
     /// Reads a note of the door; `None` for a gap and for a note that cannot be read.
     pub(super) fn read(note: &str) -> Option<Knock> {
         let (process, seat) = note.lines().next()?.split_once(' ')?;
-        Some(Knock { process: process.parse().ok()?, seat: seat.parse().ok()? })
+        Some(Knock { process: process.parse().ok()?, seat: seat.parse().ok()?, fits: true })
     }
 }

@@ -440,5 +440,5 @@ fn notes_of_the_door_that_cannot_be_read_are_passed_over() {
         assert_eq!(Knock::read(note), None, "{note:?}");
     }
     let process = Incarnation { rank: 5, ticket: 1 };
-    assert_eq!(Knock::read("5:1 12\nmore"), Some(Knock { process, seat: 12 }));
+    assert_eq!(Knock::read("5:1 12\nmore"), Some(Knock { process, seat: 12, fits: true }));
 }
