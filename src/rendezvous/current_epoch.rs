@@ -1,9 +1,10 @@
 //! The epoch in which this process is (docs/recovery.md): the scopes that it opens belong to it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::agreement::{Epoch, Scope};
-use super::incarnation::Tickets;
+use super::incarnation::{Incarnation, Tickets};
 use super::turns::prefix_of_epoch;
 
 /// The epoch of a process, which a recovery replaces.
@@ -21,13 +22,26 @@ pub(super) struct EpochScopes {
     /// ranks of the mesh, because the others wait for a seat. `None` where this process is one of
     /// these others.
     pub(super) world: Option<Arc<Scope>>,
+    /// The processes that do not wait at the door, although they may have knocked: the members, and
+    /// the newcomers that are refused. It is empty in epoch 0, in which nobody has knocked.
+    pub(super) settled: BTreeSet<Incarnation>,
+    /// Whether this process is a newcomer that was not let in yet. It makes no collective call.
+    pub(super) is_at_door: bool,
 }
 
 impl CurrentEpoch {
     /// Begins with epoch 0 of the world whose keys begin with `prefix`. `world` are all its ranks.
     pub(super) fn first(prefix: &str, world: Scope) -> CurrentEpoch {
-        let (tickets, world) = (Tickets::default(), Some(Arc::new(world)));
-        CurrentEpoch(RwLock::new(Arc::new(EpochScopes { number: 0, prefix: prefix.to_owned(), tickets, world })))
+        CurrentEpoch::of(EpochScopes { world: Some(Arc::new(world)), ..EpochScopes::empty(prefix.to_owned()) })
+    }
+
+    /// Begins at the door of a running job. The keys of its world begin with `prefix`.
+    pub(super) fn at_door(prefix: &str) -> CurrentEpoch {
+        CurrentEpoch::of(EpochScopes { is_at_door: true, ..EpochScopes::empty(prefix.to_owned()) })
+    }
+
+    fn of(scopes: EpochScopes) -> CurrentEpoch {
+        CurrentEpoch(RwLock::new(Arc::new(scopes)))
     }
 
     /// Returns the epoch in which this process is now.
@@ -45,7 +59,19 @@ impl EpochScopes {
     /// The epoch of that number in the world whose keys begin with `prefix`, without a scope of the
     /// world yet.
     pub(super) fn of(prefix: &str, number: u64, epoch: &Epoch) -> EpochScopes {
-        let tickets = epoch.members().into_iter().collect();
-        EpochScopes { number, prefix: prefix_of_epoch(prefix, number), tickets, world: None }
+        let members = epoch.members();
+        let out = epoch.taken.iter().chain(&epoch.refused).copied();
+        EpochScopes {
+            number,
+            tickets: members.iter().copied().collect(),
+            settled: members.into_iter().chain(out).collect(),
+            ..EpochScopes::empty(prefix_of_epoch(prefix, number))
+        }
+    }
+
+    /// Epoch 0, with keys that begin with `prefix`.
+    fn empty(prefix: String) -> EpochScopes {
+        let (tickets, settled) = (Tickets::default(), BTreeSet::new());
+        EpochScopes { number: 0, prefix, tickets, world: None, settled, is_at_door: false }
     }
 }

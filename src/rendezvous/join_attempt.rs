@@ -2,6 +2,7 @@
 //! process left in the store.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -122,17 +123,20 @@ static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 
 /// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`.
 /// When the rank has left the world, the store is told, and these keys are remembered for
-/// [`clean_up`]. `counter` is the key that counts the joins of this rank.
+/// [`clean_up`]. `counter` is the key that counts the joins of this rank. A process for which
+/// `counts` is not set by then was no member of the world: what it has left stays, and the ranks of
+/// the world are counted without it.
 pub(super) fn leftovers(
     store: &Arc<dyn Store>,
     (rank, size): (usize, usize),
     prefix: &str,
     counter: &str,
+    counts: Arc<AtomicBool>,
 ) -> WorldKeys {
     let (in_store, store, prefix) = (Arc::clone(store), store.name().to_owned(), prefix.to_owned());
     let counter = counter.to_owned();
     WorldKeys::for_world(move |keys| {
-        if size < 2 {
+        if size < 2 || !counts.load(Ordering::SeqCst) {
             return;
         }
         let world = LeftWorld { prefix: &prefix, counter: &counter, rank, size };

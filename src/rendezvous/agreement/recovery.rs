@@ -5,6 +5,8 @@
 //! | decision.rs | the decisions, and their text in the store |
 //! | proposal.rs | what a rank proposes by what it sees, without any wait |
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
+//! | recovery/door.rs | the notes of newcomers at the door, and why newcomers are refused |
+//! | recovery/newcomer.rs | a newcomer: it knocks, and waits until a decision lets it in |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
 //! | recovery/telling.rs | refusals, and the ranks that have read how a recovery has ended |
 //!
@@ -17,22 +19,27 @@ use std::time::Duration;
 
 use super::decision::{Decision, Decisions, Epoch};
 use super::missing::AT_ONCE;
-use super::notes::note_key;
-use super::proposal::Knock;
+use super::proposal::Terms;
 use super::round::{LEAST_ASK, Membership};
 use crate::error::{Error, Result};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::{Deadline, Wait, Watch};
 
 mod come;
+mod door;
 mod make;
+mod newcomer;
 mod options;
 mod telling;
 #[cfg(test)]
 mod tests;
 
 pub use come::{Arrival, Outcome};
+use door::Note;
+pub(in crate::rendezvous) use door::{decided_at, door_note, now, who_knocks};
 pub use make::Made;
+pub use newcomer::Request;
+pub(in crate::rendezvous) use newcomer::{AtDoor, ended};
 
 /// Where one process is among the decisions of its world.
 pub struct Recovery {
@@ -52,11 +59,19 @@ pub struct Recovery {
     /// of earlier ones are removed.
     last_made: (u64, BTreeSet<Incarnation>),
     /// The newcomers that have knocked, in the order of their numbers.
-    door: Vec<Knock>,
+    door: Vec<Note>,
     /// How many notes of the door were read. Unreadable ones count.
     read_at_door: usize,
     /// How many of its own calls this process has refused since it last came to a turn.
     refusals: u64,
+    /// The mesh for which a newcomer must ask; `None` where nobody has said which.
+    mesh: Option<String>,
+    /// The terms of the turn that has let this process in, while it is a newcomer whose dm_init has
+    /// not ended. It has no terms of its own then, and compares none.
+    adopted: Option<Terms>,
+    /// Whether this process was let in without a seat of the mesh and has not waited for the
+    /// verdict on that epoch. Its next call does.
+    awaits_verdict: bool,
 }
 
 impl Recovery {
@@ -75,6 +90,9 @@ impl Recovery {
             door: Vec::new(),
             read_at_door: 0,
             refusals: 0,
+            mesh: None,
+            adopted: None,
+            awaits_verdict: false,
         }
     }
 
@@ -104,6 +122,7 @@ impl Recovery {
         let stands = self.decisions.decide(number, decision, wait)?;
         if stands == *decision {
             self.membership.left.note_of_others([self.decisions.key(number)]);
+            self.say_decided(number, decision, wait);
         }
         Ok(stands)
     }
@@ -111,17 +130,6 @@ impl Recovery {
     /// Returns the key of a note of that turn.
     fn turn_key(&self, number: u64, name: &str) -> String {
         format!("{}/turn/{number}/{name}", self.membership.losses.prefix())
-    }
-
-    /// Returns the key of the next note of the door.
-    fn next_at_door(&self) -> String {
-        note_key(&format!("{}/door", self.membership.losses.prefix()), self.read_at_door + 1)
-    }
-
-    /// Notes what the key of the next note of the door held.
-    fn note_at_door(&mut self, value: &[u8]) {
-        self.read_at_door += 1;
-        self.door.extend(Knock::read(&String::from_utf8_lossy(value)));
     }
 
     /// Returns the key of the note that a process has come to that turn.
@@ -156,6 +164,12 @@ impl Recovery {
     /// not in the mesh waits without a deadline.
     fn watching(&self, wait: &Wait) -> Wait {
         let deadline = if self.is_in_mesh() { wait.deadline } else { Deadline::after(Duration::MAX) };
+        self.watching_until(deadline, wait)
+    }
+
+    /// Returns this wait with that deadline, and with a watch that looks for lost processes of this
+    /// host.
+    fn watching_until(&self, deadline: Deadline, wait: &Wait) -> Wait {
         let (losses, of_caller) = (Arc::clone(&self.membership.losses), wait.watch.clone());
         let looking = Wait { watch: None, ..wait.with_deadline(deadline) };
         let watch: Watch = Arc::new(move || {

@@ -46,7 +46,9 @@ impl Rank<'_> {
             At::Doubting(number) => match state.store.verdicts[usize::from(number)] {
                 Some(Verdict::Made) => state.process_mut(self.number).at = At::Refused,
                 Some(_) => state.process_mut(self.number).at = At::Door(number + 1),
-                None if looks && self.waits_in_vain(state, number + 1) => state.process_mut(self.number).at = At::Refused,
+                None if looks && self.waits_in_vain(state, number + 1) => {
+                    state.process_mut(self.number).at = At::Refused
+                }
                 None => return false,
             },
             At::Training => match self.must_recover(state) {

@@ -92,6 +92,9 @@ impl Recovery {
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         self.refusals = 0;
+        if std::mem::take(&mut self.awaits_verdict) {
+            self.make(Ok(()), wait)?;
+        }
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
             let wait = self.watching(wait);
@@ -163,9 +166,10 @@ impl Recovery {
     }
 
     /// Compares this rank's call with that of the first rank of the mesh that came. Returns the
-    /// failure that they differ, if they do. A rank that is not in the mesh demands nothing.
+    /// failure that they differ, if they do. A rank that is not in the mesh demands nothing, and
+    /// neither does a newcomer in its dm_init.
     fn compare(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Option<Decision>> {
-        if !self.is_in_mesh() {
+        if !self.is_in_mesh() || self.adopted.is_some() {
             return Ok(None);
         }
         let key = self.options_key(number);
@@ -198,11 +202,11 @@ impl Recovery {
         }
     }
 
-    fn options_key(&self, number: u64) -> String {
+    pub(super) fn options_key(&self, number: u64) -> String {
         self.turn_key(number, "options")
     }
 
-    fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
+    pub(super) fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
         String::from_utf8_lossy(value).parse().map_err(|()| {
             Error::store(format!(
                 "the store at {} gave unreadable options under the key {key}: it must give the values back as they were set",
@@ -263,7 +267,10 @@ impl Recovery {
                 return Ok(None);
             }
         }
-        let terms = if has_terms { arrival.terms.clone() } else { self.terms_of_mesh(number, arrival, &soon)? };
+        let terms = match has_terms && self.adopted.is_none() {
+            true => arrival.terms.clone(),
+            false => self.terms_of_mesh(number, arrival, &soon)?,
+        };
         if absent.is_empty() {
             let (since, _) = *waited.complete.get_or_insert((Instant::now(), terms.replace));
             passed.replace = since.elapsed() >= terms.replace;
@@ -271,19 +278,21 @@ impl Recovery {
             losses.wait_until_quiet(&soon);
         }
         let (stateful, lost) = (self.who_has_state(number, &here, &soon)?, losses.all(|_| true));
+        let (door, is_made) = (self.knocks(), self.was_made(&soon)?);
         let seen = Seen {
             epoch: &self.epoch,
-            is_made: self.is_made(),
+            is_made,
             here: &here,
             stateful: &stateful,
             lost: &lost,
-            door: &self.door,
+            door: &door,
             terms: &terms,
             passed,
         };
         let Some(proposal) = seen.decision() else { return Ok(None) };
         // This rank has ended its part of the mesh, whatever is decided.
         self.tell_turn(number, &soon)?;
+        self.explain_refusals(&proposal, &soon)?;
         self.decide(number, &proposal, &soon).map(Some)
     }
 
@@ -316,8 +325,8 @@ impl Recovery {
         Ok(stateful)
     }
 
-    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh. While none of
-    /// them has come, returns what this rank wants.
+    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh and for a newcomer
+    /// in its dm_init. While none of them has come, returns what this rank wants.
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {
