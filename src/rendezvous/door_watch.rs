@@ -88,6 +88,11 @@ impl DoorWatch {
         self.next.store(next, Ordering::Relaxed);
         count
     }
+
+    /// Has the next question look anew, because this process has gone on to another epoch.
+    pub(super) fn look_again(&self) {
+        self.next.store(0, Ordering::Relaxed);
+    }
 }
 
 impl Looking {

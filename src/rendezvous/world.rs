@@ -193,6 +193,7 @@ impl World {
         }
         session.losses.turns().enter(epoch.number);
         session.epoch.replace(epoch);
+        session.door.look_again();
         Ok(())
     }
 

@@ -72,6 +72,9 @@ pub struct Recovery {
     /// Whether this process was let in without a seat of the mesh and has not waited for the
     /// verdict on that epoch. Its next call does.
     awaits_verdict: bool,
+    /// The deadline of a process that has got its seat in the call that it makes now; `None` where
+    /// it has the caller's deadline.
+    seated: Option<Deadline>,
 }
 
 impl Recovery {
@@ -93,6 +96,7 @@ impl Recovery {
             mesh: None,
             adopted: None,
             awaits_verdict: false,
+            seated: None,
         }
     }
 
@@ -163,8 +167,19 @@ impl Recovery {
     /// Returns this wait with a watch that looks for lost processes of this host. A process that is
     /// not in the mesh waits without a deadline.
     fn watching(&self, wait: &Wait) -> Wait {
-        let deadline = if self.is_in_mesh() { wait.deadline } else { Deadline::after(Duration::MAX) };
+        let deadline = if self.is_in_mesh() { self.deadline(wait) } else { Deadline::after(Duration::MAX) };
         self.watching_until(deadline, wait)
+    }
+
+    /// Returns the moment by which this process must have made its part of the mesh, where the
+    /// caller has this wait. A spare or benched process waits for a seat without a limit, so its
+    /// time for the mesh begins when it gets one. src/comm makes the communicators of the epoch by
+    /// this deadline.
+    pub fn deadline(&self, wait: &Wait) -> Deadline {
+        match self.seated {
+            Some(seated) if seated.left() > wait.deadline.left() => seated,
+            _ => wait.deadline,
+        }
     }
 
     /// Returns this wait with that deadline, and with a watch that looks for lost processes of this

@@ -31,6 +31,11 @@ use crate::wait::{Deadline, Wait};
 /// time the waiting rank tells them itself.
 const UNTOLD: Duration = Duration::from_millis(250);
 
+/// How long a rank that waits for nobody of the mesh waits for benched ranks that live, at least. A
+/// benched rank comes to a turn by itself, a moment after the verdict on the epoch before. When it
+/// comes, it looks, so the others need not.
+const BENCHED: Duration = Duration::from_millis(100);
+
 /// The arguments with which a rank comes to a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
@@ -91,13 +96,21 @@ impl Recovery {
     /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
+        let outcome = self.come_to_turn(arrival, wait);
+        if outcome.is_err() {
+            self.seated = None;
+        }
+        outcome
+    }
+
+    fn come_to_turn(&mut self, arrival: &Arrival<'_>, of_caller: &Wait) -> Result<Outcome> {
         self.refusals = 0;
         if std::mem::take(&mut self.awaits_verdict) {
-            self.make(Ok(()), wait)?;
+            self.make(Ok(()), of_caller)?;
         }
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
-            let wait = self.watching(wait);
+            let wait = self.watching(of_caller);
             let decision = self.decisions.read(number, &wait).and_then(|stands| match stands {
                 Some(decision) => Ok(decision),
                 None => self.reach(number, arrival, &wait),
@@ -108,6 +121,9 @@ impl Recovery {
             match decision {
                 Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
                     (self.epoch_number, self.epoch) = (number, epoch);
+                    if !is_in_mesh && self.is_in_mesh() {
+                        self.seated = Some(Deadline::after(of_caller.deadline.timeout()));
+                    }
                     return Ok(Outcome::Epoch);
                 }
                 Decision::Epoch(_) => return Err(self.fenced(number)),
@@ -272,8 +288,12 @@ impl Recovery {
             false => self.terms_of_mesh(number, arrival, &soon)?,
         };
         if absent.is_empty() {
-            let (since, _) = *waited.complete.get_or_insert((Instant::now(), terms.replace));
-            passed.replace = since.elapsed() >= terms.replace;
+            let benched =
+                self.epoch.holders().any(|holder| !here.contains(&holder) && !losses.any(|lost| lost == holder));
+            let patience = if benched { terms.replace.max(BENCHED) } else { terms.replace };
+            let (since, _) =
+                *waited.complete.insert((waited.complete.map_or_else(Instant::now, |(since, _)| since), patience));
+            passed.replace = since.elapsed() >= patience;
             // Ranks that are lost together, for example all ranks of a host, are left out together.
             losses.wait_until_quiet(&soon);
         }

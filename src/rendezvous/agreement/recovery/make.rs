@@ -32,6 +32,14 @@ impl Recovery {
     /// returns the verdict that all members get. A process that is not in the mesh only waits for
     /// the verdict, and has no deadline.
     pub fn make(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
+        let made = self.make_by_verdict(mine, wait);
+        if !matches!(made, Ok(Made::Broken)) {
+            self.seated = None;
+        }
+        made
+    }
+
+    fn make_by_verdict(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
         let wait = self.watching(wait);
         let verdict = self.await_made(mine, &wait).map_err(|error| self.membership.explain(error))?;
         log::debug!("rank {}: the verdict on epoch {} is: {verdict}", self.me.rank, self.epoch_number);

@@ -353,6 +353,9 @@ fn a_newcomer_that_dies_at_the_door_is_not_let_in() {
     });
 }
 
+/// How long a benched rank's call may take from its seat on.
+const BENCHED: Duration = Duration::from_millis(1500);
+
 /// Replicas of two ranks. Both ranks of replica 1 are lost, and one comes back: it is benched, and
 /// waits in its dm_recover until the other one comes back, too.
 #[test]
@@ -366,8 +369,8 @@ fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
             assert_eq!(newcomer.comes_in().unwrap(), None);
             let mut benched = newcomer.at_door.into_recovery();
             assert_eq!((benched.epoch_number(), seats(&benched).as_str()), (1, "seats=0-1,2:1,- without=1"));
-            // dm_recover of a process without a place: its own deadline does not count.
-            let outcome = recover(&mut benched, &job.arrival(), &Wait::after(Duration::from_millis(1)));
+            // dm_recover of a process without a place: its time begins when it gets one.
+            let outcome = recover(&mut benched, &job.arrival(), &Wait::after(BENCHED));
             (benched, outcome)
         });
         await_knock(&job, 1);
@@ -375,6 +378,7 @@ fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
         let last = threads.spawn(|| Newcomer::of(&job, 3, 1).comes_in().unwrap());
         await_knock(&job, 2);
         job.await_here(2, "2:1");
+        std::thread::sleep(BENCHED + Duration::from_millis(20));
         std::thread::scope(|threads| {
             for (rank, outcome) in &mut members {
                 threads.spawn(|| *outcome = recover(rank, &job.arrival(), &soon()));
