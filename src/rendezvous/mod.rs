@@ -7,6 +7,7 @@
 //! - `Scope`, `Round`: the agreement before and at the end of every collective call of the library.
 
 mod agreement;
+mod come_in;
 mod current_epoch;
 mod door_watch;
 mod engine_place;

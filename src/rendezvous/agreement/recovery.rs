@@ -5,7 +5,8 @@
 //! | decision.rs | the decisions, and their text in the store |
 //! | proposal.rs | what a rank proposes by what it sees, without any wait |
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
-//! | recovery/door.rs | the notes of newcomers at the door, and why newcomers are refused |
+//! | recovery/knock.rs | the notes of newcomers at the door |
+//! | recovery/door.rs | the members read these notes, and say why they refuse a newcomer |
 //! | recovery/newcomer.rs | a newcomer: it knocks, and waits until a decision lets it in |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
 //! | recovery/telling.rs | refusals, and the ranks that have read how a recovery has ended |
@@ -27,6 +28,7 @@ use crate::wait::{Deadline, Wait, Watch};
 
 mod come;
 mod door;
+mod knock;
 mod make;
 mod newcomer;
 mod options;
@@ -35,8 +37,8 @@ mod telling;
 mod tests;
 
 pub use come::{Arrival, Outcome};
-use door::Note;
-pub(in crate::rendezvous) use door::{decided_at, door_note, now, who_knocks};
+use knock::{Note, decided};
+pub(in crate::rendezvous) use knock::{decided_at, door_note, now, who_knocks};
 pub use make::Made;
 pub use newcomer::Request;
 pub(in crate::rendezvous) use newcomer::{AtDoor, ended};
@@ -129,6 +131,17 @@ impl Recovery {
             self.say_decided(number, decision, wait);
         }
         Ok(stands)
+    }
+
+    /// Says that this decision stands, so a newcomer need not read all earlier ones. Failures are
+    /// not said, because a newcomer begins with an epoch. It does not matter if the store fails.
+    fn say_decided(&self, number: u64, decision: &Decision, wait: &Wait) {
+        if matches!(decision, Decision::Failure(_)) {
+            return;
+        }
+        let key = decided(self.membership.losses.prefix());
+        let _ = self.membership.store.set(&key, format!("{number} {}", now()).as_bytes(), wait);
+        self.membership.left.note_of_others([key]);
     }
 
     /// Returns the key of a note of that turn.

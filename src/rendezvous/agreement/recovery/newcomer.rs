@@ -18,13 +18,13 @@
 use std::sync::Arc;
 
 use super::Recovery;
-use super::door::{Note, decided_at, door, door_note, now, why};
+use super::come::{Arrival, Outcome};
+use super::knock::{Note, decided_at, door, door_note, now, why};
 use super::make::{MADE, Made};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Epoch, Why};
 use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
 use crate::rendezvous::agreement::proposal::Terms;
-use crate::rendezvous::agreement::recovery::{Arrival, Outcome};
 use crate::rendezvous::store::any_of;
 use crate::wait::Wait;
 
