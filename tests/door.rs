@@ -1,6 +1,6 @@
 //! Processes join a running job in place of a rank that has died (docs/recovery.md, "The door"),
-//! over the server of rank 0 and over a folder. Rank 1 and its successors are processes of their
-//! own, and the other ranks are threads. src/rendezvous/agreement/recovery/tests has the cases of
+//! over the server of rank 0 and over a folder. The rank that dies and its successors are processes
+//! of their own, and the other ranks are threads. src/rendezvous/agreement/recovery/tests has the cases of
 //! the protocol.
 
 use std::io::{BufRead, BufReader};
@@ -30,7 +30,7 @@ fn options(rank: usize, size: usize, method: &str) -> JoinOptions {
     JoinOptions::ranked(rank, size).timeout(Duration::from_secs(20)).init_method(method)
 }
 
-/// A process of rank 1, which is killed in the end.
+/// A process of the rank that has died, which is killed in the end.
 struct Process {
     child: Child,
     lines: Receiver<String>,
@@ -86,7 +86,7 @@ fn say_error(error: &Error) {
     say(format_args!("{}: {}", error.status().name(), error.message()));
 }
 
-/// What the processes of rank 1 do.
+/// What the processes of the rank that has died do.
 #[test]
 #[ignore = "a process of the other tests"]
 fn child() {
@@ -194,23 +194,28 @@ impl Rank {
     }
 }
 
-/// A job whose rank 1 has died. The ranks 0 and 2 know it.
+/// A job of which one rank has died. The others know it.
 struct Job {
     ranks: [Rank; 2],
 }
 
 impl Job {
     fn start(method: &str) -> Job {
-        let mut first = Process::start("first", method, "");
+        Job::without(1, method)
+    }
+
+    fn without(lost: usize, method: &str) -> Job {
+        let mut first = Process::of(lost, SIZE, "cpu", "first", method, "");
+        let others = [1, 2].map(|next| (lost + next) % SIZE);
         let ranks = std::thread::scope(|threads| {
-            let all = [0, 2].map(|rank| threads.spawn(move || Rank::join(rank, method)));
+            let all = others.map(|rank| threads.spawn(move || Rank::join(rank, method)));
             all.map(|rank| rank.join().unwrap())
         });
         assert_eq!(first.says(), "ready");
         first.kill();
         for rank in &ranks {
             let error = rank.world.barrier(None).unwrap_err();
-            assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[1][..]), "{error}");
+            assert_eq!((error.status(), error.lost()), (Status::PeerLost, &[lost as i32][..]), "{error}");
         }
         Job { ranks }
     }
@@ -288,6 +293,29 @@ fn a_rank_comes_back_over_a_folder() {
     // has never left in order, so what the world has left stays, as after any crash.
     let path = format!("{}.devicemesh", method.trim_start_matches("file://"));
     std::fs::remove_dir_all(path).unwrap();
+}
+
+/// Nothing is special about rank 0 where it does not serve the store.
+#[test]
+fn rank_0_comes_back() {
+    let method = folder("door-0");
+    let mut job = Job::without(0, &method);
+    let (told, comes) = job.on_both(
+        |rank| {
+            let told = rank.recover(Duration::from_secs(20));
+            rank.world.barrier(None).unwrap();
+            told
+        },
+        || {
+            let comes = Process::of(0, SIZE, "cpu", "comes", &method, "running");
+            assert_eq!((comes.says(), comes.says()), ("knocks".to_owned(), "epoch 1: 0:1,1-2".to_owned()));
+            assert_eq!(comes.says(), "ticket 1");
+            comes
+        },
+    );
+    assert_eq!(told, ["epoch 1: 0:1,1-2", "epoch 1: 0:1,1-2"]);
+    drop(comes);
+    std::fs::remove_dir_all(format!("{}.devicemesh", method.trim_start_matches("file://"))).unwrap();
 }
 
 /// What a process is told that cannot come in, and what it does not change.

@@ -244,14 +244,8 @@ impl World {
             join_attempt::leftovers(&store, (rank, world_size), &prefix, &join.counter, Arc::clone(&counts));
         let (members, leftovers) = (Members::All(size), Arc::new(leftovers));
         let mut me = Incarnation::first(rank as i32);
-        // The first process of a rank has the ticket 0. A newcomer is never the first one of a rank
-        // with which the job has started.
-        while size > 1 {
-            let joined = store.add(&format!("{prefix}/rank/{rank}"), 1, wait)?;
-            me.ticket = u32::try_from(joined - 1).unwrap_or(u32::MAX);
-            if me.ticket > 0 || running.is_none() || rank >= world_size {
-                break;
-            }
+        if size > 1 {
+            me.ticket = running::take_ticket(&*store, &prefix, rank, running.as_ref(), wait)?;
         }
         let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (me, size), wait)?);
         let served = size > 1 && fresh;

@@ -199,6 +199,25 @@ pub(super) fn find(
     }
 }
 
+/// Takes the ticket of a process of that rank, in the world whose keys begin with `prefix`: the
+/// number of processes that have joined under the rank before. `running` is the job where the
+/// process is a newcomer. It is never the first process of a rank with which the job has started,
+/// also where the first one has removed what it has left.
+pub(super) fn take_ticket(
+    store: &dyn Store,
+    prefix: &str,
+    rank: usize,
+    running: Option<&Running>,
+    wait: &Wait,
+) -> Result<u32> {
+    let key = format!("{prefix}/rank/{rank}");
+    let mut joined = store.add(&key, 1, wait)?;
+    if joined == 1 && running.is_some_and(|running| rank < running.size) {
+        joined = store.add(&key, 1, wait)?;
+    }
+    Ok(u32::try_from(joined - 1).unwrap_or(u32::MAX))
+}
+
 /// Returns the members of the epoch with which a job of that many ranks has started.
 pub(super) fn first_members(size: usize) -> BTreeSet<Incarnation> {
     (0..size as i32).map(Incarnation::first).collect()
