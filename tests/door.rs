@@ -93,7 +93,7 @@ fn child() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let words: Vec<&str> = text.splitn(5, ' ').collect();
     let (rank, size) = (words[0].parse().unwrap(), words[1].parse().unwrap());
-    let world = match World::join(words[2], &options(rank, size, words[4])) {
+    let world = match World::join(words[2], &options(rank, size, words[4]).join(Join::Auto)) {
         Ok(world) => world,
         Err(error) => return say_error(&error),
     };
@@ -164,7 +164,7 @@ struct Rank {
 
 impl Rank {
     fn join(rank: usize, method: &str) -> Rank {
-        let world = World::join("cpu", &options(rank, SIZE, method).join(Join::New)).unwrap();
+        let world = World::join("cpu", &options(rank, SIZE, method)).unwrap();
         let mut recovery = world.recovery(first_epoch()).unwrap();
         recovery.expect_mesh(MESH);
         world.barrier(None).unwrap();
@@ -289,10 +289,8 @@ fn a_rank_comes_back_over_a_server() {
 fn a_rank_comes_back_over_a_folder() {
     let method = folder("door");
     a_rank_comes_back(&method, "running");
-    // Three processes of rank 1 were members or nearly so, and one has waited at the door. Rank 1
-    // has never left in order, so what the world has left stays, as after any crash.
-    let path = format!("{}.devicemesh", method.trim_start_matches("file://"));
-    std::fs::remove_dir_all(path).unwrap();
+    // Rank 1 has never left in order, so what the world has left stays, as after any crash.
+    remove(&method);
 }
 
 /// Nothing is special about rank 0 where it does not serve the store.
@@ -315,7 +313,7 @@ fn rank_0_comes_back() {
     );
     assert_eq!(told, ["epoch 1: 0:1,1-2", "epoch 1: 0:1,1-2"]);
     drop(comes);
-    std::fs::remove_dir_all(format!("{}.devicemesh", method.trim_start_matches("file://"))).unwrap();
+    remove(&method);
 }
 
 /// What a process is told that cannot come in, and what it does not change.
@@ -411,18 +409,41 @@ fn newcomers_are_refused() {
     assert_eq!(job.ranks[0].world.num_waiting().unwrap(), 0);
 }
 
-/// Rank 1 comes back too late: the others have left.
+/// Rank 1 comes back too late: the others have left, or have ended the job by a decision.
 #[test]
 fn a_newcomer_is_told_that_the_job_has_ended() {
+    let ended = "DM_STATUS_INVALID_STATE: the job that ran here has ended: its ranks have left, or all of them are lost; start a new job, with all of its ranks and without DM_JOIN=running";
     let method = folder("ended");
     let job = Job::start(&method);
     job.ranks.iter().for_each(|rank| rank.world.leave());
     // A folder does not know who is lost. The newcomer reads it when it waits.
     let late = Process::start("comes", &method, "running");
-    assert_eq!(late.says(), "knocks");
-    assert_eq!(
-        late.says(),
-        "DM_STATUS_INVALID_STATE: the job that ran here has ended: its ranks have left, or all of them are lost; start a new job, with all of its ranks and without DM_JOIN=running"
-    );
+    assert_eq!((late.says().as_str(), late.says().as_str()), ("knocks", ended));
+    drop(job);
+    remove(&method);
+
+    let mut job = Job::start(&method);
+    let end = |rank: &mut Rank| {
+        let terms = Terms { ends: true, ..Terms::default() };
+        let arrival = Arrival { call: "end", terms: &terms, has_state: true, lost: &[], suspects: &[] };
+        rank.recovery.come(&arrival, &soon()).unwrap()
+    };
+    assert_eq!(job.on_both(end, || ()).0, [Outcome::Ended, Outcome::Ended]);
+    assert_eq!(Process::start("comes", &method, "running").says(), ended);
+    drop(job);
+    remove(&method);
+
+    // A server knows who is lost. This one runs on because the world of rank 0 was not dropped.
+    let method = format!("tcp://127.0.0.1:{}", port());
+    let job = Job::start(&method);
+    job.ranks.iter().for_each(|rank| rank.world.leave());
+    assert_eq!(Process::start("comes", &method, "running").says(), ended);
+    // Without a word that a job runs, it looks for a new one, and finds the old one.
+    let said = Process::start("comes", &method, "auto").says();
+    assert!(said.contains("two processes joined tcp://127.0.0.1:"), "{said}");
+}
+
+/// Removes the folder of a job whose ranks have not all left in order.
+fn remove(method: &str) {
     std::fs::remove_dir_all(format!("{}.devicemesh", method.trim_start_matches("file://"))).unwrap();
 }

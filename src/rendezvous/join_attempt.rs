@@ -10,6 +10,7 @@ use once_cell::sync::Lazy;
 
 use super::agreement::WorldKeys;
 use super::handshake;
+use super::running;
 use super::store::{LeftWorld, Store};
 use crate::error::Result;
 use crate::wait::Wait;
@@ -165,6 +166,13 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
             let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
             keys.extend((1..=count.min(MOST_LOST)).map(|number| format!("{lost}/{number}")));
             keys.extend([lost, gone]);
+        }
+        if rank == 0 {
+            // This join may have the key of that one, where the store has begun anew.
+            let (join, nonce) = prefix.rsplit_once('/').unwrap_or((&prefix, ""));
+            let key = running::key(join);
+            let said = store.try_get(&key, wait)?;
+            keys.extend(said.is_some_and(|said| said.starts_with(nonce.as_bytes())).then_some(key));
         }
         store.forget(keys, wait);
     }

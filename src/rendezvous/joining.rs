@@ -355,8 +355,6 @@ impl World {
                 running.memory = engine.filter(|_| shared[0]).map(|engine| engine.host().to_owned());
                 running.is_one_network = shared.get(1) == Some(&true);
                 running.library = library;
-                // It goes when this rank joins another world here, as all that is left of a world.
-                session.leftovers.note(running::key(join));
                 store.set(&running::key(join), running.to_string().as_bytes(), wait)?;
             }
             Ok(local)

@@ -1,4 +1,4 @@
-//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.3 million
+//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.4 million
 //! states, so the tests take 3 s of processor time.
 
 mod right;
