@@ -38,7 +38,8 @@ impl World {
     /// there before: the scopes of the world belong to that epoch when it is called
     /// ([`enter_epoch`](World::enter_epoch)), and its result must not be used before this function
     /// returns it. It may be called several times, because a rank may be lost meanwhile; what an
-    /// earlier call has made is to be dropped then. The verdict on the mesh is reached in here.
+    /// earlier call has made has to end before the next one makes anything, as in dm_recover when a
+    /// mesh breaks. The verdict on the mesh is reached in here.
     ///
     /// Returns the process's way through the decisions, which later calls of dm_recover use, and
     /// what `make` has returned. That is `None` where this process got a seat of a replica that is

@@ -125,10 +125,10 @@ impl AtDoor {
     fn come_again(&mut self, wait: &Wait) -> Result<()> {
         let terms = self.recovery.adopted.clone().unwrap_or_default();
         let arrival = Arrival { call: "dm_init", terms: &terms, has_state: false, lost: &[], suspects: &[] };
-        match self.recovery.come(&arrival, wait)? {
-            Outcome::Epoch => Ok(()),
-            Outcome::Ended => Err(self.refuse(ended())),
+        if self.recovery.come(&arrival, wait)? == Outcome::Ended {
+            return Err(self.refuse(ended()));
         }
+        Ok(())
     }
 
     /// Adds the newcomer to the list at the door, once.
