@@ -174,8 +174,11 @@ impl Rank {
     /// Recovers, and waits for so long for processes that could take the empty seats. Returns the
     /// epoch and its seats.
     fn recover(&mut self, replace: Duration) -> String {
-        let terms = Terms { replace, ..Terms::default() };
-        let arrival = Arrival { call: "dm_recover()", terms: &terms, has_state: true, lost: &[], suspects: &[] };
+        self.recover_by(&Terms { replace, ..Terms::default() })
+    }
+
+    fn recover_by(&mut self, terms: &Terms) -> String {
+        let arrival = Arrival { call: "dm_recover()", terms, has_state: true, lost: &[], suspects: &[] };
         loop {
             assert_eq!(self.recovery.come(&arrival, &soon()).unwrap(), Outcome::Epoch);
             self.world.enter_epoch(&self.recovery).unwrap();
@@ -314,6 +317,24 @@ fn rank_0_comes_back() {
     assert_eq!(told, ["epoch 1: 0:1,1-2", "epoch 1: 0:1,1-2"]);
     drop(comes);
     remove(&method);
+}
+
+/// A rank beyond the world lets the mesh grow. Its world is larger than that of the job.
+#[test]
+fn a_rank_beyond_the_world_comes_in() {
+    let method = format!("tcp://127.0.0.1:{}", port());
+    let mut job = Job::start(&method);
+    let comes = Process::of(SIZE, SIZE + 1, "cpu", "comes", &method, "running");
+    assert_eq!(comes.says(), "knocks");
+    job.ranks.iter().for_each(|rank| rank.await_waiting(1));
+    let grow = |rank: &mut Rank| {
+        let told = rank.recover_by(&Terms { max_size: Some(SIZE + 1), ..Terms::default() });
+        rank.world.barrier(None).unwrap();
+        told
+    };
+    let (told, said) = job.on_both(grow, || [comes.says(), comes.says()]);
+    assert_eq!((told[0].as_str(), said), ("epoch 1: 0,-,2-3", ["epoch 1: 0,-,2-3".to_owned(), "ticket 0".to_owned()]));
+    assert_eq!(told[0], told[1]);
 }
 
 /// What a process is told that cannot come in, and what it does not change.

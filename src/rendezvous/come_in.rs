@@ -64,20 +64,23 @@ impl World {
             return Err(Error::internal("come_in of a process that is in the job"));
         };
         let mut at_door = newcomer.at_door.lock().unwrap_or_else(PoisonError::into_inner);
-        if at_door.is_none() {
-            *at_door = Some(self.at_door(newcomer)?);
-        }
-        let Some(way) = at_door.as_mut() else { return Err(Error::internal("nobody is at the door")) };
+        let mut way = at_door.take().map_or_else(|| self.at_door(newcomer), Ok)?;
         let enter = |recovery: &Recovery| {
             if self.rank() < newcomer.running.size {
                 newcomer.counts.store(true, Ordering::SeqCst);
             }
             self.enter_epoch(recovery)
         };
-        let made = way.come_in(request, enter, make, wait)?;
-        let Some(way) = at_door.take() else { return Err(Error::internal("nobody was at the door")) };
-        newcomer.is_in.store(true, Ordering::SeqCst);
-        Ok((way.into_recovery(), made))
+        match way.come_in(request, enter, make, wait) {
+            Ok(made) => {
+                newcomer.is_in.store(true, Ordering::SeqCst);
+                Ok((way.into_recovery(), made))
+            }
+            Err(error) => {
+                *at_door = Some(way);
+                Err(error)
+            }
+        }
     }
 
     fn at_door(&self, newcomer: &Newcomer) -> Result<AtDoor> {
