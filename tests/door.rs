@@ -1,7 +1,7 @@
 //! Processes join a running job in place of a rank that has died (docs/recovery.md, "The door"),
 //! over the server of rank 0 and over a folder. The rank that dies and its successors are processes
-//! of their own, and the other ranks are threads. src/rendezvous/agreement/recovery/tests has the cases of
-//! the protocol.
+//! of their own, and the other ranks are threads. src/rendezvous/agreement/recovery/tests has the
+//! cases of the protocol.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -378,7 +378,8 @@ fn newcomers_are_refused() {
     let start = "DM_STATUS_MISMATCH: rank 1 came back on a host that does not share the memory of the ranks of the running job (elsewhere, here ";
     assert!(said.starts_with(start), "{said}");
     store.set(key, running.as_bytes(), &soon()).unwrap();
-    // Without a word that a job runs, a process for a rank that lives is one that was started twice.
+    // Without a word that a job runs, a process for a rank that lives is one that was started
+    // twice.
     let said = refused(2, 3, "cpu", "comes", "auto");
     assert!(said.contains("two processes joined tcp://127.0.0.1:"), "{said}");
     let said = refused(1, 3, "cpu", "comes", "new");

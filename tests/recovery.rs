@@ -62,7 +62,8 @@ fn ranks_end_one_after_the_other(method: &str) {
                 let world = World::join("cpu", &options).unwrap();
                 let mut recovery = world.recovery(first_epoch(SIZE)).unwrap();
                 call_of_some(&world, &[0, 2]);
-                // Rank 1 would otherwise learn of the loss, and begin the recovery, during that call.
+                // Rank 1 would otherwise learn of the loss, and begin the recovery, during that
+                // call.
                 world.barrier(None).unwrap();
                 if rank == 3 {
                     return world.leave();

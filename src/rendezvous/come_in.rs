@@ -1,8 +1,8 @@
 //! A process that joins a running job in place of a rank that was lost, or beyond its ranks
 //! (docs/recovery.md, "The door").
 //!
-//! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world at
-//! whose collective calls nobody waits for this process yet. dm_init calls [`World::come_in`] then,
+//! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world
+//! in whose calls nobody waits for this process yet. dm_init calls [`World::come_in`] then,
 //! which knocks, waits for the decision that lets this process in, and makes the mesh with the
 //! others.
 
@@ -33,9 +33,9 @@ impl World {
     /// Comes into the running job that this process has joined: knocks, waits until a decision lets
     /// this process in, and makes its part of the mesh with the other ranks.
     ///
-    /// src/comm calls it in dm_init where [`is_at_door`](World::is_at_door) holds. `make` makes this
-    /// rank's part of the mesh of the recovery's epoch, as dm_recover does on the ranks that were
-    /// there before: the scopes of the world belong to that epoch when it is called
+    /// src/comm calls it in dm_init where [`is_at_door`](World::is_at_door) holds. `make` makes
+    /// this rank's part of the mesh of the recovery's epoch, as dm_recover does on the ranks that
+    /// were there before: the scopes of the world belong to that epoch when it is called
     /// ([`enter_epoch`](World::enter_epoch)), and its result must not be used before this function
     /// returns it. It may be called several times, because a rank may be lost meanwhile; what an
     /// earlier call has made has to end before the next one makes anything, as in dm_recover when a
@@ -47,10 +47,11 @@ impl World {
     /// rank, and whose dm_recover waits for a place.
     ///
     /// Fails with `DM_STATUS_TIMEOUT` when no decision has let it in until the deadline; the next
-    /// call goes on waiting, and must ask for the same mesh. Fails with `DM_STATUS_MISMATCH` when it
-    /// is refused, with `DM_STATUS_INVALID_STATE` when the job has ended, and with
+    /// call goes on waiting, and must ask for the same mesh. Fails with `DM_STATUS_MISMATCH` when
+    /// it is refused, with `DM_STATUS_INVALID_STATE` when the job has ended, and with
     /// `DM_STATUS_NOT_MEMBER` when the others take it for lost: these errors are final. Every other
-    /// error is that of the recovery, which all ranks get, and the next call comes to the next turn.
+    /// error is that of the recovery, which all ranks get, and the next call comes to the next
+    /// turn.
     #[doc(hidden)]
     pub fn come_in<T>(
         &self,
@@ -86,7 +87,8 @@ impl World {
     fn at_door(&self, newcomer: &Newcomer) -> Result<AtDoor> {
         let Running { size, since, .. } = newcomer.running;
         let ranks: Vec<i32> = first_members(size).iter().map(|member| member.rank).collect();
-        // Only the members of this epoch are used, because its seats are of no concern to a newcomer.
+        // Only the members of this epoch are used, because its seats are of no concern to a
+        // newcomer.
         let first = Epoch::first(size, Replicas { sizes: vec![size], dim: 0 }, &ranks);
         let members = Members::All(self.size().max(size));
         Ok(AtDoor::new(self.recovery_of(members, first)?, since))

@@ -1,9 +1,9 @@
 //! Counts the newcomers at the door of the job, for dm_waiting (docs/recovery.md, "The door").
 //!
 //! A program may ask in every step, so an answer must cost nothing while nobody is at the door. The
-//! library leaves one WAIT for the next note of the door unanswered at the store. A question reads a
-//! coarse clock, and looks at the socket of that WAIT at most once in [`LOOK`]. A store that answers
-//! each question at once (a folder, the caller's) is asked once in [`ASK`].
+//! library leaves one WAIT for the next note of the door unanswered at the store. A question reads
+//! a coarse clock, and looks at the socket of that WAIT at most once in [`LOOK`]. A store that
+//! answers each question at once (a folder, the caller's) is asked once in [`ASK`].
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -68,8 +68,8 @@ pub(super) struct Door<'a> {
 }
 
 impl DoorWatch {
-    /// Returns how many newcomers wait at the door, as far as this process knows. Waits only for the
-    /// store's answer where it asks the store, and [`SHORT`] at most for each note.
+    /// Returns how many newcomers wait at the door, as far as this process knows. Waits only for
+    /// the store's answer where it asks the store, and [`SHORT`] at most for each note.
     pub(super) fn count(&self, door: Door<'_>) -> i32 {
         let now = coarse_now();
         if now < self.next.load(Ordering::Relaxed) {

@@ -153,8 +153,8 @@ pub(super) struct Found {
     pub(super) prefix: String,
 }
 
-/// Returns the running job that `place`, a rank and the size of the world that it takes itself for a
-/// part of, joins as a newcomer; `None` where it takes part in the join of a new world. `join` is
+/// Returns the running job that `place`, a rank and the size of the world that it takes itself for
+/// a part of, joins as a newcomer; `None` where it takes part in the join of a new world. `join` is
 /// the prefix of this join.
 ///
 /// A job runs if it has left the key, its last decision is not the end, and some member of its

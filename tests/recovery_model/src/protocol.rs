@@ -346,8 +346,8 @@ impl Rank<'_> {
         }
     }
 
-    /// Whether this newcomer, which waits for that decision, need not wait any more: no member of the
-    /// newest epoch is left, or the newcomer itself counts as lost.
+    /// Whether this newcomer, which waits for that decision, need not wait any more: no member of
+    /// the newest epoch is left, or the newcomer itself counts as lost.
     pub(crate) fn waits_in_vain(&self, state: &State, number: u8) -> bool {
         let plans = state.store.decisions[..usize::from(number)].iter().rev();
         let newest = plans.flatten().find_map(|decision| match decision {

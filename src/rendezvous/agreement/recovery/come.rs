@@ -345,8 +345,8 @@ impl Recovery {
         Ok(stateful)
     }
 
-    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh and for a newcomer
-    /// in its dm_init. While none of them has come, returns what this rank wants.
+    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh and for a
+    /// newcomer in its dm_init. While none of them has come, returns what this rank wants.
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {

@@ -8,9 +8,9 @@ use crate::rendezvous::agreement::proposal::Knock;
 use crate::wait::Wait;
 
 impl Recovery {
-    /// Says for which mesh newcomers must ask: the text that they pass in [`Request::mesh`]. It must
-    /// be equal on all ranks of the mesh, and is said once, before the first recovery. Without it
-    /// newcomers are not asked for which mesh they come.
+    /// Says for which mesh newcomers must ask: the text that they pass in [`Request::mesh`]. It
+    /// must be equal on all ranks of the mesh, and is said once, before the first recovery. Without
+    /// it newcomers are not asked for which mesh they come.
     ///
     /// [`Request::mesh`]: super::Request
     pub fn expect_mesh(&mut self, mesh: &str) {

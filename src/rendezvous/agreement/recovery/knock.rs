@@ -75,8 +75,8 @@ pub(super) fn decided(prefix: &str) -> String {
     format!("{prefix}/decided")
 }
 
-/// Returns the number of a decision, and when it was made, in seconds since 1970. There may be later
-/// decisions. Returns `None` where there is none.
+/// Returns the number of a decision, and when it was made, in seconds since 1970. There may be
+/// later decisions. Returns `None` where there is none.
 pub(in crate::rendezvous) fn decided_at(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<Option<(u64, u64)>> {
     let said = store.try_get(&decided(prefix), wait)?.unwrap_or_default();
     let said = String::from_utf8_lossy(&said);

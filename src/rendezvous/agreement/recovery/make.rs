@@ -172,8 +172,8 @@ impl Recovery {
         self.membership.store.forget(keys, wait);
     }
 
-    /// Whether all ranks have made the mesh of this process's epoch. Where this process has not read
-    /// the verdict, it asks the store.
+    /// Whether all ranks have made the mesh of this process's epoch. Where this process has not
+    /// read the verdict, it asks the store.
     pub(super) fn was_made(&self, wait: &Wait) -> Result<bool> {
         if self.is_made() {
             return Ok(true);

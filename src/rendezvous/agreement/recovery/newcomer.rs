@@ -31,8 +31,8 @@ use crate::wait::Wait;
 /// The place in the mesh for which a newcomer asks.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The seat: the position of this rank in the root mesh, in row-major order of its full shape. A
-    /// number beyond the seats lets the mesh grow.
+    /// The seat: the position of this rank in the root mesh, in row-major order of its full shape.
+    /// A number beyond the seats lets the mesh grow.
     pub seat: usize,
     /// The mesh, as the ranks of the job have said it in [`Recovery::expect_mesh`]. A newcomer that
     /// asks for another one is refused.
@@ -62,8 +62,8 @@ pub(in crate::rendezvous) struct AtDoor {
 }
 
 impl AtDoor {
-    /// A newcomer that has joined the world and has not knocked. `recovery` is in the epoch in which
-    /// the job has started, and `began` says when that was, in seconds since 1970.
+    /// A newcomer that has joined the world and has not knocked. `recovery` is in the epoch in
+    /// which the job has started, and `began` says when that was, in seconds since 1970.
     pub(in crate::rendezvous) fn new(recovery: Recovery, began: u64) -> AtDoor {
         AtDoor {
             recovery,
@@ -144,7 +144,8 @@ impl AtDoor {
             )));
         }
         let (store, prefix) = (Arc::clone(&membership.store), membership.losses.prefix().to_owned());
-        // What was decided before the knock says nothing of this newcomer, but it is the newest epoch.
+        // What was decided before the knock says nothing of this newcomer, but it is the newest
+        // epoch.
         self.first = decided_at(&*store, &prefix, wait)?.map_or(1, |(number, _)| number).max(1);
         self.recovery.number = self.first - 1;
         let mut note = Note { number: 0, process: me, seat: request.seat, mesh: request.mesh.to_owned() };
