@@ -1,10 +1,9 @@
 //! The epoch in which this process is (docs/recovery.md): the scopes that it opens belong to it.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::agreement::{Epoch, Scope};
-use super::incarnation::{Incarnation, Tickets};
+use super::incarnation::Tickets;
 use super::turns::prefix_of_epoch;
 
 /// The epoch of a process, which a recovery replaces.
@@ -22,9 +21,9 @@ pub(super) struct EpochScopes {
     /// ranks of the mesh, because the others wait for a seat. `None` where this process is one of
     /// these others.
     pub(super) world: Option<Arc<Scope>>,
-    /// The processes that do not wait at the door, although they may have knocked: the members, and
-    /// the newcomers that are refused. It is empty in epoch 0, in which nobody has knocked.
-    pub(super) settled: BTreeSet<Incarnation>,
+    /// How many notes of the door the decision has seen that made the epoch. The newcomers of these
+    /// notes are no reason for another recovery.
+    pub(super) door: usize,
     /// Whether this process is a newcomer that was not let in yet. It makes no collective call.
     pub(super) is_at_door: bool,
 }
@@ -59,19 +58,17 @@ impl EpochScopes {
     /// The epoch of that number in the world whose keys begin with `prefix`, without a scope of the
     /// world yet.
     pub(super) fn of(prefix: &str, number: u64, epoch: &Epoch) -> EpochScopes {
-        let members = epoch.members();
-        let out = epoch.taken.iter().chain(&epoch.refused).copied();
         EpochScopes {
             number,
-            tickets: members.iter().copied().collect(),
-            settled: members.into_iter().chain(out).collect(),
+            tickets: epoch.members().into_iter().collect(),
+            door: epoch.door,
             ..EpochScopes::empty(prefix_of_epoch(prefix, number))
         }
     }
 
     /// Epoch 0, with keys that begin with `prefix`.
     fn empty(prefix: String) -> EpochScopes {
-        let (tickets, settled) = (Tickets::default(), BTreeSet::new());
-        EpochScopes { number: 0, prefix, tickets, world: None, settled, is_at_door: false }
+        let tickets = Tickets::default();
+        EpochScopes { number: 0, prefix, tickets, world: None, door: 0, is_at_door: false }
     }
 }

@@ -48,8 +48,8 @@ struct Looking {
     watch: Option<Box<dyn KeyWatch>>,
     /// How many notes were read. Gaps count.
     read: usize,
-    /// The newcomers that have knocked.
-    knocked: Vec<Incarnation>,
+    /// The newcomers that have knocked, with the places of their notes in the list.
+    knocked: Vec<(usize, Incarnation)>,
     /// The time of the coarse clock from which on the store may be asked again.
     may_ask: u64,
 }
@@ -63,7 +63,7 @@ pub(super) struct Door<'a> {
     pub(super) prefix: &'a str,
     /// The processes that are known to be lost.
     pub(super) losses: &'a Losses,
-    /// The epoch in which this process is. Its members and those that it refuses do not wait.
+    /// The epoch in which this process is. It says which notes its decision has seen.
     pub(super) epoch: &'a CurrentEpoch,
 }
 
@@ -116,7 +116,7 @@ impl Looking {
         if self.watch.is_none() {
             while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &short())? {
                 self.read += 1;
-                self.knocked.extend(who_knocks(&note));
+                self.knocked.extend(who_knocks(&note).map(|process| (self.read, process)));
             }
             self.watch = door.store.watch_key(&door_note(door.prefix, self.read + 1), &short())?;
         }
@@ -133,7 +133,7 @@ impl Looking {
         }
         let epoch = door.epoch.get();
         let waits =
-            |process: &&Incarnation| !epoch.settled.contains(process) && !door.losses.any(|lost| lost == **process);
+            |(note, process): &&(usize, Incarnation)| *note > epoch.door && !door.losses.any(|lost| lost == *process);
         i32::try_from(self.knocked.iter().filter(waits).count()).unwrap_or(i32::MAX)
     }
 }

@@ -198,9 +198,10 @@ impl World {
     }
 
     /// Returns how many newcomers wait at the door of the job, as far as this process knows: those
-    /// that have knocked and were neither let in nor refused, and are not known to be lost.
-    /// src/comm answers dm_waiting by it. Local. It asks the store for nothing while nobody comes,
-    /// and is cheap enough for every step of a program (door_watch.rs).
+    /// that have knocked since the last recovery was decided, and are not known to be lost. Whoever
+    /// waits longer got no place then, and is no reason for another recovery. src/comm answers
+    /// dm_waiting by it. Local. It asks the store for nothing while nobody comes, and is cheap
+    /// enough for every step of a program (door_watch.rs).
     #[doc(hidden)]
     pub fn num_waiting(&self) -> Result<i32> {
         let session = self.session()?;

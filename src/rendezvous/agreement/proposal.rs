@@ -27,6 +27,8 @@ pub struct Seen<'a> {
     pub lost: &'a BTreeSet<Incarnation>,
     /// The newcomers that have knocked, in the order in which they came.
     pub door: &'a [Knock],
+    /// How many notes of the door were read, also those of nobody.
+    pub notes: usize,
     /// The terms of the turn.
     pub terms: &'a Terms,
     /// The time limits of this rank that have passed.
@@ -185,6 +187,7 @@ impl Seen<'_> {
         let left_out = left_out.filter(|process| members.contains(process) && !now.contains(process));
         let refused: BTreeSet<Incarnation> = refused.iter().copied().chain(left_out).collect();
         epoch.refused = refused.into_iter().filter(|process| !self.lost.contains(process)).collect();
+        epoch.door = self.notes;
         epoch.size = now.iter().map(|process| process.rank as usize + 1).max().unwrap_or(0).max(self.epoch.size);
         epoch
     }

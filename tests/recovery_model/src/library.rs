@@ -62,6 +62,7 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         stateful: &stateful,
         lost: &lost,
         door: &door,
+        notes: door.len(),
         terms: &terms,
         passed: Passed::default(),
     };
@@ -112,6 +113,7 @@ fn epoch(job: &Job, plan: &Plan) -> Epoch {
         stateless: Vec::new(),
         taken: names(plan.taken).into_iter().collect(),
         refused: names(plan.refused).into_iter().collect(),
+        door: 0,
     }
 }
 

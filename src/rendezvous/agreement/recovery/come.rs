@@ -306,6 +306,7 @@ impl Recovery {
             stateful: &stateful,
             lost: &lost,
             door: &door,
+            notes: self.read_at_door,
             terms: &terms,
             passed,
         };

@@ -268,7 +268,7 @@ fn a_newcomer_says_at_its_deadline_since_when_the_epoch_stands_and_goes_on_in_th
     job.die_first(&[1]);
     let mut other = job.rank(0);
     job.store.set("test/decided", b"1 1", &soon()).unwrap();
-    let decision = "epoch size=2 shape=2 dim=0 without=1 seats=0,- spares= stateless= taken= refused=";
+    let decision = "epoch size=2 shape=2 dim=0 without=1 seats=0,- spares= stateless= taken= refused= door=0";
     job.store.set("test/decision/1", decision.as_bytes(), &soon()).unwrap();
     let error = early(&job);
     assert!(error.message().contains(" s, and the job lets newcomers in at its next recovery"), "{error}");

@@ -119,14 +119,10 @@ impl Elastic {
                 let turn = note.strip_prefix("turn ").and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
                 turn.is_some_and(|turn| turn > recovery.epoch_number())
             });
-            let somebody_waits = (1..)
+            let somebody_waits = (recovery.epoch().door + 1..)
                 .map_while(|number| known(&format!("test/door/{number}")))
                 .filter_map(|note| String::from_utf8(note).unwrap().split(' ').next()?.parse().ok())
-                .any(|process: Incarnation| {
-                    !recovery.epoch().members().contains(&process)
-                        && !recovery.epoch().refused.contains(&process)
-                        && !is_lost(&process)
-                });
+                .any(|process: Incarnation| !is_lost(&process));
             // A benched rank may have come too late for the last decision.
             let Epoch { seats, without, .. } = recovery.epoch();
             let could_be_whole =
