@@ -74,6 +74,9 @@ pub struct Recovery {
     /// Whether this process was let in without a seat of the mesh and has not waited for the
     /// verdict on that epoch. Its next call does.
     awaits_verdict: bool,
+    /// The number of the epoch in which this process has knocked as a member without a place in the
+    /// mesh, because the next decision would have one for it. 0 where it has not.
+    knocked_in: u64,
     /// The deadline of a process that has got its seat in the call that it makes now; `None` where
     /// it has the caller's deadline.
     seated: Option<Deadline>,
@@ -98,6 +101,7 @@ impl Recovery {
             mesh: None,
             adopted: None,
             awaits_verdict: false,
+            knocked_in: 0,
             seated: None,
         }
     }
@@ -152,6 +156,11 @@ impl Recovery {
     /// Returns the key of the note that a process has come to that turn.
     fn here(&self, number: u64, process: Incarnation) -> String {
         self.turn_key(number, &format!("here/{process}"))
+    }
+
+    /// Returns the members that have come to that turn.
+    fn members_here(&self, number: u64, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
+        self.which_left(self.epoch.members(), |process| self.here(number, process), wait)
     }
 
     /// Returns how many processes were counted under that key.

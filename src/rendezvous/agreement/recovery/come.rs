@@ -270,6 +270,9 @@ impl Recovery {
             silent: has_terms && arrival.terms.silent.is_some_and(|time| waited.came.elapsed() >= time),
             replace: false,
         };
+        if !has_terms {
+            self.knock_again(number, &soon)?;
+        }
         let gives_up = passed.deadline.is_some() || passed.silent || !arrival.suspects.is_empty();
         if !gives_up && !self.may_be_complete(number, &soon)? {
             return Ok(None);
@@ -324,11 +327,6 @@ impl Recovery {
         let came = self.counted(&self.turn_key(number, "count"), wait)?;
         let lost = self.membership.losses.all(|process| in_mesh.contains(&process)).len();
         Ok(came + lost >= in_mesh.len())
-    }
-
-    /// Returns the members that have come to that turn.
-    fn members_here(&self, number: u64, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
-        self.which_left(self.epoch.members(), |process| self.here(number, process), wait)
     }
 
     /// Returns which of those that are here have the state of the training. Only the notes of those

@@ -1,10 +1,11 @@
 //! The door as the members of the job see it: who has knocked, and why they refuse a newcomer.
 
 use super::Recovery;
-use super::knock::{Note, door_note, why};
+use super::knock::{Note, door, door_note, why};
 use crate::error::Result;
 use crate::rendezvous::agreement::decision::Decision;
-use crate::rendezvous::agreement::proposal::Knock;
+use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
+use crate::rendezvous::agreement::proposal::{Knock, Passed, Seen, Terms};
 use crate::wait::Wait;
 
 impl Recovery {
@@ -32,6 +33,42 @@ impl Recovery {
     pub(super) fn knocks(&self) -> Vec<Knock> {
         let fits = |note: &Note| self.mesh.as_ref().is_none_or(|mesh| note.mesh == *mesh);
         self.door.iter().map(|note| Knock { process: note.process, seat: note.seat, fits: fits(note) }).collect()
+    }
+
+    /// Knocks as a member that is not in the mesh and has come to that turn, where the ranks that are
+    /// here now would make more replicas whole than the mesh has. The mesh was decided before they
+    /// came, and nobody else has a reason to recover. It knocks once in an epoch.
+    pub(super) fn knock_again(&mut self, number: u64, wait: &Wait) -> Result<()> {
+        let is_done = self.epoch.without.is_empty() || self.knocked_in == self.epoch_number;
+        if is_done || !self.was_made(wait)? {
+            return Ok(());
+        }
+        let in_mesh = self.epoch.in_mesh();
+        let mut here = self.members_here(number, wait)?;
+        here.extend(&in_mesh);
+        let terms = Terms { dim: self.epoch.replicas.dim, any_state: true, ..Terms::default() };
+        let seen = Seen {
+            epoch: &self.epoch,
+            is_made: true,
+            here: &here,
+            stateful: &in_mesh,
+            lost: &self.membership.losses.all(|_| true),
+            door: &[],
+            notes: 0,
+            terms: &terms,
+            passed: Passed::default(),
+        };
+        let is_better =
+            matches!(seen.proposal(), Decision::Epoch(next) if next.without.len() < self.epoch.without.len());
+        if is_better {
+            let seat = self.epoch.seats.iter().position(|holder| *holder == Some(self.me)).unwrap_or(0);
+            let note = Note { number: 0, process: self.me, seat, mesh: self.mesh.clone().unwrap_or_default() };
+            let (store, list) = (&self.membership.store, door(self.membership.losses.prefix()));
+            let number = add_note(&**store, &list, note.to_string().as_bytes(), wait, &|_| {})?;
+            fill_gaps(&**store, &list, number, wait, &|_| {})?;
+            self.knocked_in = self.epoch_number;
+        }
+        Ok(())
     }
 
     /// Leaves the reason for each newcomer that this proposal is the first one to refuse for its

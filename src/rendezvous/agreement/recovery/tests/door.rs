@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Job, MESH, all_equal, recover, seats};
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::agreement::recovery::{Arrival, AtDoor, Outcome, Recovery, Request};
+use crate::rendezvous::agreement::recovery::{Arrival, AtDoor, Made, Outcome, Recovery, Request};
 use crate::rendezvous::agreement::tests::soon;
 use crate::rendezvous::agreement::{Decision, Replicas, Terms, now};
 use crate::rendezvous::incarnation::Incarnation;
@@ -387,6 +387,57 @@ fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
         members.push(benched.join().unwrap());
         assert_eq!(all_equal(members), "epoch 2: seats=0-1,2:1,3:1 without=");
         assert_eq!(last.join().unwrap().as_deref(), Some("epoch 2: seats=0-1,2:1,3:1 without="));
+    });
+}
+
+/// Rank 3 is benched, and comes too late to the turn that lets the other rank of its replica in.
+/// The two of them are whole then, and nobody else has a reason to recover. So they knock.
+#[test]
+fn benched_ranks_knock_when_they_are_whole_after_the_decision() {
+    let mut job = Job::new(4, 4);
+    job.replicas = Replicas { sizes: vec![2, 2], dim: 0 };
+    job.die_first(&[2]);
+    let (mut members, mut benched) = std::thread::scope(|threads| {
+        let benched = threads.spawn(|| {
+            let mut benched = job.rank(3);
+            assert_eq!(benched.come(&job.arrival(), &soon()).unwrap(), Outcome::Epoch);
+            assert_eq!(benched.make(Ok(()), &soon()).unwrap(), Made::Whole);
+            benched
+        });
+        (job.recover(&[0, 1]), benched.join().unwrap())
+    });
+    assert_eq!(seats(&benched), "seats=0-1,-,3 without=1");
+    std::thread::scope(|threads| {
+        let newcomer = threads.spawn(|| {
+            let mut newcomer = Newcomer::of(&job, 2, 1);
+            assert_eq!(newcomer.comes_in().unwrap(), None);
+            let mut newcomer = newcomer.at_door.into_recovery();
+            recover(&mut newcomer, &job.arrival(), &soon()).unwrap();
+            assert_eq!(seats(&newcomer), "seats=0-1,2:1,3 without=");
+        });
+        await_knock(&job, 1);
+        let again = |members: &mut Vec<(Recovery, Result<Outcome>)>| {
+            std::thread::scope(|threads| {
+                for (rank, outcome) in members {
+                    threads.spawn(|| *outcome = recover(rank, &job.arrival(), &soon()));
+                }
+            });
+        };
+        again(&mut members);
+        assert_eq!(seats(&members[0].0), "seats=0-1,2:1,3 without=1");
+        job.await_here(3, "2:1");
+        assert_eq!(job.store.get("test/door", &soon()).unwrap(), b"1");
+        let benched = threads.spawn(|| {
+            recover(&mut benched, &job.arrival(), &soon()).unwrap();
+            seats(&benched)
+        });
+        let note = String::from_utf8(job.store.get("test/door/2", &soon()).unwrap()).unwrap();
+        assert!(note.starts_with("3 3\n") || note.starts_with("2:1 2\n"), "{note}");
+        assert_eq!(members[0].0.epoch().door, 1);
+        again(&mut members);
+        assert_eq!(benched.join().unwrap(), "seats=0-1,2:1,3 without=");
+        newcomer.join().unwrap();
+        assert!(members[0].0.epoch().door >= 2);
     });
 }
 

@@ -12,7 +12,7 @@ use super::{Job, MESH, recover, seats};
 use crate::error::{Error, Result};
 use crate::rendezvous::agreement::recovery::{Arrival, AtDoor, Recovery, Request};
 use crate::rendezvous::agreement::tests::{chance, soon};
-use crate::rendezvous::agreement::{Epoch, Replicas, now};
+use crate::rendezvous::agreement::{Replicas, now};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::Store;
 
@@ -123,11 +123,7 @@ impl Elastic {
                 .map_while(|number| known(&format!("test/door/{number}")))
                 .filter_map(|note| String::from_utf8(note).unwrap().split(' ').next()?.parse().ok())
                 .any(|process: Incarnation| !is_lost(&process));
-            // A benched rank may have come too late for the last decision.
-            let Epoch { seats, without, .. } = recovery.epoch();
-            let could_be_whole =
-                !without.is_empty() && seats.iter().all(|holder| holder.is_some_and(|holder| !is_lost(&holder)));
-            if is_begun || somebody_waits || could_be_whole || in_mesh.iter().any(is_lost) {
+            if is_begun || somebody_waits || in_mesh.iter().any(is_lost) {
                 break false;
             }
             sleep(Duration::from_micros(300));
