@@ -1,7 +1,7 @@
 //! The text of a decision in the store.
 //!
 //! ```text
-//! epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused=3:1 door=2
+//! epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused= door=2
 //! failure timeout
 //! 7 0 0 0 0 3
 //! rank 3 did not come within 1000 ms

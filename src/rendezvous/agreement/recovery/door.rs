@@ -35,9 +35,9 @@ impl Recovery {
         self.door.iter().map(|note| Knock { process: note.process, seat: note.seat, fits: fits(note) }).collect()
     }
 
-    /// Knocks as a member that is not in the mesh and has come to that turn, where the ranks that are
-    /// here now would make more replicas whole than the mesh has. The mesh was decided before they
-    /// came, and nobody else has a reason to recover. It knocks once in an epoch.
+    /// Knocks as a member that is not in the mesh and has come to that turn, where the ranks that
+    /// are here now would make more replicas whole than the mesh has. The mesh was decided before
+    /// they came, and nobody else has a reason to recover. It knocks once in an epoch.
     pub(super) fn knock_again(&mut self, number: u64, wait: &Wait) -> Result<()> {
         let is_done = self.epoch.without.is_empty() || self.knocked_in == self.epoch_number;
         if is_done || !self.was_made(wait)? {
