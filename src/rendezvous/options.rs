@@ -22,11 +22,9 @@ pub enum Join {
     /// The variable `DM_JOIN` says it: `new`, `running`, or `auto`, which is the default. With
     /// `auto` the process joins a running job where the store's server knows that the process is
     /// lost that held this rank, and a new world otherwise.
-    Auto,
-    /// It takes part in the join of a new world. This is the default for as long as dm_init does
-    /// not call [`World::come_in`](super::World::come_in): src/comm passes [`Join::Auto`] once it
-    /// does.
     #[default]
+    Auto,
+    /// It takes part in the join of a new world.
     New,
     /// It joins a running job where one runs. Otherwise it takes part in the join of a new world,
     /// because a process may have ended before its job had started.
