@@ -12,7 +12,7 @@ import time
 import pytest
 
 from support.paths import LINK, ROOT, TOOL
-from support.processes import end_group, environment, words
+from support.processes import end_group, environment, state_and_parent, words
 
 STEPS = 400
 
@@ -29,6 +29,12 @@ class Job:
             found = re.match(r"rank (\d+) is process (\d+)", self.read())
             if found:
                 self.pids[int(found.group(1))] = int(found.group(2))
+        # A spare waits when it has slept for a while. One that is late is not waited for.
+        for rank in range(size - spares, size):
+            asleep, until = 0, time.monotonic() + 30
+            while asleep < 20 and time.monotonic() < until:
+                asleep = asleep + 1 if state_and_parent(self.pids[rank])[0] == "S" else 0
+                time.sleep(0.002)
 
     def read(self):
         line = self.process.stdout.readline()

@@ -99,6 +99,7 @@ int main(void)
   if (me != 7) {
     options.flags = me == 6 ? DM_RECOVER_HAS_STATE : 0;
     if (me != 6) notice(mesh);
+    options.replace_ms = 30000; /* until rank 6 is there */
     next = recovered(mesh, &options, &recovery);
     holds(next, first, 6);
     CHECK(recovery.num_lost == 1 && recovery.lost_ranks[0] == 1 && recovery.num_joined == 1 && recovery.joined_ranks[0] == 6);
@@ -125,6 +126,7 @@ int main(void)
     meet(mesh);
     if (me == 3 || me == 5) _exit(0);
     options.flags = 0;
+    options.replace_ms = 0;
     notice(mesh);
     FAILS(DM_STATUS_INVALID_STATE, "no rank that is left has the state of position 1", dm_recover(mesh, &options, &none, NULL));
     if (me == 6) options.flags = DM_RECOVER_HAS_STATE;
@@ -145,7 +147,7 @@ int main(void)
       CHECK(recovery.new_coordinate == NULL);
     }
     options.flags = 0;
-    options.replace_ms = 2000;
+    options.replace_ms = 3000;
   }
 
   /* Rank 7 makes the replica of rank 2 whole, which comes back. Rank 4 goes on waiting. */
