@@ -4,6 +4,7 @@
 
 #include "facts.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The world that recovers, and one that only keeps ranks in step. */
@@ -80,6 +81,29 @@ static inline dm_mesh *named_view(const char *name)
   dm_mesh *view = NULL;
   REQUIRE(dm_lookup(name, &view));
   return view;
+}
+
+/* A file by which a rank lets another one go on, where the ranks have no world in common any more. */
+static inline const char *signal_path(void)
+{
+  static char path[512];
+  const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
+  snprintf(path, sizeof path, "%s/recover-%s", folder == NULL ? "/tmp" : folder, port == NULL ? "" : port);
+  return path;
+}
+
+static inline void send_signal(void)
+{
+  FILE *file = fopen(signal_path(), "w");
+  CHECK(file != NULL && fclose(file) == 0);
+}
+
+static inline void await_signal(void)
+{
+  struct stat found;
+  const double until = seconds_now() + 60;
+  while (stat(signal_path(), &found) != 0 && seconds_now() < until) usleep(2000);
+  CHECK(unlink(signal_path()) == 0);
 }
 
 /* Checks the calls of the world, which are those of `ranks` since a recovery. */

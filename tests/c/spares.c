@@ -3,8 +3,6 @@
  * the places of lost ranks, and bring ranks back whose replica had gone. */
 #include "recover.h"
 
-#include <sys/stat.h>
-
 static const char *const kNames[] = {"dp", "tp"};
 
 static dm_mesh *with_spares(dm_world *its_world)
@@ -44,28 +42,6 @@ static void nothing_lost(void)
 static void share(const dm_mesh *mesh, const dm_recovery *recovery, int32_t *state)
 {
   if (recovery->state_root != DM_RANK_NONE) OK(dm_broadcast(mesh, "dp", state, state, 1, DM_INT32, recovery->state_root, NULL));
-}
-
-static const char *signal_path(void)
-{
-  static char path[512];
-  const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
-  snprintf(path, sizeof path, "%s/spares-%s", folder == NULL ? "/tmp" : folder, port == NULL ? "" : port);
-  return path;
-}
-
-static void send_signal(void)
-{
-  FILE *file = fopen(signal_path(), "w");
-  CHECK(file != NULL && fclose(file) == 0);
-}
-
-static void await_signal(void)
-{
-  struct stat found;
-  const double until = seconds_now() + 60;
-  while (stat(signal_path(), &found) != 0 && seconds_now() < until) usleep(2000);
-  CHECK(unlink(signal_path()) == 0);
 }
 
 int main(void)
