@@ -48,6 +48,14 @@ static inline void sums(const dm_mesh *mesh)
   for (size_t index = 0; index < dm_ndim(mesh); ++index) sum_along(mesh, dm_dim_name(mesh, index));
 }
 
+/* Returns when all ranks of the mesh have called it. A rank that has its result of a collective may
+ * otherwise exit or abort while other ranks still wait for theirs. (`meet` of check.h would make a
+ * dimension, which the next mesh has, too.) */
+static inline void together(const dm_mesh *mesh)
+{
+  for (size_t index = 0; index < dm_ndim(mesh); ++index) OK(dm_barrier(mesh, dm_dim_name(mesh, index), 0));
+}
+
 /* Makes a call on a mesh that has lost a rank, or in which a rank has begun to recover. Without a
  * failed call this rank may know of no reason to recover yet. */
 static inline void notice(const dm_mesh *mesh)

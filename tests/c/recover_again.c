@@ -41,6 +41,7 @@ int main(void)
     view = named_view("job");
     sum_along(view, "all");
     dm_free(view);
+    together(mesh);
     if (time == kFirst) before = descriptors();
   }
   CHECK(descriptors() <= before + 3);

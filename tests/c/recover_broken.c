@@ -26,7 +26,7 @@ int main(void)
   if (me < 6) {
     REQUIRE(dm_flatten(mesh, "all", NULL, &flat));
     dm_free(flat);
-    meet(mesh);
+    together(mesh);
   }
 
   /* Rank 1 is lost, and rank 6 is to take its place. Rank 3 dies in the making, and nobody has its
@@ -42,7 +42,7 @@ int main(void)
       holds(next, second, 4);
       CHECK(recovery.num_joined == 1 && recovery.joined_ranks[0] == 6);
       options.flags = DM_RECOVER_HAS_STATE;
-      meet(next);
+      together(next);
       if (me == 0) send_signal();
     }
     dm_free(mesh);

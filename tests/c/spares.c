@@ -62,7 +62,7 @@ int main(void)
     REQUIRE(dm_flatten(mesh, "all", NULL, &flat));
     dm_free(flat);
     sums(mesh);
-    meet(mesh);
+    together(mesh);
   }
 
   /* Rank 1 is lost. Rank 6 takes its place; it must not say that it has the state. */
@@ -86,7 +86,7 @@ int main(void)
     dm_free(flat);
     share(next, &recovery, &state);
     CHECK(state == (me == 6 ? 1 : me % 2));
-    meet(next);
+    together(next);
     if (me == 6) {
       dm_mesh *named = named_view("job");
       holds(named, first, 6);
@@ -99,7 +99,7 @@ int main(void)
 
     /* Ranks 3 and 5 are lost. Rank 6 is the only one of its part, and says that it has the state at
      * its second try only. */
-    meet(mesh);
+    together(mesh);
     if (me == 3 || me == 5) _exit(0);
     options.flags = 0;
     options.replace_ms = 0;
@@ -113,10 +113,10 @@ int main(void)
     if (me == 0 || me == 6) {
       holds(mesh, second, 2);
       CHECK(recovery.state_root == 0);
-      meet(mesh);
+      together(mesh);
       if (me == 0) send_signal();
       /* The other spare comes. Nothing is lost, so a rank ends the mesh to let it in. */
-      meet(mesh);
+      together(mesh);
       if (me == 6) OK(dm_abort(mesh));
       else notice(mesh);
     } else {
