@@ -49,11 +49,14 @@ static inline void sums(const dm_mesh *mesh)
 }
 
 /* Returns when all ranks of the mesh have called it. A rank that has its result of a collective may
- * otherwise exit or abort while other ranks still wait for theirs. (`meet` of check.h would make a
- * dimension, which the next mesh has, too.) */
+ * otherwise exit or abort while other ranks still wait for theirs. In epoch 0 the world has the
+ * spares, too, which wait elsewhere. Later the dimension that `meet` makes exists already. */
 static inline void together(const dm_mesh *mesh)
 {
-  for (size_t index = 0; index < dm_ndim(mesh); ++index) OK(dm_barrier(mesh, dm_dim_name(mesh, index), 0));
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  OK(dm_get_recovery(mesh, &recovery));
+  if (recovery.epoch == 0) meet(mesh);
+  else OK(dm_world_barrier(world, 0));
 }
 
 /* Makes a call on a mesh that has lost a rank, or in which a rank has begun to recover. Without a
