@@ -12,9 +12,10 @@ import time
 import pytest
 
 from support.paths import LINK, ROOT, TOOL
-from support.processes import end_group, environment, words
+from support.processes import end_group, environment, state_and_parent, words
 
-STEPS = 400
+# The job must not be done before the ranks are killed.
+STEPS = 2000
 
 
 class Job:
@@ -29,6 +30,12 @@ class Job:
             found = re.match(r"rank (\d+) is process (\d+)", self.read())
             if found:
                 self.pids[int(found.group(1))] = int(found.group(2))
+        # A spare waits when it has slept for a while. One that is late is not waited for.
+        for rank in range(size - spares, size):
+            asleep, until = 0, time.monotonic() + 30
+            while asleep < 10 and time.monotonic() < until:
+                asleep = asleep + 1 if state_and_parent(self.pids[rank])[0] == "S" else 0
+                time.sleep(0.002)
 
     def read(self):
         line = self.process.stdout.readline()
@@ -110,7 +117,7 @@ def test_a_spare_replaces_a_spare(heal):
 def test_ranks_are_killed_at_random(heal, chance, number):
     """Ranks are killed one after the other, also while the others recover from the loss before."""
     spares = number % 3
-    job = heal(8 + spares, spares, steps=1000)
+    job = heal(8 + spares, spares)
     job.wait_for("is at step 20")
     victims = []
     for rank in chance.sample(range(8 + spares), chance.randint(2, 4)):
