@@ -63,10 +63,24 @@ def toolchain():
 
 
 @pytest.fixture(scope="session")
-def go():
+def bare_go():
+    """The toolchain, whose cache may be empty."""
     if not shutil.which(CC):
         pytest.skip("cgo needs a C compiler")
     return toolchain() / "go"
+
+
+@pytest.fixture(scope="session")
+def tests(bare_go, programs):
+    """The package's tests as a program."""
+    return programs.once("devicemesh.test", lambda path: run(bare_go, "test", "-c", "-o", path, "."))
+
+
+@pytest.fixture(scope="session")
+def go(bare_go, tests):
+    """The toolchain, after it has compiled Go's own library for the tests. Workers of pytest-xdist
+    that compile at once would compile that library twice."""
+    return bare_go
 
 
 @pytest.mark.lengthy
@@ -77,13 +91,7 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, programs):
-    """The package's tests as a program."""
-    return programs.once("devicemesh.test", lambda path: run(go, "test", "-c", "-o", path, "."))
-
-
-@pytest.fixture(scope="session")
-def tests_with_race(go, programs, tmp_path_factory):
+def tests_with_race(bare_go, programs, tmp_path_factory):
     """The test program with the race detector, where the detector can be linked and started. The
     detector needs its usual address space. One worker of pytest-xdist makes all of it, because Go
     compiles its own library for the detector, and workers that do so at once do it twice."""
@@ -92,10 +100,10 @@ def tests_with_race(go, programs, tmp_path_factory):
         (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
         (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
         try:
-            run(go, "run", "-race", ".", cwd=folder)
+            run(bare_go, "run", "-race", ".", cwd=folder)
         except AssertionError as refused:
             pytest.skip(f"no race detector here: {refused}")
-        run(go, "test", "-race", "-c", "-o", path, ".")
+        run(bare_go, "test", "-race", "-c", "-o", path, ".")
 
     return programs.once("devicemesh-race.test", make)
 
