@@ -1,5 +1,5 @@
 //! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.3 million
-//! states, so the tests take 3 s of processor time.
+//! states, so the tests take 2 s of processor time.
 
 mod right;
 
