@@ -32,11 +32,11 @@ static _Noreturn void give_up(const char *call)
   exit(1);
 }
 
-/* The job that this process was to join has ended. A process that comes too late ends with exit code
- * 0: otherwise `devicemesh run` would take it for a rank that fails. */
+/* The job that this process was to join has ended, or a spare has its place. Such a process ends with
+ * exit code 0: otherwise `devicemesh run` would take it for a rank that fails. */
 static int too_late(dm_world *world)
 {
-  printf("came too late: %s\n", dm_last_error());
+  printf("comes too late: %s\n", dm_last_error());
   dm_world_free(world);
   return 0;
 }

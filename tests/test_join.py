@@ -128,4 +128,4 @@ def test_a_process_that_comes_too_late_ends_with_0(heal, tmp_path):
     (tmp_path / "over").touch()
     last, said = job.end([3])
     assert last[2] == "waited until the job had ended" and job.process.returncode == 0, said
-    assert "came too late: the job that ran here has ended" in said, said
+    assert "comes too late: the job that ran here has ended" in said, said

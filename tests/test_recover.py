@@ -64,7 +64,7 @@ def test_a_spare_replaces_a_spare(heal):
 def test_ranks_are_killed_at_random(heal, chance, number):
     """Ranks are killed one after the other, also while the others recover from the loss before."""
     spares = number % 3
-    job = heal(8 + spares, spares, steps=1000)
+    job = heal(8 + spares, spares)
     job.wait_for("is at step 20")
     victims = []
     for rank in chance.sample(range(8 + spares), chance.randint(2, 4)):

@@ -78,7 +78,8 @@ fn child() {
     let Some(Part { scene, rank, size, id }) = Part::of_this_process() else { return };
     let (result, comm) = init(size as c_int, id, rank as c_int);
     assert_eq!(result, ncclSuccess, "{}", last_error());
-    let long: Vec<u8> = (0..LONG).map(|at| (at >> 3) as u8).collect();
+    let mut long = vec![0; LONG];
+    long.chunks_mut(8).enumerate().for_each(|(number, bytes)| bytes.fill(number as u8));
     if scene == "stop" {
         return go_on_over_a_stop(comm, rank, &long);
     }

@@ -136,7 +136,7 @@ int main(void)
   mesh = next;
 
   /* Rank 5 exits. Rank 2 has aborted the mesh, and rank 0 comes late. Rank 4 loses its place. */
-  meet(mesh);
+  together(mesh);
   if (me == 5) _exit(0);
   if (me == 2) OK(dm_abort(mesh));
   if (me == 0) usleep(100000);

@@ -4,6 +4,7 @@
 
 #include "facts.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The world that recovers, and one that only keeps ranks in step. */
@@ -47,6 +48,17 @@ static inline void sums(const dm_mesh *mesh)
   for (size_t index = 0; index < dm_ndim(mesh); ++index) sum_along(mesh, dm_dim_name(mesh, index));
 }
 
+/* Returns when all ranks of the mesh have called it. A rank that has its result of a collective may
+ * otherwise exit or abort while other ranks still wait for theirs. In epoch 0 the world has the
+ * spares, too, which wait elsewhere. Later the dimension that `meet` makes exists already. */
+static inline void together(const dm_mesh *mesh)
+{
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  OK(dm_get_recovery(mesh, &recovery));
+  if (recovery.epoch == 0) meet(mesh);
+  else OK(dm_world_barrier(world, 0));
+}
+
 /* Makes a call on a mesh that has lost a rank, or in which a rank has begun to recover. Without a
  * failed call this rank may know of no reason to recover yet. */
 static inline void notice(const dm_mesh *mesh)
@@ -80,6 +92,29 @@ static inline dm_mesh *named_view(const char *name)
   dm_mesh *view = NULL;
   REQUIRE(dm_lookup(name, &view));
   return view;
+}
+
+/* A file by which a rank lets another one go on, where the ranks have no world in common any more. */
+static inline const char *signal_path(void)
+{
+  static char path[512];
+  const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
+  snprintf(path, sizeof path, "%s/recover-%s", folder == NULL ? "/tmp" : folder, port == NULL ? "" : port);
+  return path;
+}
+
+static inline void send_signal(void)
+{
+  FILE *file = fopen(signal_path(), "w");
+  CHECK(file != NULL && fclose(file) == 0);
+}
+
+static inline void await_signal(void)
+{
+  struct stat found;
+  const double until = seconds_now() + 60;
+  while (stat(signal_path(), &found) != 0 && seconds_now() < until) usleep(2000);
+  CHECK(unlink(signal_path()) == 0);
 }
 
 /* Checks the calls of the world, which are those of `ranks` since a recovery. */

@@ -37,6 +37,7 @@ int main(void)
   meet_world();
   meet_world();
   sums(next);
+  together(next);
   /* Two replicas would be too few. */
   if (me == 0) OK(dm_abort(next));
   else notice(next);

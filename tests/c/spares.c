@@ -3,8 +3,6 @@
  * the places of lost ranks, and bring ranks back whose replica had gone. */
 #include "recover.h"
 
-#include <sys/stat.h>
-
 static const char *const kNames[] = {"dp", "tp"};
 
 static dm_mesh *with_spares(dm_world *its_world)
@@ -46,28 +44,6 @@ static void share(const dm_mesh *mesh, const dm_recovery *recovery, int32_t *sta
   if (recovery->state_root != DM_RANK_NONE) OK(dm_broadcast(mesh, "dp", state, state, 1, DM_INT32, recovery->state_root, NULL));
 }
 
-static const char *signal_path(void)
-{
-  static char path[512];
-  const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
-  snprintf(path, sizeof path, "%s/spares-%s", folder == NULL ? "/tmp" : folder, port == NULL ? "" : port);
-  return path;
-}
-
-static void send_signal(void)
-{
-  FILE *file = fopen(signal_path(), "w");
-  CHECK(file != NULL && fclose(file) == 0);
-}
-
-static void await_signal(void)
-{
-  struct stat found;
-  const double until = seconds_now() + 60;
-  while (stat(signal_path(), &found) != 0 && seconds_now() < until) usleep(2000);
-  CHECK(unlink(signal_path()) == 0);
-}
-
 int main(void)
 {
   const int32_t first[] = {0, 6, 2, 3, 4, 5}, second[] = {0, 6}, third[] = {0, 6, 2, 7};
@@ -86,7 +62,7 @@ int main(void)
     REQUIRE(dm_flatten(mesh, "all", NULL, &flat));
     dm_free(flat);
     sums(mesh);
-    meet(mesh);
+    together(mesh);
   }
 
   /* Rank 1 is lost. Rank 6 takes its place; it must not say that it has the state. */
@@ -99,6 +75,7 @@ int main(void)
   if (me != 7) {
     options.flags = me == 6 ? DM_RECOVER_HAS_STATE : 0;
     if (me != 6) notice(mesh);
+    options.replace_ms = 30000; /* until rank 6 is there */
     next = recovered(mesh, &options, &recovery);
     holds(next, first, 6);
     CHECK(recovery.num_lost == 1 && recovery.lost_ranks[0] == 1 && recovery.num_joined == 1 && recovery.joined_ranks[0] == 6);
@@ -109,7 +86,7 @@ int main(void)
     dm_free(flat);
     share(next, &recovery, &state);
     CHECK(state == (me == 6 ? 1 : me % 2));
-    meet(next);
+    together(next);
     if (me == 6) {
       dm_mesh *named = named_view("job");
       holds(named, first, 6);
@@ -122,9 +99,10 @@ int main(void)
 
     /* Ranks 3 and 5 are lost. Rank 6 is the only one of its part, and says that it has the state at
      * its second try only. */
-    meet(mesh);
+    together(mesh);
     if (me == 3 || me == 5) _exit(0);
     options.flags = 0;
+    options.replace_ms = 0;
     notice(mesh);
     FAILS(DM_STATUS_INVALID_STATE, "no rank that is left has the state of position 1", dm_recover(mesh, &options, &none, NULL));
     if (me == 6) options.flags = DM_RECOVER_HAS_STATE;
@@ -135,17 +113,17 @@ int main(void)
     if (me == 0 || me == 6) {
       holds(mesh, second, 2);
       CHECK(recovery.state_root == 0);
-      meet(mesh);
+      together(mesh);
       if (me == 0) send_signal();
       /* The other spare comes. Nothing is lost, so a rank ends the mesh to let it in. */
-      meet(mesh);
+      together(mesh);
       if (me == 6) OK(dm_abort(mesh));
       else notice(mesh);
     } else {
       CHECK(recovery.new_coordinate == NULL);
     }
     options.flags = 0;
-    options.replace_ms = 2000;
+    options.replace_ms = 3000;
   }
 
   /* Rank 7 makes the replica of rank 2 whole, which comes back. Rank 4 goes on waiting. */

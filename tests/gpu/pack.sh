@@ -4,7 +4,7 @@
 # tool, the engine, the programs, the Python packages, the XLA handlers, the scripts, and releases
 # of NCCL that are cut to one architecture. Building needs nothing of CUDA.
 #
-#   pack.sh [--no-nccl] [--no-python]
+#   pack.sh [--no-nccl] [--no-python] [--no-rust]
 #
 # DM_GPU_BUILD: another folder. DM_LIB_DIR: where cargo's libraries are (they are built first when
 # that is target/release). DM_GPU_ARCHITECTURE: 90 (H100, H200). DM_GPU_NCCL: the wheels.
@@ -17,17 +17,22 @@ release=${DM_LIB_DIR:-$root/target/release}
 architecture=${DM_GPU_ARCHITECTURE:-90}
 # The machine's own NCCL (the wheel beside PyTorch and JAX) is used as well, and is not packed.
 wheels=${DM_GPU_NCCL:-nvidia-nccl-cu13==2.32.3 nvidia-nccl-cu12==2.22.3 nvidia-nccl-cu12==2.18.3}
-with_nccl=1 with_python=1
+with_nccl=1 with_python=1 with_rust=1
 for argument; do
   case $argument in
     --no-nccl) with_nccl=0 ;;
     --no-python) with_python=0 ;;
+    --no-rust) with_rust=0 ;;
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 2 ;;
   esac
 done
 if [[ $release == "$root/target/release" ]]; then
   cargo build --release --quiet --manifest-path "$root/Cargo.toml"
-  cargo build --release --quiet --manifest-path "$root/Cargo.toml" --example all_reduce --features cudarc
+fi
+if ((with_rust)); then
+  # With the feature cargo makes another libdevicemesh.so. In a folder of its own it does not take the
+  # place of the one in target/release.
+  cargo build --release --quiet --manifest-path "$root/Cargo.toml" --target-dir "$root/target/gpu-rust" --example all_reduce --features cudarc
 fi
 
 mkdir -p "$build/standin"
@@ -35,7 +40,7 @@ for file in "$release"/libdevicemesh.so.[0-9]*.[0-9]* "$release/libhostccl.so" "
   # Without symbols and debugging information: the larger part of each file.
   strip -o "$build/${file##*/}" "$file" 2>/dev/null || cp "$file" "$build/"
 done
-[[ ! -x $release/examples/all_reduce ]] || strip -o "$build/all_reduce" "$release/examples/all_reduce"
+((!with_rust)) || strip -o "$build/all_reduce" "$root/target/gpu-rust/release/examples/all_reduce"
 cp "$root/examples/data/digits.csv" "$here"/*.sh "$here"/*.py "$here/README.md" "$build/"
 rm -f "$build/cut_nccl.py"
 

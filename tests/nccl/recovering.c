@@ -7,12 +7,14 @@
 static const char *const kNames[] = {"dp", "tp"};
 
 /* Goes on without the lost ranks. Nothing of the mesh before is left. */
-static dm_mesh *gone_on(dm_mesh *mesh, dm_recovery *recovery)
+static dm_mesh *gone_on(dm_mesh *mesh, int64_t replace_ms, dm_recovery *recovery)
 {
   const dm_recovery init = DM_RECOVERY_INIT;
+  dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
   dm_mesh *next = NULL;
   *recovery = init;
-  REQUIRE(dm_recover(mesh, NULL, &next, recovery));
+  wishes.replace_ms = replace_ms;
+  REQUIRE(dm_recover(mesh, &wishes, &next, recovery));
   dm_free(mesh);
   return next;
 }
@@ -35,7 +37,7 @@ static void lose(void)
   note("lose");
   if (rank == 7) _exit(0);
   GIVES(DM_STATUS_PEER_LOST, dm_world_barrier(world, 0));
-  mesh = gone_on(mesh, &recovery);
+  mesh = gone_on(mesh, 0, &recovery);
   note("gone on");
   CHECK(recovery.num_lost == 1 && recovery.lost_ranks[0] == 7);
   if (rank == 6) {
@@ -45,9 +47,11 @@ static void lose(void)
     return;
   }
   CHECK(sum_along(mesh, "dp") == 3 && sum_along(mesh, "tp") == 2 && sum_along(mesh, "all") == 6);
+  /* All ranks have their sums before one of them ends the mesh. */
+  OK(dm_world_barrier(world, 0));
   if (rank == 2) OK(dm_abort(mesh));
   else GIVES(DM_STATUS_PEER_LOST, dm_flatten(mesh, "gone", NULL, &none));
-  mesh = gone_on(mesh, &recovery);
+  mesh = gone_on(mesh, 0, &recovery);
   note("anew");
   CHECK(recovery.num_lost == 0 && sum_along(mesh, "dp") == 3 && sum_along(mesh, "all") == 6);
   OK(dm_world_finalize(world, 0));
@@ -67,7 +71,7 @@ static void spare(void)
   if (rank < 4) OK(dm_barrier(mesh, "tp", 0));
   if (rank == 0) _exit(0);
   if (rank < 4) GIVES(DM_STATUS_PEER_LOST, dm_flatten(mesh, "gone", NULL, &none));
-  mesh = gone_on(mesh, &recovery);
+  mesh = gone_on(mesh, 30000, &recovery);
   CHECK(recovery.num_joined == 1 && recovery.joined_ranks[0] == 4 && recovery.has_joined == (rank == 4));
   CHECK(recovery.new_coordinate[0] == (rank == 4 ? 0 : rank / 2) && recovery.state_root == (rank % 2 ? 0 : 1));
   CHECK(living() == 0);

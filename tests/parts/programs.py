@@ -62,7 +62,7 @@ def add_tests(runner):
     for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
         add_variant(runner, path, "c++17", [*cxx, *optimised, *PEDANTIC], LINK)
         # To optimise the sanitizers' code takes the compiler three times as long.
-        add_variant(runner, path, "c++17 sanitized", [*cxx, "-O0", "-g"], [*LINK, *SANITIZE], is_long=True)
+        add_variant(runner, path, "c++17 sanitized", [*cxx, "-O0", "-g1"], [*LINK, *SANITIZE], is_long=True)
 
 
 def add_variant(runner, path, variant, compiler, link, is_long=False):

@@ -4,6 +4,7 @@ mod arrays;
 #[path = "../cargo_build/mod.rs"]
 mod cargo_build;
 mod collectives;
+mod recovery;
 mod threads;
 
 use std::sync::Arc;

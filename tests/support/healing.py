@@ -4,11 +4,13 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 from support.paths import TOOL
-from support.processes import end_group, environment, words
+from support.processes import end_group, environment, state_and_parent, words
 
-STEPS = 400
+# The job must not be done before the ranks are killed.
+STEPS = 2000
 
 
 class Job:
@@ -21,6 +23,12 @@ class Job:
         self.lines, self.pids, self.size, self.spares = [], {}, size, spares
         while len(self.pids) < size:
             self.read()
+        # A spare waits when it has slept for a while. One that is late is not waited for.
+        for rank in range(size - spares, size):
+            asleep, until = 0, time.monotonic() + 30
+            while asleep < 10 and time.monotonic() < until:
+                asleep = asleep + 1 if state_and_parent(self.pids[rank])[0] == "S" else 0
+                time.sleep(0.002)
 
     def read(self):
         line = self.process.stdout.readline()

@@ -1,6 +1,6 @@
 //! The 16-bit floating-point types. Reductions compute in `f32` and round once, at the end.
 
-use super::element::{Averaged, Element, averaged_float, fold_loaded};
+use super::element::{Averaged, Element, averaged_float, fold_loaded, read};
 use super::isa::Isa;
 use std::mem::MaybeUninit;
 
@@ -41,7 +41,7 @@ impl Element for Float16 {
                     continue;
                 }
                 I::widen_f16(input.cast(), spare, sums.len());
-                let load = |input: *const u8, i: usize| input.cast::<f32>().add(i).read();
+                let load = |input: *const u8, i: usize| *input.cast::<f32>().add(i);
                 fold_loaded::<f32, 1, false>(sums, [spare.cast_const().cast()], load, &apply);
             }
         }
@@ -63,7 +63,7 @@ impl Element for Bfloat16 {
         let source = source.cast::<u16>();
         for i in 0..len {
             // SAFETY: i < len, and both pointers are valid for `len` elements.
-            unsafe { target.add(i).write(widen_bfloat16(source.add(i).read_unaligned())) };
+            unsafe { *target.add(i) = widen_bfloat16(read(source.add(i))) };
         }
     }
 
@@ -85,7 +85,7 @@ impl Element for Bfloat16 {
     ) {
         // SAFETY: the contract of `fold`, and every index is below the length of `sums`.
         unsafe {
-            let load = |input: *const u8, i: usize| widen_bfloat16(input.cast::<u16>().add(i).read_unaligned());
+            let load = |input: *const u8, i: usize| widen_bfloat16(read(input.cast::<u16>().add(i)));
             fold_loaded::<f32, K, START>(sums, inputs, load, apply)
         }
     }

@@ -99,7 +99,7 @@ impl<const MANTISSA: u32, const SATURATES: bool> Element for Float8<MANTISSA, SA
     unsafe fn widen<I: Isa>(source: *const u8, target: *mut f32, len: usize) {
         for i in 0..len {
             // SAFETY: i < len, and both pointers are valid for `len` elements.
-            unsafe { target.add(i).write(Self::widen_one(source.add(i).read())) };
+            unsafe { *target.add(i) = Self::widen_one(*source.add(i)) };
         }
     }
 
@@ -107,7 +107,7 @@ impl<const MANTISSA: u32, const SATURATES: bool> Element for Float8<MANTISSA, SA
     unsafe fn narrow<I: Isa>(source: &[f32], target: *mut u8) {
         for (i, value) in source.iter().enumerate() {
             // SAFETY: `target` is valid for as many elements as `source` has.
-            unsafe { target.add(i).write(Self::narrow_one(*value)) };
+            unsafe { *target.add(i) = Self::narrow_one(*value) };
         }
     }
 
@@ -120,7 +120,7 @@ impl<const MANTISSA: u32, const SATURATES: bool> Element for Float8<MANTISSA, SA
     ) {
         // SAFETY: the contract of `fold`, and every index is below the length of `sums`.
         unsafe {
-            let load = |input: *const u8, i: usize| Self::widen_one(input.add(i).read());
+            let load = |input: *const u8, i: usize| Self::widen_one(*input.add(i));
             fold_loaded::<f32, K, START>(sums, inputs, load, apply)
         }
     }

@@ -1,6 +1,6 @@
 //! The element types in which reductions compute without a conversion.
 
-use super::element::{Averaged, Element, averaged_float, fold_loaded};
+use super::element::{Averaged, Element, averaged_float, fold_loaded, read};
 use super::isa::Isa;
 use super::wide::{WideI8, WideI32, WideI64, WideU8, WideU32, WideU64};
 use std::mem::MaybeUninit;
@@ -41,7 +41,7 @@ macro_rules! native {
             ) {
                 // SAFETY: the contract of `fold`, and every index is below the length of `sums`.
                 unsafe {
-                    let load = |input: *const u8, i: usize| input.cast::<$type>().add(i).read_unaligned();
+                    let load = |input: *const u8, i: usize| read(input.cast::<$type>().add(i));
                     fold_loaded::<$type, K, START>(sums, inputs, load, apply)
                 }
             }

@@ -1,6 +1,6 @@
 //! Integers whose sums are made in a wider type, so that averages do not overflow.
 
-use super::element::{Averaged, Element, fold_loaded};
+use super::element::{Averaged, Element, fold_loaded, read};
 use super::isa::Isa;
 use std::mem::MaybeUninit;
 
@@ -21,7 +21,7 @@ macro_rules! wide {
                 let source = source.cast::<$type>();
                 for i in 0..len {
                     // SAFETY: i < len, and both pointers are valid for `len` elements.
-                    unsafe { target.add(i).write(<$sum>::from(source.add(i).read_unaligned())) };
+                    unsafe { *target.add(i) = <$sum>::from(read(source.add(i))) };
                 }
             }
 
@@ -44,7 +44,7 @@ macro_rules! wide {
                 // SAFETY: the contract of `fold`, and every index is below the length of `sums`.
                 unsafe {
                     let load =
-                        |input: *const u8, i: usize| <$sum>::from(input.cast::<$type>().add(i).read_unaligned());
+                        |input: *const u8, i: usize| <$sum>::from(read(input.cast::<$type>().add(i)));
                     fold_loaded::<$sum, K, START>(sums, inputs, load, apply)
                 }
             }

@@ -4,33 +4,43 @@
 use half::{bf16, f16};
 use hostccl::types::{DataType, ReduceOp};
 
-/// Returns a number in 0..2^64 that depends on all arguments.
-fn hash(parts: [u64; 3]) -> u64 {
-    parts.into_iter().fold(0x243f_6a88_85a3_08d3, |state, part| {
-        let mixed = (state ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
-    })
+/// Returns a number in 0..2^64 that depends on both.
+fn mix(state: u64, part: u64) -> u64 {
+    let mixed = (state ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
+}
+
+/// Returns elements that `make` makes of their numbers. Tests make millions of elements, so the loop
+/// calls no function of the standard library, which the tests' builds do not inline.
+fn made<const SIZE: usize>(count: usize, make: impl Fn(usize) -> [u8; SIZE]) -> Vec<u8> {
+    let mut elements = vec![[0; SIZE]; count];
+    let (all, mut at) = (&mut elements[..], 0);
+    while at < count {
+        all[at] = make(at);
+        at += 1;
+    }
+    elements.into_flattened()
 }
 
 /// Returns `count` elements of one rank. Integers have any value, so that sums wrap. Floats are in
 /// (-2, 2) and use all their digits, so that the last bits of a sum show its order. The 8-bit
 /// floats have any finite value.
 pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(count * dtype.size());
-    for i in 0..count as u64 {
-        let random = hash([salt, rank as u64, i]);
-        let float = (random >> 11) as f64 / (1u64 << 51) as f64 - 2.0;
-        match dtype {
-            DataType::Float16 => bytes.extend(f16::from_f64(float).to_ne_bytes()),
-            DataType::Bfloat16 => bytes.extend(bf16::from_f64(float).to_ne_bytes()),
-            DataType::Float32 => bytes.extend((float as f32).to_ne_bytes()),
-            DataType::Float64 => bytes.extend(float.to_ne_bytes()),
-            DataType::Float8E4M3 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7f)),
-            DataType::Float8E5M2 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7c)),
-            _ => bytes.extend_from_slice(&random.to_ne_bytes()[..dtype.size()]),
-        }
+    let of_rank = mix(mix(0x243f_6a88_85a3_08d3, salt), rank as u64);
+    let random = |at: usize| mix(of_rank, at as u64);
+    let float = |at: usize| (random(at) >> 11) as f64 / (1u64 << 51) as f64 - 2.0;
+    let small = |at: usize, most: u8| [(random(at) as u8 & 0x80) | ((random(at) >> 8) as u8 % most)];
+    match dtype {
+        DataType::Float16 => made(count, |at| f16::from_f64(float(at)).to_ne_bytes()),
+        DataType::Bfloat16 => made(count, |at| bf16::from_f64(float(at)).to_ne_bytes()),
+        DataType::Float32 => made(count, |at| (float(at) as f32).to_ne_bytes()),
+        DataType::Float64 => made(count, |at| float(at).to_ne_bytes()),
+        DataType::Float8E4M3 => made(count, |at| small(at, 0x7f)),
+        DataType::Float8E5M2 => made(count, |at| small(at, 0x7c)),
+        DataType::Int8 | DataType::Uint8 => made(count, |at| (random(at) as u8).to_ne_bytes()),
+        DataType::Int32 | DataType::Uint32 => made(count, |at| (random(at) as u32).to_ne_bytes()),
+        DataType::Int64 | DataType::Uint64 => made(count, |at| random(at).to_ne_bytes()),
     }
-    bytes
 }
 
 /// Reduces the inputs, element by element.
@@ -137,12 +147,20 @@ fn reduced_as<T: Copy, const SIZE: usize>(
     apply: impl Fn(T, T) -> T,
     store: impl Fn(T) -> [u8; SIZE],
 ) -> Vec<u8> {
-    let value = |input: &Vec<u8>, at: usize| load(input[at..at + SIZE].try_into().unwrap());
-    let mut result = Vec::with_capacity(inputs[0].len());
-    for at in (0..inputs[0].len()).step_by(SIZE) {
-        let (first, others) = inputs.split_first().unwrap();
-        let total = others.iter().fold(value(first, at), |total, input| apply(total, value(input, at)));
-        result.extend(store(total));
-    }
-    result
+    let inputs: Vec<&[[u8; SIZE]]> = inputs.iter().map(|input| elements(input)).collect();
+    let (first, others) = (inputs[0], &inputs[1..]);
+    made(first.len(), |at| {
+        let (mut total, mut rank) = (load(first[at]), 0);
+        while rank < others.len() {
+            total = apply(total, load(others[rank][at]));
+            rank += 1;
+        }
+        store(total)
+    })
+}
+
+/// Returns the bytes as elements of that size.
+fn elements<const SIZE: usize>(bytes: &[u8]) -> &[[u8; SIZE]] {
+    // SAFETY: the elements lie within the bytes, and have the alignment of bytes.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / SIZE) }
 }

@@ -46,31 +46,51 @@ pub fn element(seed: usize, rank: usize, i: usize) -> i64 {
     (seed * 1_000_003 + rank * 10_007 + i) as i64
 }
 
+/// Returns the values that `of` gives to their places. Tests make millions of them, so the loop calls
+/// no function of the standard library, which the tests' builds do not inline.
+fn made(count: usize, of: impl Fn(usize) -> i64) -> Vec<i64> {
+    let mut values = vec![0; count];
+    let (all, mut at) = (&mut values[..], 0);
+    while at < count {
+        all[at] = of(at);
+        at += 1;
+    }
+    values
+}
+
 pub fn input(seed: usize, rank: usize, count: usize) -> Vec<i64> {
-    (0..count).map(|i| element(seed, rank, i)).collect()
+    made(count, |i| element(seed, rank, i))
 }
 
 /// Makes one call of any kind under a name, and checks every element. All ranks pass one seed.
 pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count: usize) {
     let (size, rank, root) = (comm.size(), comm.rank(), (seed % comm.size()) as c_int);
     let (whole, is_root) = (count * size, rank == root as usize);
-    let sum = |i: usize| (0..size).map(|rank| element(seed, rank, i)).sum::<i64>();
+    let sum = |i: usize| {
+        let (mut total, mut rank) = (0, 0);
+        while rank < size {
+            total += element(seed, rank, i);
+            rank += 1;
+        }
+        total
+    };
     let send = input(seed, rank, whole);
     let mut recv = vec![-1; whole];
     let (from, to) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
-    let of = |rank: usize, block: usize| (0..count).map(move |i| element(seed, rank, block * count + i));
+    // A block of the inputs of all ranks, one after the other.
+    let gathered = |block: usize| made(whole, |i| element(seed, i / count, block * count + i % count));
     let expected: Vec<i64> = match kind {
         0 => {
             ok(called!(under, ncclAllReduce(from, to, whole, I64, SUM, **comm, null_mut())));
-            (0..whole).map(sum).collect()
+            made(whole, sum)
         }
         1 => {
             ok(called!(under, ncclAllGather(from, to, count, I64, **comm, null_mut())));
-            (0..size).flat_map(|rank| of(rank, 0)).collect()
+            gathered(0)
         }
         2 => {
             ok(called!(under, ncclReduceScatter(from, to, count, I64, SUM, **comm, null_mut())));
-            (rank * count..(rank + 1) * count).map(sum).collect()
+            made(count, |i| sum(rank * count + i))
         }
         3 => {
             ok(called!(under, ncclBroadcast(from, to, whole, I64, root, **comm, null_mut())));
@@ -78,19 +98,19 @@ pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count
         }
         4 => {
             ok(called!(under, ncclScatter(from, to, count, I64, root, **comm, null_mut())));
-            of(root as usize, rank).collect()
+            made(count, |i| element(seed, root as usize, rank * count + i))
         }
         5 => {
             ok(called!(under, ncclGather(from, to, count, I64, root, **comm, null_mut())));
-            if is_root { (0..size).flat_map(|rank| of(rank, 0)).collect() } else { Vec::new() }
+            if is_root { gathered(0) } else { Vec::new() }
         }
         6 => {
             ok(called!(under, ncclAlltoAll(from, to, count, I64, **comm, null_mut())));
-            (0..size).flat_map(|other| of(other, rank)).collect()
+            gathered(rank)
         }
         7 => {
             ok(called!(under, ncclReduce(from, to, whole, I64, SUM, root, **comm, null_mut())));
-            if is_root { (0..whole).map(sum).collect() } else { Vec::new() }
+            if is_root { made(whole, sum) } else { Vec::new() }
         }
         _ => {
             // Two sums and a ring of messages in one group.
@@ -102,7 +122,7 @@ pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count
                 ok(called!(under, ncclRecv(to, whole, I64, before as c_int, **comm, null_mut())));
                 ok(called!(under, ncclAllReduce(from, more.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
             });
-            assert_eq!(sums, (0..count).map(sum).collect::<Vec<_>>(), "sums in a group under name {under}");
+            assert_eq!(sums, made(count, sum), "sums in a group under name {under}");
             assert_eq!(more, sums, "the second sums in a group under name {under}");
             input(seed, before, whole)
         }

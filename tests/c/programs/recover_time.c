@@ -48,7 +48,9 @@ int main(int argc, char **argv)
       while (dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL) == DM_STATUS_OK &&
              dm_all_reduce(mesh, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL) == DM_STATUS_OK) continue;
     dm_mesh *next = NULL;
-    const dm_status status = dm_recover(mesh, NULL, &next, &recovery);
+    dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+    wishes.replace_ms = death < spares ? 30000 : 0; /* until the spare is there */
+    const dm_status status = dm_recover(mesh, &wishes, &next, &recovery);
     if (status == DM_STATUS_ABORTED && recovery.new_coordinate == NULL) return end(mesh, NULL);
     if (status != DM_STATUS_OK) REQUIRE(status);
     dm_free(mesh);

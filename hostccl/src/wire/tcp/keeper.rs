@@ -335,6 +335,8 @@ impl Keeper {
         }
         link.connection = Some(Box::new(Connection::new(socket, address, cipher)));
         link.is_connecting = false;
+        // If this connection ends too, the reason why earlier tries failed says nothing about that.
+        link.trouble = None;
         state.connected.push(peer);
         state.push(&inner, peer);
     }

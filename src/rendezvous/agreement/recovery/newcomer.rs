@@ -267,11 +267,12 @@ impl AtDoor {
     }
 
     /// Returns the error of a newcomer whose seat or rank has another holder in the newest epoch,
-    /// which was made.
+    /// which was made. Where a spare has the seat, nothing is wrong: the job does not need this
+    /// process, as if it had ended.
     fn taken(&self) -> Error {
         let Recovery { me, epoch, epoch_number, .. } = &self.recovery;
         let rank = me.rank;
-        let in_mesh = epoch.in_mesh();
+        let (in_mesh, mut is_needed) = (epoch.in_mesh(), true);
         let message = match in_mesh.iter().find(|member| member.rank == rank) {
             Some(holder) if holder.ticket > 0 => format!(
                 "another process came back as rank {rank} before this one: it is process {} of that rank, and in the mesh of epoch {epoch_number}; end this process, or start it under another rank",
@@ -281,14 +282,16 @@ impl AtDoor {
                 "rank {rank} lives, and has taken part in epoch {epoch_number} after this process came: end that process first, or start this one under another rank"
             ),
             None => {
+                is_needed = false;
                 let seat = self.knocked.as_ref().map_or(0, |(note, _)| note.seat);
                 let holder = epoch.seats.get(seat).copied().flatten().map_or(-1, |holder| holder.rank);
                 format!(
-                    "rank {holder} has the place of rank {rank} in the mesh of epoch {epoch_number}, so nobody is missing there: end this process, or start it again when a rank is lost"
+                    "rank {holder} has the place of rank {rank} in the mesh of epoch {epoch_number}, so nobody is missing there: end this process with exit code 0"
                 )
             }
         };
-        Error::new(Status::Mismatch, message).with_ranks(&[rank])
+        let status = if is_needed { Status::Mismatch } else { Status::InvalidState };
+        Error::new(status, message).with_ranks(&[rank])
     }
 
     /// Returns the error of a newcomer that asks for another mesh than that of the job.

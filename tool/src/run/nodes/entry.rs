@@ -201,7 +201,19 @@ mod tests {
 
     fn entry(pid: u32, version: &str, nodes: u32, node: Option<u32>) -> Entry {
         let (host, run, version) = ("alpha".to_owned(), "run".to_owned(), version.to_owned());
-        Entry { host, pid, run, nodes, node, ranks: 1, id: None, version, identity: Identity::default() }
+        Entry {
+            host,
+            pid,
+            run,
+            nodes,
+            node,
+            ranks: 1,
+            id: None,
+            version,
+            restart: Standing::default(),
+            run_id: None,
+            identity: Identity::default(),
+        }
     }
 
     #[test]

@@ -169,7 +169,7 @@ fn a_newcomer_whose_seat_a_spare_has_taken_is_refused() {
             threads.spawn(move || recover(&mut rank, &job.arrival(), &soon()).unwrap());
         }
         let error = newcomer.join().unwrap();
-        assert_eq!(error.status(), Status::Mismatch);
+        assert_eq!(error.status(), Status::InvalidState);
         let start = "rank 3 has the place of rank 1 in the mesh of epoch 2, so nobody is missing there";
         assert!(error.message().starts_with(start), "{error}");
     });
