@@ -11,7 +11,10 @@ from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
 WORLD_DEVICE = 2
-JOINS = {"new": 1, "running": 2}
+JOIN_AUTO = 0
+JOIN_NEW = 1
+JOIN_RUNNING = 2
+JOINS = {"new": JOIN_NEW, "running": JOIN_RUNNING}
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2

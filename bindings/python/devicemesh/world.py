@@ -79,7 +79,7 @@ class World(ObjectCollectives):
                    | (0 if device is None else declarations.WORLD_DEVICE)),
             world_size=ranks, rank=0 if rank is None else int32("rank", rank),
             local_rank=int32("local_rank", local_rank), device=0 if device is None else int32("device", device),
-            join=0 if join is None else declarations.JOINS[join],
+            join=declarations.JOIN_AUTO if join is None else declarations.JOINS[join],
             timeout_ms=milliseconds(timeout), init_method=optional_text("init_method", init_method),
             ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
