@@ -10,6 +10,7 @@ use hostccl::fork;
 use log::{Level, Log, Metadata, Record};
 
 use super::line::line;
+use super::rank::Me;
 use crate::printable::printable;
 use crate::wait::Deadline;
 
@@ -85,6 +86,9 @@ impl Log for Sink {
             return;
         }
         let text = record.args().to_string();
+        // The wire of the host engine belongs to the process, and does not know the process's rank.
+        let is_nameless = record.target().starts_with("hostccl") && !text.starts_with("rank ");
+        let text = if is_nameless { format!("{Me}: {text}") } else { text };
         let text = printable(&text);
         // A callback is called without the lock, because it may set another one.
         let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).clone();
