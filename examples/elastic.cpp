@@ -255,7 +255,7 @@ Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool 
       std::printf("epoch %2d  loss %.6f\n", done, mean_loss(history.losses, done - 1));
       std::fflush(stdout);
     }
-    if (step % kStepsPerEpoch == 1 && is_first) say("is at step %lld", static_cast<long long>(step));
+    if (step % kStepsPerEpoch == 1 && is_first && talk) say("is at step %lld", static_cast<long long>(step));
     if (options.pause.count() > 0 && talk) std::this_thread::sleep_for(options.pause);
   }
   Result result;
@@ -289,6 +289,8 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     wishes.min_size = 1;
     wishes.replace = options.replace;
     wishes.silent = options.silent;
+    // The collectives may have a short deadline. A recovery also waits for other processes.
+    if (options.timeout.count() > 0) wishes.timeout = options.timeout + options.replace + options.silent + std::chrono::seconds(30);
     wishes.has_state = has_state;
     try {
       mesh = mesh.recover(wishes);

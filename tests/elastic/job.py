@@ -78,6 +78,12 @@ class Job:
             return pid, moment
         return None
 
+    def wake(self, pid):
+        """Lets a stopped process go on."""
+        if pid in marked(self.mark, MARK):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def end(self, patience):
         """Waits for the end. Returns whether the job ended by itself."""
         try:
