@@ -22,11 +22,11 @@ fn example() -> Epoch {
     let replicas = Replicas { sizes: vec![2, 4], dim: 0 };
     let mut epoch = Epoch::first(9, replicas, &[0, 1, 2, 3, 4, 5, 6, 7]);
     epoch.seats[5] = Some(process(5, 1));
-    Epoch { stateless: vec![process(5, 1)], refused: vec![process(3, 1)], ..epoch }
+    Epoch { stateless: vec![process(5, 1)], refused: vec![process(3, 1)], door: 2, ..epoch }
 }
 
 const EXAMPLE: &str =
-    "epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused=3:1";
+    "epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused=3:1 door=2";
 
 #[test]
 fn the_text_is_the_one_in_the_documentation() {
@@ -34,7 +34,8 @@ fn the_text_is_the_one_in_the_documentation() {
     assert_eq!(EXAMPLE.parse(), Ok(Decision::Epoch(example())));
     let mut smaller = example();
     (smaller.seats[1], smaller.seats[2], smaller.without, smaller.stateless) = (None, None, vec![0], vec![]);
-    let text = "epoch size=9 shape=2x4 dim=0 without=0 seats=0,-*2,3-4,5:1,6-7 spares=8 stateless= taken= refused=3:1";
+    let text =
+        "epoch size=9 shape=2x4 dim=0 without=0 seats=0,-*2,3-4,5:1,6-7 spares=8 stateless= taken= refused=3:1 door=2";
     assert_eq!(Decision::Epoch(smaller).to_string(), text);
     let error = Error::timeout("rank 3 did not come").with_ranks(&[3]);
     let failure = Decision::Failure(Failure::new(Why::Timeout, &error));
@@ -80,7 +81,9 @@ fn a_text_whose_parts_do_not_fit_together_is_not_read() {
     refused("stateless=5:1", "stateless=8"); // a spare is not in the mesh
     refused("taken=", "taken=3:1"); // taken and refused
     refused("refused=3:1", "refused=3"); // a member
-    refused("refused=3:1", "refused=3:1 more=");
+    refused("door=2", "door=2 more=");
+    refused("door=2", "door=02");
+    refused(" door=2", "");
     refused("0-4,5:1,6-7", "0-2147483647");
     refused("0-4,5:1,6-7", "-*18446744073709551615");
     for text in [

@@ -42,6 +42,54 @@ fn values_come_back_as_they_were_set() {
     }
 }
 
+/// A store that can leave a question open answers it once the key is there, and only a server can.
+#[test]
+fn an_open_question_is_answered_once_the_key_is_there() {
+    let secret = Secret::new(b"an open question").unwrap();
+    let guarded = Server::guarded("127.0.0.1:0", Some(secret.clone())).unwrap();
+    let port = guarded.local_addr().port();
+    let encrypted = TcpStore::connect_with_secret("127.0.0.1", port, Some(secret), &soon()).unwrap();
+    let subjects = subjects();
+    let encrypted: Arc<dyn Store> = Arc::new(encrypted);
+    let mut answered = Vec::new();
+    for store in subjects.iter().map(|subject| &subject.store).chain([&encrypted]) {
+        let Some(mut question) = store.watch_key("door/1", &soon()).unwrap() else {
+            assert!(!store.name().starts_with("tcp:"), "{}", store.name());
+            continue;
+        };
+        assert!(!question.has_come().unwrap() && !question.has_come().unwrap(), "{}", store.name());
+        store.set("door/2", b"other", &soon()).unwrap();
+        assert!(!question.has_come().unwrap(), "{}", store.name());
+        store.set("door/1", b"5:1 12", &soon()).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while !question.has_come().unwrap() {
+            assert!(Instant::now() < end, "{}", store.name());
+        }
+        // The question is over, and its connection is used for other calls.
+        assert_eq!(question.has_come().unwrap_err().status(), Status::Store, "{}", store.name());
+        assert_eq!(store.get("door/1", &soon()).unwrap(), b"5:1 12");
+        let mut late = store.watch_key("door/1", &soon()).unwrap().unwrap();
+        while !late.has_come().unwrap() {
+            assert!(Instant::now() < end, "{}", store.name());
+        }
+        answered.push(store.name());
+    }
+    assert!(answered.len() > 1, "{answered:?}");
+}
+
+/// A question whose server ends is an error, and not an answer.
+#[test]
+fn an_open_question_ends_with_its_server() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let mut question = store.watch_key("door/1", &soon()).unwrap().unwrap();
+    drop(server);
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Ok(has_come) = question.has_come() {
+        assert!(!has_come && Instant::now() < end);
+    }
+}
+
 #[test]
 fn adds_of_many_threads_sum_up() {
     for subject in subjects() {

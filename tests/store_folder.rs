@@ -223,8 +223,10 @@ fn a_job_meets_in_the_folder_of_a_crashed_one() {
     let mut crashing = Command::new(std::env::current_exe().unwrap());
     crashing.args(["--exact", "a_job_meets_in_the_folder_of_a_crashed_one"]).env("DM_TEST_CRASHES", home.at("job"));
     assert_eq!(crashing.output().unwrap().status.code(), Some(3));
-    let left = keys_in(&home.at("job.devicemesh"));
+    let mut left = keys_in(&home.at("job.devicemesh"));
     assert!(!left.is_empty());
+    // The key says which world runs at this place, so the next job replaces it.
+    left.retain(|key| !key.ends_with("%2Frunning"));
     let worlds = job(&home.at("job"));
     std::thread::scope(|threads| {
         worlds.iter().for_each(|world| drop(threads.spawn(|| world.barrier(None).unwrap())));

@@ -67,6 +67,15 @@ fn waits(store: &Arc<TcpStore>) {
     store.set("later", b"here", &soon()).unwrap();
     assert_eq!(waiting.join().unwrap(), b"here", "{}", store.name());
 
+    // An open question, as dm_waiting leaves one.
+    let mut question = store.watch_key("door", &soon()).unwrap().expect("every server can leave a question open");
+    assert!(!question.has_come().unwrap(), "{}", store.name());
+    store.set("door", b"5:1 12", &soon()).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !question.has_come().unwrap() {
+        assert!(Instant::now() < end, "{}", store.name());
+    }
+
     let began = Instant::now();
     let error = store.get("never", &Wait::after(Duration::from_millis(300))).unwrap_err();
     assert_eq!(error.status(), Status::Timeout, "{error}");

@@ -21,7 +21,8 @@ use crate::wait::{Deadline, Wait};
 
 impl RootComms {
     /// A mesh with its communicators. **Collective over the world** (also for ranks outside the
-    /// mesh).
+    /// mesh). A process that joins a running job waits for its next recovery instead, and gets the
+    /// mesh of that epoch.
     pub fn create(world: &Arc<World>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
         RootComms::create_by(world, mesh, options, None)
     }
@@ -61,6 +62,9 @@ impl RootComms {
         let wait = world.wait(timeout);
         let wait = deadline.map_or_else(|| wait.clone(), |deadline| wait.with_deadline(deadline));
 
+        if world.rendezvous().is_at_door() {
+            return RootComms::come_in(world, spec, wait);
+        }
         let scope = &*world.rendezvous().scope()?;
         let is_whole_world = mesh.root_size() == scope.num_ranks();
         if world.rendezvous().epoch() > 0 {
@@ -186,6 +190,14 @@ fn size_and_rank(library: &Arc<Library>, raw: RawComm) -> Result<(usize, usize)>
 pub(super) fn as_weak(root: &Arc<RootComms>) -> std::sync::Weak<dyn EndsWithWorld> {
     let root: Arc<dyn EndsWithWorld> = Arc::clone(root) as _;
     Arc::downgrade(&root)
+}
+
+/// Returns the `dm_init` that gives a root mesh like this one. A process that joins a running job
+/// must ask for this mesh.
+pub(super) fn mesh_text(root: &RootComms) -> String {
+    let options = MeshOptions { lazy: root.is_lazy(), ..MeshOptions::default() };
+    let options = options.dims(root.options_of_dims().to_vec());
+    format!("dm_init({}{})", call_text(root.mesh()), options.agreed())
 }
 
 /// Returns the arguments of `dm_init` as the text on which all ranks must agree.

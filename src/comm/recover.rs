@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::call::Call;
-use super::create::as_weak;
+use super::create::{as_weak, mesh_text};
 use super::dims::{SharedComms, WantedDims, make_dims};
 use super::names::ranks_text;
 use super::options::{DimOptions, MeshOptions, RecoverOptions};
@@ -26,7 +26,7 @@ use super::view::View;
 use super::world::World;
 use super::world_end::ends_world;
 use crate::error::{Error, Result};
-use crate::rendezvous::{Arrival, Made, Outcome, Recovery, Terms};
+use crate::rendezvous::{Arrival, Made, Outcome, Recovery, Request, Terms};
 use crate::wait::{Deadline, Wait};
 
 const CALL: &str = "dm_recover";
@@ -78,7 +78,7 @@ impl View {
         // Another thread that recovers now is in the turn for this rank.
         let Ok(mut way) = world.recovering().lock() else { return };
         let known = way.as_ref().map_or(0, |way| way.recovery.epoch().replicas.dim);
-        let Ok(way) = Way::begin(&mut way, world.rendezvous(), (root.id(), root.mesh()), known) else { return };
+        let Ok(way) = Way::begin(&mut way, world.rendezvous(), root, known) else { return };
         if way.root == root.id() {
             world.recovering().begin();
             way.recovery.refuse(error, &world.wait(TELL));
@@ -95,7 +95,7 @@ impl View {
         };
         let index = self.check_recover(world, options)?;
         let mut way = world.recovering().lock()?;
-        let way = Way::begin(&mut way, world.rendezvous(), (root.id(), root.mesh()), index)?;
+        let way = Way::begin(&mut way, world.rendezvous(), root, index)?;
         self.check_way(way, index, options)?;
 
         world.recovering().begin();
@@ -106,7 +106,7 @@ impl View {
                 self.mesh().describe()
             )));
         }
-        let mut job = Job { world, before: root, index, options, wait };
+        let mut job = Job { world, before: root, is_newcomer: false, index, options, wait };
         let wait = job.wait.clone();
         wait.outcome(job.go_on(way)).map(View::of_root)
     }
@@ -194,16 +194,46 @@ impl View {
     }
 }
 
-/// One call of dm_recover.
+/// One call of dm_recover, or the dm_init of a process that joins a running job.
 struct Job<'a> {
     world: &'a Arc<World>,
-    /// The root mesh that was passed.
+    /// The root mesh that was passed. A newcomer has none, so it has the mesh that its dm_init asks
+    /// for, which belongs to no world and has no communicators.
     before: &'a Arc<RootComms>,
+    /// Whether this process is a newcomer.
+    is_newcomer: bool,
     /// The number of the dimension of replicas.
     index: usize,
     options: &'a RecoverOptions,
     /// How long the call may take, and what ends it early.
     wait: Wait,
+}
+
+impl RootComms {
+    /// The mesh of a process that joins a running job, which its dm_init asks for by `spec`: waits
+    /// at the door until a recovery lets this process in, and makes the mesh of that epoch together
+    /// with the others.
+    pub(super) fn come_in(world: &Arc<World>, spec: RootSpec<'_>, wait: Wait) -> Result<Arc<RootComms>> {
+        let mut way = world.recovering().lock()?;
+        let library = Some(Arc::clone(world.library()?));
+        let wanted = RootComms::new(RootSpec { world: None, library, id: "door".to_owned(), ..spec })?;
+        let (rank, ranks, text) = (world.rank() as i32, wanted.mesh().root_ranks(), mesh_text(&wanted));
+        // A spare that was lost asks for a place beyond the mesh, where nobody lets it in.
+        let seat = ranks.iter().position(|known| *known == rank).unwrap_or(ranks.len());
+        let options = RecoverOptions::default();
+        let job = Job { world, before: &wanted, is_newcomer: true, index: 0, options: &options, wait };
+        let make = |recovery: &Recovery| {
+            world.end_epoch();
+            job.make(recovery)
+        };
+        let come = world.rendezvous().come_in(&Request { seat, mesh: &text }, make, &job.wait);
+        let come = come.and_then(|(recovery, made)| {
+            let root = made.map_or_else(|| job.make(&recovery), Ok)?;
+            *way = Some(Way { recovery, root: root.id().to_owned() });
+            Ok(root)
+        });
+        job.wait.outcome(come).inspect_err(|_| world.end_epoch())
+    }
 }
 
 /// What has become of the mesh of an epoch.
@@ -357,11 +387,11 @@ impl Job<'_> {
             options: dims.clone(),
         })?;
         self.world.register(as_weak(&root));
-        let members_before = self.before.recovered().members.clone();
-        let members_before =
-            members_before.unwrap_or_else(|| first_epoch(self.world.rendezvous(), self.before.mesh(), self.index));
-        let before = (self.before.mesh(), self.before.epoch());
-        root.set_recovered(Recovered::of((number, epoch), root.mesh(), before, &members_before));
+        let known = || self.before.recovered().members.clone();
+        let first = || first_epoch(self.world.rendezvous(), self.before.mesh(), self.index);
+        let members_before = (!self.is_newcomer).then(|| known().unwrap_or_else(first));
+        let before = members_before.as_ref().map(|members| (self.before.mesh(), self.before.epoch(), members));
+        root.set_recovered(Recovered::of((number, epoch), root.mesh(), before));
         match root.mesh().is_member() {
             true => self.make_comms(&root, recovery, &dims)?,
             false => root.set_made(self.before.made()),
@@ -391,7 +421,8 @@ impl Job<'_> {
         log::warn!("rank {}: goes on in epoch {} with {} ranks: {text}", mesh.rank(), root.epoch(), mesh.size());
         let scope = self.world.rendezvous().scope()?;
         let wanted = WantedDims::all_of(mesh, |index| dims.get(index).cloned().unwrap_or_default());
-        let call = Call::begin(self.world, None, self.wait.clone())?.agree(&scope, &text)?;
+        let wait = self.wait.with_deadline(recovery.deadline(&self.wait));
+        let call = Call::begin(self.world, None, wait.clone())?.agree(&scope, &text)?;
         let own = self.before.made();
         let told = call.run(|work| {
             make_dims(work, root, root, &wanted, &SharedComms::none(&wanted))?;
@@ -406,7 +437,7 @@ impl Job<'_> {
         let made = from_text(&told, &own, stateless.is_empty())
             .ok_or_else(|| Error::store(format!("rank {teller} has told of its dimensions in an unreadable text")))?;
         let view = View::of_root(Arc::clone(root));
-        made.iter().try_for_each(|made| view.make_again(made, self.wait.deadline.left()))?;
+        made.iter().try_for_each(|made| view.make_again(made, wait.deadline.left()))?;
         root.set_made(made);
         Ok(())
     }

@@ -44,22 +44,18 @@ impl Recovered {
     }
 
     /// The answer for `mesh` of `epoch`, which has that number. `before` is the mesh that this rank
-    /// had before, and `members_before` are the processes of its epoch.
-    pub(super) fn of(
-        (number, epoch): (u64, &Epoch),
-        mesh: &Mesh,
-        (before, epoch_before): (&Mesh, u64),
-        members_before: &Epoch,
-    ) -> Recovered {
+    /// had before, with the number and the processes of its epoch; `None` for a newcomer.
+    pub(super) fn of((number, epoch): (u64, &Epoch), mesh: &Mesh, before: Option<(&Mesh, u64, &Epoch)>) -> Recovered {
         let members = epoch.members();
-        let lost = members_before.members().into_iter().filter(|process| !members.contains(process));
+        let members_before = before.map(|(.., epoch)| epoch.members()).unwrap_or_default();
+        let lost = members_before.into_iter().filter(|process| !members.contains(process));
         let is_stateless = |process: &Incarnation| epoch.stateless.contains(process);
         Recovered {
             epoch: number,
-            previous_epoch: Some(epoch_before),
+            previous_epoch: before.map(|(_, number, _)| number),
             lost_ranks: lost.map(|process| process.rank).collect(),
             joined_ranks: epoch.stateless.iter().map(|process| process.rank).collect(),
-            old_coordinate: coordinate(before),
+            old_coordinate: before.and_then(|(mesh, ..)| coordinate(mesh)),
             new_coordinate: coordinate(mesh),
             state_root: state_root(epoch, mesh.rank()),
             has_joined: epoch.stateless.iter().any(|process| process.rank == mesh.rank() && is_stateless(process)),

@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use super::create::mesh_text;
+use super::root::RootComms;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::{self, Epoch, Recovery, Replicas};
@@ -62,17 +64,22 @@ impl Way {
     pub(super) fn begin<'a>(
         way: &'a mut Option<Way>,
         world: &rendezvous::World,
-        (id, mesh): (&str, &Mesh),
+        root: &RootComms,
         dim: usize,
     ) -> Result<&'a mut Way> {
-        let first = || first_epoch(world, mesh, dim);
+        let first = || first_epoch(world, root.mesh(), dim);
         match way {
             Some(known) if known.recovery.epoch_number() == 0 => {
                 known.recovery.begin_from(first());
-                id.clone_into(&mut known.root);
+                known.recovery.expect_mesh(&mesh_text(root));
+                root.id().clone_into(&mut known.root);
             }
             Some(_) => {}
-            None => *way = Some(Way { recovery: world.recovery(first())?, root: id.to_owned() }),
+            None => {
+                let mut recovery = world.recovery(first())?;
+                recovery.expect_mesh(&mesh_text(root));
+                *way = Some(Way { recovery, root: root.id().to_owned() });
+            }
         }
         way.as_mut().ok_or_else(|| Error::internal("a recovery without a beginning"))
     }

@@ -202,6 +202,13 @@ impl World {
         })
     }
 
+    /// Returns how many processes wait to join the world, as far as this process knows. The next
+    /// recovery lets them in where there is a place. Local, and cheap enough for every step.
+    pub fn num_waiting(&self) -> Result<i32> {
+        self.alive()?;
+        self.rendezvous.num_waiting()
+    }
+
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;

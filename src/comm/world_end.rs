@@ -26,6 +26,11 @@ impl World {
             self.take_to_finalize();
             return Ok(());
         }
+        if self.rendezvous().is_at_door() {
+            // The job knows nothing of this process, or goes on without it.
+            self.end_alone();
+            return Ok(());
+        }
         self.tell_if_refused("dm_world_finalize", || {
             refuse_inside("dm_world_finalize", self.library().ok())?;
             self.library().map_or(Ok(()), |library| library.check_no_capture("dm_world_finalize", None))

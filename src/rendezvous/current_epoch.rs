@@ -21,13 +21,26 @@ pub(super) struct EpochScopes {
     /// ranks of the mesh, because the others wait for a seat. `None` where this process is one of
     /// these others.
     pub(super) world: Option<Arc<Scope>>,
+    /// How many notes of the door the decision has seen that made the epoch. The newcomers of these
+    /// notes are no reason for another recovery.
+    pub(super) door: usize,
+    /// Whether this process is a newcomer that was not let in yet. It makes no collective call.
+    pub(super) is_at_door: bool,
 }
 
 impl CurrentEpoch {
     /// Begins with epoch 0 of the world whose keys begin with `prefix`. `world` are all its ranks.
     pub(super) fn first(prefix: &str, world: Scope) -> CurrentEpoch {
-        let (tickets, world) = (Tickets::default(), Some(Arc::new(world)));
-        CurrentEpoch(RwLock::new(Arc::new(EpochScopes { number: 0, prefix: prefix.to_owned(), tickets, world })))
+        CurrentEpoch::of(EpochScopes { world: Some(Arc::new(world)), ..EpochScopes::empty(prefix.to_owned()) })
+    }
+
+    /// Begins at the door of a running job. The keys of its world begin with `prefix`.
+    pub(super) fn at_door(prefix: &str) -> CurrentEpoch {
+        CurrentEpoch::of(EpochScopes { is_at_door: true, ..EpochScopes::empty(prefix.to_owned()) })
+    }
+
+    fn of(scopes: EpochScopes) -> CurrentEpoch {
+        CurrentEpoch(RwLock::new(Arc::new(scopes)))
     }
 
     /// Returns the epoch in which this process is now.
@@ -45,7 +58,17 @@ impl EpochScopes {
     /// The epoch of that number in the world whose keys begin with `prefix`, without a scope of the
     /// world yet.
     pub(super) fn of(prefix: &str, number: u64, epoch: &Epoch) -> EpochScopes {
-        let tickets = epoch.members().into_iter().collect();
-        EpochScopes { number, prefix: prefix_of_epoch(prefix, number), tickets, world: None }
+        EpochScopes {
+            number,
+            tickets: epoch.members().into_iter().collect(),
+            door: epoch.door,
+            ..EpochScopes::empty(prefix_of_epoch(prefix, number))
+        }
+    }
+
+    /// Epoch 0, with keys that begin with `prefix`.
+    fn empty(prefix: String) -> EpochScopes {
+        let tickets = Tickets::default();
+        EpochScopes { number: 0, prefix, tickets, world: None, door: 0, is_at_door: false }
     }
 }

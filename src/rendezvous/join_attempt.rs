@@ -2,6 +2,7 @@
 //! process left in the store.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use once_cell::sync::Lazy;
 
 use super::agreement::WorldKeys;
 use super::handshake;
+use super::running;
 use super::store::{LeftWorld, Store};
 use crate::error::Result;
 use crate::wait::Wait;
@@ -122,17 +124,20 @@ static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 
 /// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`.
 /// When the rank has left the world, the store is told, and these keys are remembered for
-/// [`clean_up`]. `counter` is the key that counts the joins of this rank.
+/// [`clean_up`]. `counter` is the key that counts the joins of this rank. A process for which
+/// `counts` is not set by then was no member of the world: what it has left stays, and the ranks of
+/// the world are counted without it.
 pub(super) fn leftovers(
     store: &Arc<dyn Store>,
     (rank, size): (usize, usize),
     prefix: &str,
     counter: &str,
+    counts: Arc<AtomicBool>,
 ) -> WorldKeys {
     let (in_store, store, prefix) = (Arc::clone(store), store.name().to_owned(), prefix.to_owned());
     let counter = counter.to_owned();
     WorldKeys::for_world(move |keys| {
-        if size < 2 {
+        if size < 2 || !counts.load(Ordering::SeqCst) {
             return;
         }
         let world = LeftWorld { prefix: &prefix, counter: &counter, rank, size };
@@ -161,6 +166,13 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
             let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
             keys.extend((1..=count.min(MOST_LOST)).map(|number| format!("{lost}/{number}")));
             keys.extend([lost, gone]);
+        }
+        if rank == 0 {
+            // This join may have the key of that one, where the store has begun anew.
+            let (join, nonce) = prefix.rsplit_once('/').unwrap_or((&prefix, ""));
+            let key = running::key(join);
+            let said = store.try_get(&key, wait)?;
+            keys.extend(said.is_some_and(|said| said.starts_with(nonce.as_bytes())).then_some(key));
         }
         store.forget(keys, wait);
     }

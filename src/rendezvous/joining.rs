@@ -1,13 +1,16 @@
 //! Joins a world: reaches the store, and agrees with the other ranks on what the world is.
 
+use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hostccl::fork::Own;
 
 use super::agreement::{Members, Membership, Scope, ScopeKeys};
 use super::current_epoch::CurrentEpoch;
+use super::door_watch::DoorWatch;
 use super::engine_place::EnginePlace;
 use super::equipment::{self, Equipment};
 use super::handshake::{self, NonceServer};
@@ -15,16 +18,37 @@ use super::host::HostIdentity;
 use super::incarnation::{Incarnation, Tickets};
 use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
-use super::launcher::{Place, detect, given};
+use super::launcher::Place;
 use super::local_place::LocalPlace;
 use super::losses::Losses;
-use super::options::{DEFAULT_TIMEOUT, JoinOptions};
+use super::newcomer::Newcomer;
+use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, place};
+use super::running::{self, Running};
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
 use crate::error::{Error, Result, Status};
 use crate::logging::{Me, set_rank};
 use crate::wait::{Deadline, Wait};
+
+/// What a process has met where it joins.
+enum Met {
+    /// It is rank 0 of a new world, and hands out the nonce.
+    AsRankZero(NonceServer),
+    /// Rank 0 of a new world, which may be this process.
+    RankZero,
+    /// A job that runs, in which it is a newcomer.
+    Running(Running),
+}
+
+impl Display for Met {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Met::AsRankZero(_) | Met::RankZero => write!(out, "rank 0"),
+            Met::Running(running) => write!(out, "a running job of {} ranks", running.size),
+        }
+    }
+}
 
 /// How long a rank that cannot take part tries to tell the others.
 const TELL: Duration = Duration::from_secs(5);
@@ -51,7 +75,7 @@ impl World {
         Error::check_fork()?;
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
-        let place = place(options, &method)?;
+        let (place, how) = (place(options, &method)?, options.join.or_environment()?);
         set_rank(place.rank);
         log::debug!(
             "{Me}: rank {} of {} and {} come from {}; it joins within {} ms",
@@ -75,16 +99,17 @@ impl World {
         }
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) }.with_deadline(deadline);
         let mut server = None;
-        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
+        let joined = world.meet((method, how), options.store.clone(), &wait).and_then(|(session, join, met)| {
             server = session.server.clone();
             let serves = if server.is_some() { " and serves it" } else { "" };
-            log::debug!("{Me}: has met rank 0 in {}{serves}", session.store.name());
+            log::debug!("{Me}: has met {met} in {}{serves}", session.store.name());
             world.session = Some(Own::new(session));
             let equip = |local| prepared.as_mut().map_or(Ok(None), |prepared| equip(prepared, local));
-            let agree = || world.agree_on_join(failure.as_ref(), equip, &wait);
-            let agreed = match host {
-                Some(host) => host.while_others_come(&wait, agree),
-                None => agree(),
+            let agree = |equip| world.agree_on_join(&join.prefix, failure.as_ref(), equip, &wait);
+            let agreed = match met {
+                Met::AsRankZero(host) => host.while_others_come(&wait, || agree(equip)),
+                Met::RankZero => agree(equip),
+                Met::Running(running) => world.join_running(&running, failure.as_ref(), equip),
             };
             world.local = agreed?;
             join.keep();
@@ -133,10 +158,10 @@ impl World {
     /// used.
     fn meet(
         &self,
-        method: Method,
+        (method, how): (Method, Join),
         store: Option<Arc<dyn Store>>,
         wait: &Wait,
-    ) -> Result<(Session, JoinAttempt, Option<NonceServer>)> {
+    ) -> Result<(Session, JoinAttempt, Met)> {
         let Place { rank, size, .. } = self.place;
         // This check is made also where no store asks for the secret, because a mistake is better
         // found in a world of one rank.
@@ -172,14 +197,28 @@ impl World {
                 (Arc::new(store), server, !self.place.agent)
             }
         };
-        let mut host = None;
-        let (join, handshake::Session { prefix, size: size_there }) = loop {
+        let (join, met, handshake::Session { prefix, size: size_there }) = loop {
             let join = JoinAttempt::begin(&store, self.place.job, rank, wait);
-            let found = join.as_ref().map_err(Error::clone).and_then(|join| match (fresh, rank) {
-                (true, 0) => handshake::lead(&*store, &join.prefix, size, wait),
-                (true, _) => handshake::follow(&*store, &join.prefix, &join.tried, wait),
-                (false, 0) => Ok(host.insert(NonceServer::new(Arc::clone(&store), &join.prefix, size)).session()),
-                (false, _) => handshake::ask(&*store, &join.prefix, &join.tried, wait),
+            let found = join.as_ref().map_err(Error::clone).and_then(|join| {
+                // No job runs in a store that this process has just begun to serve.
+                let serves = (fresh, rank) == (true, 0);
+                let how = if serves || size == 1 { Join::New } else { how };
+                let running = running::find(&store, &join.prefix, how, (rank, size), &self.device_type, wait)?;
+                if let Some(running::Found { running, prefix }) = running {
+                    let size = Some(running.size);
+                    return Ok((Met::Running(running), handshake::Session { prefix, size }));
+                }
+                let with_rank_zero = |session: Result<handshake::Session>| Ok((Met::RankZero, session?));
+                match (fresh, rank) {
+                    (true, 0) => with_rank_zero(handshake::lead(&*store, &join.prefix, size, wait)),
+                    (true, _) => with_rank_zero(handshake::follow(&*store, &join.prefix, &join.tried, wait)),
+                    (false, 0) => {
+                        let host = NonceServer::new(Arc::clone(&store), &join.prefix, size);
+                        let session = host.session();
+                        Ok((Met::AsRankZero(host), session))
+                    }
+                    (false, _) => with_rank_zero(handshake::ask(&*store, &join.prefix, &join.tried, wait)),
+                }
             });
             match (found, &connect) {
                 // This was the server of an earlier world, which rank 0 has just freed. The server
@@ -192,23 +231,30 @@ impl World {
                     store = Arc::new(connect()?);
                 }
                 (found, _) => {
-                    let (mut join, found) = (join?, found?);
-                    join.meets_under(&found.prefix);
-                    break (join, found);
+                    let (mut join, (met, session)) = (join?, found?);
+                    join.meets_under(&session.prefix);
+                    break (join, met, session);
                 }
             }
         };
-        let (members, leftovers) =
-            (Members::All(size), Arc::new(join_attempt::leftovers(&store, (rank, size), &prefix, &join.counter)));
+        let running = if let Met::Running(running) = &met { Some(running.clone()) } else { None };
+        let world_size = running.as_ref().map_or(size, |running| running.size);
+        let counts = Arc::new(AtomicBool::new(running.is_none()));
+        let leftovers =
+            join_attempt::leftovers(&store, (rank, world_size), &prefix, &join.counter, Arc::clone(&counts));
+        let (members, leftovers) = (Members::All(size), Arc::new(leftovers));
         let mut me = Incarnation::first(rank as i32);
         if size > 1 {
-            let joined = store.add(&format!("{prefix}/rank/{rank}"), 1, wait)?;
-            me.ticket = u32::try_from(joined - 1).unwrap_or(u32::MAX);
+            me.ticket = running::take_ticket(&*store, &prefix, rank, running.as_ref(), wait)?;
         }
         let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (me, size), wait)?);
         let served = size > 1 && fresh;
-        leftovers.note(format!("{prefix}/rank/{rank}"));
-        if rank == 0 {
+        if running.is_none() {
+            // The tickets of a rank go on counting for as long as the world lives, so a newcomer
+            // leaves the key.
+            leftovers.note(format!("{prefix}/rank/{rank}"));
+        }
+        if rank == 0 && running.is_none() {
             leftovers.note(format!("{}/session", join.prefix));
             leftovers.note(format!("{}/tokens", join.prefix));
         }
@@ -223,16 +269,23 @@ impl World {
             served,
             serving: served && rank == 0,
         };
-        let epoch = CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world")));
-        let session = Session { me, epoch, losses, leftovers, store, prefix, size_there, served, server };
-        Ok((session, join, host))
+        let epoch = match running {
+            None => CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world"))),
+            Some(_) => CurrentEpoch::at_door(&prefix),
+        };
+        let newcomer = running.map(|running| Newcomer::new(running, counts));
+        let door = DoorWatch::default();
+        let session =
+            Session { me, epoch, losses, leftovers, door, newcomer, store, prefix, size_there, served, server };
+        Ok((session, join, met))
     }
 
     /// Agrees with the other ranks on the world. `failure` says why this rank cannot take part, if
     /// it cannot. `equip` makes what the ranks compare, once the rank's place on its host is known.
-    /// Returns that place.
+    /// `join` is the prefix of this join. Returns the place.
     fn agree_on_join(
         &self,
+        join: &str,
         failure: Option<&Error>,
         equip: impl FnOnce(LocalPlace) -> Result<Option<Equipment>>,
         wait: &Wait,
@@ -275,11 +328,13 @@ impl World {
         };
         let offers = engine.iter().flatten().flat_map(EnginePlace::offers).collect::<Vec<_>>();
         let (round, shared) = self.scope()?.agree_to_join(&call, &offers, engine.as_ref().err(), wait)?;
+        let nonce = session.prefix.rsplit('/').next().unwrap_or_default();
+        let mut running = Running::new(nonce, size, &self.device_type);
         let find_places = || {
             let local = match engine.as_ref().map_err(Error::clone)? {
                 Some(_) if shared[0] => {
                     let local = LocalPlace::on_one_host(&self.place);
-                    return equip(local).map(|_| local);
+                    return equip(local).map(|mine| (local, mine.unwrap_or_default().library));
                 }
                 Some(engine) => {
                     engine.introduce(shared[1])?;
@@ -287,16 +342,30 @@ impl World {
                 }
                 None => LocalPlace::find(&round, &self.place, &kernel()?, wait)?,
             };
-            if let Some(mine) = equip(local)? {
-                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, &mine, wait)?;
+            let mine = equip(local)?;
+            if let Some(mine) = &mine {
+                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait)?;
+            }
+            Ok((local, mine.unwrap_or_default().library))
+        };
+        let outcome = find_places().and_then(|(local, library)| {
+            if rank == 0 {
+                running.num_hosts = local.num_hosts;
+                let engine = engine.as_ref().ok().and_then(Option::as_ref);
+                running.memory = engine.filter(|_| shared[0]).map(|engine| engine.host().to_owned());
+                running.is_one_network = shared.get(1) == Some(&true);
+                running.library = library;
+                store.set(&running::key(join), running.to_string().as_bytes(), wait)?;
             }
             Ok(local)
-        };
-        let outcome = find_places();
+        });
         if let Err(error) = &outcome {
             round.fail(error, wait);
         }
         let finished = round.finish(wait);
+        if rank == 0 && finished.is_err() {
+            store.forget(vec![running::key(join)], wait);
+        }
         let local = outcome.and_then(|local| finished.map(|()| local))?;
         // The join has succeeded even if this fails, and the next join tries it again.
         let _ = join_attempt::clean_up(store, rank, wait);
@@ -318,29 +387,4 @@ fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
         Some(server) => server.explain(error),
         None => error,
     }
-}
-
-/// Returns which rank this process is, and where the ranks meet.
-pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
-    let env = |name: &str| std::env::var(name).ok();
-    let mut place = match options.world_size {
-        None => detect(&env)?,
-        // An address is needed only when the ranks meet at the environment's address.
-        Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
-            given(&env, options.rank, size, options.local_rank)?
-        }
-        Some(size) => Place::new("dm_world_options", options.rank, size, options.local_rank),
-    };
-    if let Method::Tcp(host, port) = method {
-        place.address = Some((host.clone(), *port));
-        place.agent = false;
-    }
-    if !matches!(method, Method::Env) || options.store.is_some() {
-        // The caller has chosen the port or the store, so no other job is there.
-        place.job = 0;
-    }
-    if place.size > i32::MAX as usize || place.rank >= place.size {
-        return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
-    }
-    Ok(place)
 }

@@ -31,6 +31,18 @@ impl LocalPlace {
         LocalPlace { local_rank: place.local_rank.unwrap_or(place.rank), local_size, host: 0, num_hosts: 1 }
     }
 
+    /// Returns the place of a process that joins a running job whose ranks were on so many hosts.
+    /// Nobody is asked, so it follows from what the launcher says: on several hosts, hosts with
+    /// equal numbers of ranks in a row, and local rank 0 where the launcher says none.
+    pub(super) fn of_newcomer(place: &Place, num_hosts: usize) -> LocalPlace {
+        if num_hosts <= 1 {
+            return LocalPlace::on_one_host(place);
+        }
+        let local_size = place.local_size.unwrap_or(1).max(1);
+        let host = (place.rank / local_size).min(num_hosts - 1);
+        LocalPlace { local_rank: place.local_rank.unwrap_or(0), local_size, host, num_hosts }
+    }
+
     /// Returns the place of this rank. `host` is equal on the ranks of one host, and on no others.
     /// Every rank of `round` makes this call. Each rank needs two store operations, and rank 0
     /// needs two for each rank.

@@ -103,8 +103,7 @@ impl Losses {
         (me, size): (Incarnation, usize),
         wait: &Wait,
     ) -> Result<Losses> {
-        let store_knows =
-            size == 1 || store.leave_last_word(&format!("{prefix}/lost"), me.to_string().as_bytes(), wait)?;
+        let store_knows = size == 1 || store.leave_last_word(&list(prefix), me.to_string().as_bytes(), wait)?;
         let local_ranks = match store_knows {
             true => None,
             false => LocalRanks::join(&*store, prefix, leftovers, me, wait)?,
@@ -262,7 +261,7 @@ impl Losses {
 
     /// The key that counts the notes.
     fn list(&self) -> String {
-        format!("{}/lost", self.prefix)
+        list(&self.prefix)
     }
 
     /// Looks at the processes of this host, where the store does not know who is lost. Announces
@@ -317,6 +316,22 @@ impl Losses {
         drop(known);
         processes.into_iter().for_each(|process| self.announce(process));
     }
+}
+
+/// Returns the processes that the list of the world has whose keys begin with `prefix`.
+pub(super) fn read_all(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
+    let mut lost = BTreeSet::new();
+    for number in 1_usize.. {
+        let Some(value) = store.try_get(&note_key(&list(prefix), number), wait)? else { break };
+        let (word, _) = split_last_word(&value);
+        lost.extend(String::from_utf8_lossy(word).parse::<Incarnation>().ok());
+    }
+    Ok(lost)
+}
+
+/// Returns the key that counts the notes of the world whose keys begin with `prefix`.
+fn list(prefix: &str) -> String {
+    format!("{prefix}/lost")
 }
 
 /// The ranks of this host, with their processes.

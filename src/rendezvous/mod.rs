@@ -7,7 +7,9 @@
 //! - `Scope`, `Round`: the agreement before and at the end of every collective call of the library.
 
 mod agreement;
+mod come_in;
 mod current_epoch;
+mod door_watch;
 mod engine_place;
 mod equipment;
 mod handshake;
@@ -21,7 +23,9 @@ mod listeners;
 mod local_place;
 mod locations;
 mod losses;
+mod newcomer;
 mod options;
+mod running;
 mod serve;
 pub mod store;
 mod turns;
@@ -31,7 +35,8 @@ mod world;
 pub use agreement::{AgreedLosses, Departures, Round, Scope, TakenForLost};
 #[doc(hidden)]
 pub use agreement::{
-    Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Seen, Terms, Why,
+    Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
+    Terms, Why,
 };
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
@@ -40,5 +45,5 @@ pub use host::{HostIdentity, host_name};
 #[doc(hidden)]
 pub use incarnation::Incarnation;
 pub use local_place::LocalPlace;
-pub use options::{DEFAULT_TIMEOUT, JoinOptions};
+pub use options::{DEFAULT_TIMEOUT, Join, JoinOptions};
 pub use world::World;

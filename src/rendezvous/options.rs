@@ -3,11 +3,49 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::init_method::Method;
+use super::launcher::{Place, detect, given};
 use super::store::Store;
+use crate::error::{Error, Result};
 use crate::wait::{Cancel, Deadline};
+
+/// The variable that says whether a process joins a running job.
+const JOIN_VARIABLE: &str = "DM_JOIN";
 
 /// How long a wait lasts unless the caller says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Whether a process joins a job that runs already, in place of a rank that was lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Join {
+    /// The variable `DM_JOIN` says it: `new`, `running`, or `auto`, which is the default. With
+    /// `auto` the process joins a running job where the store's server knows that the process is
+    /// lost that held this rank, and a new world otherwise.
+    #[default]
+    Auto,
+    /// It takes part in the join of a new world.
+    New,
+    /// It joins a running job where one runs. Otherwise it takes part in the join of a new world,
+    /// because a process may have ended before its job had started.
+    Running,
+}
+
+impl Join {
+    /// Returns this choice, or that of the environment where this one leaves it open.
+    pub(super) fn or_environment(self) -> Result<Join> {
+        if self != Join::Auto {
+            return Ok(self);
+        }
+        let value = std::env::var_os(JOIN_VARIABLE).unwrap_or_default();
+        match value.to_string_lossy().trim() {
+            "" | "auto" => Ok(Join::Auto),
+            "new" => Ok(Join::New),
+            "running" => Ok(Join::Running),
+            other => Err(Error::invalid(format!("{JOIN_VARIABLE} is {other:?}: it must be auto, new or running"))),
+        }
+    }
+}
 
 /// How to join a world.
 #[derive(Clone, Default)]
@@ -33,6 +71,8 @@ pub struct JoinOptions {
     pub store: Option<Arc<dyn Store>>,
     /// A flag that ends the joining early.
     pub cancel: Cancel,
+    /// Whether this process joins a running job.
+    pub join: Join,
 }
 
 impl JoinOptions {
@@ -76,10 +116,42 @@ impl JoinOptions {
         self
     }
 
+    /// Sets whether this process joins a running job.
+    #[must_use]
+    pub fn join(mut self, join: Join) -> JoinOptions {
+        self.join = join;
+        self
+    }
+
     /// Sets a flag that ends the joining early.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> JoinOptions {
         self.cancel = cancel;
         self
     }
+}
+
+/// Returns which rank this process is, and where the ranks meet.
+pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
+    let env = |name: &str| std::env::var(name).ok();
+    let mut place = match options.world_size {
+        None => detect(&env)?,
+        // An address is needed only when the ranks meet at the environment's address.
+        Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
+            given(&env, options.rank, size, options.local_rank)?
+        }
+        Some(size) => Place::new("dm_world_options", options.rank, size, options.local_rank),
+    };
+    if let Method::Tcp(host, port) = method {
+        place.address = Some((host.clone(), *port));
+        place.agent = false;
+    }
+    if !matches!(method, Method::Env) || options.store.is_some() {
+        // The caller has chosen the port or the store, so no other job is there.
+        place.job = 0;
+    }
+    if place.size > i32::MAX as usize || place.rank >= place.size {
+        return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
+    }
+    Ok(place)
 }

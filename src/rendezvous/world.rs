@@ -7,10 +7,12 @@ use hostccl::fork::Own;
 
 use super::agreement::{Departures, Epoch, Members, Membership, Recovery, Scope, ScopeKeys, WorldKeys};
 use super::current_epoch::{CurrentEpoch, EpochScopes};
+use super::door_watch::{Door, DoorWatch};
 use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
 use super::losses::Losses;
+use super::newcomer::Newcomer;
 use super::store::{Server, Store};
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
@@ -44,6 +46,11 @@ pub(super) struct Session {
     pub(super) losses: Arc<Losses>,
     /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
+    /// Counts the newcomers at the door.
+    pub(super) door: DoorWatch,
+    /// What this process knows of the running job that it has joined; `None` where it has joined
+    /// with the others.
+    pub(super) newcomer: Option<Newcomer>,
     /// The store in which the ranks meet.
     pub(super) store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
@@ -113,6 +120,7 @@ impl World {
     /// recovery the ranks of the mesh. Fails where this rank is not one of them.
     pub fn scope(&self) -> Result<Arc<Scope>> {
         let epoch = self.session()?.epoch.get();
+        self.refuse_at_door(&epoch)?;
         epoch.world.clone().ok_or_else(|| {
             Error::not_member(format!(
                 "rank {} is not in the mesh of epoch {}, so it takes no part in collective calls",
@@ -154,7 +162,20 @@ impl World {
     /// `id` is the same on all of them and is used once in the epoch.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        Ok(self.scope_of(session, &session.epoch.get(), id, (Members::Listed(ranks), position)))
+        let epoch = session.epoch.get();
+        self.refuse_at_door(&epoch)?;
+        Ok(self.scope_of(session, &epoch, id, (Members::Listed(ranks), position)))
+    }
+
+    /// Fails where this process is a newcomer that was not let in yet.
+    fn refuse_at_door(&self, epoch: &EpochScopes) -> Result<()> {
+        if !epoch.is_at_door {
+            return Ok(());
+        }
+        Err(Error::invalid_state(format!(
+            "rank {} has joined a running job and was not let in yet: call dm_init first, which asks for its place in the mesh and waits for the job's next recovery",
+            self.place.rank
+        )))
     }
 
     fn scope_of(&self, session: &Session, epoch: &EpochScopes, id: &str, ranks: (Members, usize)) -> Scope {
@@ -177,7 +198,12 @@ impl World {
     #[doc(hidden)]
     pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
         let session = self.session()?;
-        let members = Members::All(self.place.size);
+        self.refuse_at_door(&session.epoch.get())?;
+        self.recovery_of(Members::All(self.place.size), epoch)
+    }
+
+    pub(super) fn recovery_of(&self, members: Members, epoch: Epoch) -> Result<Recovery> {
+        let session = self.session()?;
         let left = ScopeKeys::new(&members, &session.leftovers, None);
         let membership = self.membership(session, members, self.place.rank, left);
         Ok(Recovery::new(membership, session.me, epoch))
@@ -196,7 +222,26 @@ impl World {
         }
         session.losses.turns().enter(epoch.number);
         session.epoch.replace(epoch);
+        session.door.look_again();
         Ok(())
+    }
+
+    /// Returns how many newcomers wait at the door of the job, as far as this process knows: those
+    /// that have knocked since the last recovery was decided, and are not known to be lost. Whoever
+    /// waits longer got no place then, and is no reason for another recovery. src/comm answers
+    /// dm_waiting by it. Local. It asks the store for nothing while nobody comes, and is cheap
+    /// enough for every step of a program (door_watch.rs).
+    #[doc(hidden)]
+    pub fn num_waiting(&self) -> Result<i32> {
+        let session = self.session()?;
+        let Session { store, prefix, losses, epoch, door, .. } = session;
+        Ok(door.count(Door { store: &**store, prefix, losses, epoch }))
+    }
+
+    /// Returns how many processes have joined the world under this rank before this one.
+    #[doc(hidden)]
+    pub fn ticket(&self) -> Result<u32> {
+        Ok(self.session()?.me.ticket)
     }
 
     /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all

@@ -51,6 +51,9 @@ pub struct Epoch {
     /// and those that were members and were left out. A process is in the list until it is known to
     /// be lost.
     pub refused: Vec<Incarnation>,
+    /// How many notes of the door were read for this decision. There was no place for the newcomers
+    /// of these notes that the epoch lists nowhere, so they are no reason for another recovery.
+    pub door: usize,
 }
 
 /// The sizes of a mesh in its full shape, and the dimension along which it can shrink. A replica is
@@ -130,6 +133,7 @@ impl Epoch {
             stateless: Vec::new(),
             taken: Vec::new(),
             refused: Vec::new(),
+            door: 0,
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Seen<'a> {
     pub lost: &'a BTreeSet<Incarnation>,
     /// The newcomers that have knocked, in the order in which they came.
     pub door: &'a [Knock],
+    /// How many notes of the door were read, also those of nobody.
+    pub notes: usize,
     /// The terms of the turn.
     pub terms: &'a Terms,
     /// The time limits of this rank that have passed.
@@ -40,6 +42,8 @@ pub struct Knock {
     pub process: Incarnation,
     /// The seat that it asks for. A number beyond the seats lets the mesh grow.
     pub seat: usize,
+    /// Whether it asks for the mesh of the job. One that does not is refused.
+    pub fits: bool,
 }
 
 /// The terms on which the ranks of the mesh recover. They are equal on all of these ranks.
@@ -157,7 +161,10 @@ impl Seen<'_> {
             members.iter().copied().filter(|process| self.is_here(process)).collect();
 
         let newly_refused = if self.is_made { &self.epoch.taken[..] } else { &[] };
-        let refused: BTreeSet<Incarnation> = self.epoch.refused.iter().chain(newly_refused).copied().collect();
+        let misfits = self.door.iter().filter(|knock| !knock.fits && !members.contains(&knock.process));
+        let misfits = misfits.map(|knock| &knock.process);
+        let refused: BTreeSet<Incarnation> =
+            self.epoch.refused.iter().chain(newly_refused).chain(misfits).copied().collect();
         let is_out = |knock: &&Knock| {
             let process = &knock.process;
             self.lost.contains(process) || members.contains(process) || refused.contains(process)
@@ -180,6 +187,7 @@ impl Seen<'_> {
         let left_out = left_out.filter(|process| members.contains(process) && !now.contains(process));
         let refused: BTreeSet<Incarnation> = refused.iter().copied().chain(left_out).collect();
         epoch.refused = refused.into_iter().filter(|process| !self.lost.contains(process)).collect();
+        epoch.door = self.notes;
         epoch.size = now.iter().map(|process| process.rank as usize + 1).max().unwrap_or(0).max(self.epoch.size);
         epoch
     }

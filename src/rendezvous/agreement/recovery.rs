@@ -5,6 +5,9 @@
 //! | decision.rs | the decisions, and their text in the store |
 //! | proposal.rs | what a rank proposes by what it sees, without any wait |
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
+//! | recovery/knock.rs | the notes of newcomers at the door |
+//! | recovery/door.rs | the members read these notes, and say why they refuse a newcomer |
+//! | recovery/newcomer.rs | a newcomer: it knocks, and waits until a decision lets it in |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
 //! | recovery/telling.rs | refusals, and the ranks that have read how a recovery has ended |
 //! | recovery/standing.rs | what a process knows before it comes to a turn |
@@ -19,16 +22,18 @@ use std::time::Duration;
 
 use super::decision::{Decision, Decisions, Epoch};
 use super::missing::AT_ONCE;
-use super::notes::note_key;
-use super::proposal::Knock;
+use super::proposal::Terms;
 use super::round::{LEAST_ASK, Membership};
 use crate::error::{Error, Result};
 use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::{Deadline, Wait, Watch};
 
 mod come;
+mod door;
 mod ending;
+mod knock;
 mod make;
+mod newcomer;
 mod options;
 mod standing;
 mod telling;
@@ -36,7 +41,11 @@ mod telling;
 mod tests;
 
 pub use come::{Arrival, Outcome};
+use knock::{Note, decided};
+pub(in crate::rendezvous) use knock::{decided_at, door_note, now, who_knocks};
 pub use make::Made;
+pub use newcomer::Request;
+pub(in crate::rendezvous) use newcomer::{AtDoor, ended};
 
 /// Where one process is among the decisions of its world.
 pub struct Recovery {
@@ -56,7 +65,7 @@ pub struct Recovery {
     /// of earlier ones are removed.
     last_made: (u64, BTreeSet<Incarnation>),
     /// The newcomers that have knocked, in the order of their numbers.
-    door: Vec<Knock>,
+    door: Vec<Note>,
     /// How many notes of the door were read. Unreadable ones count.
     read_at_door: usize,
     /// How many of its own calls this process has refused since it last came to a turn.
@@ -68,6 +77,20 @@ pub struct Recovery {
     /// A key that ends the wait of a process that is not in the mesh, when it is there: another
     /// rank has made a call for which this process is needed, too.
     call_of_world: Option<String>,
+    /// The mesh for which a newcomer must ask; `None` where nobody has said which.
+    mesh: Option<String>,
+    /// The terms of the turn that has let this process in, while it is a newcomer whose dm_init has
+    /// not ended. It has no terms of its own then, and compares none.
+    adopted: Option<Terms>,
+    /// Whether this process was let in without a seat of the mesh and has not waited for the
+    /// verdict on that epoch. Its next call does.
+    awaits_verdict: bool,
+    /// The number of the epoch in which this process has knocked as a member without a place in the
+    /// mesh, because the next decision would have one for it. 0 where it has not.
+    knocked_in: u64,
+    /// The deadline of a process that has got its seat in the call that it makes now; `None` where
+    /// it has the caller's deadline.
+    seated: Option<Deadline>,
 }
 
 impl Recovery {
@@ -88,6 +111,11 @@ impl Recovery {
             refusals: 0,
             fenced_since: None,
             call_of_world: None,
+            mesh: None,
+            adopted: None,
+            awaits_verdict: false,
+            knocked_in: 0,
+            seated: None,
         }
     }
 
@@ -117,8 +145,20 @@ impl Recovery {
         let stands = self.decisions.decide(number, decision, wait)?;
         if stands == *decision {
             self.membership.left.note_of_others([self.decisions.key(number)]);
+            self.say_decided(number, decision, wait);
         }
         Ok(stands)
+    }
+
+    /// Says that this decision stands, so a newcomer need not read all earlier ones. Failures are
+    /// not said, because a newcomer begins with an epoch. It does not matter if the store fails.
+    fn say_decided(&self, number: u64, decision: &Decision, wait: &Wait) {
+        if matches!(decision, Decision::Failure(_)) {
+            return;
+        }
+        let key = decided(self.membership.losses.prefix());
+        let _ = self.membership.store.set(&key, format!("{number} {}", now()).as_bytes(), wait);
+        self.membership.left.note_of_others([key]);
     }
 
     /// Returns the key of a note of that turn.
@@ -126,20 +166,14 @@ impl Recovery {
         format!("{}/turn/{number}/{name}", self.membership.losses.prefix())
     }
 
-    /// Returns the key of the next note of the door.
-    fn next_at_door(&self) -> String {
-        note_key(&format!("{}/door", self.membership.losses.prefix()), self.read_at_door + 1)
-    }
-
-    /// Notes what the key of the next note of the door held.
-    fn note_at_door(&mut self, value: &[u8]) {
-        self.read_at_door += 1;
-        self.door.extend(Knock::read(&String::from_utf8_lossy(value)));
-    }
-
     /// Returns the key of the note that a process has come to that turn.
     fn here(&self, number: u64, process: Incarnation) -> String {
         self.turn_key(number, &format!("here/{process}"))
+    }
+
+    /// Returns the members that have come to that turn.
+    fn members_here(&self, number: u64, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
+        self.which_left(self.epoch.members(), |process| self.here(number, process), wait)
     }
 
     /// Returns how many processes were counted under that key.
@@ -168,7 +202,24 @@ impl Recovery {
     /// Returns this wait with a watch that looks for lost processes of this host. A process that is
     /// not in the mesh waits without a deadline.
     fn watching(&self, wait: &Wait) -> Wait {
-        let deadline = if self.is_in_mesh() { wait.deadline } else { Deadline::after(Duration::MAX) };
+        let deadline = if self.is_in_mesh() { self.deadline(wait) } else { Deadline::after(Duration::MAX) };
+        self.watching_until(deadline, wait)
+    }
+
+    /// Returns the moment by which this process must have made its part of the mesh, where the
+    /// caller has this wait. A spare or benched process waits for a seat without a limit, so its
+    /// time for the mesh begins when it gets one. src/comm makes the communicators of the epoch by
+    /// this deadline.
+    pub fn deadline(&self, wait: &Wait) -> Deadline {
+        match self.seated {
+            Some(seated) if seated.left() > wait.deadline.left() => seated,
+            _ => wait.deadline,
+        }
+    }
+
+    /// Returns this wait with that deadline, and with a watch that looks for lost processes of this
+    /// host.
+    fn watching_until(&self, deadline: Deadline, wait: &Wait) -> Wait {
         let (losses, of_caller) = (Arc::clone(&self.membership.losses), wait.watch.clone());
         let looking = Wait { watch: None, ..wait.with_deadline(deadline) };
         let watch: Watch = Arc::new(move || {

@@ -2,9 +2,10 @@
 //! library.
 
 mod operations;
+mod watch;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -27,8 +28,8 @@ const IN_FLIGHT: usize = 1024;
 pub struct TcpStore {
     /// Where the server listens, and how to greet it.
     address: Address,
-    /// Connections that no call uses now.
-    idle: Mutex<Vec<Connection>>,
+    /// Connections that no call uses now. Open questions give their connections back here.
+    idle: Arc<Mutex<Vec<Connection>>>,
     /// Connections on which an answer is still to come, so they are not used any more. They stay
     /// open until there is another connection, because the server takes this process for gone when
     /// its last connection ends.
@@ -56,7 +57,7 @@ impl TcpStore {
         let address =
             Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new(), from: OnceCell::new() };
         let store = TcpStore {
-            idle: Mutex::default(),
+            idle: Arc::default(),
             retired: Mutex::default(),
             address,
             ours: AtomicBool::new(false),

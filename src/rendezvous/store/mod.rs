@@ -104,6 +104,18 @@ pub trait Store: Send + Sync {
         Ok(false)
     }
 
+    /// Whether the store itself knows whose process has ended, so that
+    /// [`leave_last_word`](Store::leave_last_word) returns `true`.
+    fn knows_losses(&self) -> bool {
+        false
+    }
+
+    /// Asks whether `key` is there, and leaves the question open, so that looking for the answer
+    /// costs the store nothing. Returns `None` when this store answers each question at once.
+    fn watch_key(&self, _key: &str, _wait: &Wait) -> Result<Option<Box<dyn KeyWatch>>> {
+        Ok(None)
+    }
+
     /// Notes that a rank has left a world in order. A store that nobody serves removes what the
     /// world has left in it when all ranks have left. The other stores end with their server.
     #[doc(hidden)]
@@ -117,6 +129,13 @@ pub trait Store: Send + Sync {
 
     /// Returns the name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
+}
+
+/// An open question whether a key is there.
+pub trait KeyWatch: Send {
+    /// Whether the key is there. It waits for nothing and sends nothing. Once the key is there, or
+    /// after an error, the question is over.
+    fn has_come(&mut self) -> Result<bool>;
 }
 
 /// A world that one of its ranks has left.

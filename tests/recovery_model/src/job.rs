@@ -32,6 +32,8 @@ pub struct Job {
     pub least: u8,
     /// A process whose options differ from those of all others.
     pub odd: Option<u8>,
+    /// A newcomer that asks for another mesh than that of the job.
+    pub misfit: Option<u8>,
     /// A mistake in the protocol, which the checker must find.
     pub mistake: Option<Mistake>,
 }
@@ -61,6 +63,7 @@ impl Job {
             silent: Silent::Fails,
             least: 1,
             odd: None,
+            misfit: None,
             mistake: None,
         }
     }
@@ -126,6 +129,10 @@ pub enum Mistake {
     StateAssumed,
     /// Options are not compared.
     OptionsIgnored,
+    /// The mesh for which a newcomer asks is not compared.
+    ShapeIgnored,
+    /// A newcomer at the door looks at decisions only, and not at the list of losses.
+    DoorWithoutLosses,
     /// Each rank judges by itself whether the new mesh was made.
     OwnVerdict,
 }

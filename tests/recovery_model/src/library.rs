@@ -33,7 +33,7 @@ pub(crate) struct View {
 }
 
 /// A view, and what the library's answer to it depends on beside the view.
-type Question = (View, [u8; 3], &'static [u8], u8);
+type Question = (View, [u8; 3], &'static [u8], u8, Option<u8>);
 
 /// Panics where the library proposes something else than the model.
 pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
@@ -41,13 +41,16 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         /// The questions that were asked before. Many states have the same one.
         static ASKED: RefCell<HashSet<Question>> = RefCell::default();
     }
-    let question = (view.clone(), [job.seats, job.replica, job.spares], job.newcomers, job.least);
+    let question = (view.clone(), [job.seats, job.replica, job.spares], job.newcomers, job.least, job.misfit);
     if !ASKED.with_borrow_mut(|asked| asked.insert(question)) {
         return;
     }
     let epoch = epoch(job, &view.epoch);
     let door: Vec<Knock> = members(view.door)
-        .filter_map(|process| Some(Knock { process: name(process), seat: usize::from(job.claim(process)?) }))
+        .filter_map(|process| {
+            let (seat, fits) = (usize::from(job.claim(process)?), job.misfit != Some(process));
+            Some(Knock { process: name(process), seat, fits })
+        })
         .collect();
     let terms =
         Terms { ends: view.asks_end, min_size: usize::from(job.least), max_size: Some(SEATS), ..Terms::default() };
@@ -59,6 +62,7 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         stateful: &stateful,
         lost: &lost,
         door: &door,
+        notes: door.len(),
         terms: &terms,
         passed: Passed::default(),
     };
@@ -109,6 +113,7 @@ fn epoch(job: &Job, plan: &Plan) -> Epoch {
         stateless: Vec::new(),
         taken: names(plan.taken).into_iter().collect(),
         refused: names(plan.refused).into_iter().collect(),
+        door: 0,
     }
 }
 

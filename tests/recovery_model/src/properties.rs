@@ -62,6 +62,8 @@ pub enum Property {
     NobodyExpelled,
     /// Ranks with different options are in no epoch together.
     OptionsAgreed,
+    /// A newcomer that asks for another mesh is in no epoch.
+    Fits,
     /// When nothing more happens, no rank waits, except for a rank that is hung or does not call
     /// again. This holds also while any one process is hung.
     Progress,
@@ -75,7 +77,7 @@ pub enum Property {
 
 impl Property {
     /// All properties of the protocol.
-    pub const ALL: [Property; 12] = [
+    pub const ALL: [Property; 13] = [
         Property::OneOutcome,
         Property::OneHalf,
         Property::OneHolder,
@@ -86,6 +88,7 @@ impl Property {
         Property::StateKept,
         Property::NobodyExpelled,
         Property::OptionsAgreed,
+        Property::Fits,
         Property::Progress,
         Property::OneEnd,
     ];
@@ -103,6 +106,7 @@ impl Property {
             Property::StateKept => state_kept(job, state),
             Property::NobodyExpelled => nobody_expelled(job, state),
             Property::OptionsAgreed => options_agreed(job, state),
+            Property::Fits => fits(job, state),
             Property::Progress => in_the_end(job, state, waits_for_ever),
             Property::OneEnd => in_the_end(job, state, ends_apart),
             Property::Never(goal) => goal.is_reached(job, state).then(|| "it is reached".to_owned()),
@@ -342,6 +346,13 @@ fn options_agreed(job: &Job, state: &State) -> Option<String> {
     Some(format!("epoch {number} has process {odd} and others, whose options differ"))
 }
 
+fn fits(job: &Job, state: &State) -> Option<String> {
+    let misfit = job.misfit?;
+    let mut decided = epochs(job, state).into_iter();
+    let (number, ..) = decided.find(|(_, plan, _)| plan.members & one(misfit) != 0)?;
+    Some(format!("epoch {number} has process {misfit}, which asks for another mesh"))
+}
+
 /// Looks at a state in which nothing more happens, or in which all but one process wait. `wrong`
 /// gets the process that is hung: it makes no operation, and nobody knows that.
 fn in_the_end(job: &Job, state: &State, wrong: impl Fn(&Job, &State, Option<u8>) -> Option<String>) -> Option<String> {
@@ -386,6 +397,11 @@ fn waits_for_ever(job: &Job, state: &State, hung: Option<u8>) -> Option<String> 
                 waiting.is_in_mesh(state) && !has_reason(waiting.absent(state, number) & mine.plan.used)
             }
             At::Awaiting => !has_reason(mine.plan.used & !state.store.met[usize::from(mine.epoch)]),
+            At::Door(number) => waiting.waits_in_vain(state, number),
+            At::Doubting(number) => match state.store.decisions[usize::from(number)] {
+                Some(Decision::Epoch(plan)) => !has_reason(plan.used),
+                _ => true,
+            },
             _ => false,
         }
     };

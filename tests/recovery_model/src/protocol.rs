@@ -35,15 +35,20 @@ impl Rank<'_> {
     /// Makes the next operation of this process. Returns `false`, and changes nothing, when the
     /// process waits or has ended.
     pub(crate) fn step(&self, state: &mut State) -> bool {
+        let looks = !self.job.has(Mistake::DoorWithoutLosses);
         match state.process(self.number).at {
             At::Out | At::Failed(..) | At::Fenced | At::Refused | At::Ended | At::Dead => return false,
             At::Door(number) => match state.store.decisions[usize::from(number)] {
                 Some(decision) => self.read_at_the_door(state, number, decision),
+                None if looks && self.waits_in_vain(state, number) => state.process_mut(self.number).at = At::Refused,
                 None => return false,
             },
             At::Doubting(number) => match state.store.verdicts[usize::from(number)] {
                 Some(Verdict::Made) => state.process_mut(self.number).at = At::Refused,
                 Some(_) => state.process_mut(self.number).at = At::Door(number + 1),
+                None if looks && self.waits_in_vain(state, number + 1) => {
+                    state.process_mut(self.number).at = At::Refused
+                }
                 None => return false,
             },
             At::Training => match self.must_recover(state) {
@@ -91,7 +96,9 @@ impl Rank<'_> {
     fn go_to(&self, state: &mut State, number: u8) {
         // Where all options are equal, only the first rank's comparison changes anything.
         let is_first = state.store.options[usize::from(number)].is_none();
-        let compares = (self.job.odd.is_some() || self.job.ends > 0 || is_first) && self.is_in_mesh(state);
+        // A newcomer has no options until it has left dm_init. Those of the others count for it.
+        let has_options = self.is_in_mesh(state) && !state.process(self.number).is_new;
+        let compares = (self.job.odd.is_some() || self.job.ends > 0 || is_first) && has_options;
         state.process_mut(self.number).at = if compares { At::Comparing(number) } else { At::Coming(number) };
     }
 
@@ -212,7 +219,9 @@ impl Rank<'_> {
         let is_made = store.verdicts[usize::from(mine.epoch)] == Some(Verdict::Made);
         let forgets = self.job.has(Mistake::RefusalForgotten);
         let refused = epoch.refused | if is_made && !forgets { epoch.taken } else { 0 };
-        let refused = refused & !store.lost;
+        // A newcomer that asks for another mesh is refused at once, because that is so for ever.
+        let misfit = self.job.misfit.filter(|_| !self.job.has(Mistake::ShapeIgnored)).map_or(0, one);
+        let refused = (refused | misfit & store.door) & !store.lost;
         let mut plan = Plan { members, used: 0, taken: 0, refused, mesh: epoch.mesh.map(keep) };
         let waits = store.door & !store.lost & !epoch.members & !refused;
         let claims = (0..self.job.processes()).filter_map(|number| {
@@ -337,6 +346,18 @@ impl Rank<'_> {
         }
     }
 
+    /// Whether this newcomer, which waits for that decision, need not wait any more: no member of
+    /// the newest epoch is left, or the newcomer itself counts as lost.
+    pub(crate) fn waits_in_vain(&self, state: &State, number: u8) -> bool {
+        let plans = state.store.decisions[..usize::from(number)].iter().rev();
+        let newest = plans.flatten().find_map(|decision| match decision {
+            Decision::Epoch(plan) => Some(*plan),
+            _ => None,
+        });
+        let Plan { members, .. } = newest.unwrap_or_else(|| Plan::at_start(self.job));
+        (members & !state.store.lost == 0 || state.store.lost & self.me() != 0) && !self.job.has(Mistake::NoTickets)
+    }
+
     /// Acts on a decision that a newcomer has read. A decision that says nothing of the newcomer is
     /// none of its business: it waits for the next one.
     fn read_at_the_door(&self, state: &mut State, number: u8, decision: Decision) {
@@ -344,6 +365,10 @@ impl Rank<'_> {
             Decision::Epoch(plan) if plan.members & self.me() != 0 => self.enter(state, number, plan),
             Decision::Epoch(plan) if plan.taken & self.me() != 0 => {
                 state.process_mut(self.number).at = At::Doubting(number);
+            }
+            // The newcomer asks for another mesh.
+            Decision::Epoch(plan) if plan.refused & self.me() != 0 => {
+                state.process_mut(self.number).at = At::Refused;
             }
             Decision::End | Decision::Failure(Why::NoState) => {
                 state.process_mut(self.number).at = At::Refused;
@@ -424,7 +449,10 @@ impl Rank<'_> {
             state.process_mut(self.number).has_state = false;
         }
         match verdict {
-            Verdict::Made if self.is_in_mesh(state) => state.process_mut(self.number).at = At::Training,
+            Verdict::Made if self.is_in_mesh(state) => {
+                let mine = state.process_mut(self.number);
+                (mine.at, mine.is_new) = (At::Training, false);
+            }
             Verdict::Late if self.is_in_mesh(state) => {
                 state.process_mut(self.number).at = At::Failed(number, Why::Late);
             }

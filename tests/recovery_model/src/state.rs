@@ -187,6 +187,8 @@ pub(crate) struct Process {
     pub(crate) has_state: bool,
     /// Whether it asks for the end of the job, and not for a recovery.
     pub(crate) asks_end: bool,
+    /// Whether it is a newcomer that has not left its dm_init, so it has no options.
+    pub(crate) is_new: bool,
 }
 
 /// The faults that may still happen.
@@ -225,7 +227,8 @@ impl State {
                 _ if number < job.seats + job.spares => At::Coming(1),
                 _ => At::Out,
             };
-            Process { at, epoch: 0, plan, came: 0, has_state: number < job.seats, asks_end: false }
+            let has_state = number < job.seats;
+            Process { at, epoch: 0, plan, came: 0, has_state, asks_end: false, is_new: at == At::Out }
         };
         let store = Store {
             decisions: [None; DECISIONS],

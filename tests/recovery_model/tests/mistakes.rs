@@ -120,6 +120,16 @@ fn options_that_are_not_compared() {
 }
 
 #[test]
+fn a_newcomer_of_another_mesh_that_is_let_in() {
+    finds(Mistake::ShapeIgnored, Property::Fits, Job { newcomers: &[1], misfit: Some(3), ..one_loss() });
+}
+
+#[test]
+fn a_newcomer_that_does_not_learn_of_losses() {
+    finds(Mistake::DoorWithoutLosses, Property::Progress, Job { losses: 3, newcomers: &[1], ..Job::of(2) });
+}
+
+#[test]
 fn a_verdict_of_each_rank_alone() {
     finds(Mistake::OwnVerdict, Property::OneOutcome, Job { deadlines: 1, ..one_loss() });
 }

@@ -1,4 +1,4 @@
-//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.3 million
+//! Every state of jobs with three ranks, and what these jobs can come to. The jobs have 1.4 million
 //! states, so the tests take 3 s of processor time.
 
 mod right;
@@ -46,6 +46,12 @@ fn two_newcomers_for_two_ranks() {
 }
 
 #[test]
+fn a_newcomer_that_asks_for_another_mesh() {
+    is_right(Job { losses: 2, newcomers: &[1], misfit: Some(3), ..three() });
+    is_right(Job { losses: 1, calls: 1, newcomers: &[1, 1], misfit: Some(3), ..three() });
+}
+
+#[test]
 fn spares() {
     is_right(Job { losses: 2, deadlines: 1, spares: 1, ..three() });
     is_right(Job { losses: 2, spares: 1, newcomers: &[1], ..three() });
@@ -89,6 +95,8 @@ fn newcomers_are_let_in_and_refused() {
     can_reach(Goal::NewcomerTrains, job.clone());
     can_reach(Goal::Whole, job.clone());
     can_reach(Goal::NewcomerRefused, job);
+    // Without the losses of ranks, this newcomer is refused for its mesh alone.
+    can_reach(Goal::NewcomerRefused, Job { calls: 1, newcomers: &[3], misfit: Some(3), ..three() });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The text of a decision in the store.
 //!
 //! ```text
-//! epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused=3:1
+//! epoch size=9 shape=2x4 dim=0 without= seats=0-4,5:1,6-7 spares=8 stateless=5:1 taken= refused= door=2
 //! failure timeout
 //! 7 0 0 0 0 3
 //! rank 3 did not come within 1000 ms
@@ -69,13 +69,14 @@ impl Display for Epoch {
         let list = |list: &[Incarnation]| runs(list.iter().copied().map(Some));
         write!(
             out,
-            "epoch size={size} shape={shape} dim={dim} without={} seats={} spares={} stateless={} taken={} refused={}",
+            "epoch size={size} shape={shape} dim={dim} without={} seats={} spares={} stateless={} taken={} refused={} door={}",
             runs(without),
             runs(self.seats.iter().copied()),
             list(&self.spares),
             list(&self.stateless),
             list(&self.taken),
-            list(&self.refused)
+            list(&self.refused),
+            self.door
         )
     }
 }
@@ -91,10 +92,11 @@ fn read_epoch(text: &str) -> Option<Epoch> {
     let seats = read_runs(field("seats")?)?;
     let (spares, stateless) = (processes(field("spares")?)?, processes(field("stateless")?)?);
     let (taken, refused) = (processes(field("taken")?)?, processes(field("refused")?)?);
+    let door = field("door")?.parse().ok()?;
     let is_index = |replica: &Incarnation| (replica.ticket == 0).then_some(replica.rank as usize);
     let without = without.iter().map(is_index).collect::<Option<Vec<usize>>>()?;
     let replicas = Replicas { sizes, dim };
-    let epoch = Epoch { size, replicas, seats, without, spares, stateless, taken, refused };
+    let epoch = Epoch { size, replicas, seats, without, spares, stateless, taken, refused, door };
     (fields.next().is_none() && epoch.is_sound()).then_some(epoch)
 }
 

@@ -31,6 +31,11 @@ use crate::wait::{Deadline, Wait};
 /// time the waiting rank tells them itself.
 const UNTOLD: Duration = Duration::from_millis(250);
 
+/// How long a rank that waits for nobody of the mesh waits for benched ranks that live, at least. A
+/// benched rank comes to a turn by itself, a moment after the verdict on the epoch before. When it
+/// comes, it looks, so the others need not.
+const BENCHED: Duration = Duration::from_millis(100);
+
 /// The arguments with which a rank comes to a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
@@ -94,13 +99,24 @@ impl Recovery {
     /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
     /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
+        let outcome = self.come_to_turn(arrival, wait);
+        if outcome.is_err() {
+            self.seated = None;
+        }
+        outcome
+    }
+
+    fn come_to_turn(&mut self, arrival: &Arrival<'_>, of_caller: &Wait) -> Result<Outcome> {
         self.refusals = 0;
         if let Some(number) = self.fenced_since {
             return Err(self.fence(number));
         }
+        if std::mem::take(&mut self.awaits_verdict) {
+            self.make(Ok(()), of_caller)?;
+        }
         loop {
             let (number, is_in_mesh) = (self.number + 1, self.is_in_mesh());
-            let wait = self.watching(wait);
+            let wait = self.watching(of_caller);
             let decision = self.decisions.read(number, &wait).and_then(|stands| match stands {
                 Some(decision) => Ok(Some(decision)),
                 None => self.reach(number, arrival, &wait),
@@ -113,6 +129,9 @@ impl Recovery {
             match decision {
                 Decision::Epoch(epoch) if epoch.members().contains(&self.me) => {
                     (self.epoch_number, self.epoch) = (number, epoch);
+                    if !is_in_mesh && self.is_in_mesh() {
+                        self.seated = Some(Deadline::after(of_caller.deadline.timeout()));
+                    }
                     return Ok(Outcome::Epoch);
                 }
                 Decision::Epoch(_) => return Err(self.fence(number)),
@@ -169,9 +188,10 @@ impl Recovery {
     }
 
     /// Compares this rank's call with that of the first rank of the mesh that came. Returns the
-    /// failure that they differ, if they do. A rank that is not in the mesh demands nothing.
+    /// failure that they differ, if they do. A rank that is not in the mesh demands nothing, and
+    /// neither does a newcomer in its dm_init.
     fn compare(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Option<Decision>> {
-        if !self.is_in_mesh() {
+        if !self.is_in_mesh() || self.adopted.is_some() {
             return Ok(None);
         }
         let key = self.options_key(number);
@@ -204,11 +224,11 @@ impl Recovery {
         }
     }
 
-    fn options_key(&self, number: u64) -> String {
+    pub(super) fn options_key(&self, number: u64) -> String {
         self.turn_key(number, "options")
     }
 
-    fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
+    pub(super) fn read_options(&self, key: &str, value: &[u8]) -> Result<Options> {
         String::from_utf8_lossy(value).parse().map_err(|()| {
             Error::store(format!(
                 "the store at {} gave unreadable options under the key {key}: it must give the values back as they were set",
@@ -256,6 +276,9 @@ impl Recovery {
             silent: has_terms && arrival.terms.silent.is_some_and(|time| waited.came.elapsed() >= time),
             replace: false,
         };
+        if !has_terms {
+            self.knock_again(number, &soon)?;
+        }
         let gives_up = passed.deadline.is_some() || passed.silent || !arrival.suspects.is_empty();
         if !gives_up && !self.may_be_complete(number, &soon)? {
             return Ok(None);
@@ -269,27 +292,37 @@ impl Recovery {
                 return Ok(None);
             }
         }
-        let terms = if has_terms { arrival.terms.clone() } else { self.terms_of_mesh(number, arrival, &soon)? };
+        let terms = match has_terms && self.adopted.is_none() {
+            true => arrival.terms.clone(),
+            false => self.terms_of_mesh(number, arrival, &soon)?,
+        };
         if absent.is_empty() {
-            let (since, _) = *waited.complete.get_or_insert((Instant::now(), terms.replace));
-            passed.replace = since.elapsed() >= terms.replace;
+            let benched =
+                self.epoch.holders().any(|holder| !here.contains(&holder) && !losses.any(|lost| lost == holder));
+            let patience = if benched { terms.replace.max(BENCHED) } else { terms.replace };
+            let (since, _) =
+                *waited.complete.insert((waited.complete.map_or_else(Instant::now, |(since, _)| since), patience));
+            passed.replace = since.elapsed() >= patience;
             // Ranks that are lost together, for example all ranks of a host, are left out together.
             losses.wait_until_quiet(&soon);
         }
         let (stateful, lost) = (self.who_has_state(number, &here, &soon)?, losses.all(|_| true));
+        let (door, is_made) = (self.knocks(), self.was_made(&soon)?);
         let seen = Seen {
             epoch: &self.epoch,
-            is_made: self.is_made(),
+            is_made,
             here: &here,
             stateful: &stateful,
             lost: &lost,
-            door: &self.door,
+            door: &door,
+            notes: self.read_at_door,
             terms: &terms,
             passed,
         };
         let Some(proposal) = seen.decision() else { return Ok(None) };
         // This rank has ended its part of the mesh, whatever is decided.
         self.tell_turn(number, &soon)?;
+        self.explain_refusals(&proposal, &soon)?;
         self.decide(number, &proposal, &soon).map(Some)
     }
 
@@ -300,11 +333,6 @@ impl Recovery {
         let came = self.counted(&self.turn_key(number, "count"), wait)?;
         let lost = self.membership.losses.all(|process| in_mesh.contains(&process)).len();
         Ok(came + lost >= in_mesh.len())
-    }
-
-    /// Returns the members that have come to that turn.
-    fn members_here(&self, number: u64, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
-        self.which_left(self.epoch.members(), |process| self.here(number, process), wait)
     }
 
     /// Returns which of those that are here have the state of the training. Only the notes of those
@@ -322,8 +350,8 @@ impl Recovery {
         Ok(stateful)
     }
 
-    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh. While none of
-    /// them has come, returns what this rank wants.
+    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh and for a
+    /// newcomer in its dm_init. While none of them has come, returns what this rank wants.
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {

@@ -32,6 +32,14 @@ impl Recovery {
     /// returns the verdict that all members get. A process that is not in the mesh only waits for
     /// the verdict, and has no deadline.
     pub fn make(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
+        let made = self.make_by_verdict(mine, wait);
+        if !matches!(made, Ok(Made::Broken)) {
+            self.seated = None;
+        }
+        made
+    }
+
+    fn make_by_verdict(&mut self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<Made> {
         let wait = self.watching(wait);
         let verdict = self.await_made(mine, &wait).map_err(|error| self.membership.explain(error))?;
         log::debug!("rank {}: the verdict on epoch {} is: {verdict}", self.me.rank, self.epoch_number);
@@ -164,7 +172,17 @@ impl Recovery {
         self.membership.store.forget(keys, wait);
     }
 
-    fn verdict_key(&self) -> String {
+    /// Whether all ranks have made the mesh of this process's epoch. Where this process has not
+    /// read the verdict, it asks the store.
+    pub(super) fn was_made(&self, wait: &Wait) -> Result<bool> {
+        if self.is_made() {
+            return Ok(true);
+        }
+        let stands = self.membership.store.try_get(&self.verdict_key(), wait)?;
+        Ok(stands.is_some_and(|verdict| verdict == MADE.as_bytes()))
+    }
+
+    pub(super) fn verdict_key(&self) -> String {
         format!("{}/verdict", self.decisions.key(self.epoch_number))
     }
 
@@ -179,7 +197,7 @@ impl Recovery {
     }
 }
 
-const MADE: &str = "made";
+pub(super) const MADE: &str = "made";
 const BROKEN: &str = "broken";
 /// The word with which a verdict begins that is an error. The text of the error follows.
 const FAILED: &str = "failed\n";

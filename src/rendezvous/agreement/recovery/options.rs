@@ -1,4 +1,4 @@
-//! The texts that ranks and newcomers leave in the store for a turn.
+//! The texts that ranks leave in the store for a turn.
 //!
 //! ```text
 //! 3
@@ -7,15 +7,14 @@
 //! ```
 //!
 //! These are the options of a turn: the rank that came first, its terms with times in milliseconds,
-//! and the text of its call. A note of the door begins with a line of the newcomer and the seat
-//! that it asks for, `5:1 12`. More lines may follow.
+//! and the text of its call.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Status};
-use crate::rendezvous::agreement::proposal::{Knock, Terms};
+use crate::rendezvous::agreement::proposal::Terms;
 
 /// The options of the first rank of the mesh that has come to a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,13 +96,5 @@ impl FromStr for Terms {
             max_size: field("max_size")?.map(|size| size as usize),
             any_state: field("any_state")? == Some(1),
         })
-    }
-}
-
-impl Knock {
-    /// Reads a note of the door; `None` for a gap and for a note that cannot be read.
-    pub(super) fn read(note: &str) -> Option<Knock> {
-        let (process, seat) = note.lines().next()?.split_once(' ')?;
-        Some(Knock { process: process.parse().ok()?, seat: seat.parse().ok()? })
     }
 }

@@ -1,8 +1,11 @@
 //! Recoveries with ranks as threads over a store in memory: the cases of docs/recovery.md.
 //! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, tests/telling.rs what
-//! ranks tell each other beside their proposals, and tests/waiting.rs processes without a place.
+//! ranks tell each other beside their proposals, tests/waiting.rs processes without a place,
+//! tests/door.rs newcomers, and tests/restarts.rs processes that die at random and come back.
 
 mod deaths;
+mod door;
+mod restarts;
 mod telling;
 mod turns;
 mod waiting;
@@ -14,12 +17,15 @@ use super::{Arrival, Made, Outcome, Recovery};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::tests::{membership, soon};
 use crate::rendezvous::agreement::{
-    Decision, Epoch, Knock, Members, Membership, Replicas, ScopeKeys, Terms, WorldKeys, note_key,
+    Decision, Epoch, Members, Membership, Replicas, ScopeKeys, Terms, WorldKeys, note_key,
 };
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
+
+/// The mesh of all jobs, as newcomers ask for it.
+const MESH: &str = "dm_init(names=(dp))";
 
 /// A job whose ranks are threads.
 struct Job {
@@ -62,7 +68,9 @@ impl Job {
         let rank = me.rank as usize;
         let members = Members::All(self.size.max(rank + 1));
         let left = ScopeKeys::new(&members, &self.leftovers, None);
-        Recovery::new(Membership { left, ..membership(store, losses, members, rank) }, me, epoch)
+        let mut recovery = Recovery::new(Membership { left, ..membership(store, losses, members, rank) }, me, epoch);
+        recovery.expect_mesh(MESH);
+        recovery
     }
 
     fn arrival(&self) -> Arrival<'_> {
@@ -80,7 +88,8 @@ impl Job {
 
     fn knock(&self, process: Incarnation, seat: usize) {
         let number = self.store.add("test/door", 1, &soon()).unwrap();
-        self.store.set(&note_key("test/door", number), format!("{process} {seat}").as_bytes(), &soon()).unwrap();
+        let note = format!("{process} {seat}\n{MESH}");
+        self.store.set(&note_key("test/door", number), note.as_bytes(), &soon()).unwrap();
     }
 
     /// Waits until that process has come to that turn.
@@ -143,8 +152,15 @@ fn the_ranks_that_are_left_go_on() {
     assert_eq!(all_equal(job.recover(&[0, 2])), "epoch 1: seats=0,-,2,- without=1,3");
     // The notes of the turn are gone. The decision, its verdict and the list of losses stay. The
     // list has the note that a rank has come to the turn.
-    let stays =
-        ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1", "test/lost/2", "test/lost/3"];
+    let stays = [
+        "test/decided",
+        "test/decision/1",
+        "test/decision/1/verdict",
+        "test/lost",
+        "test/lost/1",
+        "test/lost/2",
+        "test/lost/3",
+    ];
     assert_eq!(job.store.keys(), stays);
     let told = String::from_utf8(job.store.get("test/lost/3", &soon()).unwrap()).unwrap();
     assert!(["turn 1 by 0", "turn 1 by 2"].contains(&told.as_str()), "{told}");
@@ -154,7 +170,7 @@ fn the_ranks_that_are_left_go_on() {
     let mut removed = removed.lock().unwrap().clone();
     removed.sort();
     removed.dedup();
-    assert_eq!(removed, stays[..2], "{:?}", store.keys());
+    assert_eq!(removed, stays[..3], "{:?}", store.keys());
 }
 
 #[test]
@@ -403,29 +419,6 @@ fn a_loss_is_told_also_when_the_rank_that_was_to_tell_it_is_lost() {
     });
 }
 
-/// A process takes the seat of the lost rank 1. The others wait for it.
-#[test]
-fn a_newcomer_takes_the_seat_that_it_asks_for() {
-    let mut job = Job::new(3, 3);
-    job.terms.replace = Duration::from_secs(20);
-    job.die_first(&[1]);
-    let newcomer = Incarnation { rank: 1, ticket: 1 };
-    std::thread::scope(|threads| {
-        let others = threads.spawn(|| all_equal(job.recover(&[0, 2])));
-        job.await_here(1, "0");
-        job.await_here(1, "2");
-        job.knock(newcomer, 1);
-        // Once it is let in, it is a member like the others.
-        let mut rank = job.process(newcomer);
-        let decision = job.store.get("test/decision/1", &soon()).unwrap();
-        let Decision::Epoch(epoch) = rank.decisions.decode(1, &decision).unwrap() else { panic!("no epoch") };
-        (rank.number, rank.epoch_number, rank.epoch) = (1, 1, epoch);
-        assert_eq!(rank.make(Ok(()), &soon()).unwrap(), Made::Whole);
-        assert_eq!(rank.epoch().stateless, [newcomer]);
-        assert_eq!(others.join().unwrap(), "epoch 1: seats=0,1:1,2 without=");
-    });
-}
-
 #[test]
 fn nobody_waits_longer_for_a_newcomer_than_the_terms_say() {
     let mut job = Job::new(3, 3);
@@ -441,13 +434,4 @@ fn the_job_ends_for_all_members() {
     let mut job = Job::new(3, 2);
     job.terms.ends = true;
     assert_eq!(all_equal(job.recover(&[0, 1, 2])), "ended");
-}
-
-#[test]
-fn notes_of_the_door_that_cannot_be_read_are_passed_over() {
-    for note in ["", "-", "5:1", "5:1 x", "5:0 3", "5:1 -3"] {
-        assert_eq!(Knock::read(note), None, "{note:?}");
-    }
-    let process = Incarnation { rank: 5, ticket: 1 };
-    assert_eq!(Knock::read("5:1 12\nmore"), Some(Knock { process, seat: 12 }));
 }

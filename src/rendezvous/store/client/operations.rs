@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
-use super::super::{Store, no_key};
+use super::super::{KeyWatch, Store, no_key};
 use super::{IN_FLIGHT, TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
@@ -223,6 +223,15 @@ impl Store for TcpStore {
             self.idle().push(connection);
         }
         Ok(true)
+    }
+
+    fn knows_losses(&self) -> bool {
+        self.ours.load(Ordering::SeqCst)
+    }
+
+    fn watch_key(&self, key: &str, wait: &Wait) -> Result<Option<Box<dyn KeyWatch>>> {
+        self.check(key, &[])?;
+        self.leave_open(key, wait).map(Some)
     }
 
     fn local_address(&self) -> Option<IpAddr> {

@@ -34,6 +34,7 @@ impl FileStore {
         let notes: Vec<Option<Vec<u8>>> = (0..world.size).map(|rank| self.read(&note(rank))).collect::<Result<_>>()?;
         self.remove_beginning_with(&format!("{}/", world.prefix));
         let _ = fs::remove_file(self.path(&count_key));
+        self.remove_running(world);
         if let Some(counters) = self.unchanged(&notes, joins) {
             for counter in counters {
                 let _ = fs::remove_file(self.path(&counter));
@@ -58,6 +59,16 @@ impl FileStore {
             is_unchanged.then(|| counter.to_owned())
         };
         notes.iter().map(counter).collect()
+    }
+
+    /// Removes the key that says that this world runs. Another world may have the key by now.
+    fn remove_running(&self, world: &LeftWorld<'_>) {
+        let Some((join, nonce)) = world.prefix.rsplit_once('/') else { return };
+        let running = format!("{join}/running");
+        let said = self.read(&running).ok().flatten().unwrap_or_default();
+        if said.starts_with(nonce.as_bytes()) {
+            let _ = fs::remove_file(self.path(&running));
+        }
     }
 
     /// Removes the counter of tokens, if no other world has keys of the same join.

@@ -15,9 +15,9 @@ use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
 /// A store for one process, which dies at its n-th operation: this and all later ones fail.
-struct Dying {
-    store: MemoryStore,
-    left: AtomicUsize,
+pub(super) struct Dying {
+    pub(super) store: MemoryStore,
+    pub(super) left: AtomicUsize,
 }
 
 impl Dying {

@@ -240,7 +240,8 @@ fn the_keys_of_ended_epochs_go() {
         recover(&mut rank.recovery, &job.arrival(), &soon()).unwrap();
         other.join().unwrap();
     });
-    assert_eq!(job.store.keys(), ["test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1"]);
+    let stays = ["test/decided", "test/decision/1", "test/decision/1/verdict", "test/lost", "test/lost/1"];
+    assert_eq!(job.store.keys(), stays);
 }
 
 /// Counts operations, and the keys for which waits ask.

@@ -1,0 +1,91 @@
+//! The door as the members of the job see it: who has knocked, and why they refuse a newcomer.
+
+use super::Recovery;
+use super::knock::{Note, door, door_note, why};
+use crate::error::Result;
+use crate::rendezvous::agreement::decision::Decision;
+use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
+use crate::rendezvous::agreement::proposal::{Knock, Passed, Seen, Terms};
+use crate::wait::Wait;
+
+impl Recovery {
+    /// Says for which mesh newcomers must ask: the text that they pass in [`Request::mesh`]. It
+    /// must be equal on all ranks of the mesh, and is said once, before the first recovery. Without
+    /// it newcomers are not asked for which mesh they come.
+    ///
+    /// [`Request::mesh`]: super::Request
+    pub fn expect_mesh(&mut self, mesh: &str) {
+        self.mesh = Some(mesh.to_owned());
+    }
+
+    /// Returns the key of the next note of the door.
+    pub(super) fn next_at_door(&self) -> String {
+        door_note(self.membership.losses.prefix(), self.read_at_door + 1)
+    }
+
+    /// Notes what the key of the next note of the door held.
+    pub(super) fn note_at_door(&mut self, value: &[u8]) {
+        self.read_at_door += 1;
+        self.door.extend(Note::read(self.read_at_door, &String::from_utf8_lossy(value)));
+    }
+
+    /// Returns the newcomers that have knocked, in the order in which they came.
+    pub(super) fn knocks(&self) -> Vec<Knock> {
+        let fits = |note: &Note| self.mesh.as_ref().is_none_or(|mesh| note.mesh == *mesh);
+        self.door.iter().map(|note| Knock { process: note.process, seat: note.seat, fits: fits(note) }).collect()
+    }
+
+    /// Knocks as a member that is not in the mesh and has come to that turn, where the ranks that
+    /// are here now would make more replicas whole than the mesh has. The mesh was decided before
+    /// they came, and nobody else has a reason to recover. It knocks once in an epoch.
+    pub(super) fn knock_again(&mut self, number: u64, wait: &Wait) -> Result<()> {
+        let is_done = self.epoch.without.is_empty() || self.knocked_in == self.epoch_number;
+        if is_done || !self.was_made(wait)? {
+            return Ok(());
+        }
+        let in_mesh = self.epoch.in_mesh();
+        let mut here = self.members_here(number, wait)?;
+        here.extend(&in_mesh);
+        let terms = Terms { dim: self.epoch.replicas.dim, any_state: true, ..Terms::default() };
+        let seen = Seen {
+            epoch: &self.epoch,
+            is_made: true,
+            here: &here,
+            stateful: &in_mesh,
+            lost: &self.membership.losses.all(|_| true),
+            door: &[],
+            notes: 0,
+            terms: &terms,
+            passed: Passed::default(),
+        };
+        let is_better =
+            matches!(seen.proposal(), Decision::Epoch(next) if next.without.len() < self.epoch.without.len());
+        if is_better {
+            let seat = self.epoch.seats.iter().position(|holder| *holder == Some(self.me)).unwrap_or(0);
+            let note = Note { number: 0, process: self.me, seat, mesh: self.mesh.clone().unwrap_or_default() };
+            let (store, list) = (&self.membership.store, door(self.membership.losses.prefix()));
+            let number = add_note(&**store, &list, note.to_string().as_bytes(), wait, &|_| {})?;
+            fill_gaps(&**store, &list, number, wait, &|_| {})?;
+            self.knocked_in = self.epoch_number;
+        }
+        Ok(())
+    }
+
+    /// Leaves the reason for each newcomer that this proposal is the first one to refuse for its
+    /// mesh.
+    pub(super) fn explain_refusals(&self, proposal: &Decision, wait: &Wait) -> Result<()> {
+        let (Decision::Epoch(epoch), Some(mesh)) = (proposal, &self.mesh) else { return Ok(()) };
+        let is_refused =
+            |note: &&Note| epoch.refused.contains(&note.process) && !self.epoch.refused.contains(&note.process);
+        for note in self.door.iter().filter(|note| note.mesh != *mesh).filter(is_refused) {
+            let message = format!(
+                "the mesh of the job is {mesh}, and rank {} asks for {}: start it with the program and the options of the job",
+                note.process.rank, note.mesh
+            );
+            let key = why(&door_note(self.membership.losses.prefix(), note.number));
+            self.membership.store.set(&key, message.as_bytes(), wait)?;
+            self.membership.left.note_of_others([key]);
+        }
+        Ok(())
+    }
+}

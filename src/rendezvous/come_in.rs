@@ -1,0 +1,146 @@
+//! A process that joins a running job in place of a rank that was lost, or beyond its ranks
+//! (docs/recovery.md, "The door").
+//!
+//! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world
+//! in whose calls nobody waits for this process yet. dm_init calls [`World::come_in`] then,
+//! which knocks, waits for the decision that lets this process in, and makes the mesh with the
+//! others.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::agreement::{AtDoor, Epoch, Members, Recovery, Replicas, Request};
+use super::engine_place::EnginePlace;
+use super::equipment::Equipment;
+use super::local_place::LocalPlace;
+use super::newcomer::Newcomer;
+use super::running::{Running, first_members};
+use super::world::World;
+use crate::error::{Error, Result, Status};
+use crate::wait::Wait;
+
+impl World {
+    /// Whether this process has joined a running job that has not let it in yet. Every collective
+    /// call on this world fails with `DM_STATUS_INVALID_STATE` then, and dm_init must call
+    /// [`come_in`](World::come_in) in place of agreeing on its call in the world's scope.
+    #[doc(hidden)]
+    pub fn is_at_door(&self) -> bool {
+        let session = self.session.as_deref();
+        let newcomer = session.and_then(|session| session.newcomer.as_ref());
+        newcomer.is_some_and(|newcomer| !newcomer.is_in.load(Ordering::SeqCst))
+    }
+
+    /// Comes into the running job that this process has joined: knocks, waits until a decision lets
+    /// this process in, and makes its part of the mesh with the other ranks.
+    ///
+    /// src/comm calls it in dm_init where [`is_at_door`](World::is_at_door) holds. `make` makes
+    /// this rank's part of the mesh of the recovery's epoch, as dm_recover does on the ranks that
+    /// were there before: the scopes of the world belong to that epoch when it is called
+    /// ([`enter_epoch`](World::enter_epoch)), and its result must not be used before this function
+    /// returns it. It may be called several times, because a rank may be lost meanwhile; what an
+    /// earlier call has made has to end before the next one makes anything, as in dm_recover when a
+    /// mesh breaks. The verdict on the mesh is reached in here.
+    ///
+    /// Returns the process's way through the decisions, which later calls of dm_recover use, and
+    /// what `make` has returned. That is `None` where this process got a seat of a replica that is
+    /// not whole: it is a member that is not in the mesh, whose dm_init gives a mesh without this
+    /// rank, and whose dm_recover waits for a place.
+    ///
+    /// Fails with `DM_STATUS_TIMEOUT` when no decision has let it in until the deadline; the next
+    /// call goes on waiting, and must ask for the same mesh. Fails with `DM_STATUS_MISMATCH` when
+    /// it is refused, with `DM_STATUS_INVALID_STATE` when the job has ended, and with
+    /// `DM_STATUS_NOT_MEMBER` when the others take it for lost: these errors are final. Every other
+    /// error is that of the recovery, which all ranks get, and the next call comes to the next
+    /// turn.
+    #[doc(hidden)]
+    pub fn come_in<T>(
+        &self,
+        request: &Request<'_>,
+        make: impl FnMut(&Recovery) -> Result<T>,
+        wait: &Wait,
+    ) -> Result<(Recovery, Option<T>)> {
+        let session = self.session()?;
+        let newcomer = session.newcomer.as_ref().filter(|newcomer| !newcomer.is_in.load(Ordering::SeqCst));
+        let Some(newcomer) = newcomer else {
+            return Err(Error::internal("come_in of a process that is in the job"));
+        };
+        let mut at_door = newcomer.at_door.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut way = at_door.take().map_or_else(|| self.at_door(newcomer), Ok)?;
+        let enter = |recovery: &Recovery| {
+            if self.rank() < newcomer.running.size {
+                newcomer.counts.store(true, Ordering::SeqCst);
+            }
+            self.enter_epoch(recovery)
+        };
+        match way.come_in(request, enter, make, wait) {
+            Ok(made) => {
+                newcomer.is_in.store(true, Ordering::SeqCst);
+                Ok((way.into_recovery(), made))
+            }
+            Err(error) => {
+                *at_door = Some(way);
+                Err(error)
+            }
+        }
+    }
+
+    fn at_door(&self, newcomer: &Newcomer) -> Result<AtDoor> {
+        let Running { size, since, .. } = newcomer.running;
+        let ranks: Vec<i32> = first_members(size).iter().map(|member| member.rank).collect();
+        // Only the members of this epoch are used, because its seats are of no concern to a
+        // newcomer.
+        let first = Epoch::first(size, Replicas { sizes: vec![size], dim: 0 }, &ranks);
+        let members = Members::All(self.size().max(size));
+        Ok(AtDoor::new(self.recovery_of(members, first)?, since))
+    }
+
+    /// Prepares this process for the running job, without waiting for any rank: finds its place on
+    /// its host, and compares it with the job. `failure` says why this process cannot take part, if
+    /// it cannot. `equip` makes what ranks compare, once the place is known.
+    pub(super) fn join_running(
+        &self,
+        running: &Running,
+        failure: Option<&Error>,
+        equip: impl FnOnce(LocalPlace) -> Result<Option<Equipment>>,
+    ) -> Result<LocalPlace> {
+        if let Some(failure) = failure {
+            return Err(failure.clone());
+        }
+        let local = LocalPlace::of_newcomer(&self.place, running.num_hosts);
+        if self.device_type == "cpu" {
+            let engine = EnginePlace::here(&*self.session()?.store, None)?;
+            match &running.memory {
+                Some(memory) if memory != engine.host() => {
+                    return Err(Error::new(
+                        Status::Mismatch,
+                        format!(
+                            "rank {} came back on a host that does not share the memory of the ranks of the running job ({memory}, here {}): start this process on their host, as their user",
+                            self.rank(),
+                            engine.host()
+                        ),
+                    ));
+                }
+                Some(_) => {}
+                None => engine.introduce(running.is_one_network)?,
+            }
+        }
+        let mine = equip(local)?.unwrap_or_default();
+        if mine.library != running.library {
+            return Err(Error::new(
+                Status::Mismatch,
+                format!(
+                    "rank {} has {}, and the running job has {}: start this process with the communicator library of the job",
+                    self.rank(),
+                    named(&mine.library),
+                    named(&running.library)
+                ),
+            ));
+        }
+        Ok(local)
+    }
+}
+
+/// Returns a communicator library in words.
+fn named(library: &str) -> &str {
+    if library.is_empty() { "a communicator library without a version" } else { library }
+}

@@ -1,0 +1,151 @@
+//! Counts the newcomers at the door of the job, for dm_waiting (docs/recovery.md, "The door").
+//!
+//! A program may ask in every step, so an answer must cost nothing while nobody is at the door. The
+//! library leaves one WAIT for the next note of the door unanswered at the store. A question reads
+//! a coarse clock, and looks at the socket of that WAIT at most once in [`LOOK`]. A store that
+//! answers each question at once (a folder, the caller's) is asked once in [`ASK`].
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::agreement::{door_note, who_knocks};
+use super::current_epoch::CurrentEpoch;
+use super::incarnation::Incarnation;
+use super::losses::Losses;
+use super::store::{KeyWatch, Store};
+use crate::error::Result;
+use crate::wait::Wait;
+
+/// The shortest time between two looks at the socket.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The shortest time between two questions to the store: about the door where it cannot leave a
+/// question open, after an error, and about losses while somebody is at the door.
+const ASK: Duration = Duration::from_secs(1);
+
+/// How long the store may take to answer such a question.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Watches the door of one world.
+#[derive(Default)]
+pub(super) struct DoorWatch {
+    /// The time of the coarse clock, in nanoseconds, from which on a question looks again. 0 while
+    /// nobody has asked.
+    next: AtomicU64,
+    /// The number of newcomers that wait, as of the last look.
+    count: AtomicI32,
+    /// Held by the thread that looks.
+    looking: Mutex<Looking>,
+}
+
+/// What the looks at the door have found.
+#[derive(Default)]
+struct Looking {
+    /// The open question for the next note.
+    watch: Option<Box<dyn KeyWatch>>,
+    /// How many notes were read. Gaps count.
+    read: usize,
+    /// The newcomers that have knocked, with the places of their notes in the list.
+    knocked: Vec<(usize, Incarnation)>,
+    /// The time of the coarse clock from which on the store may be asked again.
+    may_ask: u64,
+}
+
+/// The world whose door is watched.
+#[derive(Clone, Copy)]
+pub(super) struct Door<'a> {
+    /// The store that has the notes.
+    pub(super) store: &'a dyn Store,
+    /// The keys of the world begin with this prefix.
+    pub(super) prefix: &'a str,
+    /// The processes that are known to be lost.
+    pub(super) losses: &'a Losses,
+    /// The epoch in which this process is. It says which notes its decision has seen.
+    pub(super) epoch: &'a CurrentEpoch,
+}
+
+impl DoorWatch {
+    /// Returns how many newcomers wait at the door, as far as this process knows. Waits only for
+    /// the store's answer where it asks the store, and [`SHORT`] at most for each note.
+    pub(super) fn count(&self, door: Door<'_>) -> i32 {
+        let now = coarse_now();
+        if now < self.next.load(Ordering::Relaxed) {
+            return self.count.load(Ordering::Relaxed);
+        }
+        let mut looking = match self.looking.try_lock() {
+            Ok(looking) => looking,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another thread looks now.
+            Err(TryLockError::WouldBlock) => return self.count.load(Ordering::Relaxed),
+        };
+        looking.look(door, now);
+        let count = looking.waiting(door);
+        self.count.store(count, Ordering::Relaxed);
+        let next = if looking.watch.is_some() { now + nanos(LOOK) } else { looking.may_ask };
+        self.next.store(next, Ordering::Relaxed);
+        count
+    }
+
+    /// Has the next question look anew, because this process has gone on to another epoch.
+    pub(super) fn look_again(&self) {
+        self.next.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Looking {
+    fn look(&mut self, door: Door<'_>, now: u64) {
+        let come = self.watch.as_mut().map(|watch| watch.has_come());
+        if matches!(come, Some(Ok(true) | Err(_))) {
+            self.watch = None;
+        }
+        let has_news = matches!(come, Some(Ok(true)));
+        let somebody_waits = self.waiting(door) > 0;
+        if has_news || (now >= self.may_ask && (self.watch.is_none() || somebody_waits)) {
+            self.may_ask = now + nanos(ASK);
+            // A newcomer that has died does not wait any more. A later look finds what this one
+            // misses because the store does not answer.
+            let _ = self.ask(door);
+        }
+    }
+
+    fn ask(&mut self, door: Door<'_>) -> Result<()> {
+        let short = || Wait::after(SHORT);
+        if self.watch.is_none() {
+            while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &short())? {
+                self.read += 1;
+                self.knocked.extend(who_knocks(&note).map(|process| (self.read, process)));
+            }
+            self.watch = door.store.watch_key(&door_note(door.prefix, self.read + 1), &short())?;
+        }
+        match self.waiting(door) {
+            0 => Ok(()),
+            _ => door.losses.refresh(&short()),
+        }
+    }
+
+    /// Returns how many of those that have knocked wait still.
+    fn waiting(&self, door: Door<'_>) -> i32 {
+        if self.knocked.is_empty() {
+            return 0;
+        }
+        let epoch = door.epoch.get();
+        let waits =
+            |(note, process): &&(usize, Incarnation)| *note > epoch.door && !door.losses.any(|lost| lost == *process);
+        i32::try_from(self.knocked.iter().filter(waits).count()).unwrap_or(i32::MAX)
+    }
+}
+
+/// Returns the time of a clock that is cheap to read and moves on every few milliseconds, in
+/// nanoseconds.
+fn coarse_now() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    // A clock that has never been set has a time above 0, so a first question always looks.
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
