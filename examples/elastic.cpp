@@ -231,7 +231,7 @@ unsigned long long digest(const std::vector<float> &losses)
   return hash;
 }
 
-// The training on this mesh, until the job has ended or a rank is lost (dm::Error).
+// The training on this mesh, until it is done or a rank is lost (dm::Error).
 Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool &has_state, bool talk)
 {
   const std::int64_t steps = options.epochs * kStepsPerEpoch;
@@ -263,8 +263,6 @@ Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool 
   result.is_same = training.is_same_on_replicas(history);
   result.losses = history.losses;
   result.is_first = is_first;
-  // The ranks agree that the job ends. If a rank is lost before they agree, they recover first.
-  mesh.world().finalize();
   return result;
 }
 
@@ -275,10 +273,13 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
   history.losses.resize(options.epochs * kStepsPerEpoch);
   bool has_state = is_in(mesh) && !mesh.recovery().has_joined;
   for (;;) {
+    std::optional<Result> result;
     const bool was_in = is_in(mesh);
     if (was_in) {
       try {
-        return train(mesh, digits, history, has_state, true);
+        result = train(mesh, digits, history, has_state, true);
+        mesh.world().finalize();
+        return result;
       } catch (const dm::Error &error) {
         // Whatever has happened, recover() knows whether a rank is lost, and refuses otherwise.
         say("notices: %s", error.what());
@@ -295,7 +296,10 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     try {
       mesh = mesh.recover(wishes);
     } catch (const dm::Error &error) {
-      if (error.status() != dm::Status::aborted || was_in) throw;
+      if (error.status() != dm::Status::aborted) throw;
+      // A rank was lost while the job ended. The others had agreed on its end, so all were done.
+      if (result) return result;
+      if (was_in) throw;
       say("waited until the job had ended");
       return std::nullopt;
     }
@@ -304,6 +308,14 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     say("is %s epoch %lld: %zu lost, %zu joined", is_in(mesh) ? "in" : "benched in", static_cast<long long>(recovery.epoch),
         recovery.lost_ranks.size(), recovery.joined_ranks.size());
   }
+}
+
+// The mesh of the job that begins or runs. Ranks from 8 on are spares.
+dm::Mesh join()
+{
+  dm::InitOptions wishes;
+  wishes.timeout = options.timeout;
+  return dm::init(device::type, {{"replicate", 2}, {"shard", 2}, {"tp", 2}}, wishes);
 }
 
 // Compares the losses with those of one process: a world of one rank, and a mesh whose dimensions
@@ -320,6 +332,7 @@ bool has_losses_of_one_process(const Result &result, const Digits &digits)
   history.losses.resize(result.losses.size());
   bool has_state = true;
   const Result reference = train(mesh, digits, history, has_state, false);
+  world.finalize();
   double worst = 0;
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
     const double expected = mean_loss(reference.losses, epoch);
@@ -358,10 +371,17 @@ try {
   if (const char *number = std::getenv("RANK")) rank = std::atoi(number);
   say("is process %d", static_cast<int>(getpid()));
 
-  // Ranks from 8 on are spares.
-  dm::InitOptions wishes;
-  wishes.timeout = options.timeout;
-  dm::Mesh mesh = dm::init(device::type, {{"replicate", 2}, {"shard", 2}, {"tp", 2}}, wishes);
+  std::optional<dm::Mesh> made;
+  try {
+    made = join();
+  } catch (const dm::Error &error) {
+    // The tool starts a lost rank again. Meanwhile the others may have come to the end of the job.
+    const char *how = std::getenv("DM_JOIN");
+    if (how == nullptr || std::strcmp(how, "running") != 0 || error.status() != dm::Status::invalid_state) throw;
+    say("came too late: %s", error.what());
+    return 0;
+  }
+  dm::Mesh mesh = std::move(*made);
   rank = mesh.rank();
   say("is %s", is_in(mesh) ? "in the mesh" : "a spare");
 

@@ -111,6 +111,8 @@ int main(int argc, char **argv)
       dm_world_free(options.world);
       return 0;
     }
+    /* A rank was lost while the job ended: the others had agreed on its end, so all were done. */
+    if (status == DM_STATUS_ABORTED && state.step == steps) break;
     if (status != DM_STATUS_OK) give_up("dm_recover");
     dm_free(mesh);
     mesh = next;

@@ -127,7 +127,8 @@ def judge(job, plan, hit, expected, outcome):
         return
     texts = {reason(process.words[-1]) for process in errors}
     hits = len(killed | stopped)
-    excuse = texts == {TOO_FEW} and hits >= plan.spares + 2 or texts == {NO_STATE} and hits >= 2
+    # When the ranks of the mesh have given up, those that waited learn that all of them are lost.
+    excuse = texts == {NO_STATE} and hits >= 2 or texts <= {TOO_FEW, NO_STATE} and hits >= plan.spares + 2
     if not excuse:
         outcome.complaints += [f"rank {process.rank} gives up after {hits} hits: {process.words[-1]}" for process in errors] or ["nobody is left"]
 
@@ -144,6 +145,8 @@ def sizes(ranks):
 
 
 def reason(words):
+    if "all ranks of the mesh are lost" in words:
+        return NO_STATE
     return next((text for text in (NO_STATE, TOO_FEW) if text in words), words)
 
 
