@@ -35,11 +35,12 @@ def recovered(events, moment):
 def story(job, victim, moment, first):
     """The line for one death."""
     knew = [event.moment for event in job.events if event.moment >= moment and event.words.startswith("notices:")]
-    joined = [event for event in job.events if event.moment >= moment and event.rank == first[0].rank and event.words.startswith("is in epoch")]
+    # A process that has just joined does not know who was lost before.
+    went_on = max(event.words.split(": ")[1] for event in job.events if event.moment >= moment and event.words.startswith("is in epoch"))
     step, loss = first[0].words.split()[3], first[0].words.split()[-1]
     knowing = f"{1000 * (max(knew) - moment):4.0f} ms" if knew else "   -   "
     return (f"rank {victim:2d} was killed; the others knew after {knowing}, and step {step:>3} was done after "
-            f"{1000 * (max(event.moment for event in first) - moment):5.0f} ms, loss {loss}; {len(first)} ranks ({joined[0].words.split(': ')[1]})")
+            f"{1000 * (max(event.moment for event in first) - moment):5.0f} ms, loss {loss}; {len(first)} ranks ({went_on})")
 
 
 def main():
@@ -47,16 +48,15 @@ def main():
     parser.add_argument("--tool", required=True)
     parser.add_argument("--program", required=True)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--spares", type=int, help="as many as --kills, or 0 with --restarts")
-    parser.add_argument("--restarts", type=int, default=0, help="start each lost rank again, up to so many times")
+    parser.add_argument("--spares", type=int, default=0, help="spares take the places of lost ranks, which do not start again then")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     options = parser.parse_args()
-    spares = options.spares if options.spares is not None else 0 if options.restarts else options.kills
+    restarts = 0 if options.spares else options.kills
     chance = random.Random(options.seed)
-    print(f"seed {options.seed}; {MESH} ranks as (replicate=2, shard=2, tp=2) and {spares} spares" +
-          (f"; a lost rank starts again up to {options.restarts} times" if options.restarts else ""), flush=True)
-    arguments = ["--check", "--pause", "20"] + (["--replace", "30000"] if options.restarts else [])
-    with Job(options.tool, options.program, spares, options.restarts, arguments) as job:
+    print(f"seed {options.seed}; {MESH} ranks as (replicate=2, shard=2, tp=2) " +
+          (f" and {options.spares} spares" if options.spares else "; a lost rank starts again"), flush=True)
+    arguments = ["--check", "--pause", "20"] + (["--replace", "30000"] if restarts else [])
+    with Job(options.tool, options.program, options.spares, restarts, arguments) as job:
         if not job.wait_for(lambda events: any("is at step" in event.words for event in events), PATIENCE):
             print(job.said())
             return 1

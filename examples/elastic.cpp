@@ -266,6 +266,13 @@ Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool 
   return result;
 }
 
+void say_epoch(const dm::Mesh &mesh)
+{
+  const dm::Recovery recovery = mesh.recovery();
+  say("is %s epoch %lld: %zu lost, %zu joined", is_in(mesh) ? "in" : "benched in", static_cast<long long>(recovery.epoch),
+      recovery.lost_ranks.size(), recovery.joined_ranks.size());
+}
+
 // A rank's whole life, with every recovery. No value: the rank was never needed, or came too late.
 std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
 {
@@ -303,10 +310,8 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
       say("waited until the job had ended");
       return std::nullopt;
     }
-    const dm::Recovery recovery = mesh.recovery();
-    has_state = has_state && is_in(mesh) && !recovery.has_joined;
-    say("is %s epoch %lld: %zu lost, %zu joined", is_in(mesh) ? "in" : "benched in", static_cast<long long>(recovery.epoch),
-        recovery.lost_ranks.size(), recovery.joined_ranks.size());
+    has_state = has_state && is_in(mesh) && !mesh.recovery().has_joined;
+    say_epoch(mesh);
   }
 }
 
@@ -384,6 +389,7 @@ try {
   dm::Mesh mesh = std::move(*made);
   rank = mesh.rank();
   say("is %s", is_in(mesh) ? "in the mesh" : "a spare");
+  if (mesh.recovery().epoch > 0) say_epoch(mesh);
 
   const std::optional<Result> result = live(std::move(mesh), digits);
   if (!result) return 0;
