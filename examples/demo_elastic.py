@@ -53,7 +53,7 @@ def main():
     options = parser.parse_args()
     restarts = 0 if options.spares else options.kills
     chance = random.Random(options.seed)
-    print(f"seed {options.seed}; {MESH} ranks as (replicate=2, shard=2, tp=2) " +
+    print(f"seed {options.seed}; {MESH} ranks as (replicate=2, shard=2, tp=2)" +
           (f" and {options.spares} spares" if options.spares else "; a lost rank starts again"), flush=True)
     arguments = ["--check", "--pause", "20"] + (["--replace", "30000"] if restarts else [])
     with Job(options.tool, options.program, options.spares, restarts, arguments) as job:
