@@ -9,6 +9,7 @@ Each run's plan depends on the seed and its number alone: `tests/soak_elastic.py
 import argparse
 import random
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--seconds", type=float, help="start no further run after so many seconds")
     parser.add_argument("--restarts", choices=["no", "yes", "both"], default="both", help="whether lost ranks start again alone")
+    parser.add_argument("--hosts", action="store_true", help="on four hosts, which also fall silent; without restarts")
     parser.add_argument("--folder", type=Path, help="keeps what failed runs have said")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -38,8 +40,9 @@ def main():
     def run(number):
         if options.seconds and time.monotonic() - began > options.seconds:
             return
-        plan = planned(options.seed, number, options.restarts)
-        outcome = suffer(TOOL, options.program, plan, expected)
+        plan = planned(options.seed, number, options.restarts, options.hosts)
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = suffer(TOOL, options.program, plan, expected, folder)
         with lock:
             counts.update(outcome.counts)
             if outcome.complaints:
@@ -56,7 +59,7 @@ def main():
     print("; ".join(f"{name}: {count}" for name, count in sorted(counts.items())) + f"; {time.monotonic() - began:.0f} s")
     print(f"{counts['runs'] - len(failed)} right, {len(failed)} wrong" + (f": {sorted(failed)}" if failed else ""))
     for number in sorted(failed):
-        print(f"again: tests/soak_elastic.py --program {options.program} --seed {options.seed} --restarts {options.restarts} --only {number}")
+        print(f"again: tests/soak_elastic.py --program {options.program} --seed {options.seed} --restarts {options.restarts}{' --hosts' if options.hosts else ''} --only {number}")
     return 1 if failed or not counts["runs"] else 0
 
 

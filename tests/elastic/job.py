@@ -23,6 +23,16 @@ class Event:
         self.moment, self.rank, self.words = float(moment), int(rank), words
 
 
+def read_into(job, line):
+    """Adds a line to what a job has said."""
+    found = EVENT.match(line)
+    with job.changed:
+        job.lines.append(line)
+        if found:
+            job.events.append(Event(*found.groups()))
+        job.changed.notify_all()
+
+
 class Job:
     """The mesh has 8 ranks; the ranks from 8 on are spares. With `restarts` a lost rank is started
     again alone, that often."""
@@ -41,14 +51,10 @@ class Job:
 
     def read(self):
         for line in self.process.stdout:
-            found = EVENT.match(line)
-            with self.changed:
-                self.lines.append(line)
-                if found:
-                    self.events.append(Event(*found.groups()))
-                self.changed.notify_all()
-        with self.changed:
-            self.changed.notify_all()
+            read_into(self, line)
+
+    def is_over(self):
+        return not self.reader.is_alive()
 
     def wait_for(self, condition, patience):
         """Waits until condition(events) is true or the job has ended. Returns what it gives."""
@@ -56,7 +62,7 @@ class Job:
         with self.changed:
             while True:
                 value = condition(self.events)
-                if value or time.monotonic() > until or not self.reader.is_alive():
+                if value or time.monotonic() > until or self.is_over():
                     return value
                 self.changed.wait(0.1)
 

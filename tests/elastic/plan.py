@@ -15,7 +15,8 @@ class Strike:
     delay: float
     # The ranks, of which those are hit that are there.
     victims: tuple
-    # kill, or stop: SIGSTOP, and SIGCONT after `pause` seconds.
+    # kill; stop: SIGSTOP, and SIGCONT after `pause` seconds; cut: the hosts with the numbers `victims`
+    # fall silent.
     how: str
     pause: float = 0.0
 
@@ -30,9 +31,10 @@ class Plan:
     spares: int
     restarts: int  # of each rank; 0: lost ranks stay away
     strikes: list
+    on_hosts: bool = False
 
     def __str__(self):
-        return f"{self.spares} spares, {self.restarts} restarts: " + "; ".join(map(str, self.strikes))
+        return ("4 hosts, " if self.on_hosts else "") + f"{self.spares} spares, {self.restarts} restarts: " + "; ".join(map(str, self.strikes))
 
 
 # Steps of the training, and the milliseconds after each step.
@@ -40,11 +42,12 @@ EPOCHS, PAUSE_MS = 6, 5
 STEPS = 24 * EPOCHS
 
 
-def planned(seed, number, restarts="both"):
+def planned(seed, number, restarts="both", on_hosts=False):
     """The plan of run `number` of a seed. It depends on these alone."""
     chance = random.Random(f"elastic/{seed}/{number}")
     again = chance.random() < 0.5
     again = again if restarts == "both" else restarts == "yes"
+    again = again and not on_hosts
     spares = chance.choice((0, 1)) if again else chance.choice((0, 1, 1, 2, 3))
     size = MESH + spares
     strikes = []
@@ -53,6 +56,8 @@ def planned(seed, number, restarts="both"):
         victims = tuple(chance.sample(range(size), count))
         how = "stop" if chance.random() < 0.15 else "kill"
         pause = chance.choice((0.1, 1.0, 6.0)) if how == "stop" else 0.0
+        if on_hosts and how == "kill" and chance.random() < 0.4:
+            how, victims = "cut", (chance.randrange(4),)
         step, delay = 1 + 24 * chance.randrange(EPOCHS), chance.uniform(0.0, 0.3)
         if at == 0 and not again and chance.random() < 0.1:
             after = "start"
@@ -62,4 +67,4 @@ def planned(seed, number, restarts="both"):
         else:
             after = "step"
         strikes.append(Strike(after, step, delay, victims, how, pause))
-    return Plan(spares, 5 if again else 0, strikes)
+    return Plan(spares, 5 if again else 0, strikes, on_hosts)

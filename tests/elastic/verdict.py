@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from support.processes import marked, wait_until
 
+from .hosts import HOSTS, HostJob
 from .job import MARK, MESH, Job
 from .plan import EPOCHS, PAUSE_MS
 
@@ -43,9 +44,11 @@ class Process:
         return next(words for words in reversed(self.words) if words.startswith(start))
 
 
-def started(tool, program, plan):
+def started(tool, program, plan, folder=None):
     arguments = ["--check", "--epochs", EPOCHS, "--pause", PAUSE_MS, "--timeout", TIMEOUT_MS, "--silent", SILENT_MS]
     arguments += ["--replace", REPLACE_MS] if plan and plan.restarts else []
+    if plan and plan.on_hosts:
+        return HostJob(tool, program, plan.spares, arguments, folder)
     return Job(tool, program, plan.spares if plan else 0, plan.restarts if plan else 0, arguments)
 
 
@@ -67,6 +70,10 @@ def strike(job, plan, hit):
         elif strike.after == "start":
             begin = time.monotonic()
         time.sleep(max(0.0, strike.delay - (time.monotonic() - begin if strike.after == "start" else 0.0)))
+        if strike.how == "cut":
+            for number in strike.victims:
+                hit += [("cut", rank, pid, moment) for rank, pid, moment in job.cut(HOSTS[number])]
+            continue
         for rank in strike.victims:
             sent = job.send(rank, signal.SIGSTOP if strike.how == "stop" else signal.SIGKILL)
             if sent:
@@ -92,7 +99,7 @@ def processes(job):
 def judge(job, plan, hit, expected, outcome):
     ranks, said = processes(job), job.said()
     killed = {pid for how, _, pid, _ in hit if how == "kill"}
-    stopped = {pid for how, _, pid, _ in hit if how == "stop"}
+    stopped = {pid for how, _, pid, _ in hit if how in ("stop", "cut")}
     left = [process for process in ranks if process.pid not in killed]
     ends = {process.pid: process.end() for process in left}
     steady = [process for process in left if process.pid not in stopped]
@@ -107,7 +114,8 @@ def judge(job, plan, hit, expected, outcome):
         outcome.counts["ended right"] = 1
         digests = {process.last('is done').split()[-1] for process in done}
         outcome.complaints += [f"rank {process.rank} gives up while others are done: {process.words[-1]}" for process in errors]
-        if len(digests) != 1 or full and digests != {expected}:
+        # On several hosts the same sums are added in another order.
+        if len(digests) != 1 or full and not plan.on_hosts and digests != {expected}:
             outcome.complaints.append(f"losses {digests} instead of {expected}")
         # The rank that compares may have been killed, when all were done.
         late = any(how == "kill" and moment >= min(event.moment for event in job.events if event.words.startswith("is done"))
@@ -126,11 +134,21 @@ def judge(job, plan, hit, expected, outcome):
             outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in errors if process not in joined]
         return
     texts = {reason(process.words[-1]) for process in errors}
-    hits = len(killed | stopped)
-    # When the ranks of the mesh have given up, those that waited learn that all of them are lost.
-    excuse = texts == {NO_STATE} and hits >= 2 or texts <= {TOO_FEW, NO_STATE} and hits >= plan.spares + 2
+    excuse = texts <= {TOO_FEW, NO_STATE} and is_excused({rank for _, rank, _, _ in hit}, plan, texts)
     if not excuse:
-        outcome.complaints += [f"rank {process.rank} gives up after {hits} hits: {process.words[-1]}" for process in errors] or ["nobody is left"]
+        outcome.complaints += [f"rank {process.rank} gives up after {len(hit)} hits: {process.words[-1]}" for process in errors] or ["nobody is left"]
+
+
+def is_excused(ranks, plan, texts):
+    """Whether a job that loses these ranks may end with an error. When the ranks of the mesh have given
+    up, those that waited learn that all ranks of the mesh are lost."""
+    if any(rank >= MESH for rank in ranks):
+        return len(ranks) >= 2  # a spare has any place
+    replicas = [{rank % 4 for rank in ranks if rank // 4 == replica} for replica in (0, 1)]
+    if plan.restarts:
+        # New processes come, so only a state is missing that no replica has.
+        return texts == {NO_STATE} and bool(replicas[0] & replicas[1])
+    return all(replicas) and (texts == {NO_STATE} or len(ranks) >= plan.spares + 2)
 
 
 def sizes(ranks):
@@ -150,9 +168,9 @@ def reason(words):
     return next((text for text in (NO_STATE, TOO_FEW) if text in words), words)
 
 
-def suffer(tool, program, plan, expected):
+def suffer(tool, program, plan, expected, folder=None):
     outcome, hit, timers = Outcome(), [], []
-    with started(tool, program, plan) as job:
+    with started(tool, program, plan, folder) as job:
         try:
             timers = strike(job, plan, hit)
             if not job.end(PATIENCE):
@@ -165,7 +183,7 @@ def suffer(tool, program, plan, expected):
         except AssertionError:
             outcome.complaints.append(f"still running: {marked(job.mark, MARK)}")
         outcome.said = job.said()
-        outcome.counts = {"runs": 1, "killed": sum(how == "kill" for how, *_ in hit), "stopped": sum(how == "stop" for how, *_ in hit),
+        outcome.counts = {"runs": 1, "killed": sum(how == "kill" for how, *_ in hit), "stopped": sum(how == "stop" for how, *_ in hit), "cut off": sum(how == "cut" for how, *_ in hit),
                           "with restarts": int(plan.restarts > 0)}
         judge(job, plan, hit, expected, outcome)
     return outcome
