@@ -149,6 +149,24 @@
 #define DM_WORLD_DEVICE 2
 
 /**
+ * How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without it,
+ * the process joins a running job where the store's server knows that the process is lost that had
+ * its rank, and a new world otherwise.
+ */
+#define DM_JOIN_AUTO 0
+
+/**
+ * The process joins a new world, together with all its ranks.
+ */
+#define DM_JOIN_NEW 1
+
+/**
+ * The process joins the running job in place of the process that had its rank before. Where no job
+ * runs yet, it joins a new world.
+ */
+#define DM_JOIN_RUNNING 2
+
+/**
  * The get of dm_store_callbacks returns this value when the key did not come in time.
  */
 #define DM_STORE_NOT_YET 100
@@ -391,9 +409,9 @@ typedef struct dm_world_options {
    */
   int32_t device;
   /**
-   * Must be 0.
+   * DM_JOIN_AUTO, DM_JOIN_NEW or DM_JOIN_RUNNING: whether this process joins a running job.
    */
-  uint32_t reserved;
+  uint32_t join;
   /**
    * How long dm_world_init may wait, and after it each call of the world and its meshes that has
    * no timeout of its own, in milliseconds. 0: 600000.
@@ -482,6 +500,17 @@ typedef struct dm_world_info {
    * an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
    */
   const char *library;
+  /**
+   * The epoch in which this process is: 0 until a recovery has given a mesh (dm_recover). A
+   * process that joins a running job is in no epoch before its dm_init has returned, and 0 stands
+   * here.
+   */
+  int64_t epoch;
+  /**
+   * The number of processes that have joined the world under this rank before this one. 0: this
+   * is the first process of its rank.
+   */
+  int64_t ticket;
 } dm_world_info;
 
 /**
@@ -747,8 +776,8 @@ typedef struct dm_recovery {
    */
   size_t num_lost;
   /**
-   * The world ranks of the mesh that need the state: spares that got a place, and ranks that
-   * come back from a replica that was left out. In ascending order. NULL when there are none.
+   * The world ranks of the mesh that need the state: new processes, spares that got a place, and
+   * ranks that come back from a replica that was left out. In ascending order. NULL when there are none.
    */
   const int32_t *joined_ranks;
   /**
@@ -1095,7 +1124,13 @@ dm_status dm_set_log(dm_log_level level,
  * DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
  * rank is lost; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
  * device driver), DM_STATUS_ABORTED (dm_world_abort with the token of options->joining_out),
- * DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so).
+ * DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so),
+ * DM_STATUS_INVALID_STATE (the job that this process was to join has ended).
+ *
+ * A process that takes the place of a lost one in a running job (options->join, DM_JOIN) waits for
+ * nobody here: it compares itself with the job, and its dm_init waits for the place. Until then
+ * collective calls of the world other than dm_init give DM_STATUS_INVALID_STATE, and
+ * dm_world_finalize only ends the world on this rank.
  */
 dm_status dm_world_init(const char *device_type, const struct dm_world_options *options, struct dm_world **world_out);
 
@@ -1266,6 +1301,20 @@ dm_status dm_default_world(const char *device_type, int64_t timeout_ms, struct d
  */
 dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *info_out);
 
+/**
+ * Gives the number of processes that wait to join the running job. The next dm_recover lets them in
+ * where there is a place for them.
+ *
+ * Local, and cheap enough for every step: it makes no store operation while nobody waits, and looks
+ * at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store, once a
+ * second). A process for which the last recovery had no place does not count. Ranks may get
+ * different numbers for a moment. So the ranks agree before they call dm_recover for it, for
+ * example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
+ * DM_STATUS_ABORTED (the world has ended).
+ */
+dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
+
 /* ---- making meshes ---- */
 
 /**
@@ -1296,6 +1345,15 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  * (options->world), DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the
  * call, also while it is blocked), and what dm_world_init gives when the default world is joined
  * here. When the call fails on any rank, it fails on all ranks and leaves nothing behind.
+ *
+ * In a process that joins a running job (dm_world_options.join) the call waits for the next
+ * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh of
+ * that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job has
+ * made exist, and no other rank takes part in this dm_init. The arguments are those of the dm_init
+ * that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come; the next
+ * dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its place is taken),
+ * DM_STATUS_INVALID_STATE (the job has ended), DM_STATUS_NOT_MEMBER (the others take it for lost),
+ * and those of dm_recover. A rank that is not in the mesh of its dm_init is not let in.
  */
 dm_status dm_init(const char *device_type,
                   const int32_t *shape,
@@ -2564,7 +2622,7 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
 
 /**
  * Gives the mesh with which the job goes on after ranks were lost: agrees with all living ranks on
- * who is lost, lets spares take the places, and makes the communicators anew.
+ * who is lost, lets spares and new processes take the places, and makes the communicators anew.
  *
  * Collective over the ranks of the world that live, also those that are not in the mesh: spares,
  * and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
@@ -2575,7 +2633,8 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * new mesh under their names, as long as their sizes still fit, and names of dm_register lead to
  * its views.
  *
- * A rank that holds a place and lives keeps it. A spare, a rank of the world that is not in the
+ * A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
+ * dm_world_options.join) takes its place. A spare, a rank of the world that is not in the
  * mesh, takes an empty place where its replica becomes whole by that. A place that is still empty
  * after options->replace_ms leaves its whole index of options->dim out of the mesh, and the living
  * ranks of that index get a handle for which calls that need a member give DM_STATUS_NOT_MEMBER.
@@ -2595,8 +2654,8 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * options NULL: the defaults. recovery_out may be NULL; dm_get_recovery gives the same later. The
  * caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank and
- * of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has
+ * Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank, of
+ * no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too few ranks are left; no rank has
  * the state of some shard; another thread is in the call; a CUDA graph is being captured),
  * DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
  * meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the
@@ -2665,7 +2724,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_world_info to pass to dm_world_get_info.
  */
-#define DM_WORLD_INFO_INIT { sizeof(dm_world_info), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+#define DM_WORLD_INFO_INIT { sizeof(dm_world_info), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */

@@ -787,6 +787,8 @@ struct WorldOptions {
   std::shared_ptr<Store> store = nullptr;
   /// nullptr, or the place for a token. dm_world_abort of another thread with this token ends the joining (see dm_world_options).
   dm_world **joining_out = nullptr;
+  /// Whether this process joins a running job: DM_JOIN_AUTO, DM_JOIN_NEW or DM_JOIN_RUNNING.
+  std::uint32_t join = DM_JOIN_AUTO;
 };
 
 /// Which rank a process is in a world, where it runs, and which library makes its communicators. See dm_world_info.
@@ -811,6 +813,10 @@ struct WorldInfo {
   std::string device_type = {};
   /// The communicator library by path, SONAME or name; empty in an offline world.
   std::string library = {};
+  /// The epoch in which this process is; 0 until a recovery has given a mesh.
+  std::int64_t epoch = 0;
+  /// The number of processes that have joined the world under this rank before this one.
+  std::int64_t ticket = 0;
 };
 
 template <class Style> class BasicWorld;
@@ -933,6 +939,7 @@ public:
       join.store = &callbacks;
     }
     join.joining_out = options.joining_out;
+    join.join = options.join;
     dm_world *world = nullptr;
     const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
     if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone
@@ -957,7 +964,7 @@ public:
     const dm_status status = dm_world_get_info(capi(), &raw);
     if (status == DM_STATUS_OK) {
       info = {raw.rank,      raw.size,   raw.local_rank,  raw.local_size,  raw.host,
-              raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library};
+              raw.num_hosts, raw.device, raw.ccl_version, raw.device_type, raw.library, raw.epoch, raw.ticket};
     }
     return Calls::give(status, std::move(info));
   }
@@ -976,6 +983,14 @@ public:
     std::int32_t size = 0;
     const dm_status status = dm_world_size(capi(), &size);
     return Calls::give(status, size);
+  }
+
+  /// The number of processes that wait to join the running job. Local, and cheap enough for every step. See dm_waiting.
+  [[nodiscard]] Returns<std::int32_t> waiting() const
+  {
+    std::int32_t count = 0;
+    const dm_status status = dm_waiting(capi(), &count);
+    return Calls::give(status, count);
   }
 
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.

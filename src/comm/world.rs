@@ -202,6 +202,11 @@ impl World {
         })
     }
 
+    /// Returns how many processes have joined the world under this rank before this one.
+    pub fn ticket(&self) -> u32 {
+        self.rendezvous.ticket().unwrap_or(0)
+    }
+
     /// Returns how many processes wait to join the world, as far as this process knows. The next
     /// recovery lets them in where there is a place. Local, and cheap enough for every step.
     pub fn num_waiting(&self) -> Result<i32> {

@@ -127,7 +127,7 @@ macro_rules! growing {
 growing!(
     structs::dm_error_info = 88,
     structs::dm_world_options = 72,
-    structs::dm_world_info = 56,
+    structs::dm_world_info = 72,
     structs::dm_store_callbacks = 56,
     structs::dm_call_options = 40,
     structs::dm_dim_options = 32,

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::structs::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_STORE_NOT_YET, DM_WORLD_DEVICE, DM_WORLD_OFFLINE,
-    dm_call_options, dm_dim_options, dm_init_options, dm_store_callbacks, dm_world_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_JOIN_AUTO, DM_JOIN_NEW, DM_JOIN_RUNNING, DM_STORE_NOT_YET,
+    DM_WORLD_DEVICE, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options, dm_init_options, dm_store_callbacks,
+    dm_world_options,
 };
 use super::types::dm_world;
 use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
-use crate::rendezvous::JoinOptions;
 use crate::rendezvous::store::{self, CallbackStore, Callbacks, Store};
+use crate::rendezvous::{Join, JoinOptions};
 
 const _: () = assert!(DM_STORE_NOT_YET == store::NOT_YET);
 
@@ -65,7 +66,16 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
     check_flags("options", options.flags, DM_WORLD_OFFLINE | DM_WORLD_DEVICE)?;
-    check_reserved("options", &[options.reserved])?;
+    let join = match options.join {
+        DM_JOIN_AUTO => Join::Auto,
+        DM_JOIN_NEW => Join::New,
+        DM_JOIN_RUNNING => Join::Running,
+        other => {
+            return Err(Error::invalid(format!(
+                "options.join is {other}: it must be DM_JOIN_AUTO (0), DM_JOIN_NEW (1) or DM_JOIN_RUNNING (2)"
+            )));
+        }
+    };
     let names_device = options.flags & DM_WORLD_DEVICE != 0;
     if !names_device && options.device != 0 {
         return Err(Error::invalid(format!(
@@ -103,6 +113,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
             local_rank: Some(natural("options.local_rank", options.local_rank)?).filter(|rank| *rank > 0),
             timeout: timeout("options.timeout_ms", options.timeout_ms)?,
             init_method: init_method.map(str::to_owned),
+            join,
             store: callbacks.clone().map(|store| store as Arc<dyn Store>),
             ..JoinOptions::default()
         },

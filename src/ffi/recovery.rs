@@ -75,8 +75,8 @@ pub struct dm_recovery {
     pub lost_ranks: *const i32,
     /// The number of elements of lost_ranks.
     pub num_lost: usize,
-    /// The world ranks of the mesh that need the state: spares that got a place, and ranks that
-    /// come back from a replica that was left out. In ascending order. NULL when there are none.
+    /// The world ranks of the mesh that need the state: new processes, spares that got a place, and
+    /// ranks that come back from a replica that was left out. In ascending order. NULL when there are none.
     pub joined_ranks: *const i32,
     /// The number of elements of joined_ranks.
     pub num_joined: usize,
@@ -95,7 +95,7 @@ pub struct dm_recovery {
 }
 
 /// Gives the mesh with which the job goes on after ranks were lost: agrees with all living ranks on
-/// who is lost, lets spares take the places, and makes the communicators anew.
+/// who is lost, lets spares and new processes take the places, and makes the communicators anew.
 ///
 /// Collective over the ranks of the world that live, also those that are not in the mesh: spares,
 /// and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
@@ -106,7 +106,8 @@ pub struct dm_recovery {
 /// new mesh under their names, as long as their sizes still fit, and names of dm_register lead to
 /// its views.
 ///
-/// A rank that holds a place and lives keeps it. A spare, a rank of the world that is not in the
+/// A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
+/// dm_world_options.join) takes its place. A spare, a rank of the world that is not in the
 /// mesh, takes an empty place where its replica becomes whole by that. A place that is still empty
 /// after options->replace_ms leaves its whole index of options->dim out of the mesh, and the living
 /// ranks of that index get a handle for which calls that need a member give DM_STATUS_NOT_MEMBER.
@@ -126,8 +127,8 @@ pub struct dm_recovery {
 /// options NULL: the defaults. recovery_out may be NULL; dm_get_recovery gives the same later. The
 /// caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank and
-/// of no failed communicator, and then the mesh stays as it is; too few ranks are left; no rank has
+/// Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank, of
+/// no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too few ranks are left; no rank has
 /// the state of some shard; another thread is in the call; a CUDA graph is being captured),
 /// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
 /// meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the

@@ -54,6 +54,18 @@ pub const DM_WORLD_OFFLINE: u32 = 1;
 /// program itself makes it current. The flag is an error on cpu, and an offline world ignores it.
 pub const DM_WORLD_DEVICE: u32 = 2;
 
+/// How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without it,
+/// the process joins a running job where the store's server knows that the process is lost that had
+/// its rank, and a new world otherwise.
+pub const DM_JOIN_AUTO: u32 = 0;
+
+/// The process joins a new world, together with all its ranks.
+pub const DM_JOIN_NEW: u32 = 1;
+
+/// The process joins the running job in place of the process that had its rank before. Where no job
+/// runs yet, it joins a new world.
+pub const DM_JOIN_RUNNING: u32 = 2;
+
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -75,8 +87,8 @@ pub struct dm_world_options {
     /// current device of the thread that joins, or where that thread has none, the device whose
     /// index is the local rank modulo the number of devices.
     pub device: i32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// DM_JOIN_AUTO, DM_JOIN_NEW or DM_JOIN_RUNNING: whether this process joins a running job.
+    pub join: u32,
     /// How long dm_world_init may wait, and after it each call of the world and its meshes that has
     /// no timeout of its own, in milliseconds. 0: 600000.
     pub timeout_ms: i64,
@@ -133,6 +145,13 @@ pub struct dm_world_info {
     /// The communicator library: its path or SONAME, or the name of the embedded host engine; "" in
     /// an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
     pub library: *const c_char,
+    /// The epoch in which this process is: 0 until a recovery has given a mesh (dm_recover). A
+    /// process that joins a running job is in no epoch before its dm_init has returned, and 0 stands
+    /// here.
+    pub epoch: i64,
+    /// The number of processes that have joined the world under this rank before this one. 0: this
+    /// is the first process of its rank.
+    pub ticket: i64,
 }
 
 /// The get of dm_store_callbacks returns this value when the key did not come in time.

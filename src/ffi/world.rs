@@ -45,7 +45,13 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
 /// rank is lost; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
 /// device driver), DM_STATUS_ABORTED (dm_world_abort with the token of options->joining_out),
-/// DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so).
+/// DM_STATUS_UNSUPPORTED (device type cpu on several hosts, with an older libhostccl.so),
+/// DM_STATUS_INVALID_STATE (the job that this process was to join has ended).
+///
+/// A process that takes the place of a lost one in a running job (options->join, DM_JOIN) waits for
+/// nobody here: it compares itself with the job, and its dm_init waits for the place. Until then
+/// collective calls of the world other than dm_init give DM_STATUS_INVALID_STATE, and
+/// dm_world_finalize only ends the world on this rank.
 ///
 /// # Safety
 /// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is

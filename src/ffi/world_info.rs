@@ -96,8 +96,34 @@ pub unsafe extern "C" fn dm_world_get_info(world: *const dm_world, info_out: *mu
             ccl_version: library.map_or(0, |library| library.version()),
             device_type: if world.device_type() == "cpu" { c"cpu" } else { c"cuda" }.as_ptr(),
             library: library.map_or(c"", |library| library.c_name()).as_ptr(),
+            epoch: i64::try_from(world.rendezvous().epoch()).unwrap_or(i64::MAX),
+            ticket: i64::from(world.ticket()),
         };
         // SAFETY: the caller's contract.
         unsafe { write_struct("info_out", info_out, info) }
+    })
+}
+
+/// Gives the number of processes that wait to join the running job. The next dm_recover lets them in
+/// where there is a place for them.
+///
+/// Local, and cheap enough for every step: it makes no store operation while nobody waits, and looks
+/// at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store, once a
+/// second). A process for which the last recovery had no place does not count. Ranks may get
+/// different numbers for a moment. So the ranks agree before they call dm_recover for it, for
+/// example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
+/// DM_STATUS_ABORTED (the world has ended).
+///
+/// # Safety
+/// count_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_waiting(world: *const dm_world, count_out: *mut i32) -> dm_status {
+    ask(|| {
+        let count_out = out("count_out", count_out)?;
+        let count = find(world)?.num_waiting()?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { count_out.write(count) };
+        Ok(())
     })
 }

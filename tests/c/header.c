@@ -36,14 +36,14 @@ int main(void)
   AT(dm_error_info, call, 80);
   CHECK(sizeof(dm_world_options) == 72);
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
-  AT(dm_world_options, local_rank, 20); AT(dm_world_options, device, 24); AT(dm_world_options, reserved, 28);
+  AT(dm_world_options, local_rank, 20); AT(dm_world_options, device, 24); AT(dm_world_options, join, 28);
   AT(dm_world_options, timeout_ms, 32); AT(dm_world_options, init_method, 40);
   AT(dm_world_options, ccl_library, 48); AT(dm_world_options, store, 56);
   AT(dm_world_options, joining_out, 64);
-  CHECK(sizeof(dm_world_info) == 56);
+  CHECK(sizeof(dm_world_info) == 72);
   AT(dm_world_info, rank, 8); AT(dm_world_info, size, 12); AT(dm_world_info, local_rank, 16); AT(dm_world_info, local_size, 20);
   AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, ccl_version, 36);
-  AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48);
+  AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48); AT(dm_world_info, epoch, 56); AT(dm_world_info, ticket, 64);
   CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
@@ -83,11 +83,11 @@ int main(void)
   dm_world_options world = DM_WORLD_OPTIONS_INIT;
   CHECK(world.struct_size == sizeof world && world.flags == 0 && world.world_size == 0 && world.rank == 0 && world.local_rank == 0 &&
         world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL && world.device == 0 &&
-        world.reserved == 0 && world.joining_out == NULL);
+        world.join == DM_JOIN_AUTO && world.joining_out == NULL);
   dm_world_info about = DM_WORLD_INFO_INIT;
   CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 &&
         about.local_size == 0 && about.host == 0 && about.num_hosts == 0 && about.device == 0 &&
-        about.ccl_version == 0 && about.device_type == NULL && about.library == NULL);
+        about.ccl_version == 0 && about.device_type == NULL && about.library == NULL && about.epoch == 0 && about.ticket == 0);
   dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
   CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;

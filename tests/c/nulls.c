@@ -19,6 +19,7 @@ static void worlds(void)
   NO_HANDLE(dm_world_rank(NULL, &number));
   NO_HANDLE(dm_world_size(NULL, &number));
   NO_HANDLE(dm_world_barrier(NULL, 0));
+  NO_HANDLE(dm_waiting(NULL, &number));
   dm_buffers *bytes = NULL;
   NO_HANDLE(dm_world_all_gather_bytes(NULL, "x", 1, 0, &bytes));
   NO_HANDLE(dm_world_broadcast_bytes(NULL, "x", 1, 0, 0, &bytes));
@@ -30,6 +31,7 @@ static void worlds(void)
   /* dm_world_abort takes NULL for the default worlds: tests/c/world_abort.c. */
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
+  NO("count_out", dm_waiting(world, NULL));
   dm_world_info info = DM_WORLD_INFO_INIT;
   NO_HANDLE(dm_world_get_info(NULL, &info));
   NO("info_out", dm_world_get_info(world, NULL));

@@ -147,8 +147,8 @@ static void refused(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "options.device is -1", dm_world_init("cpu", &join, &world));
   join.device = 0;
   join.flags = 0;
-  join.reserved = 1;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "options.reserved is 0x1", dm_world_init("cpu", &join, &world));
+  join.join = 3;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "options.join is 3: it must be", dm_world_init("cpu", &join, &world));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "device_type is \"gpu\"", dm_default_world("gpu", 0, &world));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "timeout_ms is -1", dm_default_world("cpu", -1, &world));
   CHECK(world == NULL);

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
 WORLD_DEVICE = 2
+JOINS = {"new": 1, "running": 2}
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2
@@ -50,7 +51,7 @@ class StoreCallbacks(Structure):
 
 class WorldOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32),
-                ("local_rank", c_int32), ("device", c_int32), ("reserved", c_uint32), ("timeout_ms", c_int64),
+                ("local_rank", c_int32), ("device", c_int32), ("join", c_uint32), ("timeout_ms", c_int64),
                 ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
                 ("joining_out", POINTER(c_void_p))]
 
@@ -58,7 +59,8 @@ class WorldOptions(Structure):
 class WorldInfo(Structure):
     _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32),
                 ("local_size", c_int32), ("host", c_int32), ("num_hosts", c_int32), ("device", c_int32),
-                ("ccl_version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
+                ("ccl_version", c_int32), ("device_type", c_char_p), ("library", c_char_p), ("epoch", c_int64),
+                ("ticket", c_int64)]
 
 
 class DimOptions(Structure):
@@ -123,6 +125,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_get_world": (STATUS, [HANDLE, HANDLE_OUT]),
     "dm_default_world": (STATUS, [TEXT, c_int64, HANDLE_OUT]),
     "dm_world_get_info": (STATUS, [HANDLE, POINTER(WorldInfo)]),
+    "dm_waiting": (STATUS, [HANDLE, POINTER(c_int32)]),
     "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
     "dm_world_locations": (STATUS, [HANDLE, TEXT, c_int64, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),

@@ -45,6 +45,9 @@ class World(ObjectCollectives):
             NCCL wheel of the active environment.
         store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
         offline: no rendezvous and no communicators.
+        join: "new" joins a new world, and "running" a running job in place of a lost process of this
+            rank, where a job runs. None: the environment variable DM_JOIN says it, or the library
+            finds it out.
     """
 
     def __init__(
@@ -60,12 +63,15 @@ class World(ObjectCollectives):
         ccl_library: Optional[str] = None,
         store: Optional[Store] = None,
         offline: bool = False,
+        join: Optional[str] = None,
     ) -> None:
         if (rank is None) != (world_size is None):
             raise InvalidArgumentError(f"world_size is {world_size} and rank is {rank}: give both or neither")
         ranks = 0 if world_size is None else int32("world_size", world_size)
         if world_size is not None and ranks < 1:
             raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
+        if join is not None and join not in declarations.JOINS:
+            raise InvalidArgumentError(f"join is {join!r}: it must be None, 'new' or 'running'")
         callbacks = Callbacks(store) if store is not None else None
         options = declarations.WorldOptions(
             struct_size=ctypes.sizeof(declarations.WorldOptions),
@@ -73,6 +79,7 @@ class World(ObjectCollectives):
                    | (0 if device is None else declarations.WORLD_DEVICE)),
             world_size=ranks, rank=0 if rank is None else int32("rank", rank),
             local_rank=int32("local_rank", local_rank), device=0 if device is None else int32("device", device),
+            join=0 if join is None else declarations.JOINS[join],
             timeout_ms=milliseconds(timeout), init_method=optional_text("init_method", init_method),
             ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
@@ -87,7 +94,7 @@ class World(ObjectCollectives):
             if joining.value:
                 library.dm_world_abort(joining.value)
 
-        def join() -> int:
+        def joined() -> int:
             handle = ctypes.c_void_p()
             if callbacks is not None:
                 callbacks.keep()
@@ -101,7 +108,7 @@ class World(ObjectCollectives):
             return handle.value or 0
 
         try:
-            handle = interrupt.apart(join, give_up, library.dm_world_free)
+            handle = interrupt.apart(joined, give_up, library.dm_world_free)
         except Exception as error:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
@@ -139,7 +146,7 @@ class World(ObjectCollectives):
         return cls._of(interrupt.apart(join, abort_default_worlds, library.dm_world_free), True)
 
     def _info(self) -> declarations.WorldInfo:
-        """What the library knows about the world, which never changes."""
+        """What the library knows about the world. Only the epoch changes."""
         if self._known is None or not self._free.alive:
             info = declarations.WorldInfo(struct_size=ctypes.sizeof(declarations.WorldInfo))
             check(library.dm_world_get_info(self._handle, ctypes.byref(info)))
@@ -190,6 +197,26 @@ class World(ObjectCollectives):
         number = int(self._info().ccl_version)
         major = 10000 if number >= 10000 else 1000  # NCCL before 2.9 wrote 2.8.4 as 2804
         return (number // major, number % major // 100, number % 100) if number else ()
+
+    @property
+    def ticket(self) -> int:
+        """The number of processes that have joined the world under this rank before this one."""
+        return int(self._info().ticket)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this process is: 0 until a recovery has given a mesh."""
+        self._known = None
+        return int(self._info().epoch)
+
+    @property
+    def waiting(self) -> int:
+        """The number of processes that wait to join the running job. Local, and cheap enough for
+        every step. The next ``recover`` lets them in where there is a place. Ranks may get different
+        numbers for a moment, so they agree before they call it."""
+        answer = ctypes.c_int32()
+        check(library.dm_waiting(self._handle, ctypes.byref(answer)))
+        return answer.value
 
     @property
     def rank(self) -> int:

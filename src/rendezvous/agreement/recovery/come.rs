@@ -263,9 +263,7 @@ impl Recovery {
         if waited.came.elapsed() >= UNTOLD {
             self.tell_turn(number, &soon)?;
         }
-        while let Some(value) = self.membership.store.try_get(&self.next_at_door(), &soon)? {
-            self.note_at_door(&value);
-        }
+        self.read_door(&soon)?;
         if losses.any(|lost| lost == self.me) {
             let stands = self.decisions.read(number, &soon)?;
             return stands.map_or_else(|| Err(self.fence(number)), |decision| Ok(Some(decision)));

@@ -18,6 +18,23 @@ impl Recovery {
         self.mesh = Some(mesh.to_owned());
     }
 
+    /// Whether somebody has knocked since the decision that made this process's epoch, and is not
+    /// known to be lost. That is a reason to recover. Whoever knocked before got no place then.
+    pub fn somebody_waits(&mut self, wait: &Wait) -> Result<bool> {
+        self.read_door(wait)?;
+        let is_new = |note: &&Note| note.number > self.epoch.door;
+        let lost = |note: &Note| self.membership.losses.any(|lost| lost == note.process);
+        Ok(self.door.iter().filter(is_new).any(|note| !lost(note)))
+    }
+
+    /// Reads the notes of the door that are in the store by now.
+    pub(super) fn read_door(&mut self, wait: &Wait) -> Result<()> {
+        while let Some(value) = self.membership.store.try_get(&self.next_at_door(), wait)? {
+            self.note_at_door(&value);
+        }
+        Ok(())
+    }
+
     /// Returns the key of the next note of the door.
     pub(super) fn next_at_door(&self) -> String {
         door_note(self.membership.losses.prefix(), self.read_at_door + 1)

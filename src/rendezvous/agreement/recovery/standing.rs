@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::Recovery;
 use crate::error::Result;
 use crate::rendezvous::agreement::decision::{Decision, Epoch, Why};
-use crate::rendezvous::incarnation::Incarnation;
 use crate::wait::Wait;
 
 impl Recovery {
@@ -47,12 +46,7 @@ impl Recovery {
         if is_over || losses.any(|lost| members.contains(&lost)) || losses.turns().is_begun(number) {
             return Ok(true);
         }
-        while let Some(value) = self.membership.store.try_get(&self.next_at_door(), wait)? {
-            self.note_at_door(&value);
-        }
-        let is_out = |process: &Incarnation| members.contains(process) || self.epoch.refused.contains(process);
-        let mut waiting = self.door.iter().map(|knock| knock.process).filter(|process| !is_out(process));
-        if waiting.any(|process| !losses.any(|lost| lost == process)) {
+        if self.somebody_waits(wait)? {
             return Ok(true);
         }
         // A refusal of another rank is no reason: nothing has ended for it.

@@ -427,13 +427,16 @@ fn benched_ranks_knock_when_they_are_whole_after_the_decision() {
         assert_eq!(seats(&members[0].0), "seats=0-1,2:1,3 without=1");
         job.await_here(3, "2:1");
         assert_eq!(job.store.get("test/door", &soon()).unwrap(), b"1");
+        assert!(!members[0].0.somebody_waits(&soon()).unwrap());
         let benched = threads.spawn(|| {
             recover(&mut benched, &job.arrival(), &soon()).unwrap();
             seats(&benched)
         });
         let note = String::from_utf8(job.store.get("test/door/2", &soon()).unwrap()).unwrap();
         assert!(note.starts_with("3 3\n") || note.starts_with("2:1 2\n"), "{note}");
+        // The note is a reason to recover on the ranks of the mesh. The first one is none any more.
         assert_eq!(members[0].0.epoch().door, 1);
+        assert!(members[0].0.somebody_waits(&soon()).unwrap());
         again(&mut members);
         assert_eq!(benched.join().unwrap(), "seats=0-1,2:1,3 without=");
         newcomer.join().unwrap();
