@@ -92,12 +92,12 @@ struct History {
 
 bool is_in(const dm::Mesh &mesh) { return !mesh.recovery().new_coordinate.empty(); }
 
-std::int64_t least_of_all(const dm::Mesh &mesh, std::int64_t value)
+std::int64_t over_all(const dm::Mesh &mesh, std::int64_t value, dm::Op op)
 {
   for (const char *dim : {"replicate", "shard", "tp"}) {
-    std::int64_t least = 0;
-    mesh.all_reduce(dim, &value, &least, 1, dm::Op::min);
-    value = least;
+    std::int64_t reduced = 0;
+    mesh.all_reduce(dim, &value, &reduced, 1, op);
+    value = reduced;
   }
   return value;
 }
@@ -107,7 +107,7 @@ std::int64_t least_of_all(const dm::Mesh &mesh, std::int64_t value)
 void share_state(const dm::Mesh &mesh, bool has_state, History &history)
 {
   State &now = history.now;
-  const std::int64_t first = least_of_all(mesh, has_state ? now.step : std::numeric_limits<std::int64_t>::max());
+  const std::int64_t first = over_all(mesh, has_state ? now.step : std::numeric_limits<std::int64_t>::max(), dm::Op::min);
   if (has_state && now.step > first) now = history.before;
   if (has_state && now.step != first) fail("this rank has no state of step " + std::to_string(first));
   const dm::Recovery recovery = mesh.recovery();
@@ -192,7 +192,7 @@ public:
     std::vector<std::int32_t> least(bits.size()), most(bits.size());
     mesh_.all_reduce("replicate", bits, least, dm::Op::min);
     mesh_.all_reduce("replicate", bits, most, dm::Op::max);
-    return least_of_all(mesh_, least == most) == 1;
+    return over_all(mesh_, least == most, dm::Op::min) == 1;
   }
 
 private:
@@ -231,8 +231,9 @@ unsigned long long digest(const std::vector<float> &losses)
   return hash;
 }
 
-// The training on this mesh, until it is done or a rank is lost (dm::Error).
-Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool &has_state, bool talk)
+// The training on this mesh, until it is done or a rank is lost (dm::Error). No value: somebody waits to
+// join, for whom the ranks recover although nobody is lost.
+std::optional<Result> train(const dm::Mesh &mesh, const Digits &digits, History &history, bool &has_state, bool talk)
 {
   const std::int64_t steps = options.epochs * kStepsPerEpoch;
   Training training(mesh, digits);
@@ -256,6 +257,7 @@ Result train(const dm::Mesh &mesh, const Digits &digits, History &history, bool 
       std::fflush(stdout);
     }
     if (step % kStepsPerEpoch == 1 && is_first && talk) say("is at step %lld", static_cast<long long>(step));
+    if (step % kStepsPerEpoch == 0 && step < steps && over_all(mesh, mesh.world().waiting(), dm::Op::max) > 0) return std::nullopt;
     if (options.pause.count() > 0 && talk) std::this_thread::sleep_for(options.pause);
   }
   Result result;
@@ -282,11 +284,16 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
   for (;;) {
     std::optional<Result> result;
     const bool was_in = is_in(mesh);
+    bool somebody_waits = false;
     if (was_in) {
       try {
         result = train(mesh, digits, history, has_state, true);
-        mesh.world().finalize();
-        return result;
+        if (result) {
+          mesh.world().finalize();
+          return result;
+        }
+        somebody_waits = true;
+        say("lets in who waits");
       } catch (const dm::Error &error) {
         // Whatever has happened, recover() knows whether a rank is lost, and refuses otherwise.
         say("notices: %s", error.what());
@@ -303,6 +310,8 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     try {
       mesh = mesh.recover(wishes);
     } catch (const dm::Error &error) {
+      // Whoever waited may be lost by now. Then the mesh goes on.
+      if (somebody_waits && error.status() == dm::Status::invalid_state) continue;
       if (error.status() != dm::Status::aborted) throw;
       // A rank was lost while the job ended. The others had agreed on its end, so all were done.
       if (result) return result;
@@ -315,12 +324,31 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
   }
 }
 
-// The mesh of the job that begins or runs. Ranks from 8 on are spares.
-dm::Mesh join()
+// The mesh of the job that begins or runs. Ranks from 8 on are spares. A process that is started in the
+// place of a lost rank waits here until a recovery lets it in. No value: the job has ended meanwhile.
+std::optional<dm::Mesh> join()
 {
-  dm::InitOptions wishes;
-  wishes.timeout = options.timeout;
-  return dm::init(device::type, {{"replicate", 2}, {"shard", 2}, {"tp", 2}}, wishes);
+  std::int64_t ticket = 0;
+  try {
+    const dm::World world = dm::World::init(device::type);
+    ticket = world.info().ticket;
+    dm::InitOptions wishes;
+    wishes.world = world;
+    wishes.timeout = options.timeout;
+    for (;;) {
+      try {
+        return dm::init({{"replicate", 2}, {"shard", 2}, {"tp", 2}}, wishes);
+      } catch (const dm::Error &error) {
+        if (ticket == 0 || error.status() != dm::Status::timeout) throw;
+      }
+    }
+  } catch (const dm::Error &error) {
+    const char *how = std::getenv("DM_JOIN");
+    const bool comes_back = ticket > 0 || (how != nullptr && std::strcmp(how, "running") == 0);
+    if (!comes_back || error.status() != dm::Status::invalid_state) throw;
+    say("came too late: %s", error.what());
+    return std::nullopt;
+  }
 }
 
 // Compares the losses with those of one process: a world of one rank, and a mesh whose dimensions
@@ -336,7 +364,7 @@ bool has_losses_of_one_process(const Result &result, const Digits &digits)
   History history;
   history.losses.resize(result.losses.size());
   bool has_state = true;
-  const Result reference = train(mesh, digits, history, has_state, false);
+  const Result reference = train(mesh, digits, history, has_state, false).value();
   world.finalize();
   double worst = 0;
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
@@ -376,16 +404,8 @@ try {
   if (const char *number = std::getenv("RANK")) rank = std::atoi(number);
   say("is process %d", static_cast<int>(getpid()));
 
-  std::optional<dm::Mesh> made;
-  try {
-    made = join();
-  } catch (const dm::Error &error) {
-    // The tool starts a lost rank again. Meanwhile the others may have come to the end of the job.
-    const char *how = std::getenv("DM_JOIN");
-    if (how == nullptr || std::strcmp(how, "running") != 0 || error.status() != dm::Status::invalid_state) throw;
-    say("came too late: %s", error.what());
-    return 0;
-  }
+  std::optional<dm::Mesh> made = join();
+  if (!made) return 0;  // `devicemesh run` would take another exit code for a rank that fails
   dm::Mesh mesh = std::move(*made);
   rank = mesh.rank();
   say("is %s", is_in(mesh) ? "in the mesh" : "a spare");

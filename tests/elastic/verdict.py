@@ -118,8 +118,8 @@ def judge(job, plan, hit, expected, outcome):
         if len(digests) != 1 or full and not plan.on_hosts and digests != {expected}:
             outcome.complaints.append(f"losses {digests} instead of {expected}")
         # The rank that compares may have been killed, when all were done.
-        late = any(how == "kill" and moment >= min(event.moment for event in job.events if event.words.startswith("is done"))
-                   for how, _, _, moment in hit)
+        end = min(event.moment for event in job.events if event.words.startswith("is done"))
+        late = any(how == "kill" and moment >= end - 1 for how, _, _, moment in hit)
         for line in ("equal bit by bit on all replicas", "check: one process gets the same losses"):
             if line not in said and not late:
                 outcome.complaints.append(f"nobody says '{line}'")
@@ -128,11 +128,12 @@ def judge(job, plan, hit, expected, outcome):
         return
     outcome.counts["ended with an error"] = 1
     joined = [process for process in errors if any(words.startswith("is in the mesh") or words == "is a spare" for words in process.words)]
-    if len(joined) < len(errors):
+    if len(joined) < len(errors) and not plan.restarts:
         # Somebody was lost before there was a mesh. All others must have the error of it.
         if not any(one.after == "start" for one in plan.strikes):
             outcome.complaints += [f"rank {process.rank} has no mesh: {process.words[-1]}" for process in errors if process not in joined]
         return
+    errors = joined
     texts = {reason(process.words[-1]) for process in errors}
     excuse = texts <= {TOO_FEW, NO_STATE} and is_excused({rank for _, rank, _, _ in hit}, plan, texts)
     if not excuse:
@@ -147,7 +148,7 @@ def is_excused(ranks, plan, texts):
     replicas = [{rank % 4 for rank in ranks if rank // 4 == replica} for replica in (0, 1)]
     if plan.restarts:
         # New processes come, so only a state is missing that no replica has.
-        return texts == {NO_STATE} and bool(replicas[0] & replicas[1])
+        return bool(replicas[0] & replicas[1])
     return all(replicas) and (texts == {NO_STATE} or len(ranks) >= plan.spares + 2)
 
 
