@@ -17,9 +17,10 @@ PATIENCE = 120
 # The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the spares.
 TOO_FEW, NO_STATE = "replicas along dimension 0 are left", "has the state"
 ENDS = ("gives up", "is done", "waited", "came too late")
-# The deadline of a collective, after which a stopped rank is left out, and how long the others wait
-# for a process that is started again.
-TIMEOUT_MS, SILENT_MS, REPLACE_MS = 3000, 1000, 20000
+# The deadline of a collective, the time after which a rank that does not come is left out, and how long
+# the others wait for a process that is started again. Ranks that are blocked by a stopped rank come to
+# the recovery at their deadlines only, so the second time is longer than the first one.
+TIMEOUT_MS, SILENT_MS, REPLACE_MS = 3000, 4500, 20000
 
 
 @dataclass
