@@ -30,6 +30,7 @@
 namespace {
 
 constexpr int kStepsPerEpoch = kTrain / kBatch;
+constexpr int kMostFailed = 5;  // recoveries that may fail one after the other
 
 // ---- the state of the training ----
 
@@ -240,6 +241,7 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
   History history;
   history.losses.resize(options.epochs * kStepsPerEpoch);
   bool has_state = is_in(mesh) && !mesh.recovery().has_joined;
+  int failed = 0;  // recoveries, one after the other
   for (;;) {
     std::optional<Result> result;
     const bool was_in = is_in(mesh);
@@ -271,6 +273,12 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     } catch (const dm::Error &error) {
       // Whoever waited may be lost by now. Then the mesh goes on.
       if (somebody_waits && error.status() == dm::Status::invalid_state) continue;
+      // A rank that stops while the next mesh is made fails the recovery on all ranks. They try again.
+      const bool was_late = error.status() == dm::Status::timeout || error.status() == dm::Status::peer_lost;
+      if (was_late && ++failed < kMostFailed) {
+        say("tries again: %s", error.what());
+        continue;
+      }
       if (error.status() != dm::Status::aborted) throw;
       // A rank was lost while the job ended. The others had agreed on its end, so all were done.
       if (result) return result;
@@ -278,6 +286,7 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
       say("waited until the job had ended");
       return std::nullopt;
     }
+    failed = 0;
     has_state = has_state && is_in(mesh) && !mesh.recovery().has_joined;
     say_epoch(mesh);
   }
