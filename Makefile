@@ -183,9 +183,10 @@ soak-hosts:
 	$(PYTHON) tests/soak.py --hosts --runs $(HOST_RUNS) $(if $(SEED),--seed $(SEED))
 
 # Jobs of examples/elastic.cpp whose ranks are killed and stopped at random moments.
+# ARGS=--hosts: on four hosts, of which some fall silent.
 ELASTIC_RUNS ?= 500
 soak-elastic: build
-	$(PYTHON) tests/soak_elastic.py --program $(EXAMPLES)/elastic --runs $(ELASTIC_RUNS) $(if $(SEED),--seed $(SEED))
+	$(PYTHON) tests/soak_elastic.py --program $(EXAMPLES)/elastic --runs $(ELASTIC_RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 pictures:
 	$(CARGO) build --release --quiet
