@@ -21,6 +21,7 @@ MANDIR     ?= $(DATADIR)/man
 help:
 	@echo "make demo      build everything and train the example on eight processes"
 	@echo "make demo-hosts  the same training on 4 hosts and on one, side by side"
+	@echo "make demo-elastic  a training whose ranks are killed at random, and which comes back"
 	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
 	@echo "make test-all  every test"
 	@echo "make check     formatting, lints, documentation, drift of the header, imports"
@@ -37,6 +38,11 @@ demo: build
 # network namespaces of this machine, or names on its loopback device.
 demo-hosts: build
 	$(PYTHON) examples/demo_hosts.py --tool $(RELEASE)/devicemesh --program $(EXAMPLES)/hsdp_tp
+
+# Trains as examples/elastic.cpp does, kills ranks at random, and shows how the job comes back.
+# ARGS='--kills 10 --seed 7'.
+demo-elastic: build
+	$(PYTHON) examples/demo_elastic.py --tool $(RELEASE)/devicemesh --program $(EXAMPLES)/elastic $(ARGS)
 
 # `make test-rest` is what `make test-all` has beyond `make test`.
 test:
@@ -176,6 +182,12 @@ soak-hosts:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/soak.py --hosts --runs $(HOST_RUNS) $(if $(SEED),--seed $(SEED))
 
+# Jobs of examples/elastic.cpp whose ranks are killed and stopped at random moments.
+# ARGS=--hosts: on four hosts, of which some fall silent.
+ELASTIC_RUNS ?= 500
+soak-elastic: build
+	$(PYTHON) tests/soak_elastic.py --program $(EXAMPLES)/elastic --runs $(ELASTIC_RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/mesh_page.py
@@ -190,7 +202,7 @@ docs:
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
-examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh $(EXAMPLES)/pipeline $(EXAMPLES)/survive $(EXAMPLES)/recover
+examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh $(EXAMPLES)/pipeline $(EXAMPLES)/survive $(EXAMPLES)/recover $(EXAMPLES)/elastic
 
 # make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
 # files, because cargo goes by their times.
@@ -228,6 +240,6 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo demo-hosts test test-all test-rest test-nccl soak soak-hosts jax interop check \
+.PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
 	header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates fuzz-all deny bare-root

@@ -150,6 +150,8 @@ int main(int argc, char **argv)
       dm_world_free(options.world);
       return 0;
     }
+    /* A rank was lost while the job ended: the others had agreed on its end, so all were done. */
+    if (status == DM_STATUS_ABORTED && state.step == steps) break;
     if (status == DM_STATUS_INVALID_STATE && waiting > 0) {
       status = DM_STATUS_OK; /* whoever waited is lost by now */
       continue;

@@ -90,6 +90,8 @@ def test_only_clients_with_the_secret_get_in(serve, rank):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signals_end_it_well(serve, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, as under nohup, and the service ignores it too")
     store, _ = serve()
     store.send_signal(number)
     assert f"got signal {int(number)} ({number.name})" in ends(store, 0)[1]

@@ -133,7 +133,7 @@ fn no_options() -> dm_world_options {
         rank: 0,
         local_rank: 0,
         device: 0,
-        reserved: 0,
+        join: 0,
         timeout_ms: 0,
         init_method: ptr::null(),
         ccl_library: ptr::null(),

@@ -40,8 +40,7 @@ impl View {
             self.give_comms(&text, &wanted, options)?;
         }
         flat.publish()?;
-        let step = Step::Flatten(flat.dim_name(0).to_owned());
-        let made = self.taken(flat, step);
+        let made = self.taken(flat, |flat| Step::Flatten(flat.dim_name(0).to_owned()));
         self.note_made(&made, &options.dims, exists);
         Ok(made)
     }
@@ -82,7 +81,7 @@ impl View {
             let at = self.mesh().dim_index(dim)?;
             let split = self.mesh().unflatten(dim, sizes, names)?;
             let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
-            let step = Step::Unflatten { dim: dim.to_owned(), sizes: sizes.to_vec(), names: owned(names) };
+            let step = || Step::Unflatten { dim: dim.to_owned(), sizes: sizes.to_vec(), names: owned(names) };
             self.replace(call, (split, step), at, sizes, names, options)
         })
     }
@@ -94,7 +93,7 @@ impl View {
             self.root_comms().alive()?;
             let other = self.mesh().reshape(sizes, names)?;
             let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
-            let step = Step::Reshape { sizes: sizes.to_vec(), names: owned(names) };
+            let step = || Step::Reshape { sizes: sizes.to_vec(), names: owned(names) };
             self.replace(call, (other, step), 0, sizes, names, options)
         })
     }
@@ -103,7 +102,7 @@ impl View {
     fn replace(
         &self,
         call: impl FnOnce() -> String,
-        (mesh, step): (Mesh, Step),
+        (mesh, step): (Mesh, impl FnOnce() -> Step),
         at: usize,
         sizes: &[usize],
         names: &[&str],
@@ -118,7 +117,7 @@ impl View {
             let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
             self.give_comms(&text, &WantedDims { view: mesh.clone(), dims }, options)?;
         }
-        let made = self.taken(mesh, step);
+        let made = self.taken(mesh, |_| step());
         self.note_made(&made, &options.dims, false);
         Ok(made)
     }

@@ -45,7 +45,7 @@ pub struct View {
     /// The communicators, apart from the rest so that a handle can have them in place.
     comms: Arc<DimComms>,
     /// How the view was taken from its root mesh. `None` for a range and its views, which another
-    /// root mesh does not have.
+    /// root mesh does not have, and where the job cannot recover (an offline world, or none).
     path: Option<Path>,
 }
 
@@ -69,9 +69,9 @@ impl View {
     }
 
     /// A view that was taken from this one by that step.
-    pub(super) fn taken(&self, mesh: Mesh, step: Step) -> View {
-        let path = self.path.iter().flatten().cloned().chain([step]).collect();
-        View { path: self.path.is_some().then_some(path), ..self.with(mesh) }
+    pub(super) fn taken(&self, mesh: Mesh, step: impl FnOnce(&Mesh) -> Step) -> View {
+        let path = self.path.as_ref().map(|path| path.iter().cloned().chain([step(&mesh)]).collect());
+        View { path, ..self.with(mesh) }
     }
 
     /// How the view was taken from its root mesh; `None` for a range and its views.
@@ -105,7 +105,7 @@ impl View {
                     Mesh::concatenate(&views.iter().map(|view| &view.mesh).collect::<Vec<_>>())?
                 }
             };
-            view = view.taken(mesh, step.clone());
+            view = view.taken(mesh, |_| step.clone());
         }
         Ok(view)
     }
@@ -134,7 +134,9 @@ impl View {
 
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
-        View { path: Some(Path::new()), ..View::new(root.mesh().clone(), Arc::clone(&root), root) }
+        // A mesh whose job cannot recover needs no paths.
+        let can_recover = root.world().is_some_and(|world| !world.rendezvous().is_offline());
+        View { path: can_recover.then(Path::new), ..View::new(root.mesh().clone(), Arc::clone(&root), root) }
     }
 
     /// The layout and the ranks of the view.
@@ -161,7 +163,7 @@ impl View {
     /// The named dimensions in that order. Local.
     pub fn slice(&self, names: &[&str]) -> Result<View> {
         self.root.alive()?;
-        Ok(self.taken(self.mesh.slice(names)?, Step::Slice(owned(names))))
+        Ok(self.taken(self.mesh.slice(names)?, |_| Step::Slice(owned(names))))
     }
 
     /// The view in which the dimension of that name is, and its index there: this view, or the view
@@ -207,7 +209,7 @@ impl View {
     /// One of the parallel copies of the named dimensions. Local.
     pub fn submesh(&self, names: &[&str], index: usize) -> Result<View> {
         self.root.alive()?;
-        Ok(self.taken(self.mesh.submesh(names, index)?, Step::Submesh { names: owned(names), index }))
+        Ok(self.taken(self.mesh.submesh(names, index)?, |_| Step::Submesh { names: owned(names), index }))
     }
 
     /// The raw communicator of this rank's group along dimension `index`. Local. On a lazy mesh the

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostccl::fork::Own;
+use hostccl::fork::{self, Own};
 
 use super::agreement::{Departures, Epoch, Members, Membership, Recovery, Scope, ScopeKeys, WorldKeys};
 use super::current_epoch::{CurrentEpoch, EpochScopes};
@@ -131,7 +131,10 @@ impl World {
 
     /// Returns the number of the epoch in which this process is. The job starts in epoch 0.
     pub fn epoch(&self) -> u64 {
-        self.session().map_or(0, |session| session.epoch.get().number)
+        // An offline world and a forked child have no epochs. No error is made up for them, because
+        // dm_init asks each time.
+        let session = self.session.as_deref().filter(|_| !fork::is_child());
+        session.map_or(0, |session| session.epoch.get().number)
     }
 
     /// Whether the store lets ranks decide together: exactly one of them can write a value, also

@@ -96,8 +96,10 @@ impl Seen<'_> {
                 let proposal = self.proposal();
                 let is_final = match &proposal {
                     Decision::Epoch(epoch) => epoch.without.is_empty(),
-                    // A newcomer or a spare may change other failures.
-                    Decision::Failure(_) => !self.is_anybody_of_the_mesh_here(),
+                    // A newcomer or a spare may change other failures. None of them has the state.
+                    Decision::Failure(_) => {
+                        !self.is_anybody_of_the_mesh_here() || self.position_that_is_gone().is_some()
+                    }
                     Decision::End => true,
                 };
                 (is_final || self.passed.replace || deadline.is_some()).then_some(proposal)
@@ -115,6 +117,9 @@ impl Seen<'_> {
         if self.terms.ends {
             return Decision::End;
         }
+        if let Some(position) = self.position_that_is_gone() {
+            return self.no_state(position);
+        }
         let epoch = self.next_epoch();
         let count = epoch.replicas.count();
         let left = count - epoch.without.len();
@@ -127,15 +132,33 @@ impl Seen<'_> {
             return failure(Why::TooFew, &message);
         }
         match self.position_without_state(&epoch) {
-            Some(position) if !self.terms.any_state => {
-                let message = format!(
-                    "no rank that is left has the state of position {position} of the replicas along dimension {}: start the job from a checkpoint",
-                    self.terms.dim
-                );
-                failure(Why::NoState, &message)
-            }
+            Some(position) if !self.terms.any_state => self.no_state(position),
             _ => Decision::Epoch(epoch),
         }
+    }
+
+    fn no_state(&self, position: usize) -> Decision {
+        let message = format!(
+            "no rank that is left has the state of position {position} of the replicas along dimension {}: start the job from a checkpoint",
+            self.terms.dim
+        );
+        failure(Why::NoState, &message)
+    }
+
+    /// Returns the lowest position inside the replicas whose state went with all of its holders,
+    /// where the job must not go on without it. Whoever else may come does not have it.
+    fn position_that_is_gone(&self) -> Option<usize> {
+        if self.terms.any_state {
+            return None;
+        }
+        let replicas = Replicas { sizes: self.epoch.replicas.sizes.clone(), dim: self.terms.dim };
+        let (seats, in_mesh) = (self.epoch.seats.iter().enumerate(), self.epoch.in_mesh());
+        let has_state =
+            |holder: &Incarnation| in_mesh.contains(holder) && self.is_here(holder) && self.stateful.contains(holder);
+        let stateful = seats.filter(|(_, holder)| holder.as_ref().is_some_and(has_state));
+        let found: BTreeSet<usize> = stateful.map(|(seat, _)| replicas.position_of(seat)).collect();
+        let positions = replicas.num_seats() / replicas.count();
+        (0..positions).find(|position| !found.contains(position))
     }
 
     fn is_anybody_of_the_mesh_here(&self) -> bool {
@@ -314,4 +337,56 @@ fn late(absent: &[Incarnation], timeout: Duration) -> Decision {
     let ranks: Vec<i32> = absent.iter().map(|process| process.rank).collect();
     let message = format!("{} did not come to the recovery within {} ms", ranges(&ranks), timeout.as_millis());
     Decision::Failure(Failure::new(Why::Timeout, &Error::timeout(message).with_ranks(&ranks)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn processes(ranks: &[i32]) -> BTreeSet<Incarnation> {
+        ranks.iter().map(|rank| Incarnation { rank: *rank, ticket: 0 }).collect()
+    }
+
+    /// Asks a rank of the mesh (2, 2), whose rows are the replicas. All that are left are here.
+    fn decision(left: &[i32], lost: &[i32], terms: &Terms, replace: bool) -> Option<Decision> {
+        let epoch: Epoch = "epoch size=4 shape=2x2 dim=0 without= seats=0-3 spares= stateless= taken= refused= door=0"
+            .parse()
+            .map(|decision| match decision {
+                Decision::Epoch(epoch) => epoch,
+                other => panic!("{other}"),
+            })
+            .expect("an epoch");
+        let (here, lost) = (processes(left), processes(lost));
+        let seen = Seen {
+            epoch: &epoch,
+            is_made: true,
+            here: &here,
+            stateful: &here,
+            lost: &lost,
+            door: &[],
+            notes: 0,
+            terms,
+            passed: Passed { replace, ..Passed::default() },
+        };
+        seen.decision()
+    }
+
+    fn why(decision: Option<Decision>) -> Option<Why> {
+        decision.map(|decision| match decision {
+            Decision::Failure(failure) => failure.why,
+            other => panic!("{other}"),
+        })
+    }
+
+    #[test]
+    fn nobody_waits_for_others_where_the_state_of_a_position_went_with_all_of_its_holders() {
+        let terms = Terms::default();
+        assert_eq!(why(decision(&[0, 2], &[1, 3], &terms, false)), Some(Why::NoState));
+        // Each replica has lost a rank, and others may take their places.
+        assert_eq!(why(decision(&[0, 3], &[1, 2], &terms, false)), None);
+        assert_eq!(why(decision(&[0, 3], &[1, 2], &terms, true)), Some(Why::TooFew));
+        // A program that reads a checkpoint waits for others, too.
+        let terms = Terms { any_state: true, ..Terms::default() };
+        assert_eq!(why(decision(&[0, 2], &[1, 3], &terms, false)), None);
+    }
 }

@@ -258,6 +258,9 @@ impl Rank<'_> {
             Decision::Failure(Why::NoState)
         } else if asks_end {
             Decision::End
+        } else if !epoch.keeps_state(self.job, store.stateful[self.notes(number)] & here) {
+            // Whoever else may come does not have the state.
+            Decision::Failure(Why::NoState)
         } else if size == 0 || size < u32::from(self.job.least * self.job.replica) {
             Decision::Failure(Why::TooFew)
         } else if !plan.keeps_state(self.job, store.stateful[self.notes(number)]) {
