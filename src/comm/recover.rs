@@ -19,7 +19,7 @@ use super::names::ranks_text;
 use super::options::{DimOptions, MeshOptions, RecoverOptions};
 use super::path::{from_text, to_text};
 use super::recovered::Recovered;
-use super::recovering::{Way, first_epoch};
+use super::recovering::{Beginning, Way, first_epoch};
 use super::refusal::is_refusal;
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
@@ -78,7 +78,7 @@ impl View {
         // Another thread that recovers now is in the turn for this rank.
         let Ok(mut way) = world.recovering().lock() else { return };
         let known = way.as_ref().map_or(0, |way| way.recovery.epoch().replicas.dim);
-        let Ok(way) = Way::begin(&mut way, world.rendezvous(), root, known) else { return };
+        let Ok(way) = Way::begin(&mut way, world.rendezvous(), &beginning(root), known) else { return };
         if way.root == root.id() {
             world.recovering().begin();
             way.recovery.refuse(error, &world.wait(TELL));
@@ -95,7 +95,7 @@ impl View {
         };
         let index = self.check_recover(world, options)?;
         let mut way = world.recovering().lock()?;
-        let way = Way::begin(&mut way, world.rendezvous(), root, index)?;
+        let way = Way::begin(&mut way, world.rendezvous(), &beginning(root), index)?;
         self.check_way(way, index, options)?;
 
         world.recovering().begin();
@@ -444,4 +444,9 @@ impl Job<'_> {
         root.set_made(made);
         Ok(())
     }
+}
+
+/// The beginning of a rank's way at this root mesh.
+fn beginning(root: &RootComms) -> Beginning<'_> {
+    Beginning { id: root.id(), mesh: root.mesh(), text: mesh_text(root) }
 }

@@ -4,8 +4,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::create::mesh_text;
-use super::root::RootComms;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::{self, Epoch, Recovery, Replicas};
@@ -17,6 +15,16 @@ pub(super) struct Recovering {
     way: Mutex<Option<Way>>,
     /// How many recoveries this rank has begun, with those that it has refused and told of.
     begun: AtomicU64,
+}
+
+/// The root mesh at which a rank's way begins.
+pub(super) struct Beginning<'a> {
+    /// The id of the root mesh.
+    pub(super) id: &'a str,
+    /// Its layout and ranks.
+    pub(super) mesh: &'a Mesh,
+    /// The mesh as a process that joins the running job asks for it.
+    pub(super) text: String,
 }
 
 /// A rank's way through the decisions of its world.
@@ -58,27 +66,26 @@ impl Recovering {
 }
 
 impl Way {
-    /// Returns this rank's way, which begins at the root mesh of that id where the rank has none
-    /// yet. While the job is in epoch 0, the mesh and the dimension of replicas may change from one
+    /// Returns this rank's way, which begins at this root mesh where the rank has none yet. While the job is in epoch 0, the mesh and the dimension of replicas may change from one
     /// try to the next.
     pub(super) fn begin<'a>(
         way: &'a mut Option<Way>,
         world: &rendezvous::World,
-        root: &RootComms,
+        root: &Beginning<'_>,
         dim: usize,
     ) -> Result<&'a mut Way> {
-        let first = || first_epoch(world, root.mesh(), dim);
+        let first = || first_epoch(world, root.mesh, dim);
         match way {
             Some(known) if known.recovery.epoch_number() == 0 => {
                 known.recovery.begin_from(first());
-                known.recovery.expect_mesh(&mesh_text(root));
-                root.id().clone_into(&mut known.root);
+                known.recovery.expect_mesh(&root.text);
+                root.id.clone_into(&mut known.root);
             }
             Some(_) => {}
             None => {
                 let mut recovery = world.recovery(first())?;
-                recovery.expect_mesh(&mesh_text(root));
-                *way = Some(Way { recovery, root: root.id().to_owned() });
+                recovery.expect_mesh(&root.text);
+                *way = Some(Way { recovery, root: root.id.to_owned() });
             }
         }
         way.as_mut().ok_or_else(|| Error::internal("a recovery without a beginning"))
