@@ -1,6 +1,7 @@
 // The training of hsdp_tp.cpp as a job that heals: any rank may be killed at any time, again and
 // again. A spare takes its place, or a process that is started in its place, and gets the state of
-// the training along replicate. Where nobody takes the place, the job goes on with the other replica.
+// the training along replicate. Where nobody takes the place, the job goes on with the other
+// replica.
 //
 //     devicemesh run -n 9 --failure-grace 1d -- ./elastic --check       8 ranks and a spare
 //     devicemesh run -n 8 --spares 1 --restart rank --max-restarts 5 -- ./elastic --check
@@ -9,9 +10,9 @@
 // undisturbed run, also with fewer replicas, where the same sums are only added in another order.
 // --check compares them with a training by one process, and the weights of all replicas bit by bit.
 //
-// The collectives are the mesh's, and not NCCL's on the communicators as in hsdp_tp.cpp: they end at a
-// deadline also where a rank is stopped and not lost. Memory is the host's: on a GPU a program must
-// also wait for its stream with a deadline before it knows that a step is done.
+// The collectives are the mesh's, and not NCCL's on the communicators as in hsdp_tp.cpp: they end
+// at a deadline also where a rank is stopped and not lost. Memory is the host's: on a GPU a program
+// must also wait for its stream with a deadline before it knows that a step is done.
 #include <devicemesh.hpp>
 
 #include "device_cpu.h"
@@ -40,7 +41,8 @@ struct State {
   std::vector<float> mine, velocity;
 };
 
-// The state, and the one before the last step: when a rank is lost, the others may be one step apart.
+// The state, and the one before the last step: when a rank is lost, the others may be one step
+// apart.
 struct History {
   State now, before;
   std::vector<float> losses;  // of each step, summed over the batch
@@ -74,8 +76,8 @@ std::int64_t over_all(const dm::Mesh &mesh, std::int64_t value, dm::Op op)
   return value;
 }
 
-// After a recovery the ranks go back to the last step that all of them have done, and those that have
-// joined get the state along replicate from a rank that has it.
+// After a recovery the ranks go back to the last step that all of them have done, and those that
+// have joined get the state along replicate from a rank that has it.
 void share_state(const dm::Mesh &mesh, bool has_state, History &history)
 {
   State &now = history.now;
@@ -112,7 +114,8 @@ class Training {
 
 public:
   Training(const dm::Mesh &mesh, const Digits &digits)
-      // A dimension that was made exists in the mesh after a recovery, too, so this call is local then.
+      // A dimension that was made exists in the mesh after a recovery, too, so this call is local
+      // then.
       : mesh_(mesh), data_(mesh({"replicate", "shard"}).flatten("data")),
         net_(digits, place(data_, "data"), place(mesh, "shard"), place(mesh, "tp")), order_(digits.count())
   {
@@ -191,8 +194,8 @@ double mean_loss(const std::vector<float> &losses, int epoch)
   return std::accumulate(losses.begin() + epoch * kStepsPerEpoch, losses.begin() + (epoch + 1) * kStepsPerEpoch, 0.0) / kTrain;
 }
 
-// The training on this mesh, until it is done or a rank is lost (dm::Error). No value: somebody waits to
-// join, for whom the ranks recover although nobody is lost.
+// The training on this mesh, until it is done or a rank is lost (dm::Error). No value: somebody
+// waits to join, for whom the ranks recover although nobody is lost.
 std::optional<Result> train(const dm::Mesh &mesh, const Digits &digits, History &history, bool &has_state, bool talk)
 {
   const std::int64_t steps = options.epochs * kStepsPerEpoch;
@@ -273,7 +276,8 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
     } catch (const dm::Error &error) {
       // Whoever waited may be lost by now. Then the mesh goes on.
       if (somebody_waits && error.status() == dm::Status::invalid_state) continue;
-      // A rank that stops while the next mesh is made fails the recovery on all ranks. They try again.
+      // A rank that stops while the next mesh is made fails the recovery on all ranks. They try
+      // again.
       const bool was_late = error.status() == dm::Status::timeout || error.status() == dm::Status::peer_lost;
       if (was_late && ++failed < kMostFailed) {
         say("tries again: %s", error.what());
@@ -292,8 +296,9 @@ std::optional<Result> live(dm::Mesh mesh, const Digits &digits)
   }
 }
 
-// The mesh of the job that begins or runs. Ranks from 8 on are spares. A process that is started in the
-// place of a lost rank waits here until a recovery lets it in. No value: the job has ended meanwhile.
+// The mesh of the job that begins or runs. Ranks from 8 on are spares. A process that is started in
+// the place of a lost rank waits here until a recovery lets it in. No value: the job has ended
+// meanwhile.
 std::optional<dm::Mesh> join()
 {
   std::int64_t ticket = 0;

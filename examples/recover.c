@@ -132,7 +132,7 @@ int main(int argc, char **argv)
         printf("rank %d is at step %lld\n", rank, (long long)state.step);
         fflush(stdout);
         usleep(2000);
-        if (status == DM_STATUS_OK && state.step < steps) status = look_at_door(mesh, options.world, &waiting);
+        if (state.step < steps) status = look_at_door(mesh, options.world, &waiting);
       }
     }
     if (is_in && status == DM_STATUS_OK && waiting == 0) status = dm_world_finalize(options.world, 0);

@@ -149,9 +149,9 @@
 #define DM_WORLD_DEVICE 2
 
 /**
- * How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without it,
- * the process joins a running job where the store's server knows that the process is lost that had
- * its rank, and a new world otherwise.
+ * How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
+ * it, the process joins a running job where the store's server knows that the process is lost that
+ * had its rank, and a new world otherwise.
  */
 #define DM_JOIN_AUTO 0
 
@@ -502,8 +502,8 @@ typedef struct dm_world_info {
   const char *library;
   /**
    * The epoch in which this process is: 0 until a recovery has given a mesh (dm_recover). A
-   * process that joins a running job is in no epoch before its dm_init has returned, and 0 stands
-   * here.
+   * process that joins a running job is in no epoch before its dm_init has returned, and 0
+   * stands here.
    */
   int64_t epoch;
   /**
@@ -699,8 +699,8 @@ typedef int32_t dm_op;
 
 /**
  * How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
- * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
- * they differ on ranks of the mesh, the call fails on all of them.
+ * All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls.
+ * Where they differ on ranks of the mesh, the call fails on all of them.
  */
 typedef struct dm_recover_options {
   /**
@@ -777,7 +777,8 @@ typedef struct dm_recovery {
   size_t num_lost;
   /**
    * The world ranks of the mesh that need the state: new processes, spares that got a place, and
-   * ranks that come back from a replica that was left out. In ascending order. NULL when there are none.
+   * ranks that come back from a replica that was left out. In ascending order. NULL when there
+   * are none.
    */
   const int32_t *joined_ranks;
   /**
@@ -1302,12 +1303,12 @@ dm_status dm_default_world(const char *device_type, int64_t timeout_ms, struct d
 dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *info_out);
 
 /**
- * Gives the number of processes that wait to join the running job. The next dm_recover lets them in
- * where there is a place for them.
+ * Gives the number of processes that wait to join the running job. The next dm_recover lets them
+ * in where there is a place for them.
  *
- * Local, and cheap enough for every step: it makes no store operation while nobody waits, and looks
- * at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store, once a
- * second). A process for which the last recovery had no place does not count. Ranks may get
+ * Local, and cheap enough for every step: it makes no store operation while nobody waits, and
+ * looks at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store,
+ * once a second). A process for which the last recovery had no place does not count. Ranks may get
  * different numbers for a moment. So the ranks agree before they call dm_recover for it, for
  * example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
@@ -1347,13 +1348,14 @@ dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
  * here. When the call fails on any rank, it fails on all ranks and leaves nothing behind.
  *
  * In a process that joins a running job (dm_world_options.join) the call waits for the next
- * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh of
- * that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job has
- * made exist, and no other rank takes part in this dm_init. The arguments are those of the dm_init
- * that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come; the next
- * dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank lives),
- * DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place), DM_STATUS_NOT_MEMBER (the
- * others take it for lost), and those of dm_recover. A rank that is not in the mesh of its dm_init is not let in.
+ * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh
+ * of that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job
+ * has made exist, and no other rank takes part in this dm_init. The arguments are those of the
+ * dm_init that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come;
+ * the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank
+ * lives), DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place),
+ * DM_STATUS_NOT_MEMBER (the others take it for lost), and those of dm_recover. A rank that is not
+ * in the mesh of its dm_init is not let in.
  */
 dm_status dm_init(const char *device_type,
                   const int32_t *shape,
@@ -2655,15 +2657,15 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * caller frees the handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank, of
- * no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too few ranks are left; no rank has
- * the state of some shard; another thread is in the call; a CUDA graph is being captured),
- * DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
- * meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the
- * store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the job has ended;
- * dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh without a world, an
- * offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
- * DM_STATUS_INVALID_ARGUMENT (also another dim than before, and a root mesh that no recovery
- * gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too
+ * few ranks are left; no rank has the state of some shard; another thread is in the call; a CUDA
+ * graph is being captured), DM_STATUS_TIMEOUT (names the ranks that did not come),
+ * DM_STATUS_MISMATCH (the ranks' options or meshes differ; says which rank asked for what),
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
+ * DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
+ * DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
+ * dm_store_callbacks), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
+ * than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_recover(const struct dm_mesh *mesh,
                      const struct dm_recover_options *options,

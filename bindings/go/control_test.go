@@ -121,6 +121,7 @@ func TestWorldsOfMeshes(t *testing.T) {
 		info.NumHosts != 1 || info.Host != 0 || info.LocalRank != rank || info.LocalSize != size {
 		t.Errorf("got %+v", info)
 	}
+	expect(t, 0)(world.Waiting())
 	same, err := DefaultWorld(background, "cpu", 0)
 	must(t, err)
 	expect(t, info)(same.Info())

@@ -98,6 +98,7 @@ SHIM(world_locations, (uintptr_t world, const char *location, int64_t timeout_ms
 SHIM(world_abort, (uintptr_t world), (WORLD))
 SHIM(world_finalize, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
 SHIM(world_get_info, (uintptr_t world, dm_world_info *info_out), (WORLD, info_out))
+SHIM(waiting, (uintptr_t world, int32_t *count_out), (WORLD, count_out))
 SHIM(get_world, (uintptr_t mesh, uintptr_t *world_out), (MESH, WORLD_OUT))
 SHIM(default_world, (const char *device_type, int64_t timeout_ms, uintptr_t *world_out), (device_type, timeout_ms, WORLD_OUT))
 SHIM(default_world_abort, (void), ())

@@ -34,7 +34,23 @@ type WorldOptions struct {
 	// The world has no rendezvous and no communicators. It serves layouts and plans for any rank
 	// of any world.
 	Offline bool
+	// Whether this process joins a running job in the place of a lost rank, or a new world. The
+	// zero value leaves it to the environment variable DM_JOIN.
+	Join JoinWay
 }
+
+// A JoinWay says whether a process joins a running job.
+type JoinWay uint32
+
+const (
+	// JoinAuto: DM_JOIN says it. Without it, the process joins a running job where the earlier
+	// process of this rank is known to be lost.
+	JoinAuto JoinWay = C.DM_JOIN_AUTO
+	// JoinNew: a new world, with all its ranks.
+	JoinNew JoinWay = C.DM_JOIN_NEW
+	// JoinRunning: the running job, where there is one.
+	JoinRunning JoinWay = C.DM_JOIN_RUNNING
+)
 
 // A World is this process's place in a job: its rank, and the store where the ranks meet. All
 // methods may be called from several goroutines. The garbage collector does not close a World,
@@ -110,6 +126,7 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 		timeout_ms:  a.milliseconds(options.Timeout),
 		init_method: a.optional("the init method", options.InitMethod),
 		ccl_library: a.optional("the communicator library", options.CCLLibrary),
+		join:        C.uint32_t(options.Join),
 	}
 	made.joining_out = (**C.dm_world)(unsafe.Pointer(early))
 	a.use(unsafe.Pointer(early))
@@ -176,6 +193,10 @@ type WorldInfo struct {
 	// The communicator library: its path or SONAME, or the name of the embedded host engine. "" in
 	// an offline world.
 	Library string
+	// The epoch in which this process is: 0 until a recovery has given a mesh.
+	Epoch int64
+	// The number of processes that have joined the world under this rank before this one.
+	Ticket int64
 }
 
 // Info says who this process is in the world. Local. It answers after the world has ended, too.
@@ -195,7 +216,23 @@ func (w *World) Info() (WorldInfo, error) {
 		Rank: int(info.rank), Size: int(info.size), LocalRank: int(info.local_rank), LocalSize: int(info.local_size),
 		Host: int(info.host), NumHosts: int(info.num_hosts), Device: int(info.device), CCLVersion: int(info.ccl_version),
 		DeviceType: C.GoString(info.device_type), Library: C.GoString(info.library),
+		Epoch: int64(info.epoch), Ticket: int64(info.ticket),
 	}, nil
+}
+
+// Waiting gives the number of processes that wait to join the running job. The next Mesh.Recover
+// lets them in where there is a place. Local, and cheap enough for every step. Ranks may get
+// different numbers for a moment, so they agree before they call Recover for it.
+func (w *World) Waiting() (int, error) {
+	var a arguments
+	count := new(C.int32_t)
+	token := C.uintptr_t(0)
+	if w != nil && w.hold() {
+		defer w.release()
+		token = w.handle
+	}
+	err := a.call(func() C.outcome { return C.go_waiting(token, count) })
+	return int(*count), err
 }
 
 // Close frees the world. Its meshes keep what they need of it, and communicators live on. A second

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long dm_abort waits until the note of the abort is in the store. It takes a store that
 /// answers less than a millisecond.
-const TOLD: Duration = Duration::from_millis(100);
+const TOLD: Duration = Duration::from_millis(500);
 
 impl RootComms {
     /// Ends this root on this rank: raises its cancel flag and aborts its communicators. That wakes
@@ -51,11 +51,19 @@ impl RootComms {
     /// On a library with streams, tells the other ranks that this one ends the root, before any
     /// communicator is aborted. A kernel of NCCL that is aborted lets its peers go on with wrong
     /// data, so the peers must be able to find the note before their work ends (stream_wait.rs).
-    /// Returns whether they were told. On the host engine the abort itself tells them.
+    /// Waits for at most [`TOLD`]. Returns whether the library has streams. On the host engine the
+    /// abort itself tells the other ranks.
     pub(super) fn tell_before_kernels_end(&self) -> bool {
         let has_streams = self.library().is_some_and(|library| library.has_streams());
         if has_streams {
-            self.tell_departure().into_iter().for_each(|telling| wait_until_told(&telling));
+            let is_told = self.tell_departure().is_none_or(|telling| wait_until_told(&telling));
+            if !is_told {
+                let (rank, mesh) = (self.mesh().rank(), self.mesh().describe());
+                log::warn!(
+                    "rank {rank}: ends {mesh} although the store has not taken the note of it for {} ms: dm_stream_wait of other ranks may not know",
+                    TOLD.as_millis()
+                );
+            }
         }
         has_streams
     }
@@ -137,11 +145,13 @@ impl RootComms {
 }
 
 /// Waits until the thread that writes the note of an abort has ended, but not longer than [`TOLD`].
-fn wait_until_told(telling: &JoinHandle<()>) {
+/// Returns whether it has ended.
+fn wait_until_told(telling: &JoinHandle<()>) -> bool {
     let deadline = Deadline::after(TOLD);
     while !telling.is_finished() && !deadline.passed() {
         sleep(Duration::from_micros(50));
     }
+    telling.is_finished()
 }
 
 /// A communicator of a root mesh that ends.

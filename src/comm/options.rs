@@ -163,8 +163,8 @@ impl MeshOptions {
     }
 }
 
-/// The options of [`View::recover`](super::View::recover). All but `has_state` and `timeout` must be
-/// equal on all ranks that call.
+/// The options of [`View::recover`](super::View::recover). All but `has_state` and `timeout` must
+/// be equal on all ranks that call.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct RecoverOptions {

@@ -310,9 +310,9 @@ impl Job<'_> {
         }
     }
 
-    /// What the ranks of the mesh must agree on, beside the terms. The shape is the full one: a rank
-    /// that has waited may have the handle of an earlier mesh, and may be in the mesh of an epoch
-    /// whose making broke.
+    /// What the ranks of the mesh must agree on, beside the terms. The shape is the full one: a
+    /// rank that has waited may have the handle of an earlier mesh, and may be in the mesh of an
+    /// epoch whose making broke.
     fn text(&self, recovery: &Recovery) -> String {
         let mesh = self.before.mesh();
         let shape: Vec<String> = recovery.epoch().replicas.sizes.iter().map(usize::to_string).collect();

@@ -1,7 +1,7 @@
 //! What a recovery has come to, as programs ask for it.
 
 use crate::mesh::Mesh;
-use crate::rendezvous::{Epoch, Incarnation};
+use crate::rendezvous::Epoch;
 
 /// What the recovery that made a mesh has come to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,7 +49,6 @@ impl Recovered {
         let members = epoch.members();
         let members_before = before.map(|(.., epoch)| epoch.members()).unwrap_or_default();
         let lost = members_before.into_iter().filter(|process| !members.contains(process));
-        let is_stateless = |process: &Incarnation| epoch.stateless.contains(process);
         Recovered {
             epoch: number,
             previous_epoch: before.map(|(_, number, _)| number),
@@ -58,7 +57,7 @@ impl Recovered {
             old_coordinate: before.and_then(|(mesh, ..)| coordinate(mesh)),
             new_coordinate: coordinate(mesh),
             state_root: state_root(epoch, mesh.rank()),
-            has_joined: epoch.stateless.iter().any(|process| process.rank == mesh.rank() && is_stateless(process)),
+            has_joined: epoch.stateless.iter().any(|process| process.rank == mesh.rank()),
             members: Some(epoch.clone()),
         }
     }
@@ -86,6 +85,7 @@ fn state_root(epoch: &Epoch, me: i32) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::Incarnation;
     use crate::rendezvous::Replicas;
 
     #[test]

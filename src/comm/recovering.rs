@@ -66,8 +66,9 @@ impl Recovering {
 }
 
 impl Way {
-    /// Returns this rank's way, which begins at this root mesh where the rank has none yet. While the job is in epoch 0, the mesh and the dimension of replicas may change from one
-    /// try to the next.
+    /// Returns this rank's way, which begins at this root mesh where the rank has none yet. While
+    /// the job is in epoch 0, the mesh and the dimension of replicas may change from one try to the
+    /// next.
     pub(super) fn begin<'a>(
         way: &'a mut Option<Way>,
         world: &rendezvous::World,

@@ -9,8 +9,8 @@
 //! Work that is done may still be wrong: a kernel that another rank aborts stops waiting for data
 //! and goes through its remaining steps, so over NVLink and shared memory its peers go on with what
 //! lies in their buffers, and end without an error. (It was seen on an H100 with four ranks:
-//! docs/gpu-results.md.) dm_abort therefore notes in the store that it ends the mesh before it
-//! aborts, and this wait asks the store once more when the work is done.
+//! docs/gpu-results.md.) dm_abort and dm_recover therefore note in the store that they end the mesh
+//! before they abort, and this wait asks the store once more when the work is done.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// How long the work may go on after a rank is known to be lost. Work that does not need that
 /// rank may end in this time, and the ranks that were lost with it become known.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the store may take to answer whether the results are right, also when the deadline is
-/// near.
+/// How long the store may take to answer whether the results are right, also where the deadline
+/// comes before that.
 const LAST_LOOK: Duration = Duration::from_secs(2);
 /// The pause between two questions to the store while a loss is known or suspected.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -61,8 +61,8 @@ impl View {
     /// a second later, with `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when
     /// work on the stream has failed. The work then stays on the stream until the mesh is aborted.
     /// Fails with `DM_STATUS_PEER_LOST` also when the work is done and a rank is lost or has ended
-    /// the mesh by `dm_abort`, because the work may have ended by that rank's abort with wrong
-    /// results.
+    /// the mesh by `dm_abort` or `dm_recover`, because the work may have ended by that abort with
+    /// wrong results.
     ///
     /// # Safety
     /// `stream` is NULL or a live stream of the communicators' device.
@@ -158,7 +158,7 @@ impl WaitedFor<'_> {
                 // stream yet leaves its communicator in progress.
                 if is_issued && is_done()? {
                     check()?;
-                    return self.is_whole(&deadline);
+                    return self.is_whole();
                 }
             }
             if look.is_due(waited) {
@@ -193,12 +193,12 @@ impl WaitedFor<'_> {
         Ok(is_issued)
     }
 
-    /// Fails where a rank is lost or has ended the mesh by dm_abort or dm_recover, so that work which is done may
-    /// have wrong results. A rank notes that in the store before it aborts its communicators.
-    fn is_whole(&self, deadline: &Deadline) -> Result<()> {
+    /// Fails where a rank is lost or has ended the mesh by dm_abort or dm_recover, so that work
+    /// which is done may have wrong results. A rank notes that in the store before it aborts its communicators.
+    fn is_whole(&self) -> Result<()> {
         let root = self.view.root_comms();
         let Some(world) = root.world().filter(|world| !world.rendezvous().is_offline()) else { return Ok(()) };
-        let wait = Wait { deadline: deadline.at_least(LAST_LOOK), ..root.wait(None) };
+        let wait = Wait { deadline: Deadline::after(LAST_LOOK), ..root.wait(None) };
         let lost = self.lost(&wait.deadline);
         if !lost.is_empty() {
             let message =

@@ -26,8 +26,8 @@ pub const DM_RECOVER_HAS_STATE: u32 = 1;
 pub const DM_RECOVER_ANY_STATE: u32 = 2;
 
 /// How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
-/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls. Where
-/// they differ on ranks of the mesh, the call fails on all of them.
+/// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls.
+/// Where they differ on ranks of the mesh, the call fails on all of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_recover_options {
@@ -76,7 +76,8 @@ pub struct dm_recovery {
     /// The number of elements of lost_ranks.
     pub num_lost: usize,
     /// The world ranks of the mesh that need the state: new processes, spares that got a place, and
-    /// ranks that come back from a replica that was left out. In ascending order. NULL when there are none.
+    /// ranks that come back from a replica that was left out. In ascending order. NULL when there
+    /// are none.
     pub joined_ranks: *const i32,
     /// The number of elements of joined_ranks.
     pub num_joined: usize,
@@ -128,15 +129,15 @@ pub struct dm_recovery {
 /// caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_STATE (nothing is to be recovered: this rank knows of no lost rank, of
-/// no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too few ranks are left; no rank has
-/// the state of some shard; another thread is in the call; a CUDA graph is being captured),
-/// DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (the ranks' options or
-/// meshes differ; says which rank asked for what), DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the
-/// store went with a lost rank: no call goes on), DM_STATUS_ABORTED (the job has ended;
-/// dm_world_abort; a mesh of an earlier epoch), DM_STATUS_UNSUPPORTED (a mesh without a world, an
-/// offline world, a world over dm_store_callbacks), DM_STATUS_NOT_FOUND (dim),
-/// DM_STATUS_INVALID_ARGUMENT (also another dim than before, and a root mesh that no recovery
-/// gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// no failed communicator and of nobody who waits to join, and then the mesh stays as it is; too
+/// few ranks are left; no rank has the state of some shard; another thread is in the call; a CUDA
+/// graph is being captured), DM_STATUS_TIMEOUT (names the ranks that did not come),
+/// DM_STATUS_MISMATCH (the ranks' options or meshes differ; says which rank asked for what),
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
+/// DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
+/// DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
+/// dm_store_callbacks), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
+/// than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// options is NULL or points to struct_size bytes; its dim is NULL or NUL-terminated; mesh_out is

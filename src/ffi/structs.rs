@@ -54,9 +54,9 @@ pub const DM_WORLD_OFFLINE: u32 = 1;
 /// program itself makes it current. The flag is an error on cpu, and an offline world ignores it.
 pub const DM_WORLD_DEVICE: u32 = 2;
 
-/// How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without it,
-/// the process joins a running job where the store's server knows that the process is lost that had
-/// its rank, and a new world otherwise.
+/// How a process joins: the environment variable DM_JOIN says it (auto, new or running). Without
+/// it, the process joins a running job where the store's server knows that the process is lost that
+/// had its rank, and a new world otherwise.
 pub const DM_JOIN_AUTO: u32 = 0;
 
 /// The process joins a new world, together with all its ranks.
@@ -146,8 +146,8 @@ pub struct dm_world_info {
     /// an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
     pub library: *const c_char,
     /// The epoch in which this process is: 0 until a recovery has given a mesh (dm_recover). A
-    /// process that joins a running job is in no epoch before its dm_init has returned, and 0 stands
-    /// here.
+    /// process that joins a running job is in no epoch before its dm_init has returned, and 0
+    /// stands here.
     pub epoch: i64,
     /// The number of processes that have joined the world under this rank before this one. 0: this
     /// is the first process of its rank.

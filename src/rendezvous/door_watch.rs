@@ -114,7 +114,9 @@ impl Looking {
     fn ask(&mut self, door: Door<'_>) -> Result<()> {
         let short = || Wait::after(SHORT);
         if self.watch.is_none() {
-            while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &short())? {
+            // All notes together take no longer than one.
+            let wait = short();
+            while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &wait)? {
                 self.read += 1;
                 self.knocked.extend(who_knocks(&note).map(|process| (self.read, process)));
             }

@@ -18,9 +18,10 @@ const RANKS_PER_ID: usize = 128;
 
 impl Maker<'_> {
     /// A communicator over the ranks of the one-dimensional `group`, for their own calls. The ranks
-    /// meet by a fresh id under `key`. With streams they meet in a seed, from which the communicator
-    /// is split. The seed is destroyed here, and not by a thread later: a destruction breaks the
-    /// capture of a CUDA graph that the program begins meanwhile (tests/gpu/graph.c, "behind").
+    /// meet by a fresh id under `key`. With streams they meet in a seed, from which the
+    /// communicator is split. The seed is destroyed here, and not by a thread later: a destruction
+    /// breaks the capture of a CUDA graph that the program begins meanwhile (tests/gpu/graph.c,
+    /// "behind").
     pub(in crate::comm) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
         if !self.library.has_streams() {
             return self.meet(key, group, config.blocking(false));

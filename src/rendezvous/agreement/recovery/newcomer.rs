@@ -26,7 +26,7 @@ use crate::rendezvous::agreement::decision::{Decision, Epoch, Why};
 use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
 use crate::rendezvous::agreement::proposal::Terms;
 use crate::rendezvous::store::any_of;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// The place in the mesh for which a newcomer asks.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,9 @@ impl AtDoor {
             let let_in = self.knock(request, wait).and_then(|()| self.await_decision(&own));
             let_in.map_err(|error| self.recovery.membership.explain(error))?;
             (self.is_in, self.must_come) = (true, false);
+            // Its time for the mesh begins with its seat. It has waited at the door for any time
+            // before.
+            self.recovery.seated = Some(Deadline::after(wait.deadline.timeout()));
         }
         loop {
             if std::mem::replace(&mut self.must_come, true) {

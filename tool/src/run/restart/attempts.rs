@@ -32,7 +32,7 @@ impl Job<'_> {
         }
     }
 
-    /// Runs the job once. Returns when `--timeout` passes.
+    /// Runs the job once. Returns the moment at which `--timeout` passes.
     fn attempt(&mut self, rendezvous: &Rendezvous) -> Result<Option<Instant>, Failure> {
         // The ranks of one node need the server until they have ended.
         let mut server = None;

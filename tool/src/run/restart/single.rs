@@ -20,7 +20,10 @@ impl Job<'_> {
             return;
         }
         let is_for_ranks = self.restarts.standing.unit == Some(Unit::Rank);
-        if is_for_ranks && ended.iter().any(|ended| !ended.failed()) {
+        // A process that was started again may end well because a spare has its place, so it does
+        // not show that the job is about to end.
+        let is_first = |ended: &Ended| self.restarts_left(ended) == self.restarts.standing.most;
+        if is_for_ranks && ended.iter().any(|ended| !ended.failed() && is_first(ended)) {
             self.note_success();
         }
         let mut failed: Vec<Ended> = ended.into_iter().filter(Ended::failed).collect();
@@ -57,7 +60,7 @@ impl Job<'_> {
         self.assignment.as_ref().map_or(0, |assignment| assignment.local_rank(ended.rank))
     }
 
-    /// Notes, on all nodes, that a rank has ended well. A rank that fails after that ends the job,
+    /// Notes, on all nodes, that a rank has ended well that was never started again. A rank that fails after that ends the job,
     /// because the job that it would join is about to end.
     fn note_success(&mut self) {
         if !std::mem::replace(&mut self.restarts.has_success, true) {
