@@ -763,6 +763,13 @@ public:
   }
 };
 
+/// Whether a process joins a running job in the place of a lost rank, or a new world. See dm_world_options.join.
+enum class JoinWay : std::uint32_t {
+  automatic = DM_JOIN_AUTO,
+  fresh = DM_JOIN_NEW,
+  running = DM_JOIN_RUNNING,
+};
+
 /// How to join a world: dm_world_options. What is not set is the default.
 struct WorldOptions {
   /// An offline world (DM_WORLD_OFFLINE): layouts and plans of any rank of any world, on one machine, without rendezvous and communicators.
@@ -787,8 +794,8 @@ struct WorldOptions {
   std::shared_ptr<Store> store = nullptr;
   /// nullptr, or the place for a token. dm_world_abort of another thread with this token ends the joining (see dm_world_options).
   dm_world **joining_out = nullptr;
-  /// Whether this process joins a running job: DM_JOIN_AUTO, DM_JOIN_NEW or DM_JOIN_RUNNING.
-  std::uint32_t join = DM_JOIN_AUTO;
+  /// Whether this process joins a running job.
+  JoinWay join = JoinWay::automatic;
 };
 
 /// Which rank a process is in a world, where it runs, and which library makes its communicators. See dm_world_info.
@@ -939,7 +946,7 @@ public:
       join.store = &callbacks;
     }
     join.joining_out = options.joining_out;
-    join.join = options.join;
+    join.join = static_cast<std::uint32_t>(options.join);
     dm_world *world = nullptr;
     const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
     if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone

@@ -136,6 +136,16 @@ fn ask(session: &mut Session<'_>) {
         // SAFETY: as above.
         false => ("dm_world_size", unsafe { dm_world_size(world.world(), out.as_ptr()) }),
     };
+    if world.alive && world.real && !out.is_null() {
+        // Nobody waits to join a world of one process. (An offline world has no door.)
+        let waiting = session.out::<i32>();
+        let given = Given { wrong: waiting.is_null(), ..Given::default() };
+        // SAFETY: `waiting` is writable or NULL.
+        let status = unsafe { dm_waiting(world.world(), waiting.as_ptr()) };
+        if session.ended("dm_waiting", status, given, &[waiting.untouched()]) {
+            assert_eq!(waiting.get(0), 0);
+        }
+    }
     if session.ended(name, status, given, &[out.untouched()]) {
         assert!(out.get(0) >= 0);
     }
