@@ -8,9 +8,10 @@ use super::call::{Call, Peers};
 use super::communicator::Held;
 use super::ending::finalize;
 use super::groups::{self, refuse_inside};
+use super::polling::poll_until_done;
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
-use crate::wait::{Deadline, Wait, Watch};
+use crate::wait::{Wait, Watch};
 
 /// How long dm_finalize waits for the other ranks after a communicator has failed, and before it
 /// ends a communicator in which another rank waits in vain.
@@ -147,11 +148,7 @@ impl RootComms {
 /// Waits until the thread that writes the note of an abort has ended, but not longer than [`TOLD`].
 /// Returns whether it has ended.
 fn wait_until_told(telling: &JoinHandle<()>) -> bool {
-    let deadline = Deadline::after(TOLD);
-    while !telling.is_finished() && !deadline.passed() {
-        sleep(Duration::from_micros(50));
-    }
-    telling.is_finished()
+    poll_until_done(&Wait::after(TOLD), String::new, sleep, || Ok(telling.is_finished())).is_ok()
 }
 
 /// A communicator of a root mesh that ends.

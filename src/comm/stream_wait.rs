@@ -194,7 +194,8 @@ impl WaitedFor<'_> {
     }
 
     /// Fails where a rank is lost or has ended the mesh by dm_abort or dm_recover, so that work
-    /// which is done may have wrong results. A rank notes that in the store before it aborts its communicators.
+    /// which is done may have wrong results. A rank notes that in the store before it aborts its
+    /// communicators.
     fn is_whole(&self) -> Result<()> {
         let root = self.view.root_comms();
         let Some(world) = root.world().filter(|world| !world.rendezvous().is_offline()) else { return Ok(()) };

@@ -370,9 +370,8 @@ impl World {
     /// The other ranks that have aborted one of these communicators by dm_abort of a mesh that has
     /// it, as far as the store knows by now.
     pub(super) fn departed_from(&self, communicators: &[Arc<Communicator>], wait: &Wait) -> Result<Vec<i32>> {
-        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
         let mut departed = Vec::new();
-        for root in roots {
+        for root in self.living_roots() {
             departed.extend(root.departed_from(communicators, wait)?);
         }
         Ok(departed)
