@@ -1,0 +1,26 @@
+//! The recording of a process: its last collective calls, messages and agreements, in memory that
+//! another process can read.
+//!
+//! A process that uses the library writes its recording all the time, so that `devicemesh why` can
+//! say where the process is when its job hangs: nobody has to ask for a recording before the job
+//! begins. The writer makes no system call, takes no lock and starts no thread. A reader never
+//! stops the writer, and reads the recording of a process that is stopped, blocked or dead as well.
+//!
+//! - [`layout`]: where what stands. The memory is an array of 64-bit words.
+//! - [`clock`]: the ticks in which times are written, and what a tick is.
+//! - [`Operation`]: what a call does.
+//! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
+//! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
+//!
+//! The crate has no opinion on where the memory comes from. In the library, hostccl's module
+//! `recorder` opens it: an anonymous file (memfd), or a file in `DM_TRACE_DIR`.
+
+pub mod clock;
+pub mod layout;
+mod operation;
+mod recorder;
+mod snapshot;
+
+pub use operation::{Call, NO_PEER, Operation};
+pub use recorder::{Channel, ChannelFacts, Entry, Recorder, World, WorldFacts};
+pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};

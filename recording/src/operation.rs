@@ -1,0 +1,110 @@
+//! What a recorded call does.
+
+/// The value of [`Call::peer`] for a call without root or peer.
+pub const NO_PEER: i32 = -1;
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
+        /// What a recorded call does. The numbers are part of the layout, and never change.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Operation { $($(#[$doc])* $variant = $number,)* }
+
+        impl Operation {
+            /// All operations.
+            pub const ALL: &[Operation] = &[$(Operation::$variant,)*];
+
+            /// The name in messages.
+            pub fn name(self) -> &'static str {
+                match self { $(Operation::$variant => $name,)* }
+            }
+
+            /// The operation with that number in a recording.
+            pub fn from_number(number: u8) -> Option<Operation> {
+                match number { $($number => Some(Operation::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+operations! {
+    /// Every rank gets the reduction of all ranks' data.
+    AllReduce = 1, "all-reduce";
+    /// The root gets the reduction of all ranks' data.
+    Reduce = 2, "reduce";
+    /// Every rank gets the root's data.
+    Broadcast = 3, "broadcast";
+    /// Every rank gets every rank's data.
+    AllGather = 4, "all-gather";
+    /// Every rank gets its block of the reduction of all ranks' data.
+    ReduceScatter = 5, "reduce-scatter";
+    /// Every rank sends a block to every rank.
+    AllToAll = 6, "all-to-all";
+    /// The root gets every rank's data.
+    Gather = 7, "gather";
+    /// Every rank gets its block of the root's data.
+    Scatter = 8, "scatter";
+    /// A message to a peer.
+    Send = 9, "send";
+    /// A message from a peer.
+    Recv = 10, "recv";
+    /// An exchange between neighbours: `dm_shift`, `dm_swap` and what else is made of messages.
+    Exchange = 11, "exchange";
+    /// A collective call of the library itself, such as `dm_init` or `dm_flatten`: the ranks agree
+    /// on it in the store. Its text says which call it is.
+    Agreement = 32, "agreement";
+    /// A barrier through the store.
+    Barrier = 33, "barrier";
+    /// Bytes that travel through the store.
+    StoreBytes = 34, "store exchange";
+    /// The making of communicators.
+    MakeComms = 35, "making of communicators";
+}
+
+impl Operation {
+    /// Whether the call concerns one peer, so that it is counted as a message.
+    pub fn is_message(self) -> bool {
+        matches!(self, Operation::Send | Operation::Recv)
+    }
+}
+
+/// One call, as its caller gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// What the call does.
+    pub operation: Operation,
+    /// The type of the elements, as an `ncclDataType_t`.
+    pub dtype: u8,
+    /// The reduction, as an `ncclRedOp_t`; 0 where the call reduces nothing.
+    pub reduction: u8,
+    /// The number of elements, as the call counts them.
+    pub count: u64,
+    /// The root or the peer, as its rank in the group; [`NO_PEER`] for none.
+    pub peer: i32,
+    /// The low 32 bits of the stream's address; 0 for none.
+    pub stream: u32,
+}
+
+impl Call {
+    /// The digest of a channel after this call, from the digest before it. Two ranks have equal
+    /// digests if they have begun the same calls in the same order. A message, the stream, and the
+    /// count of a call that may have another one on each rank do not belong to it.
+    #[inline]
+    pub(crate) fn digest(&self, before: u64) -> u64 {
+        let what = u64::from(self.operation as u8)
+            | u64::from(self.dtype) << 8
+            | u64::from(self.reduction) << 16
+            | u64::from(self.peer as u32) << 32;
+        mix(mix(before ^ what) ^ self.count)
+    }
+}
+
+/// Mixes the bits of a word: the finalizer of MurmurHash3 (Austin Appleby), a bijection.
+#[inline]
+fn mix(mut word: u64) -> u64 {
+    word ^= word >> 33;
+    word = word.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    word ^= word >> 33;
+    word = word.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    word ^ (word >> 33)
+}

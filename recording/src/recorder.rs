@@ -1,0 +1,380 @@
+//! The writer of a recording.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, fence};
+use std::sync::{Mutex, PoisonError};
+
+use crate::clock::Clock;
+use crate::layout::{self, call, channel, header, world};
+use crate::operation::{Call, Operation};
+use crate::snapshot::{ChannelState, EntryState};
+
+/// After so many calls the second moment of the clock is renewed.
+const RENEW_EVERY: u64 = 4096;
+
+/// Writes the recording of this process. All threads may use it at the same time.
+pub struct Recorder {
+    words: &'static [AtomicU64],
+    clock: Clock,
+    /// Held while a world or a channel is opened or closed.
+    opening: Mutex<()>,
+}
+
+/// What is recorded of a world.
+#[derive(Debug, Clone, Copy)]
+pub struct WorldFacts<'a> {
+    /// Equal on all ranks of the world, and on no rank of another world.
+    pub key: u64,
+    /// This process's rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub size: usize,
+    /// The job's id.
+    pub job: &'a str,
+    /// The address of the store; empty for none.
+    pub store: &'a str,
+    /// The launcher.
+    pub launcher: &'a str,
+}
+
+/// What is recorded of a group of ranks that make calls together.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelFacts<'a> {
+    /// 0 for a mesh dimension, 1 for an agreement scope, 2 for a raw communicator.
+    pub kind: u8,
+    /// Equal on all ranks of the group, and on no rank of another group.
+    pub key: u64,
+    /// The world to which the group belongs, as [`Recorder::open_world`] gave it.
+    pub world: Option<World>,
+    /// This process's rank in the group.
+    pub rank: usize,
+    /// The world rank of each member, in the order of the group. Empty where nobody knows them.
+    pub members: &'a [u32],
+    /// The number of members.
+    pub size: usize,
+    /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
+    pub name: &'a str,
+}
+
+/// The place of a world in the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World(u8);
+
+/// A group of ranks in the recording. It is the place of a channel, so it may be copied and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Channel(u16);
+
+impl Channel {
+    /// A group that is not recorded, because all places were taken. Its calls are not recorded.
+    pub const NONE: Channel = Channel(u16::MAX);
+}
+
+/// A call that was begun.
+#[must_use = "the call looks unfinished until `end` is called"]
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
+    number: u64,
+    /// The number of the call in its channel.
+    in_channel: u64,
+    channel: Channel,
+    is_message: bool,
+}
+
+impl Entry {
+    /// A call that is not recorded.
+    pub const NONE: Entry = Entry { number: u64::MAX, in_channel: 0, channel: Channel::NONE, is_message: false };
+}
+
+impl Recorder {
+    /// Begins a recording in `words`, which are [`layout::WORDS`] words of zeros. `pid` is this
+    /// process, and `version` that of the library.
+    pub fn new(words: &'static [AtomicU64], pid: u32, host: &str, version: &str) -> Recorder {
+        assert!(words.len() >= layout::WORDS, "a recording needs {} words, not {}", layout::WORDS, words.len());
+        let clock = Clock::of_this_machine();
+        let recorder = Recorder { words, clock, opening: Mutex::new(()) };
+        recorder.set(header::CLOCK, clock as u64);
+        recorder.set(header::PID, pid.into());
+        recorder.set_text(header::HOST, header::HOST_WORDS, host);
+        recorder.set_text(header::VERSION, header::VERSION_WORDS, version);
+        recorder.set_moment(header::BEGAN);
+        recorder.set_moment(header::LATER);
+        words[header::MAGIC].store(layout::MAGIC, Release);
+        recorder
+    }
+
+    /// Records that the process has joined a world. `None` where all places are taken by worlds
+    /// that have not ended.
+    pub fn open_world(&self, facts: &WorldFacts) -> Option<World> {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |place: &usize| {
+            let base = world_base(*place);
+            self.get(base + world::STAMP) == 0 || self.get(base + world::EPOCH) >> 32 != 0
+        };
+        let place = (0..header::WORLD_COUNT).find(is_free)?;
+        let base = world_base(place);
+        self.rewrite(base + world::STAMP, || {
+            self.set(base + world::KEY, facts.key);
+            self.set(base + world::RANK, pair(facts.rank, facts.size));
+            self.set(base + world::EPOCH, 0);
+            self.set_text(base + world::JOB, world::JOB_WORDS, facts.job);
+            self.set_text(base + world::STORE, world::STORE_WORDS, facts.store);
+            self.set_text(base + world::LAUNCHER, world::LAUNCHER_WORDS, facts.launcher);
+        });
+        Some(World(place as u8))
+    }
+
+    /// Records the epoch of a world.
+    pub fn set_epoch(&self, world: World, epoch: u32) {
+        self.set(world_base(world.0.into()) + world::EPOCH, epoch.into());
+    }
+
+    /// Records that a world has ended. Its place may be used again.
+    pub fn close_world(&self, world: World) {
+        let word = world_base(world.0.into()) + world::EPOCH;
+        self.set(word, self.get(word) | 1 << 32);
+    }
+
+    /// Records a group. Where all places are taken by groups that are open, gives
+    /// [`Channel::NONE`], and the header counts it.
+    pub fn open_channel(&self, facts: &ChannelFacts) -> Channel {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.get(header::CHANNELS_OPENED);
+        let fresh = (opened < layout::CHANNEL_COUNT as u64).then_some(opened as usize);
+        let place = fresh.or_else(|| (0..layout::CHANNEL_COUNT).find(|place| self.is_closed(*place)));
+        let Some(place) = place else {
+            self.set(header::CHANNELS_LEFT_OUT, self.get(header::CHANNELS_LEFT_OUT) + 1);
+            return Channel::NONE;
+        };
+        let base = channel_base(place);
+        let members = self.write_members(facts.members);
+        self.rewrite(base + channel::STAMP, || {
+            let world = facts.world.map_or(255, |world| u64::from(world.0));
+            self.set(base + channel::KIND, u64::from(facts.kind) | world << 16);
+            self.set(base + channel::KEY, facts.key);
+            self.set(base + channel::RANK, pair(facts.rank, facts.size));
+            self.set(base + channel::MEMBERS, members);
+            for word in channel::CALLS_BEGUN..=channel::DIGEST {
+                self.set(base + word, 0);
+            }
+            self.set_text(base + channel::NAME, channel::NAME_WORDS, facts.name);
+            self.set(base + channel::FIRST_CALL, self.get(header::NEXT_CALL));
+        });
+        self.set(header::CHANNELS_OPENED, opened + 1);
+        Channel(place as u16)
+    }
+
+    /// Records that a group has failed or was closed. A group that has failed keeps its place until
+    /// it is closed.
+    pub fn set_channel_state(&self, channel: Channel, state: ChannelState) {
+        if channel != Channel::NONE {
+            let word = channel_base(channel.0.into()) + channel::KIND;
+            self.set(word, self.get(word) & !(0xff << 8) | (state as u64) << 8);
+        }
+    }
+
+    /// Records that a call begins. The calls of one channel, other than messages, begin one after
+    /// the other, because their order is recorded.
+    #[inline]
+    pub fn begin(&self, channel: Channel, call: &Call) -> Entry {
+        self.begin_as(channel, call, EntryState::Running)
+    }
+
+    /// Records that a call was put into a group of calls that has not begun to run.
+    #[inline]
+    pub fn queue(&self, channel: Channel, call: &Call) -> Entry {
+        self.begin_as(channel, call, EntryState::Queued)
+    }
+
+    /// Records that the ranks begin to agree on a call, which is described by `text`.
+    pub fn begin_agreement(&self, channel: Channel, operation: Operation, text: &str) -> Entry {
+        let count = self.write_text(text);
+        self.begin(channel, &Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 })
+    }
+
+    #[inline]
+    fn begin_as(&self, channel: Channel, call: &Call, state: EntryState) -> Entry {
+        if channel == Channel::NONE {
+            return Entry::NONE;
+        }
+        let base = channel_base(channel.0.into());
+        let is_message = call.operation.is_message();
+        let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
+        let digest = self.get(base + channel::DIGEST);
+        let (in_channel, digest) = match is_message {
+            true => (self.words[base + channel::MESSAGES_BEGUN].fetch_add(1, Relaxed) + 1, digest),
+            false => (self.words[base + channel::CALLS_BEGUN].fetch_add(1, Relaxed) + 1, call.digest(digest)),
+        };
+        let slot = slot_base(number);
+        let stamp = (number + 1) * 2;
+        self.set(slot + call::STAMP, stamp - 1);
+        fence(Release);
+        let what = u64::from(channel.0)
+            | u64::from(call.operation as u8) << 16
+            | u64::from(call.dtype) << 24
+            | u64::from(call.reduction) << 32
+            | (state as u64) << 40;
+        self.set(slot + call::WHAT, what);
+        self.set(slot + call::NUMBER, in_channel);
+        self.set(slot + call::COUNT, call.count);
+        self.set(slot + call::PEER, u64::from(call.peer as u32) | u64::from(call.stream) << 32);
+        self.set(slot + call::BEGUN, self.clock.ticks());
+        self.set(slot + call::ENDED, 0);
+        self.set(slot + call::DIGEST, digest);
+        self.words[slot + call::STAMP].store(stamp, Release);
+        if !is_message {
+            self.set(base + channel::DIGEST, digest);
+            self.set(base + channel::LAST_CALL, number + 1);
+        }
+        if number % RENEW_EVERY == 0 {
+            self.set_moment(header::LATER);
+        }
+        Entry { number, in_channel, channel, is_message }
+    }
+
+    /// Records that a queued call runs now.
+    pub fn start(&self, entry: Entry) {
+        self.change(entry, EntryState::Running, None);
+    }
+
+    /// Records the end of a call: [`EntryState::Done`], [`EntryState::Failed`], or
+    /// [`EntryState::Issued`] where the call was handed to a stream and nobody waits for it here.
+    #[inline]
+    pub fn end(&self, entry: Entry, state: EntryState) {
+        self.end_at(entry, state, self.clock.ticks());
+    }
+
+    /// Records the end of a call that did not wait for another rank. It gets the time of its
+    /// beginning, because a look at the clock would take as long as all the rest: 21 ns on an AMD
+    /// EPYC.
+    #[inline]
+    pub fn end_at_once(&self, entry: Entry, state: EntryState) {
+        let begun = self.get(slot_base(entry.number) + call::BEGUN);
+        self.end_at(entry, state, begun);
+    }
+
+    #[inline]
+    fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
+        self.change(entry, state, Some(ticks));
+        if state != EntryState::Failed && !entry.is_message && entry.channel != Channel::NONE {
+            self.set(channel_base(entry.channel.0.into()) + channel::CALLS_ENDED, entry.in_channel);
+        }
+    }
+
+    #[inline]
+    fn change(&self, entry: Entry, state: EntryState, ended: Option<u64>) {
+        let slot = slot_base(entry.number);
+        // Later calls have taken the place of a call that ran for long.
+        if entry.number == u64::MAX || self.get(slot + call::STAMP) != (entry.number + 1) * 2 {
+            return;
+        }
+        if let Some(ticks) = ended {
+            self.set(slot + call::ENDED, ticks);
+        }
+        let what = self.get(slot + call::WHAT);
+        self.set(slot + call::WHAT, what & !(0xff << 40) | (state as u64) << 40);
+    }
+
+    /// Renews the second moment of the clock, as calls do from time to time.
+    pub fn renew_moment(&self) {
+        self.set_moment(header::LATER);
+    }
+
+    fn is_closed(&self, place: usize) -> bool {
+        self.get(channel_base(place) + channel::KIND) >> 8 & 0xff == ChannelState::Closed as u64
+    }
+
+    /// Writes the world ranks of a group's members behind those of other groups. Returns where
+    /// they stand. Members that stand there already are not written again.
+    fn write_members(&self, members: &[u32]) -> u64 {
+        let used = self.get(header::MEMBERS_USED) as usize;
+        let needed = members.len().div_ceil(2);
+        let packed = |at: usize| {
+            let first = u64::from(members[at * 2]);
+            first | u64::from(members.get(at * 2 + 1).copied().unwrap_or(u32::MAX)) << 32
+        };
+        let stands_at = |start: &usize| (0..needed).all(|at| self.get(layout::MEMBERS + start + at) == packed(at));
+        if members.is_empty() {
+            return channel::NO_MEMBERS;
+        }
+        if let Some(start) = (0..(used + 1).saturating_sub(needed)).find(stands_at) {
+            return start as u64 * 2;
+        }
+        if used + needed > layout::MEMBER_WORDS {
+            return channel::NO_MEMBERS;
+        }
+        (0..needed).for_each(|at| self.set(layout::MEMBERS + used + at, packed(at)));
+        self.set(header::MEMBERS_USED, (used + needed) as u64);
+        used as u64 * 2
+    }
+
+    /// Writes a text, and returns its number.
+    fn write_text(&self, text: &str) -> u64 {
+        let number = self.words[header::NEXT_TEXT].fetch_add(1, Relaxed);
+        let base = layout::TEXTS + number as usize % layout::TEXT_COUNT * layout::TEXT_WORDS;
+        let stamp = (number + 1) * 2;
+        self.set(base, stamp - 1);
+        fence(Release);
+        self.set_text(base + 1, layout::TEXT_WORDS - 1, text);
+        self.words[base].store(stamp, Release);
+        number
+    }
+
+    /// Runs `write` between the two stamps of a slot.
+    fn rewrite(&self, stamp: usize, write: impl FnOnce()) {
+        let before = self.get(stamp);
+        self.set(stamp, before + 1);
+        fence(Release);
+        write();
+        self.words[stamp].store(before + 2, Release);
+    }
+
+    fn set_moment(&self, at: usize) {
+        let moment = self.clock.moment();
+        self.set(at, moment.ticks);
+        self.set(at + 1, moment.monotonic);
+        self.set(at + 2, moment.real);
+    }
+
+    /// Writes as much of a text as fits, and zeros behind it. A character is never cut in half.
+    fn set_text(&self, at: usize, words: usize, text: &str) {
+        let mut end = text.len().min(words * 8);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let bytes = &text.as_bytes()[..end];
+        for word in 0..words {
+            let mut value = [0; 8];
+            let rest = &bytes[(word * 8).min(end)..((word + 1) * 8).min(end)];
+            value[..rest.len()].copy_from_slice(rest);
+            self.set(at + word, u64::from_ne_bytes(value));
+        }
+    }
+
+    #[inline]
+    fn get(&self, word: usize) -> u64 {
+        self.words[word].load(Acquire)
+    }
+
+    #[inline]
+    fn set(&self, word: usize, value: u64) {
+        self.words[word].store(value, Relaxed);
+    }
+}
+
+/// The ranks below 2^32 of a pair: the first in the low half.
+fn pair(low: usize, high: usize) -> u64 {
+    low as u64 & 0xffff_ffff | (high as u64) << 32
+}
+
+fn world_base(place: usize) -> usize {
+    header::WORLDS + place * header::WORLD_WORDS
+}
+
+fn channel_base(place: usize) -> usize {
+    layout::CHANNELS + place * layout::CHANNEL_WORDS
+}
+
+fn slot_base(number: u64) -> usize {
+    layout::RING + number as usize % layout::CALL_COUNT * layout::CALL_WORDS
+}

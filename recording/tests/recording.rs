@@ -1,0 +1,195 @@
+//! What a reader finds of what a recorder has written.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+
+use recording::{
+    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
+    layout,
+};
+
+/// The memory of a recording. It lives as long as the process, as a recording does.
+fn memory() -> &'static [AtomicU64] {
+    Box::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into_boxed_slice())
+}
+
+fn recorder(words: &'static [AtomicU64]) -> Recorder {
+    Recorder::new(words, 4711, "alpha", "0.2.0")
+}
+
+fn copy(words: &[AtomicU64]) -> Vec<u8> {
+    fence(SeqCst);
+    let bytes = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+    fence(SeqCst);
+    bytes
+}
+
+fn read(words: &[AtomicU64]) -> Snapshot {
+    Snapshot::of_bytes(&copy(words), &copy(words), &copy(words)).unwrap()
+}
+
+fn facts<'a>(key: u64, name: &'a str, members: &'a [u32]) -> ChannelFacts<'a> {
+    ChannelFacts { kind: 0, key, world: None, rank: 1, members, size: members.len(), name }
+}
+
+fn all_reduce(count: u64) -> Call {
+    Call { operation: Operation::AllReduce, dtype: 7, reduction: 2, count, peer: NO_PEER, stream: 0 }
+}
+
+#[test]
+fn a_call_is_read_as_it_was_written() {
+    let words = memory();
+    let recorder = recorder(words);
+    let world_facts =
+        WorldFacts { key: 77, rank: 5, size: 8, job: "llama", store: "10.0.0.1:29500", launcher: "torchrun" };
+    let world = recorder.open_world(&world_facts).unwrap();
+    recorder.set_epoch(world, 3);
+    let channel = recorder.open_channel(&ChannelFacts { world: Some(world), ..facts(9, "mesh/tp", &[4, 5, 6]) });
+    let first = recorder.begin(channel, &all_reduce(1 << 40));
+    recorder.end(first, EntryState::Done);
+    let send = Call { operation: Operation::Send, peer: 2, stream: 0xabcd, ..all_reduce(3) };
+    let _running = recorder.queue(channel, &send);
+    let scope = recorder.open_channel(&ChannelFacts { kind: 1, ..facts(10, "the world", &[]) });
+    let agreement = recorder.begin_agreement(scope, Operation::Agreement, "dm_init(shape=(2, 4))");
+    recorder.end(agreement, EntryState::Failed);
+
+    let snapshot = read(words);
+    let process = &snapshot.process;
+    assert_eq!((process.pid, process.host.as_str(), process.version.as_str()), (4711, "alpha", "0.2.0"));
+    let world = &snapshot.worlds[0];
+    assert_eq!((world.key, world.rank, world.size, world.epoch, world.has_ended), (77, 5, 8, 3, false));
+    assert_eq!((&*world.job, &*world.store, &*world.launcher), ("llama", "10.0.0.1:29500", "torchrun"));
+    let [tp, scope] = &snapshot.channels[..] else { panic!("{:?}", snapshot.channels) };
+    assert_eq!((tp.key, tp.rank, tp.size, &*tp.members, &*tp.name), (9, 1, 3, &[4, 5, 6][..], "mesh/tp"));
+    assert_eq!((tp.calls_begun, tp.calls_ended, tp.messages_begun, tp.last_call), (1, 1, 1, Some(0)));
+    assert_eq!(snapshot.world_of(tp).unwrap().key, 77);
+    let calls: Vec<_> = snapshot.calls_of(tp).collect();
+    assert_eq!((calls[0].call, calls[0].state, calls[0].in_channel), (all_reduce(1 << 40), EntryState::Done, 1));
+    assert!(calls[0].ended.unwrap() >= calls[0].begun);
+    assert_eq!((calls[1].call, calls[1].state, calls[1].ended), (send, EntryState::Queued, None));
+    assert!(scope.members.is_empty());
+    let agreement = snapshot.calls_of(scope).next().unwrap();
+    assert_eq!(snapshot.text(agreement), Some("dm_init(shape=(2, 4))"));
+    assert_eq!((agreement.state, scope.calls_ended), (EntryState::Failed, 0));
+}
+
+#[test]
+fn digests_are_equal_for_equal_calls_alone() {
+    let words = memory();
+    let recorder = recorder(words);
+    let open = |key| recorder.open_channel(&facts(key, "mesh/dp", &[0, 1]));
+    let calls = [
+        [all_reduce(1), all_reduce(2)],
+        [all_reduce(1), all_reduce(2)],
+        [all_reduce(2), all_reduce(1)],
+        [all_reduce(1), Call { dtype: 6, ..all_reduce(2) }],
+        [all_reduce(1), Call { operation: Operation::Reduce, peer: 0, ..all_reduce(2) }],
+        [all_reduce(1), Call { operation: Operation::Reduce, peer: 1, ..all_reduce(2) }],
+    ];
+    for (key, calls) in calls.iter().enumerate() {
+        let channel = open(key as u64);
+        calls.iter().for_each(|call| recorder.end(recorder.begin(channel, call), EntryState::Done));
+        // Messages differ between the ranks of a group.
+        let _ = recorder.begin(channel, &Call { operation: Operation::Recv, peer: 1, ..all_reduce(key as u64) });
+    }
+    let digests: Vec<u64> = read(words).channels.iter().map(|channel| channel.digest).collect();
+    assert_eq!(digests[0], digests[1]);
+    for (at, digest) in digests.iter().enumerate().skip(2) {
+        assert!(!digests[..at].contains(digest), "{at}: {digests:?}");
+    }
+}
+
+#[test]
+fn the_ring_keeps_the_last_calls() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(1, "mesh/dp", &[0]));
+    let slow = recorder.begin(channel, &all_reduce(0));
+    for count in 1..=3000 {
+        recorder.end(recorder.begin(channel, &all_reduce(count)), EntryState::Done);
+    }
+    // Another call has the place of this one by now, and keeps its state.
+    recorder.end(slow, EntryState::Failed);
+    let snapshot = read(words);
+    let counts: Vec<u64> = snapshot.calls.iter().map(|call| call.call.count).collect();
+    assert_eq!(counts, (953..=3000).collect::<Vec<u64>>());
+    assert!(snapshot.calls.iter().all(|call| call.state == EntryState::Done));
+    assert_eq!(snapshot.channels[0].calls_ended, 3001);
+}
+
+#[test]
+fn a_closed_group_gives_its_place_away() {
+    let words = memory();
+    let recorder = recorder(words);
+    let open: Vec<Channel> = (0..256).map(|key| recorder.open_channel(&facts(key, "mesh/dp", &[0, 1]))).collect();
+    assert_eq!(recorder.open_channel(&facts(256, "one too many", &[0, 1])), Channel::NONE);
+    let entry = recorder.begin(Channel::NONE, &all_reduce(1));
+    recorder.end(entry, EntryState::Done);
+    recorder.end(Entry::NONE, EntryState::Done);
+    assert_eq!((read(words).process.channels_left_out, read(words).calls.len()), (1, 0));
+    recorder.end(recorder.begin(open[7], &all_reduce(1)), EntryState::Done);
+    recorder.set_channel_state(open[7], ChannelState::Closed);
+    let new = recorder.open_channel(&facts(999, "mesh/cp", &[3, 4]));
+    recorder.end(recorder.begin(new, &all_reduce(5)), EntryState::Done);
+    let snapshot = read(words);
+    let channel = snapshot.channels.iter().find(|channel| channel.key == 999).unwrap();
+    assert_eq!((channel.calls_begun, &*channel.members), (1, &[3, 4][..]));
+    assert_eq!(snapshot.calls_of(channel).map(|call| call.call.count).collect::<Vec<_>>(), [5]);
+    // 256 groups of the same two members take one word.
+    assert_eq!(words[layout::header::MEMBERS_USED].load(Relaxed), 2);
+}
+
+#[test]
+fn members_that_do_not_fit_are_left_out() {
+    let words = memory();
+    let recorder = recorder(words);
+    let many: Vec<u32> = (0..9000).collect();
+    recorder.open_channel(&facts(1, "mesh/all", &many));
+    recorder.open_channel(&facts(2, "mesh/most", &many[..8191]));
+    recorder.open_channel(&facts(3, "mesh/none", &many[10..14]));
+    let sizes: Vec<_> = read(words).channels.iter().map(|it| (it.size, it.members.len())).collect();
+    assert_eq!(sizes, [(9000, 0), (8191, 8191), (4, 4)], "the last ones stand inside the ones before");
+}
+
+#[test]
+fn a_reader_sees_no_half_of_a_call() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(1, "mesh/dp", &[0]));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The values of a call belong together: the count is that of the number in the channel.
+            for count in (1..).take_while(|_| !is_over.load(Relaxed)) {
+                recorder.end(recorder.begin(channel, &all_reduce(count)), EntryState::Done);
+            }
+        });
+        let snapshots: Vec<Snapshot> = (0..50).map(|_| read(words)).collect();
+        // The writer ends before anything is compared: a failure must not leave it running.
+        is_over.store(true, Relaxed);
+        let calls = || snapshots.iter().flat_map(|snapshot| &snapshot.calls);
+        let torn: Vec<_> = calls().filter(|call| call.call.count != call.in_channel).collect();
+        assert!(torn.is_empty(), "{} of {}, the first: {:?}", torn.len(), calls().count(), torn[0]);
+        assert!(calls().count() > 0);
+    });
+}
+
+#[test]
+fn what_is_no_recording_is_refused_or_read_without_harm() {
+    let words = memory();
+    recorder(words);
+    let good = copy(words);
+    assert!(Snapshot::of_bytes(&good, &good[..100], &good).unwrap_err().to_string().contains("too short"));
+    assert!(Snapshot::of_bytes(&good, &vec![0; good.len()], &good).unwrap_err().to_string().contains("no recording"));
+    // Garbage behind a good beginning: a simple generator of numbers (Knuth's LCG) fills the rest.
+    let mut state = 1u64;
+    for _ in 0..20 {
+        let mut bytes = good.clone();
+        for byte in &mut bytes[16..] {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *byte = (state >> 56) as u8;
+        }
+        let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
+        assert!(snapshot.channels.iter().all(|channel| snapshot.calls_of(channel).count() <= layout::CALL_COUNT));
+    }
+}
