@@ -35,7 +35,8 @@ static float weights[kWidth], gradient[kWidth];
 static float weight(int32_t at_stage, int32_t at_half, int i) { return (float)(1 + (at_stage + 2 * at_half + i) % 3) / 2; }
 static float input(int microbatch, int32_t at_half, int i) { return (float)((microbatch + 3 * at_half + i) % 4) - 1; }
 
-/* Sends out to the stage `to`, and receives in from the stage `from`, together. -1: no such stage. */
+/* Sends out to the stage `to`, and receives in from the stage `from`, together. -1: no such
+   stage. */
 static void exchange(const float *out, int32_t to, float *in, int32_t from)
 {
   CHECK(dm_group_start(mesh));

@@ -6,9 +6,9 @@
  *
  * The arguments are the number of steps, the number of spares, and how many milliseconds the others
  * wait for a process in the place of a lost one before they go on smaller (0 and 0). Kill a
- * rank with SIGKILL while it runs. Every replica trains on the same weights: rank (i, j) has part j.
- * A step adds the mean of the replicas' gradients, which is 1, so the weight is the number of the
- * step. The program checks that. */
+ * rank with SIGKILL while it runs. Every replica trains on the same weights: rank (i, j) has part
+ * j. A step adds the mean of the replicas' gradients, which is 1, so the weight is the number of
+ * the step. The program checks that. */
 #include <devicemesh.h>
 
 #include <stdint.h>
@@ -32,8 +32,8 @@ static _Noreturn void give_up(const char *call)
   exit(1);
 }
 
-/* The job that this process was to join has ended, or a spare has its place. Such a process ends with
- * exit code 0: otherwise `devicemesh run` would take it for a rank that fails. */
+/* The job that this process was to join has ended, or a spare has its place. Such a process ends
+ * with exit code 0: otherwise `devicemesh run` would take it for a rank that fails. */
 static int too_late(dm_world *world)
 {
   printf("comes too late: %s\n", dm_last_error());

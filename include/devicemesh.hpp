@@ -1,4 +1,5 @@
-/* libdevicemesh for C++17 and later: devicemesh.h with owners, containers, types and errors. Header-only; needs nothing but the C header.
+/* libdevicemesh for C++17 and later: devicemesh.h with owners, containers, types and errors.
+ * Header-only; needs nothing but the C header.
  *
  *     dm::Mesh mesh = dm::init("cuda", {{"replicate", 2}, {"shard", 4}});   // collective: who am I, who are you
  *     ncclComm_t comm = mesh.comm("shard");                                 // for mesh.proc<...>("ncclAllGather")(..., comm, stream)
@@ -7,8 +8,9 @@
  * Two styles of errors, one set of functions
  *   dm::Mesh, dm::World, dm::init ...             give their value, and throw dm::Error.
  *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result of it, shaped like std::expected, and throw nothing but std::bad_alloc.
- * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the second is there, and reading the value of a
- * Result that has none prints the error and aborts. Below, Returns<T> is T in the first style and Result<T> in the second.
+ * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the
+ * second is there, and reading the value of a Result that has none prints the error and aborts.
+ * Below, Returns<T> is T in the first style and Result<T> in the second.
  *
  * The comment of each function names a C function. The documentation of the C function in
  * devicemesh.h says what it does, whether it is local or collective, and which errors it has.
@@ -20,8 +22,9 @@
  * before that may be mixed without an error. Give each thread a dimension with a name of its own
  * (flatten, reshape); docs/threads.md has the rules.
  *
- * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
- * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world.
+ * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a
+ * handle that is not live: calls on it give Status::invalid_handle. Views keep what they need:
+ * they may outlive the mesh they came from, and the world.
  *
  * Contents. A line "// ---- name ----" begins each section.
  *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
@@ -59,22 +62,24 @@
 #include <variant>
 #include <vector>
 
-/* DM_NO_EXCEPTIONS is the one macro of this header: the user's wish, or that the compiler has no exceptions. */
+/* DM_NO_EXCEPTIONS is the one macro of this header: the user's wish, or that the compiler has no
+   exceptions. */
 #if !defined(DM_NO_EXCEPTIONS) && !defined(__cpp_exceptions)
 #define DM_NO_EXCEPTIONS
 #endif
 
 namespace dm {
 
-/* Other names for the linker where the bodies of functions differ, so that both kinds of object files can be in one program. What they hand
- * to each other are C handles: capi(), release(). */
+/* Other names for the linker where the bodies of functions differ, so that both kinds of object
+ * files can be in one program. What they hand to each other are C handles: capi(), release(). */
 #ifdef DM_NO_EXCEPTIONS
 inline namespace no_exceptions {
 #endif
 
 // ---- numbers of the C header ----
 
-/// The outcome of a call: the DM_STATUS_ values. A newer library may give values that are not listed here.
+/// The outcome of a call: the DM_STATUS_ values. A newer library may give values that are not
+/// listed here.
 enum class Status : dm_status {
   ok = DM_STATUS_OK,
   invalid_argument = DM_STATUS_INVALID_ARGUMENT,
@@ -118,7 +123,8 @@ enum class Dtype : dm_dtype {
   float8e5m2 = DM_FLOAT8E5M2,
 };
 
-/// A level of the log: DM_LOG_OFF and so on. A record is logged when its level is at most the level that is set.
+/// A level of the log: DM_LOG_OFF and so on. A record is logged when its level is at most the
+/// level that is set.
 enum class LogLevel : dm_log_level { off = DM_LOG_OFF, error = DM_LOG_ERROR, warn = DM_LOG_WARN, info = DM_LOG_INFO, debug = DM_LOG_DEBUG };
 
 /// A function that gets the records of the log: the level, and one line that begins with the rank.
@@ -157,7 +163,8 @@ struct LogBridge {
 
 // ---- errors ----
 
-/// An error: a status, one line with the values, and the codes of the layers below. It is thrown, or held by a Result.
+/// An error: a status, one line with the values, and the codes of the layers below. It is thrown,
+/// or held by a Result.
 class Error : public std::runtime_error {
 public:
   /// An error with these words; the codes are 0.
@@ -166,7 +173,8 @@ public:
   {
   }
 
-  /// The error of this thread's last failing call of the library; Status::ok and no message before any. See dm_last_error_info.
+  /// The error of this thread's last failing call of the library; Status::ok and no message before
+  /// any. See dm_last_error_info.
   [[nodiscard]] static Error last()
   {
     dm_error_info info = DM_ERROR_INFO_INIT;
@@ -214,7 +222,8 @@ public:
   [[nodiscard]] double waited_seconds() const noexcept { return waited_seconds_; }
   /// The number of the collective call, as the message shows it; -1 when it has none.
   [[nodiscard]] std::int64_t call() const noexcept { return call_; }
-  /// The library's line alone; what() has the name of the status before it. Lives as long as the error.
+  /// The library's line alone; what() has the name of the status before it. Lives as long as the
+  /// error.
   [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
 
 private:
@@ -250,7 +259,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A value or an Error; the members are those of std::expected. Reading the value where there is none throws the Error.
+/// A value or an Error; the members are those of std::expected. Reading the value where there is
+/// none throws the Error.
 template <class T> class [[nodiscard]] Result {
 public:
   /// The type of the value.
@@ -466,8 +476,9 @@ template <class Style> struct Calls {
 
 // ---- arguments: what braces, strings and containers become ----
 
-/// A view of contiguous elements, from any container with data() and size() (std::vector, std::array, std::span), an array, a pointer and
-/// a length, or braces. It is the same in every standard, so files of C++17 and C++20 go into one program. An argument, not to be kept.
+/// A view of contiguous elements, from any container with data() and size() (std::vector,
+/// std::array, std::span), an array, a pointer and a length, or braces. It is the same in every
+/// standard, so files of C++17 and C++20 go into one program. An argument, not to be kept.
 template <class T> class Span {
 public:
   /// The type of the elements, without const.
@@ -483,7 +494,8 @@ public:
   constexpr Span(Container &&container) noexcept : data_(std::data(container)), size_(std::size(container))
   {
   }
-  // GCC would warn of data_(values.begin()), and precompiled headers forget pragmas against warnings.
+  // GCC would warn of data_(values.begin()), and precompiled headers forget pragmas against
+  // warnings.
   /// {a, b, c}, where the elements are const. As an argument the list lives as long as the call.
   constexpr Span(std::initializer_list<value_type> values) noexcept : Span(values.begin(), values.size()) {}
 
@@ -505,10 +517,11 @@ private:
   std::size_t size_ = 0;
 };
 
-/// A string for the library, which wants a NUL at its end: from a C string or std::string without a copy, from a std::string_view with one.
-/// nullptr is C's NULL. An argument, not to be kept.
+/// A string for the library, which wants a NUL at its end: from a C string or std::string without
+/// a copy, from a std::string_view with one. nullptr is C's NULL. An argument, not to be kept.
 ///
-/// A NUL within the string becomes bytes that are not UTF-8, so the library refuses the whole instead of taking the part before it.
+/// A NUL within the string becomes bytes that are not UTF-8, so the library refuses the whole
+/// instead of taking the part before it.
 class Text {
 public:
   /// NULL.
@@ -643,7 +656,8 @@ inline dm_call_options call_options(std::chrono::milliseconds timeout, const dm_
 
 }  // namespace detail
 
-/// The dimensions of a mesh, the last one the fastest: {{"dp", 2}, {"tp", 4}}, a std::vector<Dim>, {sizes, names}, or sizes alone, {2, 4}.
+/// The dimensions of a mesh, the last one the fastest: {{"dp", 2}, {"tp", 4}}, a std::vector<Dim>,
+/// {sizes, names}, or sizes alone, {2, 4}.
 class Dims {
 public:
   /// No dimension.
@@ -684,7 +698,8 @@ public:
     return detail::call_options(timeout, given, given != nullptr ? size() : 0);
   }
 
-  /// An error that C cannot see: another number of names than of sizes, or a size that is no std::int32_t. Empty when there is none.
+  /// An error that C cannot see: another number of names than of sizes, or a size that is no
+  /// std::int32_t. Empty when there is none.
   [[nodiscard]] std::string problem() const
   {
     if (!too_large_.empty()) return too_large_;
@@ -719,16 +734,19 @@ private:
   std::vector<dm_dim_options> c_options_;
 };
 
-/// Says what a mesh dimension does with a tensor. replicate() and shard() make one. See Mesh::local_shard.
+/// Says what a mesh dimension does with a tensor. replicate() and shard() make one. See
+/// Mesh::local_shard.
 using Placement = dm_placement;
 
 /// Every rank along the mesh dimension holds the same.
 [[nodiscard]] constexpr Placement replicate() noexcept { return DM_PLACEMENT_REPLICATE; }
 
-/// Every rank along the mesh dimension holds a part of a sum that is still to be made, of the whole shape.
+/// Every rank along the mesh dimension holds a part of a sum that is still to be made, of the
+/// whole shape.
 [[nodiscard]] constexpr Placement partial() noexcept { return DM_PLACEMENT_PARTIAL; }
 
-/// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
+/// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order
+/// split first.
 [[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept
 {
   return DM_PLACEMENT_SHARD(tensor_dim, order);
@@ -736,7 +754,8 @@ using Placement = dm_placement;
 
 // ---- the world ----
 
-/// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks meet. See dm_store_callbacks.
+/// Makes any key-value service of the caller (JAX's, MPI's, etcd ...) the store in which the ranks
+/// meet. See dm_store_callbacks.
 ///
 /// The functions may be called from any thread of this process, and from several at once. set(),
 /// get() and add() return 0 for success, and get() returns not_yet when the key did not come in
@@ -751,11 +770,14 @@ public:
   virtual ~Store() = default;
   /// Stores value under key, replacing what was there.
   virtual std::int32_t set(std::string_view key, std::string_view value) = 0;
-  /// Waits for key, timeout at most (0 looks once), and writes its value to value. Returns not_yet when the key did not come in time.
+  /// Waits for key, timeout at most (0 looks once), and writes its value to value. Returns not_yet
+  /// when the key did not come in time.
   virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
-  /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+  /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
+  /// writes the sum.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
-  /// Removes key; a key that is not there is no error. An implementation that does nothing leaves everything that the library has stored.
+  /// Removes key; a key that is not there is no error. An implementation that does nothing leaves
+  /// everything that the library has stored.
   virtual std::int32_t remove(std::string_view key)
   {
     (void)key;
@@ -763,7 +785,8 @@ public:
   }
 };
 
-/// Whether a process joins a running job in the place of a lost rank, or a new world. See dm_world_options.join.
+/// Whether a process joins a running job in the place of a lost rank, or a new world. See
+/// dm_world_options.join.
 enum class JoinWay : std::uint32_t {
   automatic = DM_JOIN_AUTO,
   fresh = DM_JOIN_NEW,
@@ -772,7 +795,8 @@ enum class JoinWay : std::uint32_t {
 
 /// How to join a world: dm_world_options. What is not set is the default.
 struct WorldOptions {
-  /// An offline world (DM_WORLD_OFFLINE): layouts and plans of any rank of any world, on one machine, without rendezvous and communicators.
+  /// An offline world (DM_WORLD_OFFLINE): layouts and plans of any rank of any world, on one
+  /// machine, without rendezvous and communicators.
   bool offline = false;
   /// Number of ranks. 0: rank, world size and local rank come from the launcher's environment.
   std::int32_t world_size = 0;
@@ -784,21 +808,25 @@ struct WorldOptions {
   /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the
   /// thread's current device, or that of the local rank.
   std::int32_t device = -1;
-  /// How long the joining may wait, and after it each call that has no timeout of its own. 0: ten minutes.
+  /// How long the joining may wait, and after it each call that has no timeout of its own. 0: ten
+  /// minutes.
   std::chrono::milliseconds timeout{0};
   /// "env://" (also when empty), "tcp://host:port" or "file:///path".
   std::string init_method = {};
-  /// A communicator library by path or SONAME; empty: DM_CCL_LIBRARY, else the usual one of the device type.
+  /// A communicator library by path or SONAME; empty: DM_CCL_LIBRARY, else the usual one of the
+  /// device type.
   std::string ccl_library = {};
   /// The caller's own store; the world holds it until it is gone.
   std::shared_ptr<Store> store = nullptr;
-  /// nullptr, or the place for a token. dm_world_abort of another thread with this token ends the joining (see dm_world_options).
+  /// nullptr, or the place for a token. dm_world_abort of another thread with this token ends the
+  /// joining (see dm_world_options).
   dm_world **joining_out = nullptr;
   /// Whether this process joins a running job.
   JoinWay join = JoinWay::automatic;
 };
 
-/// Which rank a process is in a world, where it runs, and which library makes its communicators. See dm_world_info.
+/// Which rank a process is in a world, where it runs, and which library makes its communicators.
+/// See dm_world_info.
 struct WorldInfo {
   /// This process's rank in the world.
   std::int32_t rank = 0;
@@ -911,7 +939,8 @@ private:
 
 }  // namespace detail
 
-/// This process's place in the job: its rank, the store in which the ranks meet, the device, and the communicator library. See dm_world.
+/// This process's place in the job: its rank, the store in which the ranks meet, the device, and
+/// the communicator library. See dm_world.
 template <class Style> class BasicWorld {
   using Calls = detail::Calls<Style>;
 
@@ -924,8 +953,8 @@ public:
   /// Takes over a C handle.
   explicit BasicWorld(dm_world *world) noexcept : world_(world) {}
 
-  /// Joins the job. Collective over the world, unless offline. device_type is "cuda", "cpu", or nullptr for what this machine has.
-  /// See dm_world_init.
+  /// Joins the job. Collective over the world, unless offline. device_type is "cuda", "cpu", or
+  /// nullptr for what this machine has. See dm_world_init.
   [[nodiscard]] static Returns<BasicWorld> init(const Text &device_type = {}, const WorldOptions &options = {})
   {
     const Text init_method(options.init_method), ccl_library(options.ccl_library);
@@ -963,7 +992,8 @@ public:
     return Calls::give(status, BasicWorld(world));
   }
 
-  /// Which rank this process is in the world, where it runs, and its device. Local. See dm_world_get_info.
+  /// Which rank this process is in the world, where it runs, and its device. Local. See
+  /// dm_world_get_info.
   [[nodiscard]] Returns<WorldInfo> info() const
   {
     dm_world_info raw = DM_WORLD_INFO_INIT;
@@ -992,7 +1022,8 @@ public:
     return Calls::give(status, size);
   }
 
-  /// The number of processes that wait to join the running job. Local, and cheap enough for every step. See dm_waiting.
+  /// The number of processes that wait to join the running job. Local, and cheap enough for every
+  /// step. See dm_waiting.
   [[nodiscard]] Returns<std::int32_t> waiting() const
   {
     std::int32_t count = 0;
@@ -1000,7 +1031,8 @@ public:
     return Calls::give(status, count);
   }
 
-  /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
+  /// Returns when every rank of the world has called it. Collective over the world. 0: the world's
+  /// timeout. See dm_world_barrier.
   Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
 
   /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB
@@ -1043,17 +1075,19 @@ public:
   /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
   static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
 
-  /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's timeout. See dm_world_finalize.
+  /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's
+  /// timeout. See dm_world_finalize.
   Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
 
-  /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them. See dm_default_world_finalize.
+  /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them.
+  /// See dm_default_world_finalize.
   static Returns<void> finalize_default(std::chrono::milliseconds timeout = {})
   {
     return Calls::done(dm_default_world_finalize(timeout.count()));
   }
 
-  /// Makes the NCCL that is linked into this program the library of device type cuda. Local, before anything of that type.
-  /// See dm_set_ccl_resolver.
+  /// Makes the NCCL that is linked into this program the library of device type cuda. Local,
+  /// before anything of that type. See dm_set_ccl_resolver.
   static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
   {
     return Calls::done(dm_set_ccl_resolver(resolve, user_data));
@@ -1081,13 +1115,15 @@ private:
   std::unique_ptr<dm_world, Free> world_;
 };
 
-/// Wishes for a mesh: dm_init_options. What is not set is the default; those of single dimensions are in Dim.
+/// Wishes for a mesh: dm_init_options. What is not set is the default; those of single dimensions
+/// are in Dim.
 struct InitOptions {
   /// Make a dimension's communicator at its first use (DM_INIT_LAZY).
   bool lazy = false;
   /// For from_comms: the library destroys the communicators with the mesh (DM_INIT_OWN_COMMS).
   bool own_comms = false;
-  /// The default: the process's default world of the device type, joined from the environment at first use.
+  /// The default: the process's default world of the device type, joined from the environment at
+  /// first use.
   WorldRef world = {};
   /// Empty: 0 to n - 1; else n distinct world ranks, row-major in the mesh's shape.
   std::vector<std::int32_t> ranks = {};
@@ -1234,10 +1270,12 @@ struct Operands {
   bool host_only = false;  // whether only host memory can be worked on in place
 };
 
-// The operations that mesh.group() has collected on this thread. They are issued together when its callback has returned, and dropped when
-// it has not: a library's group cannot be given up once an operation is in it.
+// The operations that mesh.group() has collected on this thread. They are issued together when its
+// callback has returned, and dropped when it has not: a library's group cannot be given up once an
+// operation is in it.
 //
-// Files without exceptions have a list of their own (another inline namespace). Their operations join the library's group at once.
+// Files without exceptions have a list of their own (another inline namespace). Their operations
+// join the library's group at once.
 class Collected {
 public:
   // The innermost group of this thread; nullptr outside of all.
@@ -1268,7 +1306,8 @@ public:
     return DM_STATUS_OK;
   }
 
-  // Ends it after a callback that returned: issues the operations, or hands them to the group around. What went wrong.
+  // Ends it after a callback that returned: issues the operations, or hands them to the group
+  // around. What went wrong.
   std::optional<Error> end()
   {
     if (starts_ > 0) refuse(Error(Status::invalid_state, "group: its callback has called group_start() without group_end()"));
@@ -1316,7 +1355,8 @@ private:
     const char *name() const noexcept { return dim ? dim->c_str() : nullptr; }
   };
 
-  // The library would refuse these when the operation is issued. In a group that is too late for the operations before it.
+  // The library would refuse these when the operation is issued. In a group that is too late for
+  // the operations before it.
   static std::string wrong(const dm_mesh *mesh, const Text &dim, const Operands &operands)
   {
     std::int32_t ranks = 0;
@@ -1379,7 +1419,8 @@ private:
 
 // ---- the mesh ----
 
-/// One rank's block of a tensor: element i of it along dimension d is element offset[d] + i of the tensor.
+/// One rank's block of a tensor: element i of it along dimension d is element offset[d] + i of the
+/// tensor.
 struct LocalShard {
   /// The size of the block along each dimension of the tensor.
   std::vector<std::size_t> shape;
@@ -1389,19 +1430,24 @@ struct LocalShard {
 
 /// How a job recovers from lost ranks: dm_recover_options. What is not set is the default.
 struct RecoverOptions {
-  /// The dimension of replicas; empty: the outermost one. An index of it that cannot be filled is left out with all its ranks.
+  /// The dimension of replicas; empty: the outermost one. An index of it that cannot be filled is
+  /// left out with all its ranks.
   std::string dim = {};
-  /// How long the call may take. 0: as long as the mesh's calls. A rank that is not in the mesh waits without a limit.
+  /// How long the call may take. 0: as long as the mesh's calls. A rank that is not in the mesh
+  /// waits without a limit.
   std::chrono::milliseconds timeout{0};
-  /// How long to wait for processes that can take the places of lost ranks, once all living ranks are here.
+  /// How long to wait for processes that can take the places of lost ranks, once all living ranks
+  /// are here.
   std::chrono::milliseconds replace{0};
-  /// After which time the ranks are left out that are not known to be lost and have not called. 0: never. It needs min_size.
+  /// After which time the ranks are left out that are not known to be lost and have not called. 0:
+  /// never. It needs min_size.
   std::chrono::milliseconds silent{0};
   /// The least size of dim with which the job goes on. 0: 1.
   std::int32_t min_size = 0;
   /// This rank, which has joined, has received the state of the training (DM_RECOVER_HAS_STATE).
   bool has_state = false;
-  /// The job goes on also where no rank that is left has the state of some shard (DM_RECOVER_ANY_STATE).
+  /// The job goes on also where no rank that is left has the state of some shard
+  /// (DM_RECOVER_ANY_STATE).
   bool any_state = false;
   /// The options of the dimensions; empty: those that the dimensions had.
   std::vector<DimOptions> dims = {};
@@ -1427,7 +1473,8 @@ struct Recovery {
   bool has_joined = false;
 };
 
-/// The result of plan_ranks(): ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
+/// The result of plan_ranks(): ranks for InitOptions::ranks, and one line of JSON that says why
+/// (dm_plan_ranks describes it).
 struct Plan {
   /// World ranks, row-major in the shape that was asked for.
   std::vector<std::int32_t> ranks;
@@ -1452,8 +1499,8 @@ public:
   /// Takes over a C handle.
   explicit BasicMesh(dm_mesh *mesh) noexcept : mesh_(mesh) {}
 
-  /// Makes a mesh: every dimension of this rank gets a ready communicator. Collective over the world. device_type is "cuda", "cpu", or
-  /// nullptr for that of options.world. See dm_init.
+  /// Makes a mesh: every dimension of this rank gets a ready communicator. Collective over the
+  /// world. device_type is "cuda", "cpu", or nullptr for that of options.world. See dm_init.
   [[nodiscard]] static Returns<BasicMesh> init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
   {
     return make(dims, options, [&](const dm_init_options &wishes, dm_mesh **mesh) {
@@ -1461,7 +1508,8 @@ public:
     });
   }
 
-  /// Makes a mesh over communicators that exist, one per dimension, in their order. Local. See dm_from_comms.
+  /// Makes a mesh over communicators that exist, one per dimension, in their order. Local. See
+  /// dm_from_comms.
   [[nodiscard]] static Returns<BasicMesh> from_comms(const Text &device_type, const Dims &dims, Span<const ncclComm_t> comms,
                                                      const InitOptions &options = {})
   {
@@ -1516,14 +1564,15 @@ public:
   /// The view of several dimensions, mesh({"dp", "tp"}), as slice().
   [[nodiscard]] Returns<BasicMesh> operator()(const Texts &dims) const { return slice(dims); }
 
-  /// A view of the named dimensions, in this order; it shares the communicators. Local. See dm_slice.
+  /// A view of the named dimensions, in this order; it shares the communicators. Local. See
+  /// dm_slice.
   [[nodiscard]] Returns<BasicMesh> slice(const Texts &dims) const
   {
     return view([&](dm_mesh **mesh) { return dm_slice(capi(), dims.data(), dims.size(), mesh); });
   }
 
-  /// One dimension out of all of this view's, with a communicator. Collective over the root mesh. name nullptr joins their names with "_".
-  /// timeout 0: the mesh's. See dm_flatten.
+  /// One dimension out of all of this view's, with a communicator. Collective over the root mesh.
+  /// name nullptr joins their names with "_". timeout 0: the mesh's. See dm_flatten.
   [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {},
                                            std::chrono::milliseconds timeout = {}) const
   {
@@ -1532,8 +1581,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
   }
 
-  /// The view with dim replaced by these, whose sizes multiply to its size, each with a communicator. Collective over the root mesh. See
-  /// dm_unflatten.
+  /// The view with dim replaced by these, whose sizes multiply to its size, each with a
+  /// communicator. Collective over the root mesh. See dm_unflatten.
   [[nodiscard]] Returns<BasicMesh> unflatten(const Text &dim, const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
@@ -1541,8 +1590,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
-  /// All ranks of this view in another shape, each of its dimensions with a communicator. Collective over the root mesh.
-  /// See dm_reshape.
+  /// All ranks of this view in another shape, each of its dimensions with a communicator.
+  /// Collective over the root mesh. See dm_reshape.
   [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
@@ -1550,7 +1599,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh); });
   }
 
-  /// The view that keeps only len indices of dim: start, start + step ... Collective over the root mesh. See dm_slice_range.
+  /// The view that keeps only len indices of dim: start, start + step ... Collective over the root
+  /// mesh. See dm_slice_range.
   [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::int32_t start, std::int32_t len, std::int32_t step = 1,
                                                 const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
@@ -1559,7 +1609,8 @@ public:
     return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, &wishes, mesh); });
   }
 
-  /// Views of one root mesh side by side, concatenate({a, b}): a view with the dimensions of all of them. Local. See dm_concatenate.
+  /// Views of one root mesh side by side, concatenate({a, b}): a view with the dimensions of all
+  /// of them. Local. See dm_concatenate.
   [[nodiscard]] static Returns<BasicMesh> concatenate(Span<const MeshRef> meshes)
   {
     std::vector<const dm_mesh *> handles;
@@ -1576,13 +1627,15 @@ public:
     return concatenate(Span<const MeshRef>(handles));
   }
 
-  /// The root mesh: the one that init(), deserialize(), from_comms(), shrink() or recover() made. Local. See dm_root.
+  /// The root mesh: the one that init(), deserialize(), from_comms(), shrink() or recover() made.
+  /// Local. See dm_root.
   [[nodiscard]] Returns<BasicMesh> root() const
   {
     return view([&](dm_mesh **mesh) { return dm_root(capi(), mesh); });
   }
 
-  /// How many parallel copies of these dimensions there are over the ranks of the root mesh. Local. See dm_submesh_count.
+  /// How many parallel copies of these dimensions there are over the ranks of the root mesh.
+  /// Local. See dm_submesh_count.
   [[nodiscard]] Returns<std::int32_t> submesh_count(const Texts &dims) const
   {
     std::int32_t count = 0;
@@ -1636,7 +1689,8 @@ public:
         [&](std::int32_t *sizes, std::size_t capacity, std::size_t *length) { return dm_shape(capi(), sizes, capacity, length); });
   }
 
-  /// The size of a dimension in ranks; of nullptr the number of ranks of the view. Local. See dm_size.
+  /// The size of a dimension in ranks; of nullptr the number of ranks of the view. Local. See
+  /// dm_size.
   [[nodiscard]] Returns<std::int32_t> size(const Text &dim = {}) const
   {
     std::int32_t size = 0;
@@ -1651,7 +1705,8 @@ public:
     return Calls::give(type != nullptr ? DM_STATUS_OK : DM_STATUS_INVALID_HANDLE, std::string(type != nullptr ? type : ""));
   }
 
-  /// Whether this process's rank is in the view, also when the mesh has ended. Local. See dm_is_member.
+  /// Whether this process's rank is in the view, also when the mesh has ended. Local. See
+  /// dm_is_member.
   [[nodiscard]] Returns<bool> is_member() const
   {
     bool member = false;
@@ -1667,7 +1722,8 @@ public:
     return Calls::give(status, rank);
   }
 
-  /// This rank's coordinate along a dimension, which is its rank in the dimension's communicator. Local. See dm_get_local_rank.
+  /// This rank's coordinate along a dimension, which is its rank in the dimension's communicator.
+  /// Local. See dm_get_local_rank.
   [[nodiscard]] Returns<std::int32_t> local_rank(const Text &dim = {}) const
   {
     std::int32_t rank = 0;
@@ -1683,7 +1739,8 @@ public:
     });
   }
 
-  /// The coordinate of a world rank that is in the view, one number per dimension. Local. See dm_coordinate_of.
+  /// The coordinate of a world rank that is in the view, one number per dimension. Local. See
+  /// dm_coordinate_of.
   [[nodiscard]] Returns<std::vector<std::int32_t>> coordinate_of(std::int32_t world_rank) const
   {
     return Calls::template list<std::int32_t>([&](std::int32_t *coordinate, std::size_t capacity, std::size_t *length) {
@@ -1698,7 +1755,8 @@ public:
         [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_ranks(capi(), ranks, capacity, length); });
   }
 
-  /// The world ranks of this rank's group along a dimension, in the order of its communicator. Local. See dm_group_ranks.
+  /// The world ranks of this rank's group along a dimension, in the order of its communicator.
+  /// Local. See dm_group_ranks.
   [[nodiscard]] Returns<std::vector<std::int32_t>> group_ranks(const Text &dim = {}) const
   {
     return Calls::template list<std::int32_t>([&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) {
@@ -1706,7 +1764,8 @@ public:
     });
   }
 
-  /// All groups along a dimension, as XLA wants them: shape [groups, size(dim)], row-major. Local. See dm_replica_groups.
+  /// All groups along a dimension, as XLA wants them: shape [groups, size(dim)], row-major. Local.
+  /// See dm_replica_groups.
   [[nodiscard]] Returns<std::vector<std::int32_t>> replica_groups(const Text &dim = {}) const
   {
     return Calls::template list<std::int32_t>([&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) {
@@ -1714,7 +1773,8 @@ public:
     });
   }
 
-  /// Whether two views have the same ranks, shape, names and device type. Local. See dm_equal; with exceptions there is == too.
+  /// Whether two views have the same ranks, shape, names and device type. Local. See dm_equal;
+  /// with exceptions there is == too.
   [[nodiscard]] Returns<bool> equals(MeshRef other) const
   {
     bool equal = false;
@@ -1745,13 +1805,15 @@ public:
     return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_describe(capi(), text, capacity, length); });
   }
 
-  /// The view as one line of JSON, for deserialize() in another run or language. Local. See dm_serialize.
+  /// The view as one line of JSON, for deserialize() in another run or language. Local. See
+  /// dm_serialize.
   [[nodiscard]] Returns<std::string> serialize() const
   {
     return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_serialize(capi(), text, capacity, length); });
   }
 
-  /// The world rank of the rank that is dim_rank along dim, in this rank's group. Local. See dm_translate_rank.
+  /// The world rank of the rank that is dim_rank along dim, in this rank's group. Local. See
+  /// dm_translate_rank.
   [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, std::int32_t dim_rank) const
   {
     std::int32_t rank = 0;
@@ -1759,7 +1821,8 @@ public:
     return Calls::give(status, rank);
   }
 
-  /// The rank along dim of a world rank in this rank's group, for send(), recv() and roots. Local. See dm_translate_world_rank.
+  /// The rank along dim of a world rank in this rank's group, for send(), recv() and roots. Local.
+  /// See dm_translate_world_rank.
   [[nodiscard]] Returns<std::int32_t> translate_world_rank(const Text &dim, std::int32_t world_rank) const
   {
     std::int32_t rank = 0;
@@ -1767,8 +1830,8 @@ public:
     return Calls::give(status, rank);
   }
 
-  /// The rank along dim that lies offset steps from this rank, for send() and recv(); no value past the edge, unless wrap is true. Local.
-  /// See dm_neighbor.
+  /// The rank along dim that lies offset steps from this rank, for send() and recv(); no value
+  /// past the edge, unless wrap is true. Local. See dm_neighbor.
   [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int32_t offset, bool wrap = false) const
   {
     std::int32_t rank = DM_RANK_NONE;
@@ -1799,7 +1862,8 @@ public:
     return Calls::give(status, comm);
   }
 
-  /// A function of the library that made the communicators: mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
+  /// A function of the library that made the communicators:
+  /// mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
   template <class Function> [[nodiscard]] Returns<Function> proc(const Text &symbol) const
   {
     void *address = nullptr;
@@ -1807,8 +1871,8 @@ public:
     return Calls::give(status, function<Function>(address));
   }
 
-  /// A function of the library that meshes of a device type will get, before there is one: device_proc<decltype(&ncclMemAlloc)>("cuda",
-  /// "ncclMemAlloc"). Local. See dm_get_device_proc.
+  /// A function of the library that meshes of a device type will get, before there is one:
+  /// device_proc<decltype(&ncclMemAlloc)>("cuda", "ncclMemAlloc"). Local. See dm_get_device_proc.
   template <class Function> [[nodiscard]] static Returns<Function> device_proc(const Text &device_type, const Text &symbol)
   {
     void *address = nullptr;
@@ -1898,7 +1962,8 @@ public:
   /// The mesh with which the job goes on after ranks were lost: in its full shape where spares take
   /// the places of the lost ranks, and smaller along options.dim where they cannot. Collective over
   /// the ranks of the world that live; it ends all meshes of the world. A rank that is not in the
-  /// mesh waits in the call until it gets a place. recovery() of the result says more. See dm_recover.
+  /// mesh waits in the call until it gets a place. recovery() of the result says more. See
+  /// dm_recover.
   [[nodiscard]] Returns<BasicMesh> recover(const RecoverOptions &options = {}) const
   {
     std::vector<dm_dim_options> dims;
@@ -1952,7 +2017,8 @@ public:
   // cpu. Collective over this rank's group along dim. A type that is known only at run time: the C
   // functions, on capi().
 
-  /// Reduces over all ranks of dim; recv has as many elements as send, and may be the same. See dm_all_reduce.
+  /// Reduces over all ranks of dim; recv has as many elements as send, and may be the same. See
+  /// dm_all_reduce.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> all_reduce(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
   {
@@ -1981,7 +2047,8 @@ public:
                    });
   }
 
-  /// Reduces over all ranks of dim to its rank root; recv is looked at there only, and has as many elements as send. See dm_reduce.
+  /// Reduces over all ranks of dim to its rank root; recv is looked at there only, and has as many
+  /// elements as send. See dm_reduce.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> reduce(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, Op op = Op::sum, void *stream = nullptr) const
   {
@@ -2014,7 +2081,8 @@ public:
     detail::check_received<Buffer>();
     return broadcast(dim, buffer, buffer, root, stream);
   }
-  /// Broadcasts the root's send to every rank's recv. send is used on the root only, where both have one size.
+  /// Broadcasts the root's send to every rank's recv. send is used on the root only, where both
+  /// have one size.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, void *stream = nullptr) const
   {
@@ -2039,7 +2107,8 @@ public:
                    });
   }
 
-  /// Gathers send of every rank of dim, in rank order, on every rank; recv has send.size() times size(dim) elements. See dm_all_gather.
+  /// Gathers send of every rank of dim, in rank order, on every rank; recv has send.size() times
+  /// size(dim) elements. See dm_all_gather.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> all_gather(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
   {
@@ -2065,7 +2134,8 @@ public:
                    });
   }
 
-  /// Reduces over all ranks of dim and leaves block i on rank i; send has recv.size() times size(dim) elements. See dm_reduce_scatter.
+  /// Reduces over all ranks of dim and leaves block i on rank i; send has recv.size() times
+  /// size(dim) elements. See dm_reduce_scatter.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> reduce_scatter(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
   {
@@ -2092,8 +2162,8 @@ public:
                    });
   }
 
-  /// Sends block i of send to rank i of dim and receives block i of recv from it; both have as many elements, a multiple of size(dim). See
-  /// dm_all_to_all.
+  /// Sends block i of send to rank i of dim and receives block i of recv from it; both have as
+  /// many elements, a multiple of size(dim). See dm_all_to_all.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> all_to_all(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
   {
@@ -2210,7 +2280,8 @@ public:
                    });
   }
 
-  /// Receives a buffer from the rank peer of dim, which sends as many elements with send(). See dm_recv.
+  /// Receives a buffer from the rank peer of dim, which sends as many elements with send(). See
+  /// dm_recv.
   template <class Buffer, class R = detail::Received<Buffer>>
   Returns<void> recv(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
   {
@@ -2329,7 +2400,8 @@ private:
     return count > PTRDIFF_MAX / sizeof(T) / (ranks > 0 ? ranks : 1) ? SIZE_MAX : count * sizeof(T) * ranks;
   }
 
-  // This rank's place along dim and the ranks there, for what a group checks; of a dimension that there is not the communicator tells.
+  // This rank's place along dim and the ranks there, for what a group checks; of a dimension that
+  // there is not the communicator tells.
   struct Place {
     std::size_t rank = 0;  ///< this rank along the dimension
     std::size_t ranks = 1; ///< the size of the dimension
@@ -2475,12 +2547,14 @@ using World = BasicWorld<detail::Throws>;
 /// A mesh whose functions throw.
 using Mesh = BasicMesh<detail::Throws>;
 
-/// Makes a mesh, dm::init("cuda", {{"replicate", 2}, {"shard", 4}}). Collective over the world. See Mesh::init and dm_init.
+/// Makes a mesh, dm::init("cuda", {{"replicate", 2}, {"shard", 4}}). Collective over the world.
+/// See Mesh::init and dm_init.
 [[nodiscard]] inline Mesh init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
 {
   return Mesh::init(device_type, dims, options);
 }
-/// Makes a mesh of the device type of options.world. Without a world the device type is cuda where this machine has a GPU, else cpu.
+/// Makes a mesh of the device type of options.world. Without a world the device type is cuda where
+/// this machine has a GPU, else cpu.
 [[nodiscard]] inline Mesh init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
 
 /// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains

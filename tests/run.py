@@ -181,8 +181,8 @@ def main():
     options = parser.parse_args()
     os.chdir(ROOT)
     forget_machine()
-    # A shell starts background jobs with these signals ignored. The tests send them to programs, and
-    # programs inherit what is ignored.
+    # A shell starts background jobs with these signals ignored. The tests send them to programs,
+    # and programs inherit what is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     SCRATCH.mkdir(parents=True, exist_ok=True)

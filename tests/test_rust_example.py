@@ -10,7 +10,8 @@ from support.processes import launch, run
 @pytest.mark.timeout(900)  # cargo compiles the library
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_all_reduce(ranks):
-    # The Rust tests need the same libraries. Without --workspace, cargo would compile them with other features again.
+    # The Rust tests need the same libraries. Without --workspace, cargo would compile them with
+    # other features again.
     run("cargo", "build", "--quiet", "--workspace", "--example", "all_reduce", "--features", "cudarc", timeout=850)
     said = launch(ranks, TARGET / "debug/examples/all_reduce").stdout
     lines = sorted(line.replace("on cuda", "on cpu") for line in said.splitlines() if line.startswith("rank "))

@@ -1,7 +1,7 @@
 // Gloo's part of benches/peers, against Debian's libgloo-dev: TCP over the loopback device, which
-// is all that it has on one machine, or over the interface that DM_BENCH_IFACE names. It has several
-// algorithms for all-reduce between which its caller chooses: each is measured, and bench.py takes
-// the best. It has no bfloat16.
+// is all that it has on one machine, or over the interface that DM_BENCH_IFACE names. It has
+// several algorithms for all-reduce between which its caller chooses: each is measured, and
+// bench.py takes the best. It has no bfloat16.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_halving_doubling.h>

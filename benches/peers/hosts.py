@@ -26,8 +26,8 @@ STARTS = (4, 2)
 PORTS = itertools.count(29400)
 # Seconds that one contestant may take on one layout. One that takes longer is reported.
 DEADLINE = 120
-# The bytes that must pass between `hosts` hosts of `each` ranks, all hosts together, in one call on a
-# buffer of one byte.
+# The bytes that must pass between `hosts` hosts of `each` ranks, all hosts together, in one call
+# on a buffer of one byte.
 PASSED = {
     "all_reduce": lambda hosts, each: 2 * (hosts - 1),
     "all_gather": lambda hosts, each: hosts - 1,

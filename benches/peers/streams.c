@@ -4,8 +4,9 @@
  *     streams measure ADDRESS PORT MILLIS   connects
  *
  * Both processes send all the time while they receive, and each prints a line of JSON. What both
- * receive in a second, added, is what the machine moves. Before that a few bytes go to and fro, and the processes wait for them
- * without sleeping: half the time of a round trip is the figure of the latency. */
+ * receive in a second, added, is what the machine moves. Before that a few bytes go to and fro,
+ * and the processes wait for them without sleeping: half the time of a round trip is the figure of
+ * the latency. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

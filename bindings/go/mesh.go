@@ -188,9 +188,9 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-// Check gives the asynchronous error of a dimension's communicator, or nil. "" asks all communicators
-// of the view's dimensions; the first error in the order of the dimensions counts. Check does not
-// wait, and makes no communicator.
+// Check gives the asynchronous error of a dimension's communicator, or nil. "" asks all
+// communicators of the view's dimensions; the first error in the order of the dimensions counts.
+// Check does not wait, and makes no communicator.
 func (m *Mesh) Check(dim string) error {
 	var a arguments
 	along := a.optional("dimension name", dim)

@@ -50,7 +50,8 @@ def tag(binaries: list[Path]) -> str:
     machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
     if not machine.startswith("linux_") or platform.libc_ver()[0] != "glibc":
         return machine
-    # The names stand in the dynamic string table; elsewhere in a file such bytes could only make the tag more careful.
+    # The names stand in the dynamic string table; elsewhere in a file such bytes could only make
+    # the tag more careful.
     versions = {(int(major), int(minor))
                 for binary in binaries
                 for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}

@@ -87,9 +87,9 @@ static double abort_once(int kind)
   return took;
 }
 
-/* The call of rank 1 in the world after rank 0 was aborted in another call. An aborted rank waits for
- * a busy store for 50 ms only. So rank 1 may see the call of rank 0 before it sees the abort, and
- * the calls differ. */
+/* The call of rank 1 in the world after rank 0 was aborted in another call. An aborted rank waits
+ * for a busy store for 50 ms only. So rank 1 may see the call of rank 0 before it sees the abort,
+ * and the calls differ. */
 static void after_abort(const dm_world *world)
 {
   const dm_status status = dm_world_barrier(world, 0);

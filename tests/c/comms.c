@@ -18,8 +18,8 @@ static int mappings(void)
   return found;
 }
 
-/* Whether that many segments come to be mapped. The thread that waits for ranks of other hosts at an
- * id of ncclGetUniqueId unmaps its own copy a moment after the communicator has started. */
+/* Whether that many segments come to be mapped. The thread that waits for ranks of other hosts at
+ * an id of ncclGetUniqueId unmaps its own copy a moment after the communicator has started. */
 static int comes_to_map(int count)
 {
   for (int tries = 0; tries < 10000 && mappings() != count; ++tries) usleep(1000);

@@ -8,8 +8,8 @@
 
 enum { kRanks = 8, kLarge = 4 << 20, kMost = 8 << 20 };
 
-/* The ranks keep in step by a world of its own: in one world, a rank that waits in a barrier and one
- * that waits in a call of a group would be told that they wait for each other. */
+/* The ranks keep in step by a world of its own: in one world, a rank that waits in a barrier and
+ * one that waits in a call of a group would be told that they wait for each other. */
 static dm_world *world, *in_step;
 static int32_t me_in_world, ranks;
 static unsigned char *large;

@@ -1,7 +1,7 @@
 /* The control plane over each kind of store, for worlds of three ranks. Where the ranks are
- * processes, a rank that is killed is reported as lost: over tcp:// by the store, and over file:// by
- * the communicators of the mesh. Where the ranks are threads over a store of the caller, 2,000 calls
- * leave no more keys there than 20 do. */
+ * processes, a rank that is killed is reported as lost: over tcp:// by the store, and over file://
+ * by the communicators of the mesh. Where the ranks are threads over a store of the caller, 2,000
+ * calls leave no more keys there than 20 do. */
 #include "check.h"
 #include "free_port.h"
 

@@ -70,7 +70,8 @@ static void calling(void)
   CHECK(strstr(dm_last_error(), "rank 3 called dm_world_barrier(), rank 0 called dm_init(shape=(2, 2), names=(dp, tp))") != NULL);
   soon("several");
   REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
-  /* The ranks flatten or split different dimensions, split them differently, or give other names. */
+  /* The ranks flatten or split different dimensions, split them differently, or give other
+     names. */
   const char *both[] = {"dp", "tp"}, *turned[] = {"tp", "dp"};
   dm_mesh *flat = NULL, *transposed = NULL;
   REQUIRE(dm_slice(mesh, turned, 2, &transposed));

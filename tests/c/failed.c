@@ -89,7 +89,8 @@ static void after_a_mismatch(void)
   }
   sums(shares, "tp"); /* the other dimension works */
 
-  /* A mesh with a failed dimension can make further dimensions, and can make the failed one anew. */
+  /* A mesh with a failed dimension can make further dimensions, and can make the failed one
+     anew. */
   dm_mesh *flat = NULL, *other = NULL;
   const int32_t sizes[] = {2, ranks / 2};
   const char *names[] = {"outer", "inner"};
@@ -115,7 +116,8 @@ static void after_a_mismatch(void)
   dm_free(third);
 }
 
-/* The failed dimension can have the communicator over all ranks, from which the others are split. */
+/* The failed dimension can have the communicator over all ranks, from which the others are
+   split. */
 static void after_a_failure_of_all(void)
 {
   dm_mesh *beside = mesh_with(0), *first = mesh_with(0), *flat = NULL, *again = NULL;

@@ -1,12 +1,13 @@
 /* ranks: 1 */
-/* dm_free never blocks, also where it frees the last handle of a world: a thread of the library then
- * calls the store's drop, which here waits until the main thread lets it go on. The end of the
- * process waits for such a thread. */
+/* dm_free never blocks, also where it frees the last handle of a world: a thread of the library
+ * then calls the store's drop, which here waits until the main thread lets it go on. The end of
+ * the process waits for such a thread. */
 #include "library_threads.h"
 
 #include <pthread.h>
 
-/* A store that needs no table, because its world has one rank: what was set last is what there is. */
+/* A store that needs no table, because its world has one rank: what was set last is what there
+   is. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int is_gate_open, begun, dropped, is_last_drop_done;

@@ -23,7 +23,8 @@ int main(void)
     OK(dm_all_reduce(lazy, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == 2);
   }
-  /* An eager mesh over the same groups shares the communicators that exist, and makes the others. */
+  /* An eager mesh over the same groups shares the communicators that exist, and makes the
+     others. */
   options.flags = 0;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &twin));
   OK(dm_all_reduce(twin, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));

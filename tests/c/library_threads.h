@@ -79,8 +79,8 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 }
 #endif
 
-/* Every signal but those that cannot be blocked, those that the C library (32, 33) and valgrind (64)
- * keep for themselves, and faults of the thread itself. */
+/* Every signal but those that cannot be blocked, those that the C library (32, 33) and valgrind
+ * (64) keep for themselves, and faults of the thread itself. */
 static inline unsigned long long program_signals(void)
 {
   const int others[] = {SIGKILL, SIGSTOP, 32, 33, 64, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};

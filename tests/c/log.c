@@ -1,6 +1,6 @@
 /* ranks: 4 */
-/* The log's callback: which records it gets at which level, what it may call, and that nothing comes
- * when the log is off or another callback is set. */
+/* The log's callback: which records it gets at which level, what it may call, and that nothing
+ * comes when the log is off or another callback is set. */
 #include "check.h"
 
 #include <pthread.h>

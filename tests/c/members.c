@@ -75,8 +75,8 @@ int main(void)
   CHECK(sum == 2);
   OK(dm_check(lazy, NULL));
 
-  /* Along tp, which is the second dimension, ranks give different counts. dp is not made, and tp has
-   * failed: dm_check of all dimensions gives the failure of tp. */
+  /* Along tp, which is the second dimension, ranks give different counts. dp is not made, and tp
+   * has failed: dm_check of all dimensions gives the failure of tp. */
   const float twos[2] = {1, 1};
   float sums[2] = {0, 0};
   GIVES(DM_STATUS_MISMATCH, dm_all_reduce(lazy, "tp", twos, sums, rank % 2 == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));

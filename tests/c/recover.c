@@ -156,7 +156,8 @@ int main(void)
   }
   holds(next, six, 6);
   CHECK(recovery.new_coordinate[0] == (me < 4 ? me / 2 : 2) && recovery.old_coordinate[0] == me / 2);
-  /* The flattened dimension exists, so making it is local; the dimensions of other sizes are gone. */
+  /* The flattened dimension exists, so making it is local; the dimensions of other sizes are
+     gone. */
   if (me == 1) {
     dm_mesh *known = NULL;
     OK(dm_flatten(next, "all", NULL, &known));

@@ -94,7 +94,8 @@ static inline dm_mesh *named_view(const char *name)
   return view;
 }
 
-/* A file by which a rank lets another one go on, where the ranks have no world in common any more. */
+/* A file by which a rank lets another one go on, where the ranks have no world in common any
+   more. */
 static inline const char *signal_path(void)
 {
   static char path[512];

@@ -51,8 +51,9 @@ int main(void)
     await_signal();
   }
 
-  /* Rank 7 comes with the handle of epoch 0, and makes the replica of rank 2 whole. Rank 5 dies in the
-   * making, so ranks 2 and 7 compare their calls with those of ranks that had a smaller mesh. */
+  /* Rank 7 comes with the handle of epoch 0, and makes the replica of rank 2 whole. Rank 5 dies in
+   * the making, so ranks 2 and 7 compare their calls with those of ranks that had a smaller
+   * mesh. */
   if (me == 5) OK(dm_set_log(DM_LOG_WARN, die_in, (void *)"goes on in epoch 3 "));
   if (me == 0) OK(dm_abort(mesh));
   else if (me == 4 || me == 5 || me == 6) notice(mesh);

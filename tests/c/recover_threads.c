@@ -1,6 +1,6 @@
 /* ranks: 4 */
-/* dm_recover ends calls in which other threads of the process are blocked, and one thread recovers at
- * a time. dm_world_abort ends a dm_recover that waits. */
+/* dm_recover ends calls in which other threads of the process are blocked, and one thread recovers
+ * at a time. dm_world_abort ends a dm_recover that waits. */
 #include "recover.h"
 
 #include "blocked.h"
@@ -37,7 +37,8 @@ int main(void)
   begin();
   dm_mesh *mesh = line();
 
-  /* Rank 0 is blocked in a barrier, and rank 1 in a collective. Rank 2 ends the mesh, and all recover. */
+  /* Rank 0 is blocked in a barrier, and rank 1 in a collective. Rank 2 ends the mesh, and all
+     recover. */
   blocked call;
   if (me < 2) start_blocked(&call, me == 0 ? in_barrier : in_collective, mesh);
   meet_world();

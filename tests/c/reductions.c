@@ -1,6 +1,7 @@
 /* ranks: 1 2 4 8 */
-/* What the reductions of the host engine give for NaN, for averages at the ends of the integer types
- * and of the floats, for 8-bit floats, and for operators that ncclRedOpCreatePreMulSum makes. */
+/* What the reductions of the host engine give for NaN, for averages at the ends of the integer
+ * types and of the floats, for 8-bit floats, and for operators that ncclRedOpCreatePreMulSum
+ * makes. */
 #include "check.h"
 
 static dm_mesh *mesh;

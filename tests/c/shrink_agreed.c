@@ -82,7 +82,8 @@ int main(void)
   nobody();
   late();
 
-  /* Rank 5 is lost. Rank 2 has aborted its mesh, so it is left like the others. Rank 0 comes late. */
+  /* Rank 5 is lost. Rank 2 has aborted its mesh, so it is left like the others. Rank 0 comes
+     late. */
   dm_mesh *lazy = replicas(DM_INIT_LAZY, 0), *mesh = replicas(0, 45000);
   holds(mesh, eight, 8);
   if (me == 5) _exit(0);
@@ -108,7 +109,8 @@ int main(void)
   GIVES(DM_STATUS_MISMATCH, status);
   CHECK(strstr(dm_last_error(), "lost=(7)") != NULL && strstr(dm_last_error(), "without a list") != NULL);
 
-  /* Rank 7 is lost, and rank 6 is lost while the others wait for it. Both are left out by one call. */
+  /* Rank 7 is lost, and rank 6 is lost while the others wait for it. Both are left out by one
+     call. */
   if (me == 6) { /* it leaves in order, which is a loss too */
     usleep(300000);
     OK(dm_world_abort(world));

@@ -11,7 +11,8 @@
 
 enum { kRanks = 4, kElements = 300000 };
 
-/* The signals that the program's only thread has handled. The library's threads block the signal. */
+/* The signals that the program's only thread has handled. The library's threads block the
+   signal. */
 static int interruptions;
 
 static void interrupted(int number)

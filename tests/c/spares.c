@@ -69,7 +69,8 @@ int main(void)
   if (me == 1) _exit(0);
   if (me == 7) {
     await_signal();
-    /* It reads all decisions that it has missed. For a rank that waits this failure is the end, but it may call again. */
+    /* It reads all decisions that it has missed. For a rank that waits this failure is the end,
+       but it may call again. */
     FAILS(DM_STATUS_INVALID_STATE, "no rank that is left has the state of position 1", dm_recover(mesh, &options, &none, NULL));
   }
   if (me != 7) {

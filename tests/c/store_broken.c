@@ -1,6 +1,6 @@
-/* dm_store_callbacks.get says DM_STORE_NOT_YET for a key that is late, and the library waits on. Any
- * other number, also 1, says that the service is broken: the call ends at once with DM_STATUS_STORE.
- * Here rank 0 of 2 joins alone, so every key that it waits for is late. */
+/* dm_store_callbacks.get says DM_STORE_NOT_YET for a key that is late, and the library waits on.
+ * Any other number, also 1, says that the service is broken: the call ends at once with
+ * DM_STATUS_STORE. Here rank 0 of 2 joins alone, so every key that it waits for is late. */
 #include "check.h"
 
 static int32_t answer;

@@ -1,7 +1,7 @@
 /* ranks: 1 4 */
 /* one host */
-/* A mesh gives its world, and the default world can be had, asked, left and joined anew, by an abort
- * or by a finalize, several times in one process. */
+/* A mesh gives its world, and the default world can be had, asked, left and joined anew, by an
+ * abort or by a finalize, several times in one process. */
 #include "check.h"
 
 static int32_t size = 1;

@@ -1,5 +1,6 @@
-/* The least struct_size of each struct is the size that it had in its first release (LEAST_<struct>,
- * from tests/compatibility/records), whatever the struct has grown to. One byte less is refused. */
+/* The least struct_size of each struct is the size that it had in its first release
+ * (LEAST_<struct>, from tests/compatibility/records), whatever the struct has grown to. One byte
+ * less is refused. */
 #include <devicemesh.h>
 
 #include <stdio.h>

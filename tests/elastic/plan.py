@@ -8,15 +8,15 @@ from .job import MESH
 
 @dataclass
 class Strike:
-    # When it happens: so many seconds after the start of the job, after the first rank was at the step,
-    # or after the strike before.
+    # When it happens: so many seconds after the start of the job, after the first rank was at the
+    # step, or after the strike before.
     after: str
     step: int
     delay: float
     # The ranks, of which those are hit that are there.
     victims: tuple
-    # kill; stop: SIGSTOP, and SIGCONT after `pause` seconds; cut: the hosts with the numbers `victims`
-    # fall silent.
+    # kill; stop: SIGSTOP, and SIGCONT after `pause` seconds; cut: the hosts with the numbers
+    # `victims` fall silent.
     how: str
     pause: float = 0.0
 

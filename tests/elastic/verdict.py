@@ -14,12 +14,14 @@ from .plan import EPOCHS, PAUSE_MS
 
 # A job must have ended so long after its last strike, on a machine with much other work.
 PATIENCE = 120
-# The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the spares.
+# The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the
+# spares.
 TOO_FEW, NO_STATE = "replicas along dimension 0 are left", "has the state"
 ENDS = ("gives up", "is done", "waited", "came too late")
-# The deadline of a collective, the time after which a rank that does not come is left out, and how long
-# the others wait for a process that is started again. Ranks that are blocked by a stopped rank come to
-# the recovery at their deadlines only, so the second time is longer than the first one.
+# The deadline of a collective, the time after which a rank that does not come is left out, and how
+# long the others wait for a process that is started again. Ranks that are blocked by a stopped
+# rank come to the recovery at their deadlines only, so the second time is longer than the first
+# one.
 TIMEOUT_MS, SILENT_MS, REPLACE_MS = 3000, 4500, 20000
 
 
@@ -115,8 +117,8 @@ def judge(job, plan, hit, expected, outcome):
         outcome.counts["ended right"] = 1
         digests = {process.last('is done').split()[-1] for process in done}
         outcome.complaints += [f"rank {process.rank} gives up while others are done: {process.words[-1]}" for process in errors]
-        # On several hosts the order in which a sum is added depends on the places of its ranks, and a
-        # spare on another host changes that. The program compares the replicas there.
+        # On several hosts the order in which a sum is added depends on the places of its ranks,
+        # and a spare on another host changes that. The program compares the replicas there.
         if not plan.on_hosts and (len(digests) != 1 or full and digests != {expected}):
             outcome.complaints.append(f"losses {digests} instead of {expected}")
         # The rank that compares may have been killed, when all were done.

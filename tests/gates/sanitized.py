@@ -108,7 +108,7 @@ def thread():
 
 # This test measures the memory of the process, and ThreadSanitizer takes several times as much.
 MEASURED = "a_client_that_never_reads_is_not_listened_to"
-# The child of this test drops a handle of a thread that only its parent has. ThreadSanitizer's runtime
-# stops where it finds no such thread.
+# The child of this test drops a handle of a thread that only its parent has. ThreadSanitizer's
+# runtime stops where it finds no such thread.
 FORKED = "a_forked_child_leaves_the_worker_alone"
 THREADED = ["world", "store_contract", "store_hostile", "store_wire", "communicators", "groups"]

@@ -1,6 +1,6 @@
-/* mesh DP TP: the program of a launcher's ranks. It gives dm_init nothing but the shape (dp, tp) and
- * the names, checks an all-reduce along each dimension against the ranks' coordinates, and each rank
- * prints one line. */
+/* mesh DP TP: the program of a launcher's ranks. It gives dm_init nothing but the shape (dp, tp)
+ * and the names, checks an all-reduce along each dimension against the ranks' coordinates, and
+ * each rank prints one line. */
 #include "check.h"
 
 int main(int argc, char **argv)

@@ -20,8 +20,8 @@ LAYOUTS = ("alpha beta gamma delta", "alpha beta gamma delta beta", "alpha alpha
            "alpha alpha alpha beta beta gamma delta")
 # How long a host may be silent, and the timeout of calls in which only the deadline tells.
 SILENCE_S, SHORT_MS, LONG_MS = 2.0, 4_000, 60_000
-# How much longer a join may take: a rank that fails gives its number back to the store, which may be
-# out of reach (join_attempt.rs).
+# How much longer a join may take: a rank that fails gives its number back to the store, which may
+# be out of reach (join_attempt.rs).
 GIVE_BACK = 0.2
 # How much longer a rank may take that is told that another one has left: it asks the store who is
 # lost, which may be out of reach (losses.rs).
@@ -135,8 +135,8 @@ def bound(fault, rank, survivors=()):
     if fault.ended() and (fault.phase != "join" or kind != "joining"):
         return NOTICE + slow, {"PEER_LOST", "STORE"} if fault.victim == 0 else {"PEER_LOST"}
     if fault.how in ("cut", "part") and kind == "in a collective":
-        # A survivor that is not in a collective waits for the store until its deadline. If this rank
-        # waits for that survivor alone, it learns of the fault when the survivor leaves.
+        # A survivor that is not in a collective waits for the store until its deadline. If this
+        # rank waits for that survivor alone, it learns of the fault when the survivor leaves.
         if any(kind_of(other) != kind for other in survivors):
             return timeout + ASK + slow, {"PEER_LOST", "TIMEOUT", "STORE"}
         return min(timeout, SILENCE_S + NOTICE) + slow, {"PEER_LOST", "TIMEOUT", "STORE"}
@@ -170,11 +170,12 @@ def judge(job, fault, moment, starved):
         elif notice > most + starved:
             complaints.append(f"{line}: later than {most:.2f} s and {starved:.2f} s of waiting for processors")
         told = any(leads_to(job, rank, victim, set()) for victim in lost)
-        # The first rank to meet its deadline aborts its communicator. Another one may tell all ranks of
-        # this abort before the first one has told why, and then the first one reads that itself.
+        # The first rank to meet its deadline aborts its communicator. Another one may tell all
+        # ranks of this abort before the first one has told why, and then the first one reads that
+        # itself.
         told = told or fault.how == "stop" and (cut_short(job, rank) or number in named(message))
-        # Rank 0, which serves the store, has met its deadline first and has left, before this rank could
-        # ask the store which of the ranks got no further.
+        # Rank 0, which serves the store, has met its deadline first and has left, before this rank
+        # could ask the store which of the ranks got no further.
         server = job.ranks[0].error
         unknown = any(words in message for words in ("all were here", "the store does not say which"))
         unknown = unknown and server is not None and server[1] <= at

@@ -1,9 +1,9 @@
 /* A stand-in for libcuda.so.1 that has the functions for choosing a device. Environment:
  * CUDA_COUNT is the number of devices (8), CUDA_VERSION the version (12020), and CUDA_INIT the
- * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). CUDA_CAPTURED is the stream that is
- * being captured: "legacy" is any stream that waits for the legacy stream, "thread" the per-thread
- * default stream, and a number is a stream's handle. Built with -DLACKS_UUID it lacks the function
- * for a device's UUID. With CUDA_REFUSE a thread without a device gets none.
+ * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). CUDA_CAPTURED is the stream that
+ * is being captured: "legacy" is any stream that waits for the legacy stream, "thread" the
+ * per-thread default stream, and a number is a stream's handle. Built with -DLACKS_UUID it lacks
+ * the function for a device's UUID. With CUDA_REFUSE a thread without a device gets none.
  *
  * Streams are numbers. With CUDA_BUSY their work never ends; else cuda_set_query sets what
  * cuStreamQuery gives. Built with -DPOINTERS it knows to which device memory belongs: cuda_own says
@@ -124,7 +124,8 @@ void cuda_set_query(int code)
   __atomic_store_n(&queried, code, __ATOMIC_SEQ_CST);
 }
 
-/* How often streams were asked, and how often by a thread that captures of others do not restrict. */
+/* How often streams were asked, and how often by a thread that captures of others do not
+   restrict. */
 void cuda_count_queries(int *all, int *by_relaxed);
 void cuda_count_queries(int *all, int *by_relaxed)
 {

@@ -1,5 +1,5 @@
-/* Ranks over the recorder that lose one of them and go on by dm_recover. The argument names the case.
- * tests/test_nccl_recover.py runs them and reads what the recorder wrote. */
+/* Ranks over the recorder that lose one of them and go on by dm_recover. The argument names the
+ * case. tests/test_nccl_recover.py runs them and reads what the recorder wrote. */
 #include "rank.h"
 
 #include <unistd.h>
@@ -20,7 +20,8 @@ static dm_mesh *gone_on(dm_mesh *mesh, int64_t replace_ms, dm_recovery *recovery
 }
 
 /* (dp=4, tp=2) loses rank 7. Rank 6 waits until the job ends. The others have the options of their
- * dimensions, and the dimension that was flattened. Then nobody is lost, and all make theirs anew. */
+ * dimensions, and the dimension that was flattened. Then nobody is lost, and all make theirs
+ * anew. */
 static void lose(void)
 {
   const int32_t shape[] = {4, 2};
@@ -59,7 +60,8 @@ static void lose(void)
   dm_free(mesh);
 }
 
-/* (dp=2, tp=2) over ranks 0 to 3 loses rank 0. Rank 4 waits, and takes its place. The mesh is lazy. */
+/* (dp=2, tp=2) over ranks 0 to 3 loses rank 0. Rank 4 waits, and takes its place. The mesh is
+   lazy. */
 static void spare(void)
 {
   const int32_t shape[] = {2, 2};

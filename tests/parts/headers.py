@@ -80,8 +80,8 @@ def add_compilers(runner):
                 run([compiler, f"-std={standard}", "-fsyntax-only", *STRICT, *PEDANTIC, *comments(path)[2], "-Iinclude", "-Itests/c", path])
         runner.add(f"build tests/cpp {compiler} {standard}", body, is_long=True)
 
-    # add_tests builds tests/cpp as C++17 by $CXX, and tests/test_cpp_header.py compiles a C++20 file.
-    # The header is the same for all standards, so the first and the last standard show the rest. Old
-    # compilers call C++23 c++2b.
+    # add_tests builds tests/cpp as C++17 by $CXX, and tests/test_cpp_header.py compiles a C++20
+    # file. The header is the same for all standards, so the first and the last standard show the
+    # rest. Old compilers call C++23 c++2b.
     for compiler, standard in (("g++", "c++2b"), ("clang++", "c++17"), ("clang++", "c++2b")):
         compiles(compiler, standard)

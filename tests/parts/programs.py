@@ -19,8 +19,8 @@ ON_HOSTS = {
 # apart. `make test-all` runs all of them in both ways, with all their numbers of ranks.
 APART_QUICK = {("collectives", 4), ("ragged", 4), ("reductions", 4), ("lazy", 4), ("group_abort", 2), ("mismatch", 4),
                ("finalize_failed", 4)}
-# The C tests that `make test-all` runs as C++17, too: the one of the INIT macros, and those that are
-# linked to the static library. `make test` compiles all of them as C++17.
+# The C tests that `make test-all` runs as C++17, too: the one of the INIT macros, and those that
+# are linked to the static library. `make test` compiles all of them as C++17.
 AS_CXX = {"header", "errors", "fork"}
 STATIC = [str(LIBRARY / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 

@@ -71,7 +71,8 @@ def answer(case, rank):
             target = DTensorSpec(mesh, plain, tensor_meta=meta, shard_order=order, use_strided_shard_as_shard_order=False)
             local = redistribute_local_tensor(full, source, target, use_graph_based_transform=True)
             written = DTensorSpec._convert_shard_order_to_StridedShard(order, plain, mesh)
-        # Tensor dimensions do not meddle with each other, so one order of all mesh dimensions does for all of them.
+        # Tensor dimensions do not meddle with each other, so one order of all mesh dimensions does
+        # for all of them.
         by_order = sorted(range(mesh.ndim), key=lambda index: (case["placements"][index] or [0, 0])[1])
         pick = lambda values: [values[index] for index in by_order]
         said = _compute_local_shape_and_global_offset(torch.Size(case["tensor"]), pick(mesh.shape),

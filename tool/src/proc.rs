@@ -1,5 +1,5 @@
-//! Processes, as Linux describes them in /proc. Each function returns nothing for a process that has
-//! ended meanwhile or that may not be looked at.
+//! Processes, as Linux describes them in /proc. Each function returns nothing for a process that
+//! has ended meanwhile or that may not be looked at.
 
 use std::ffi::OsString;
 use std::fs;

@@ -190,11 +190,11 @@ extern "C" __attribute__((visibility("default"))) void devicemesh_jax_queued(con
   queued.change({comm, dim}, change);
 }
 
-// The handlers do not have XLA's trait kCmdBufferCompatible, so XLA puts none of them into a command
-// buffer (a CUDA graph), not even with CUSTOM_CALL in xla_gpu_enable_command_buffer. XLA would call
-// a recorded handler when it records alone, and launch the recording without it: a mesh that has
-// ended or has another name by then would go unnoticed, and so would the ranks that record while
-// others launch. A live recording also keeps NCCL from ending its communicator.
+// The handlers do not have XLA's trait kCmdBufferCompatible, so XLA puts none of them into a
+// command buffer (a CUDA graph), not even with CUSTOM_CALL in xla_gpu_enable_command_buffer. XLA
+// would call a recorded handler when it records alone, and launch the recording without it: a mesh
+// that has ended or has another name by then would go unnoticed, and so would the ranks that
+// record while others launch. A live recording also keeps NCCL from ending its communicator.
 #define HANDLER(name, operands)                                                                                                        \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *devicemesh_##name(XLA_FFI_CallFrame *);                             \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(devicemesh_##name, name,                                                                               \

@@ -222,7 +222,8 @@ class Values(unittest.TestCase):
 
         @jax.jit
         def star(x):
-            # The first rank sends to each other one, and each of them answers in another shape and type.
+            # The first rank sends to each other one, and each of them answers in another shape and
+            # type.
             if RANK:
                 got = dmj.recv(jax.ShapeDtypeStruct((3,), "float64"), FLAT, source=0)
                 dmj.send({"sum": jnp.sum(got, dtype="int32") + RANK}, FLAT, dest=0)
@@ -244,7 +245,8 @@ class Values(unittest.TestCase):
             dmj.send(jnp.arange(3.0), FLAT, dest=1 % WORLD)
         if RANK == 1:
             close(self, jax.grad(lambda x: jnp.sum(dmj.recv(x, FLAT, source=0) * x))(x), jnp.arange(3.0), "the shape of a message")
-        # At the ends of a line nobody is sent to, and nothing is received; the derivative goes back along the line.
+        # At the ends of a line nobody is sent to, and nothing is received; the derivative goes
+        # back along the line.
         line = jax.jit(
             jax.value_and_grad(lambda x: jnp.sum((RANK + 1) * dmj.sendrecv(
                 x**2, FLAT, dest=RANK + 1 if RANK + 1 < WORLD else None, source=RANK - 1 if RANK else None))))
@@ -323,7 +325,8 @@ class Values(unittest.TestCase):
         second.finalize()
         self.assertEqual(float(programs[0](x)), expected[0], "the first one lives")
         first.finalize()
-        # JAX compares meshes by their contents, so this is the function that was traced with the first one.
+        # JAX compares meshes by their contents, so this is the function that was traced with the
+        # first one.
         third = own_mesh()
         self.assertEqual(float(chosen(x, third)), expected[0], "in place of the first one")
 

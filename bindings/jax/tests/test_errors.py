@@ -113,7 +113,8 @@ class Errors(unittest.TestCase):
             dmj.recover()
 
     def test_ranks_that_call_differently(self):
-        # The last rank makes another call. Each program goes on with a call that all ranks make alike: it must not meet the other call.
+        # The last rank makes another call. Each program goes on with a call that all ranks make
+        # alike: it must not meet the other call.
         odd, x = RANK == WORLD - 1 > 0, jnp.ones(4)
         programs = {
             "no elements": lambda mesh, x: dmj.all_reduce(x[:0] if odd else x, mesh),
@@ -279,7 +280,8 @@ class Errors(unittest.TestCase):
         self.raises(devicemesh.InvalidArgumentError, "buffer is an array of JAX that was deleted or donated", group.all_reduce, gone, here)
 
     def test_a_program_that_jax_calls_again_to_find_a_nan(self):
-        # On one rank alone: were its collective made again, it would meet the next one of the others.
+        # On one rank alone: were its collective made again, it would meet the next one of the
+        # others.
         program = jax.jit(lambda x, sign: jnp.log(dmj.all_reduce(x, FLAT) * sign))
         x = jnp.full(4, 2.0)
         with jax.debug_nans(True):

@@ -72,7 +72,8 @@ class Order(unittest.TestCase):
             self.assertEqual(wrong(pair, WORLD), [], f"run {run}: sums of different programs")
 
     def test_host_calls_after_what_jax_was_given(self):
-        # Both reduce LENGTH elements of one type on one communicator, so nothing but their order tells them apart.
+        # Both reduce LENGTH elements of one type on one communicator, so nothing but their order
+        # tells them apart.
         step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
         ones, host = jnp.ones(LENGTH, "float32"), numpy.full(LENGTH, 100, "float32")
         summed = numpy.empty_like(host)
@@ -83,7 +84,8 @@ class Order(unittest.TestCase):
                              f"run {run}: a host call met a jitted one")
 
     def test_host_calls_beside_a_running_program(self):
-        # At any moment of the program, which ranks reach at different times; tests/test_jax.py has more rounds, under load.
+        # At any moment of the program, which ranks reach at different times; tests/test_jax.py has
+        # more rounds, under load.
         step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
         jitter, group = numpy.random.default_rng(RANK), FLAT.get_group()
         for turn in range(ROUNDS):
@@ -154,7 +156,8 @@ class Order(unittest.TestCase):
         self.rounds(one)
 
     def test_meshes_made_and_ended_after_what_jax_was_given(self):
-        # A flattening splits the communicator that the jitted collectives are on, and finalize ends it.
+        # A flattening splits the communicator that the jitted collectives are on, and finalize
+        # ends it.
         mesh = own_mesh()
         step = jax.jit(lambda x: [dmj.all_reduce(x * factor, mesh, "dp") for factor in (1, 2, 3)])
         ones = jnp.ones(LENGTH, "float32")
@@ -205,7 +208,8 @@ class Order(unittest.TestCase):
                 return carry, carry
             return lambda x, xs: jnp.sum(lax.scan(wrap(step), x, xs)[1])
         x, xs = jnp.linspace(0.1, 0.9, 3), jnp.linspace(0.2, 0.7, 5)
-        # All ranks hold the same, so the mean is the value itself, and so is the mean of the cotangents.
+        # All ranks hold the same, so the mean is the value itself, and so is the mean of the
+        # cotangents.
         expected = jax.grad(through(lambda v: v, lambda step: step))(x, xs)
         for wrap in (lambda step: step, jax.checkpoint):
             gradient = jax.jit(jax.grad(through(lambda v: dmj.all_reduce(v, FLAT, op="avg"), wrap)))(x, xs)

@@ -64,7 +64,8 @@ class Ragged(unittest.TestCase):
             self.assertEqual((got.dtype, got.tolist()), (dtype, jnp.asarray(expected).astype(dtype).tolist()), dtype)
 
     def test_exchanges_whose_sizes_are_known_when_they_run(self):
-        # As jax.lax.ragged_all_to_all says: each rank leaves a gap of one row before each block, and keeps what nobody writes.
+        # As jax.lax.ragged_all_to_all says: each rank leaves a gap of one row before each block,
+        # and keeps what nobody writes.
         counts = matrix(WORLD, 1)
         room = int(counts.sum(axis=0).max()) + WORLD
         places = numpy.cumsum(counts.T, axis=1) - counts.T + numpy.arange(1, WORLD + 1)  # of rank k: where rank i's rows begin

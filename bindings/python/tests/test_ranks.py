@@ -37,8 +37,8 @@ class Ranks(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.mesh.flatten("done")
-        # A thread of the library may still write to a store in the folder, on any rank: the world of
-        # a test ends there, or a note says that a mesh was aborted.
+        # A thread of the library may still write to a store in the folder, on any rank: the world
+        # of a test ends there, or a note says that a mesh was aborted.
         until = time.monotonic() + 10
         while RANK == 0 and os.path.exists(cls.folder):
             shutil.rmtree(cls.folder, ignore_errors=time.monotonic() < until)

@@ -56,8 +56,8 @@ fn messages_of_all_sizes_arrive_in_order() {
     assert!(!ends[0].remote.as_ref().unwrap().is_busy() && !ends[1].remote.as_ref().unwrap().is_busy());
 }
 
-/// This test takes 3 s, and up to 5 s on a busy machine. Two ranks that wait for each other wait one
-/// second longer than their timeout, because each says that it waits. If answers are late, the
+/// This test takes 3 s, and up to 5 s on a busy machine. Two ranks that wait for each other wait
+/// one second longer than their timeout, because each says that it waits. If answers are late, the
 /// ranks wait for twice the timeout and one second at most.
 #[test]
 fn two_ranks_that_receive_from_each_other_fail_within_a_bound() {

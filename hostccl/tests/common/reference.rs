@@ -10,8 +10,8 @@ fn mix(state: u64, part: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
 }
 
-/// Returns elements that `make` makes of their numbers. Tests make millions of elements, so the loop
-/// calls no function of the standard library, which the tests' builds do not inline.
+/// Returns elements that `make` makes of their numbers. Tests make millions of elements, so the
+/// loop calls no function of the standard library, which the tests' builds do not inline.
 fn made<const SIZE: usize>(count: usize, make: impl Fn(usize) -> [u8; SIZE]) -> Vec<u8> {
     let mut elements = vec![[0; SIZE]; count];
     let (all, mut at) = (&mut elements[..], 0);

@@ -46,8 +46,8 @@ pub fn element(seed: usize, rank: usize, i: usize) -> i64 {
     (seed * 1_000_003 + rank * 10_007 + i) as i64
 }
 
-/// Returns the values that `of` gives to their places. Tests make millions of them, so the loop calls
-/// no function of the standard library, which the tests' builds do not inline.
+/// Returns the values that `of` gives to their places. Tests make millions of them, so the loop
+/// calls no function of the standard library, which the tests' builds do not inline.
 fn made(count: usize, of: impl Fn(usize) -> i64) -> Vec<i64> {
     let mut values = vec![0; count];
     let (all, mut at) = (&mut values[..], 0);

@@ -70,8 +70,8 @@ static void must(dm_status status)
   if (status == DM_STATUS_OK) return;
   dprintf(1, "error %s %.6f %s\n", dm_status_name(status), seconds_now(), dm_last_error());
   leave();
-  /* A rank that calls exit() is missed some milliseconds before its process has ended. The survivors
-   * then stay for a while, where the test asks which process ended first. */
+  /* A rank that calls exit() is missed some milliseconds before its process has ended. The
+   * survivors then stay for a while, where the test asks which process ended first. */
   if (getenv("DM_STAY_MS") != NULL) usleep(1000 * (unsigned)atoi(getenv("DM_STAY_MS")));
   exit(3);
 }

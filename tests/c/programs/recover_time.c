@@ -1,7 +1,7 @@
 /* How long it takes from the death of a rank to the next step of the others. The last two ranks of
  * the mesh's replicas kill themselves, one after the other; the arguments are the number of spares
- * and of deaths. Rank 0 prints the milliseconds from each SIGKILL to the end of the first all-reduce
- * of the next mesh, on the rank that was last. */
+ * and of deaths. Rank 0 prints the milliseconds from each SIGKILL to the end of the first
+ * all-reduce of the next mesh, on the rank that was last. */
 #include "../recover.h"
 
 #include <fcntl.h>

@@ -1,8 +1,8 @@
-/* How long it takes from the death of a rank to the next step of all ranks, with a new process in its
- * place (devicemesh run --restart rank). The last ranks kill themselves, one after the other; the
- * argument is the number of deaths. Rank 0 prints the milliseconds from each SIGKILL to the end of the
- * first all-reduce of the next mesh, on the rank that was last, and of these the milliseconds until
- * the new process was in main, and until it asked for its place (dm_init). */
+/* How long it takes from the death of a rank to the next step of all ranks, with a new process in
+ * its place (devicemesh run --restart rank). The last ranks kill themselves, one after the other;
+ * the argument is the number of deaths. Rank 0 prints the milliseconds from each SIGKILL to the
+ * end of the first all-reduce of the next mesh, on the rank that was last, and of these the
+ * milliseconds until the new process was in main, and until it asked for its place (dm_init). */
 #include "../recover.h"
 
 #include <fcntl.h>

@@ -303,9 +303,9 @@ int main(int count, char **arguments)
     else stop_one(kind);
     if (mesh != NULL) OK(dm_abort(mesh));
   }
-  /* A background thread frees its memory a moment after it has reported that it is done. A rank that
-   * made an id and then gave it up at its own deadline keeps that id's descriptor until it makes the
-   * next id, so that later ranks read the reason. */
+  /* A background thread frees its memory a moment after it has reported that it is done. A rank
+   * that made an id and then gave it up at its own deadline keeps that id's descriptor until it
+   * makes the next id, so that later ranks read the reason. */
   int given_up = 0;
   const double patience = seconds_now() + 5;
   do {

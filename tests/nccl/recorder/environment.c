@@ -121,7 +121,8 @@ int hipGetDeviceCount(int *count)
   return 0;
 }
 
-/* A stream that is always being captured into a graph. A question about its work spoils the graph. */
+/* A stream that is always being captured into a graph. A question about its work spoils the
+   graph. */
 #define CAPTURED ((void *)(size_t)0xca)
 
 int hipStreamIsCapturing(void *stream, int *status);

@@ -2,8 +2,8 @@
 //! one.
 //!
 //! For a visited state the checker keeps a fingerprint of 64 bits, and the transition that led to
-//! the state. Two states with one fingerprint would hide the second one. A job has at most 1.5 million
-//! states, so the chance of one such pair is about 1 in 16 million.
+//! the state. Two states with one fingerprint would hide the second one. A job has at most 1.5
+//! million states, so the chance of one such pair is about 1 in 16 million.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Display};
@@ -97,9 +97,9 @@ fn fingerprint(state: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A hash by folded multiplication, as in wyhash. States are hashed field by field, and nearly every
-/// field is one byte. So bytes are gathered, and eight of them are multiplied at once. SipHash takes
-/// most of the checker's time.
+/// A hash by folded multiplication, as in wyhash. States are hashed field by field, and nearly
+/// every field is one byte. So bytes are gathered, and eight of them are multiplied at once.
+/// SipHash takes most of the checker's time.
 struct Folded {
     state: u64,
     /// The bytes that wait for the next multiplication.

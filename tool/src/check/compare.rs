@@ -1,12 +1,12 @@
 //! Compares the times of a check with those of an earlier one.
 //!
 //! Other work on a machine makes most batches longer, so the quickest batches tell most about the
-//! mesh. The time of a row is its third quickest batch, which is a time that the row reached several
-//! times and not by luck. A row is slower when each of its batches takes more than the tolerance
-//! longer than that time of the record, and the difference is above a floor. Rows that look slower
-//! are measured [`again`](super::again), and compared with all their batches. So a busy machine has
-//! many moments in which one quick batch clears the row, and a row that is really slower has no such
-//! batch. A row is faster by the same rule the other way round.
+//! mesh. The time of a row is its third quickest batch, which is a time that the row reached
+//! several times and not by luck. A row is slower when each of its batches takes more than the
+//! tolerance longer than that time of the record, and the difference is above a floor. Rows that
+//! look slower are measured [`again`](super::again), and compared with all their batches. So a
+//! busy machine has many moments in which one quick batch clears the row, and a row that is really
+//! slower has no such batch. A row is faster by the same rule the other way round.
 
 use std::path::Path;
 
@@ -29,10 +29,11 @@ const QUICK: usize = 3;
 /// A difference per call, in seconds, that is never a change. The quickest batches of small calls
 /// differ by this much between two checks, because the kernel places the ranks differently.
 const FLOOR: f64 = 8e-6;
-/// The least tolerance on a busy machine. Its other work also takes caches and memory bandwidth from
-/// the ranks, so even the quickest batches differ between two checks.
+/// The least tolerance on a busy machine. Its other work also takes caches and memory bandwidth
+/// from the ranks, so even the quickest batches differ between two checks.
 const BUSY_TOLERANCE: f64 = 0.5;
-/// A machine is busy if the median batch of a row takes this many times as long as its quick batches.
+/// A machine is busy if the median batch of a row takes this many times as long as its quick
+/// batches.
 const BUSY: f64 = 1.5;
 
 /// The times of one row, under a name that says what was measured.

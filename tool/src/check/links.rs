@@ -205,8 +205,8 @@ impl Kind<'_> {
     }
 
     /// The culprits. A culprit is a rank or host with slow pairs with several other ranks or
-    /// hosts, if more than half of its pairs are slow. The pairs of `slow` are slow beside all other
-    /// pairs. The pairs of `explained` have a culprit already.
+    /// hosts, if more than half of its pairs are slow. The pairs of `slow` are slow beside all
+    /// other pairs. The pairs of `explained` have a culprit already.
     fn culprits<T: Ord + Clone>(
         &self,
         slow: &SlowPairs,

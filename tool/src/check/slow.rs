@@ -65,8 +65,8 @@ impl Rule {
         always.map(|(place, ratios)| Slow { place, times: median(ratios) }).collect()
     }
 
-    /// How many times as long as its peers one takes, in its median batch, if it is slow. `mine` has
-    /// its seconds per call for every batch, and `peers` the medians of its peers.
+    /// How many times as long as its peers one takes, in its median batch, if it is slow. `mine`
+    /// has its seconds per call for every batch, and `peers` the medians of its peers.
     pub fn times(&self, mine: &[f64], peers: &[f64]) -> Option<f64> {
         let batches = mine.len().min(peers.len());
         let slow = mine.iter().zip(peers).filter(|(mine, peers)| self.is_slow(**mine, **peers));

@@ -12,7 +12,8 @@ pub struct Assignment {
     pub node: u32,
     /// The number of nodes in the job.
     pub nodes: u32,
-    /// The rank in the world of this node's first rank. The others follow it, except for the spares.
+    /// The rank in the world of this node's first rank. The others follow it, except for the
+    /// spares.
     pub first_rank: u32,
     /// The rank in the world of this node's first spare. The spares of all nodes come after all
     /// other ranks of the world.

@@ -107,8 +107,8 @@ pub fn span(time: Duration) -> String {
     }
 }
 
-/// The name of a user in /etc/passwd. Where that file does not have the user, the name is the one in
-/// the environment, because a name server may know the user.
+/// The name of a user in /etc/passwd. Where that file does not have the user, the name is the one
+/// in the environment, because a name server may know the user.
 fn user_name(uid: u32) -> String {
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let known = users.lines().find_map(|line| {

@@ -75,7 +75,8 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Starts a rank again that has ended. It was started again alone `again` times, with this time.
+    /// Starts a rank again that has ended. It was started again alone `again` times, with this
+    /// time.
     pub fn start_again(
         &mut self,
         local_rank: u32,

@@ -1,6 +1,6 @@
 //! Recoveries with ranks as threads over a store in memory: the cases of docs/recovery.md.
-//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, tests/telling.rs what
-//! ranks tell each other beside their proposals, tests/waiting.rs processes without a place,
+//! tests/deaths.rs has deaths at every moment, tests/turns.rs what a turn ends, tests/telling.rs
+//! what ranks tell each other beside their proposals, tests/waiting.rs processes without a place,
 //! tests/door.rs newcomers, and tests/restarts.rs processes that die at random and come back.
 
 mod deaths;

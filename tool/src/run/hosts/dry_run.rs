@@ -1,5 +1,5 @@
-//! Prints for `devicemesh run --hosts --dry-run` the commands that would reach the hosts. Nothing is
-//! started and no host is reached.
+//! Prints for `devicemesh run --hosts --dry-run` the commands that would reach the hosts. Nothing
+//! is started and no host is reached.
 
 use std::io;
 

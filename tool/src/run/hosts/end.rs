@@ -178,8 +178,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Notes whether this line of a node or a rank is the reason, or whether it now stands below the
-    /// reason. If the node `teller` reports the rank that failed first, that line becomes the reason.
+    /// Notes whether this line of a node or a rank is the reason, or whether it now stands below
+    /// the reason. If the node `teller` reports the rank that failed first, that line becomes the
+    /// reason.
     pub fn look_for_reason(&mut self, index: usize, line: &[u8], is_passed_on: bool) {
         let Some(reason) = &self.reason else { return };
         if !line.starts_with(MESSAGE) || self.teller != Some(index) {

@@ -1,8 +1,8 @@
 //! The posts of a job whose ranks start again alone (`--restart rank`). A post is a node's number
 //! with its ranks. When the node that holds it is lost, a node that joins takes the post.
 //!
-//! A post is known by the arrival number of its first holder. Each holder that is lost has one heir:
-//! the node whose arrival number stands under the heir key of the lost one ([`keys::heir`]).
+//! A post is known by the arrival number of its first holder. Each holder that is lost has one
+//! heir: the node whose arrival number stands under the heir key of the lost one ([`keys::heir`]).
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -60,8 +60,8 @@ impl Job<'_> {
         self.assignment.as_ref().map_or(0, |assignment| assignment.local_rank(ended.rank))
     }
 
-    /// Notes, on all nodes, that a rank has ended well that was never started again. A rank that fails after that ends the job,
-    /// because the job that it would join is about to end.
+    /// Notes, on all nodes, that a rank has ended well that was never started again. A rank that
+    /// fails after that ends the job, because the job that it would join is about to end.
     fn note_success(&mut self) {
         if !std::mem::replace(&mut self.restarts.has_success, true) {
             self.nodes.as_ref().inspect(|nodes| nodes.tell_success());
