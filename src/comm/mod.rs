@@ -18,7 +18,7 @@
 //!
 //! ```text
 //! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
-//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end  recover
+//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end  next_mesh  newcomer  recover_turns  recover
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root
@@ -50,6 +50,8 @@ mod lost;
 mod maker;
 mod names;
 mod new_dims;
+mod newcomer;
+mod next_mesh;
 #[cfg(feature = "cudarc")]
 mod on_stream;
 mod operations;
@@ -58,6 +60,7 @@ mod path;
 mod polling;
 mod ragged;
 mod recover;
+mod recover_turns;
 mod recovered;
 mod recovering;
 mod refusal;

@@ -1,5 +1,5 @@
 //! How a view was taken from its root mesh, so that the same view of another root mesh can be
-//! taken. A recovery gives such a root mesh (recover.rs).
+//! taken. A recovery gives such a root mesh (next_mesh.rs).
 
 use serde::{Deserialize, Serialize};
 
