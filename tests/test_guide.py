@@ -32,7 +32,7 @@ def runnable(programs):
         make = programs.cpp if source.suffix == ".cpp" else programs.c
         named = {
             f"target/examples/guide/{source.stem}": lambda: make(source.relative_to(
-                ROOT), "-O2", *STRICT, name=f"guide-{source.stem}"), "python3": lambda: sys.executable
+                ROOT), *STRICT, name=f"guide-{source.stem}"), "python3": lambda: sys.executable
         }
         return [TOOL, *(named[word]() if word in named else word for word in words[1:])]
     return command

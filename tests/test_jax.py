@@ -1,7 +1,8 @@
 """The JAX package against real JAX, on several ranks.
 
-Most of the time goes to XLA, which compiles each program. Rank 0 compiles, and the other ranks find
-the program in the cache of the session (`compiled` in bindings/jax/tests/ranks.py). `make test`
+Most of the time goes to JAX and XLA, which trace and compile each program. One rank compiles, and
+the other ranks find the program in the cache of the session (`compile_in_turn` in
+bindings/jax/tests/ranks.py). `make test`
 runs one case of each collective over all of four ranks, and some cases along dimensions of two
 ranks. `make test-all` also runs all cases on eight ranks if the machine has four processors (with
 two they would take five minutes)."""

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from support.cargo import build_variables
 from support.pinned import Unavailable, ucx_of_wheel
 
 from .base import ROOT, Failure, Skip, run
@@ -38,7 +39,7 @@ class Programs:
     def build(self):
         """Builds all of them; with warm artifacts that takes a second."""
         try:
-            self.take(run(BUILD, timeout=BUILD_DEADLINE))
+            self.take(run(BUILD, timeout=BUILD_DEADLINE, env=build_variables()))
         finally:
             self.is_done.set()
 
@@ -92,7 +93,7 @@ def add(runner):
 
     def documented():
         programs.is_done.wait()
-        return passed(run(documentation, timeout=BUILD_DEADLINE))
+        return passed(run(documentation, timeout=BUILD_DEADLINE, env=build_variables()))
 
     runner.add("rust documentation", documented)
     return programs.build

@@ -1,11 +1,13 @@
 """What the tests on several ranks share: one mesh over all of them, and jax.lax over all ranks' data on each one as the judge.
 
 jax.lax's collectives under jax.vmap with an axis name compute in one process what ours compute in
-many, with the same derivatives. So every rank makes everybody's operands (they depend on the rank
-alone), and compares its own result with its row of theirs.
+many, with the same derivatives. So one rank makes everybody's operands (they depend on the rank
+alone) and computes everybody's results. Each rank compares its own result with its row of these.
 """
 
+import fcntl
 import os
+import re
 import warnings
 
 # A name that JAX deprecates is an error where our packages import it.
@@ -15,6 +17,7 @@ import devicemesh
 import jax
 import jax.numpy as jnp
 import numpy
+from jax._src import compiler
 
 jax.config.update("jax_enable_x64", True)
 # Computations run on the first one; the second one is for what must be refused.
@@ -26,22 +29,28 @@ MESH = devicemesh.init_device_mesh("cpu", SHAPE, mesh_dim_names=("outer", "inner
 FLAT = MESH.flatten("all")
 
 
+compile_or_get_cached = compiler.compile_or_get_cached
+
+
+def compile_in_turn(backend, computation, *arguments, **options):
+    """Compiles a program in JAX's place, or finds it in JAX's cache on disk. One rank at a time
+    does so for programs of one name, so the first rank compiles, and the others find the program.
+    Without turns all ranks would compile it at the same moment, which takes most of their time."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder is None:
+        return compile_or_get_cached(backend, computation, *arguments, **options)
+    name = re.sub(r"\W", "_", str(computation.operation.attributes["sym_name"]))
+    with open(f"{folder}/{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile_or_get_cached(backend, computation, *arguments, **options)
+
+
+compiler.compile_or_get_cached = compile_in_turn
+
+
 def own_mesh(dim="dp"):
     """A mesh over all ranks with a communicator of its own, which a test may break."""
     return devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=(dim,), dim_options={dim: devicemesh.DimOptions(own_comm=True)})
-
-
-def compiled(program, *operands):
-    """A jitted function, compiled by rank 0 first. The other ranks find the result in JAX's cache
-    on disk, which saves most of their time."""
-    lowered = program.lower(*operands)
-    meet = lambda: FLAT.get_group().all_reduce(numpy.zeros(1))  # noqa: E731
-    if RANK != 0:
-        meet()
-    made = lowered.compile()
-    if RANK == 0:
-        meet()
-    return made
 
 
 def operand(rank, shape, salt=0, dtype="float64"):
