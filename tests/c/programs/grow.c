@@ -120,6 +120,7 @@ int main(int argc, char **argv)
   if (is_in) {
     status = share(mesh, &recovery, &steps);
     has_state = status == DM_STATUS_OK;
+    if (has_state) say("is ready in epoch %lld", (long long)recovery.epoch);
   }
 
   for (;;) {
@@ -153,6 +154,7 @@ int main(int argc, char **argv)
     tell(mesh, options.world, &recovery);
     if (is_in) status = share(mesh, &recovery, &steps);
     has_state = is_in && status == DM_STATUS_OK;
+    if (has_state) say("is ready in epoch %lld", (long long)recovery.epoch);
   }
   say("is done in epoch %lld after %s steps", (long long)recovery.epoch, steps > 0 ? "some" : "no");
   dm_free(mesh);
