@@ -218,6 +218,14 @@
  */
 #define DM_RECOVER_ANY_STATE 2
 
+/**
+ * Recover flag: the mesh may get more indices of its outermost dimension, when new processes fill
+ * them (dm_world_options.join). dm_recover_options.max_size bounds them. The outermost dimension
+ * must be dim, because no rank has the state of new indices along another one, unless the flag
+ * DM_RECOVER_ANY_STATE is given, too.
+ */
+#define DM_RECOVER_GROW 4
+
 /* ---- types ---- */
 
 /**
@@ -745,6 +753,11 @@ typedef struct dm_recover_options {
    * The number of elements of dim_options; 0 where dim_options is NULL.
    */
   size_t num_dim_options;
+  /**
+   * The greatest size to which the outermost dimension may grow, with DM_RECOVER_GROW. It does
+   * not make the mesh smaller. 0: no limit.
+   */
+  int32_t max_size;
 } dm_recover_options;
 
 /**
@@ -2642,6 +2655,10 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * ranks of that index get a handle for which calls that need a member give DM_STATUS_NOT_MEMBER.
  * They call dm_recover again, and come back when the index is whole again. A world rank belongs to
  * a process for its life; the coordinate belongs to the place.
+ *
+ * With DM_RECOVER_GROW new processes under ranks that the job did not have fill further indices of
+ * the outermost dimension, when an index gets all of its ranks. The ranks that are there keep their
+ * coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is complete.
  *
  * All ranks get the same epoch, or the same error. A rank that was taken for lost or left out gets
  * DM_STATUS_NOT_MEMBER: the others go on without it, and it ends. Losses during the call begin it

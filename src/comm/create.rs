@@ -17,6 +17,7 @@ use super::world::{EndsWithWorld, World};
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::rendezvous;
 use crate::wait::{Deadline, Wait};
 
 impl RootComms {
@@ -192,18 +193,31 @@ pub(super) fn as_weak(root: &Arc<RootComms>) -> std::sync::Weak<dyn EndsWithWorl
     Arc::downgrade(&root)
 }
 
-/// Returns the `dm_init` that gives a root mesh like this one. A process that joins a running job
-/// must ask for this mesh.
+/// Returns the text of the `dm_init` that gives a root mesh like this one. A process that joins a
+/// running job must ask for this mesh, or for one with more indices of the outermost dimension.
 pub(super) fn mesh_text(root: &RootComms) -> String {
+    let mesh = root.mesh();
     let options = MeshOptions { lazy: root.is_lazy(), ..MeshOptions::default() };
-    let options = options.dims(root.options_of_dims().to_vec());
-    format!("dm_init({}{})", call_text(root.mesh()), options.agreed())
+    let options = options.dims(root.options_of_dims().to_vec()).agreed();
+    let shape = mesh.shape();
+    let (outermost, inner) = shape.split_first().map_or((1, &[][..]), |(first, rest)| (*first, rest));
+    let sizes = [&["*".to_owned()][..], &texts(inner)].concat();
+    let rest = format!("dm_init({}{options})", shape_text(&sizes, mesh));
+    let call = format!("dm_init({}{options})", call_text(mesh));
+    rendezvous::mesh_text(outermost, inner.iter().product(), &rest, &call)
+}
+
+fn texts(sizes: &[usize]) -> Vec<String> {
+    sizes.iter().map(usize::to_string).collect()
+}
+
+fn shape_text(sizes: &[String], mesh: &Mesh) -> String {
+    format!("shape=({}), names=({})", sizes.join(", "), mesh.dim_names().join(", "))
 }
 
 /// Returns the arguments of `dm_init` as the text on which all ranks must agree.
 fn call_text(mesh: &Mesh) -> String {
-    let shape: Vec<String> = mesh.shape().iter().map(usize::to_string).collect();
-    let mut text = format!("shape=({}), names=({})", shape.join(", "), mesh.dim_names().join(", "));
+    let mut text = shape_text(&texts(&mesh.shape()), mesh);
     if let Some(ranks) = mesh.rank_map() {
         text.push_str(&format!(", ranks={}", ranks_text(ranks.as_slice().unwrap_or_default())));
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::create::mesh_text;
-use super::next_mesh::Job;
+use super::next_mesh::{Job, id_of_epoch};
 use super::options::RecoverOptions;
 use super::recovering::Way;
 use super::root::{RootComms, RootSpec};
 use super::world::World;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rendezvous::{Recovery, Request};
 use crate::wait::Wait;
 
@@ -21,8 +21,15 @@ impl RootComms {
         let library = Some(Arc::clone(world.library()?));
         let wanted = RootComms::new(RootSpec { world: None, library, id: "door".to_owned(), ..spec })?;
         let (rank, ranks, text) = (world.rank() as i32, wanted.mesh().root_ranks(), mesh_text(&wanted));
-        // A spare that was lost asks for a place beyond the mesh, where nobody lets it in.
-        let seat = ranks.iter().position(|known| *known == rank).unwrap_or(ranks.len());
+        if ranks.iter().all(|known| *known != rank) && world.rendezvous().is_beyond_start() {
+            return Err(Error::invalid(format!(
+                "rank {rank} joins a running job beyond its ranks, and is not in {}, for which it asks: ask for the mesh with the further indices of dimension {}",
+                wanted.mesh().describe(),
+                wanted.mesh().dim_name(0)
+            )));
+        }
+        // A spare that was lost asks for a place that no mesh has, so nobody lets it in.
+        let seat = ranks.iter().position(|known| *known == rank).unwrap_or(usize::MAX);
         let options = RecoverOptions::default();
         let job = Job { world, before: &wanted, is_newcomer: true, index: 0, options: &options, wait };
         let make = |recovery: &Recovery| {
@@ -31,9 +38,10 @@ impl RootComms {
         };
         let come = world.rendezvous().come_in(&Request { seat, mesh: &text }, make, &job.wait);
         let come = come.and_then(|(recovery, made)| {
-            let root = made.map_or_else(|| job.make(&recovery), Ok)?;
-            *way = Some(Way { recovery, root: root.id().to_owned() });
-            Ok(root)
+            // Where making the mesh fails, this process is a member all the same.
+            let root = id_of_epoch(recovery.epoch_number());
+            let way = way.insert(Way { recovery, root });
+            made.map_or_else(|| job.make(&way.recovery), Ok)
         });
         job.wait.outcome(come).inspect_err(|_| world.end_epoch())
     }

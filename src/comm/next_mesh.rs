@@ -54,7 +54,7 @@ impl Job<'_> {
             world: Some(Arc::clone(self.world)),
             library: self.before.library().cloned(),
             mesh,
-            id: format!("recovery{number}"),
+            id: id_of_epoch(number),
             is_lazy: self.before.is_lazy(),
             timeout: self.before.timeout(),
             outer: None,
@@ -115,4 +115,9 @@ impl Job<'_> {
         root.set_made(made);
         Ok(())
     }
+}
+
+/// Returns the id of the root mesh of an epoch.
+pub(super) fn id_of_epoch(number: u64) -> String {
+    format!("recovery{number}")
 }

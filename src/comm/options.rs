@@ -185,6 +185,9 @@ pub struct RecoverOptions {
     pub has_state: bool,
     /// Whether the job goes on also where no rank that is left has the state of some part.
     pub any_state: bool,
+    /// The greatest size to which the outermost dimension may grow by newcomers that fill further
+    /// indices; `None` where it must not grow.
+    pub max_size: Option<usize>,
     /// The options of the dimensions; empty for those that the dimensions had.
     pub dims: Vec<DimOptions>,
 }
@@ -236,6 +239,14 @@ impl RecoverOptions {
     #[must_use]
     pub fn any_state(mut self) -> RecoverOptions {
         self.any_state = true;
+        self
+    }
+
+    /// Lets the outermost dimension grow up to `max_size` indices, by newcomers that fill further
+    /// ones.
+    #[must_use]
+    pub fn grow(mut self, max_size: usize) -> RecoverOptions {
+        self.max_size = Some(max_size);
         self
     }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::create::mesh_text;
 use super::next_mesh::{CALL, Job};
 use super::options::RecoverOptions;
-use super::recovering::{Beginning, Way};
+use super::recovering::{Beginning, Recovering, Way};
 use super::refusal::is_refusal;
 use super::root::{Life, RootComms};
 use super::view::View;
@@ -60,6 +60,7 @@ impl View {
         let outcome = call();
         if let Err(error) = &outcome
             && is_refusal(error)
+            && !Recovering::is_busy(error)
             && world.recovering().begun() == begun
             && world.alive().is_ok()
         {
@@ -138,7 +139,16 @@ impl View {
                 "silent_ms is given, but min_size is 0: a rank that is impatient could go on alone; say how many indices must be left",
             ));
         }
-        options.dim.as_deref().map_or(Ok(0), |dim| self.mesh().dim_index(dim))
+        let index = options.dim.as_deref().map_or(Ok(0), |dim| self.mesh().dim_index(dim))?;
+        if options.max_size.is_some() && index > 0 && !options.any_state {
+            return Err(Error::invalid(format!(
+                "the mesh grows along its outermost dimension {}, whose new indices have no replica along {}: no rank has their state; pass DM_RECOVER_ANY_STATE, too, or make {} the outermost dimension",
+                self.mesh().dim_name(0),
+                self.mesh().dim_name(index),
+                self.mesh().dim_name(index)
+            )));
+        }
+        Ok(index)
     }
 
     /// Fails where the mesh or the options do not fit the recoveries before.

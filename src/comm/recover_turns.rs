@@ -102,9 +102,8 @@ impl Job<'_> {
     }
 
     fn terms(&self) -> Terms {
-        let RecoverOptions { replace, silent, min_size, any_state, .. } = *self.options;
-        // Recovery does not let a mesh grow yet.
-        Terms { ends: false, dim: self.index, replace, silent, min_size, max_size: None, any_state }
+        let RecoverOptions { replace, silent, min_size, max_size, any_state, .. } = *self.options;
+        Terms { ends: false, dim: self.index, replace, silent, min_size, max_size, any_state }
     }
 
     /// The key that says that another rank has made a call of the whole world, which waits for this

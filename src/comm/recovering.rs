@@ -8,6 +8,9 @@ use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::{self, Epoch, Recovery, Replicas};
 
+/// Why a thread of a rank cannot recover now.
+const BUSY: &str = "another thread of this rank is inside dm_recover of this world";
+
 /// How a rank recovers. The world has one, because an epoch belongs to the world.
 #[derive(Default)]
 pub(super) struct Recovering {
@@ -42,10 +45,14 @@ impl Recovering {
         match self.way.try_lock() {
             Ok(way) => Ok(way),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                Err(Error::invalid_state("another thread of this rank is inside dm_recover of this world"))
-            }
+            Err(TryLockError::WouldBlock) => Err(Error::invalid_state(BUSY)),
         }
+    }
+
+    /// Whether this is the error of [`lock`](Recovering::lock). Another thread is in the turn for
+    /// this rank then, so this rank has refused nothing of which others must know.
+    pub(super) fn is_busy(error: &Error) -> bool {
+        error.message() == BUSY
     }
 
     /// Waits until no other thread recovers, and returns this rank's way; `None` where it has never
@@ -95,5 +102,5 @@ impl Way {
 
 /// The epoch in which a job starts whose mesh is this root.
 pub(super) fn first_epoch(world: &rendezvous::World, mesh: &Mesh, dim: usize) -> Epoch {
-    Epoch::first(world.size(), Replicas { sizes: mesh.shape(), dim }, &mesh.root_ranks())
+    Epoch::first(world.size_at_join(), Replicas { sizes: mesh.shape(), dim }, &mesh.root_ranks())
 }

@@ -14,7 +14,7 @@ use super::registry;
 use super::structs::dm_dim_options;
 use super::types::{DM_RANK_NONE, dm_mesh, dm_status};
 use crate::comm::{RecoverOptions, Recovered};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Recover flag: this rank, which has joined (dm_recovery.has_joined), has received the state of
 /// the training. A rank that has never joined has the state anyway. The flag counts for nothing on
@@ -24,6 +24,12 @@ pub const DM_RECOVER_HAS_STATE: u32 = 1;
 /// Recover flag: the job goes on also where no rank that is left has the state of some shard, for
 /// example because the program will read a checkpoint.
 pub const DM_RECOVER_ANY_STATE: u32 = 2;
+
+/// Recover flag: the mesh may get more indices of its outermost dimension, when new processes fill
+/// them (dm_world_options.join). dm_recover_options.max_size bounds them. The outermost dimension
+/// must be dim, because no rank has the state of new indices along another one, unless the flag
+/// DM_RECOVER_ANY_STATE is given, too.
+pub const DM_RECOVER_GROW: u32 = 4;
 
 /// How a job recovers. Initialise with DM_RECOVER_OPTIONS_INIT; zero means the default everywhere.
 /// All fields but DM_RECOVER_HAS_STATE and timeout_ms must be the same on every rank that calls.
@@ -55,6 +61,9 @@ pub struct dm_recover_options {
     pub dim_options: *const dm_dim_options,
     /// The number of elements of dim_options; 0 where dim_options is NULL.
     pub num_dim_options: usize,
+    /// The greatest size to which the outermost dimension may grow, with DM_RECOVER_GROW. It does
+    /// not make the mesh smaller. 0: no limit.
+    pub max_size: i32,
 }
 
 /// What a recovery has come to. Initialise with DM_RECOVERY_INIT. The arrays are borrowed from the
@@ -114,6 +123,10 @@ pub struct dm_recovery {
 /// ranks of that index get a handle for which calls that need a member give DM_STATUS_NOT_MEMBER.
 /// They call dm_recover again, and come back when the index is whole again. A world rank belongs to
 /// a process for its life; the coordinate belongs to the place.
+///
+/// With DM_RECOVER_GROW new processes under ranks that the job did not have fill further indices of
+/// the outermost dimension, when an index gets all of its ranks. The ranks that are there keep their
+/// coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is complete.
 ///
 /// All ranks get the same epoch, or the same error. A rank that was taken for lost or left out gets
 /// DM_STATUS_NOT_MEMBER: the others go on without it, and it ends. Losses during the call begin it
@@ -197,7 +210,13 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     }
     // SAFETY: not NULL, and the caller's contract.
     let given = unsafe { read_struct("options", options)? };
-    check_flags("options", given.flags, DM_RECOVER_HAS_STATE | DM_RECOVER_ANY_STATE)?;
+    check_flags("options", given.flags, DM_RECOVER_HAS_STATE | DM_RECOVER_ANY_STATE | DM_RECOVER_GROW)?;
+    let (grows, max_size) = (given.flags & DM_RECOVER_GROW != 0, natural("options.max_size", given.max_size)?);
+    if max_size > 0 && !grows {
+        return Err(Error::invalid(format!(
+            "options.max_size is {max_size}, but options.flags has no DM_RECOVER_GROW: the mesh grows only with it"
+        )));
+    }
     // SAFETY: the caller's contract.
     let dim = unsafe { optional_text("options.dim", given.dim)? };
     let dims = GivenDims { options: given.dim_options, number: given.num_dim_options };
@@ -211,6 +230,8 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
         min_size: natural("options.min_size", given.min_size)?,
         has_state: given.flags & DM_RECOVER_HAS_STATE != 0,
         any_state: given.flags & DM_RECOVER_ANY_STATE != 0,
+        // Ranks are 32-bit, so no dimension is larger.
+        max_size: grows.then_some(if max_size == 0 { i32::MAX as usize } else { max_size }),
         dims,
     })
 }

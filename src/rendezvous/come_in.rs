@@ -30,6 +30,14 @@ impl World {
         newcomer.is_some_and(|newcomer| !newcomer.is_in.load(Ordering::SeqCst))
     }
 
+    /// Whether this process has joined a running job under a rank that the job did not have when it
+    /// started.
+    #[doc(hidden)]
+    pub fn is_beyond_start(&self) -> bool {
+        let newcomer = self.session.as_deref().and_then(|session| session.newcomer.as_ref());
+        newcomer.is_some_and(|newcomer| self.place.rank >= newcomer.running.size)
+    }
+
     /// Comes into the running job that this process has joined: knocks, waits until a decision lets
     /// this process in, and makes its part of the mesh with the other ranks.
     ///
@@ -66,13 +74,7 @@ impl World {
         };
         let mut at_door = newcomer.at_door.lock().unwrap_or_else(PoisonError::into_inner);
         let mut way = at_door.take().map_or_else(|| self.at_door(newcomer), Ok)?;
-        let enter = |recovery: &Recovery| {
-            if self.rank() < newcomer.running.size {
-                newcomer.counts.store(true, Ordering::SeqCst);
-            }
-            self.enter_epoch(recovery)
-        };
-        match way.come_in(request, enter, make, wait) {
+        match way.come_in(request, |recovery| self.enter_epoch(recovery), make, wait) {
             Ok(made) => {
                 newcomer.is_in.store(true, Ordering::SeqCst);
                 Ok((way.into_recovery(), made))
@@ -90,7 +92,7 @@ impl World {
         // Only the members of this epoch are used, because its seats are of no concern to a
         // newcomer.
         let first = Epoch::first(size, Replicas { sizes: vec![size], dim: 0 }, &ranks);
-        let members = Members::All(self.size().max(size));
+        let members = Members::All(self.place.size.max(size));
         Ok(AtDoor::new(self.recovery_of(members, first)?, since))
     }
 

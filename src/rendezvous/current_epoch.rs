@@ -24,6 +24,11 @@ pub(super) struct EpochScopes {
     /// How many notes of the door the decision has seen that made the epoch. The newcomers of these
     /// notes are no reason for another recovery.
     pub(super) door: usize,
+    /// The number of ranks of the world. It grows when newcomers come beyond it.
+    pub(super) size: usize,
+    /// The number of seats of the mesh in its full shape. In epoch 0 the world may have several
+    /// meshes, so it is the number of ranks.
+    pub(super) seats: usize,
     /// Whether this process is a newcomer that was not let in yet. It makes no collective call.
     pub(super) is_at_door: bool,
 }
@@ -31,12 +36,14 @@ pub(super) struct EpochScopes {
 impl CurrentEpoch {
     /// Begins with epoch 0 of the world whose keys begin with `prefix`. `world` are all its ranks.
     pub(super) fn first(prefix: &str, world: Scope) -> CurrentEpoch {
-        CurrentEpoch::of(EpochScopes { world: Some(Arc::new(world)), ..EpochScopes::empty(prefix.to_owned()) })
+        let empty = EpochScopes::empty(prefix.to_owned(), world.num_ranks());
+        CurrentEpoch::of(EpochScopes { world: Some(Arc::new(world)), ..empty })
     }
 
-    /// Begins at the door of a running job. The keys of its world begin with `prefix`.
-    pub(super) fn at_door(prefix: &str) -> CurrentEpoch {
-        CurrentEpoch::of(EpochScopes { is_at_door: true, ..EpochScopes::empty(prefix.to_owned()) })
+    /// Begins at the door of a running job, as a process that takes the world for one of `size`
+    /// ranks. The keys of the world begin with `prefix`.
+    pub(super) fn at_door(prefix: &str, size: usize) -> CurrentEpoch {
+        CurrentEpoch::of(EpochScopes { is_at_door: true, ..EpochScopes::empty(prefix.to_owned(), size) })
     }
 
     fn of(scopes: EpochScopes) -> CurrentEpoch {
@@ -62,13 +69,14 @@ impl EpochScopes {
             number,
             tickets: epoch.members().into_iter().collect(),
             door: epoch.door,
-            ..EpochScopes::empty(prefix_of_epoch(prefix, number))
+            seats: epoch.seats.len(),
+            ..EpochScopes::empty(prefix_of_epoch(prefix, number), epoch.size)
         }
     }
 
-    /// Epoch 0, with keys that begin with `prefix`.
-    fn empty(prefix: String) -> EpochScopes {
+    /// Epoch 0 of `size` ranks, with keys that begin with `prefix`.
+    fn empty(prefix: String, size: usize) -> EpochScopes {
         let tickets = Tickets::default();
-        EpochScopes { number: 0, prefix, tickets, world: None, door: 0, is_at_door: false }
+        EpochScopes { number: 0, prefix, tickets, world: None, door: 0, size, seats: size, is_at_door: false }
     }
 }

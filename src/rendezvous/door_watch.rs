@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::agreement::{door_note, who_knocks};
+use super::agreement::{Note, count_waiting, door_note};
 use super::current_epoch::CurrentEpoch;
-use super::incarnation::Incarnation;
 use super::losses::Losses;
 use super::store::{KeyWatch, Store};
 use crate::error::Result;
@@ -48,8 +47,8 @@ struct Looking {
     watch: Option<Box<dyn KeyWatch>>,
     /// How many notes were read. Gaps count.
     read: usize,
-    /// The newcomers that have knocked, with the places of their notes in the list.
-    knocked: Vec<(usize, Incarnation)>,
+    /// The notes of the newcomers that have knocked, in their order.
+    knocked: Vec<Note>,
     /// The time of the coarse clock from which on the store may be asked again.
     may_ask: u64,
 }
@@ -118,7 +117,7 @@ impl Looking {
             let wait = short();
             while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &wait)? {
                 self.read += 1;
-                self.knocked.extend(who_knocks(&note).map(|process| (self.read, process)));
+                self.knocked.extend(Note::read(self.read, &String::from_utf8_lossy(&note)));
             }
             self.watch = door.store.watch_key(&door_note(door.prefix, self.read + 1), &short())?;
         }
@@ -128,15 +127,14 @@ impl Looking {
         }
     }
 
-    /// Returns how many of those that have knocked wait still.
+    /// Returns how many of those that have knocked are a reason to recover.
     fn waiting(&self, door: Door<'_>) -> i32 {
         if self.knocked.is_empty() {
             return 0;
         }
         let epoch = door.epoch.get();
-        let waits =
-            |(note, process): &&(usize, Incarnation)| *note > epoch.door && !door.losses.any(|lost| lost == *process);
-        i32::try_from(self.knocked.iter().filter(waits).count()).unwrap_or(i32::MAX)
+        let is_lost = |process| door.losses.any(|lost| lost == process);
+        i32::try_from(count_waiting(&self.knocked, (epoch.door, epoch.seats), is_lost)).unwrap_or(i32::MAX)
     }
 }
 

@@ -2,7 +2,7 @@
 //! process left in the store.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -122,22 +122,23 @@ struct LeftKeys {
 
 static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 
-/// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`.
-/// When the rank has left the world, the store is told, and these keys are remembered for
-/// [`clean_up`]. `counter` is the key that counts the joins of this rank. A process for which
-/// `counts` is not set by then was no member of the world: what it has left stays, and the ranks of
+/// Collects the keys that a rank leaves in a world whose keys begin with `prefix`. When the rank has
+/// left the world, the store is told, and these keys are remembered for [`clean_up`]. `counter` is
+/// the key that counts the joins of this rank. `size` is the number of ranks of the world by then.
+/// It is 0 for a process that was no member of the world: what it has left stays, and the ranks of
 /// the world are counted without it.
 pub(super) fn leftovers(
     store: &Arc<dyn Store>,
-    (rank, size): (usize, usize),
+    rank: usize,
     prefix: &str,
     counter: &str,
-    counts: Arc<AtomicBool>,
+    size: Arc<AtomicUsize>,
 ) -> WorldKeys {
     let (in_store, store, prefix) = (Arc::clone(store), store.name().to_owned(), prefix.to_owned());
     let counter = counter.to_owned();
     WorldKeys::for_world(move |keys| {
-        if size < 2 || !counts.load(Ordering::SeqCst) {
+        let size = size.load(Ordering::SeqCst);
+        if size < 2 {
             return;
         }
         let world = LeftWorld { prefix: &prefix, counter: &counter, rank, size };

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use hostccl::fork::Own;
@@ -238,10 +238,8 @@ impl World {
             }
         };
         let running = if let Met::Running(running) = &met { Some(running.clone()) } else { None };
-        let world_size = running.as_ref().map_or(size, |running| running.size);
-        let counts = Arc::new(AtomicBool::new(running.is_none()));
-        let leftovers =
-            join_attempt::leftovers(&store, (rank, world_size), &prefix, &join.counter, Arc::clone(&counts));
+        let leaves_of = Arc::new(AtomicUsize::new(if running.is_none() { size } else { 0 }));
+        let leftovers = join_attempt::leftovers(&store, rank, &prefix, &join.counter, Arc::clone(&leaves_of));
         let (members, leftovers) = (Members::All(size), Arc::new(leftovers));
         let mut me = Incarnation::first(rank as i32);
         if size > 1 {
@@ -271,12 +269,24 @@ impl World {
         };
         let epoch = match running {
             None => CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world"))),
-            Some(_) => CurrentEpoch::at_door(&prefix),
+            Some(_) => CurrentEpoch::at_door(&prefix, size),
         };
-        let newcomer = running.map(|running| Newcomer::new(running, counts));
+        let newcomer = running.map(Newcomer::new);
         let door = DoorWatch::default();
-        let session =
-            Session { me, epoch, losses, leftovers, door, newcomer, store, prefix, size_there, served, server };
+        let session = Session {
+            me,
+            epoch,
+            losses,
+            leftovers,
+            leaves_of,
+            door,
+            newcomer,
+            store,
+            prefix,
+            size_there,
+            served,
+            server,
+        };
         Ok((session, join, met))
     }
 

@@ -36,7 +36,7 @@ pub use agreement::{AgreedLosses, Departures, Round, Scope, TakenForLost};
 #[doc(hidden)]
 pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
-    Terms, Why,
+    Terms, Why, mesh_text,
 };
 pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]

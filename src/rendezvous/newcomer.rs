@@ -1,7 +1,7 @@
 //! What a process keeps that has joined a running job (come_in.rs).
 
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 
 use super::agreement::AtDoor;
 use super::running::Running;
@@ -15,13 +15,11 @@ pub(super) struct Newcomer {
     pub(super) at_door: Mutex<Option<AtDoor>>,
     /// Whether this process has come in.
     pub(super) is_in: AtomicBool,
-    /// Set when this process is a member, and counts among the ranks that leave the world.
-    pub(super) counts: Arc<AtomicBool>,
 }
 
 impl Newcomer {
-    /// A process that has joined that job, and has not come in. `counts` is set when it has.
-    pub(super) fn new(running: Running, counts: Arc<AtomicBool>) -> Newcomer {
-        Newcomer { running, at_door: Mutex::default(), is_in: AtomicBool::new(false), counts }
+    /// A process that has joined that job, and has not come in.
+    pub(super) fn new(running: Running) -> Newcomer {
+        Newcomer { running, at_door: Mutex::default(), is_in: AtomicBool::new(false) }
     }
 }

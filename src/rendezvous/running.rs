@@ -36,6 +36,10 @@ use crate::wait::Wait;
 /// The version of this library, which all processes of a job share.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The most ranks with which a job has started that newcomers can join: as many as a decision can
+/// list.
+const MOST_RANKS: usize = 1 << 20;
+
 /// A job that runs, or is said to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Running {
@@ -97,7 +101,8 @@ impl Running {
                 self.device_type
             ));
         }
-        let is_known_size = size == self.size || newest.is_some_and(|epoch| epoch.size == size);
+        // A job that has grown had every size between these.
+        let is_known_size = (self.size..=self.size.max(newest.map_or(0, |epoch| epoch.size))).contains(&size);
         if rank < self.size && !is_known_size {
             return refuse(format!(
                 "rank {rank} joins a world of {size} ranks, and the running job has {}: start this process with the world size of the job, or give each job an address of its own",
@@ -126,9 +131,11 @@ impl FromStr for Running {
         let mut line = || lines.next().map(str::to_owned).ok_or(());
         let head = line()?;
         let (nonce, size) = head.split_once(' ').ok_or(())?;
+        // Lists of all ranks are made by it, so a number that nobody has written must not pass.
+        let size = size.parse().ok().filter(|size| (2..=MOST_RANKS).contains(size)).ok_or(())?;
         Ok(Running {
             nonce: nonce.to_owned(),
-            size: size.parse().map_err(drop)?,
+            size,
             device_type: line()?,
             version: line()?,
             since: line()?.parse().map_err(drop)?,
@@ -178,8 +185,9 @@ pub(super) fn find(
     let Some(said) = store.try_get(&key, wait)? else { return Ok(None) };
     let Ok(running) = String::from_utf8_lossy(&said).parse::<Running>() else {
         return Err(Error::store(format!(
-            "the store at {} gave an unreadable value under the key {key}: it must give the values back as they were set",
-            store.name()
+            "the store at {} gave an unreadable value ({:?}) under the key {key}, which has the facts of a running job of 2 to {MOST_RANKS} ranks: it must give the values back as they were set",
+            store.name(),
+            String::from_utf8_lossy(&said).chars().take(40).collect::<String>()
         )));
     };
     let prefix = format!("{join}/{}", running.nonce);
@@ -188,7 +196,8 @@ pub(super) fn find(
     let members = seen.newest.as_ref().map_or_else(|| first_members(running.size), Epoch::members);
     let is_over = seen.has_ended || members.iter().all(|member| lost.contains(member));
     let rank = place.0 as i32;
-    let is_missing = || place.0 < running.size && members.iter().all(|it| it.rank != rank || lost.contains(it));
+    let size = seen.newest.as_ref().map_or(0, |epoch| epoch.size).max(running.size);
+    let is_missing = || place.0 < size && members.iter().all(|it| it.rank != rank || lost.contains(it));
     match how {
         Join::Auto if is_over || !is_missing() => Ok(None),
         _ if is_over => Err(ended()),
@@ -258,18 +267,25 @@ mod tests {
         let small = Running::new("6fb1", 8, "cuda");
         let memory = Some("box,boot,pid:[1]".to_owned());
         let large = Running {
+            size: MOST_RANKS,
             num_hosts: 3,
             memory,
             is_one_network: true,
             library: "NCCL 2.27.3".to_owned(),
-            ..Running::new("a", 1, "cpu")
+            ..Running::new("a", 2, "cpu")
         };
         for facts in [small, large] {
             assert_eq!(facts.to_string().parse(), Ok(facts.clone()));
             assert_eq!(format!("{facts}\nmore").parse(), Ok(facts));
         }
-        for text in ["", "6fb1", "6fb1 8", "6fb1 x\ncpu\n0.2.0\n0\n1\n\n\n", "6fb1 8\ncpu\n0.2.0\n0\n1\n"] {
+        for text in ["", "6fb1", "6fb1 8", "6fb1 8\ncpu\n0.2.0\n0\n1\n"] {
             assert_eq!(text.parse::<Running>(), Err(()), "{text:?}");
+        }
+        for (size, is_read) in
+            [("8", true), ("x", false), ("0", false), ("1", false), ("1048577", false), ("18446744073709551615", false)]
+        {
+            let text = format!("6fb1 {size}\ncpu\n0.2.0\n0\n1\n\n\n");
+            assert_eq!(text.parse::<Running>().is_ok(), is_read, "{size}");
         }
     }
 }

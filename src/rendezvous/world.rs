@@ -1,6 +1,7 @@
 //! The world that this process has joined.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hostccl::fork::{self, Own};
@@ -46,6 +47,9 @@ pub(super) struct Session {
     pub(super) losses: Arc<Losses>,
     /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
+    /// The number of ranks of the world that this process leaves one day; 0 where it is a newcomer
+    /// that was not let in.
+    pub(super) leaves_of: Arc<AtomicUsize>,
     /// Counts the newcomers at the door.
     pub(super) door: DoorWatch,
     /// What this process knows of the running job that it has joined; `None` where it has joined
@@ -69,8 +73,16 @@ impl World {
         self.place.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks. It grows when the job lets newcomers in that are beyond it.
     pub fn size(&self) -> usize {
+        // An offline world and a forked child have no epochs.
+        let session = self.session.as_deref().filter(|_| !fork::is_child());
+        session.map_or(self.place.size, |session| session.epoch.get().size)
+    }
+
+    /// Returns the number of ranks with which this process has joined.
+    #[doc(hidden)]
+    pub fn size_at_join(&self) -> usize {
         self.place.size
     }
 
@@ -222,6 +234,10 @@ impl World {
         if let Some(me) = ranks.iter().position(|rank| *rank == session.me.rank) {
             let scope = self.scope_of(session, &epoch, "world", (Members::of(ranks), me));
             epoch.world = Some(Arc::new(scope));
+        }
+        session.leaves_of.store(epoch.size, Ordering::SeqCst);
+        if let Some(server) = &session.server {
+            server.expect_ranks(epoch.size);
         }
         session.losses.turns().enter(epoch.number);
         session.epoch.replace(epoch);

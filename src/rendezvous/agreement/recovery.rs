@@ -6,6 +6,7 @@
 //! | proposal.rs | what a rank proposes by what it sees, without any wait |
 //! | recovery/come.rs | a turn: ranks come, and wait until decision `n` stands |
 //! | recovery/knock.rs | the notes of newcomers at the door |
+//! | recovery/wanted.rs | the mesh for which a newcomer asks, and whether it is that of the job |
 //! | recovery/door.rs | the members read these notes, and say why they refuse a newcomer |
 //! | recovery/newcomer.rs | a newcomer: it knocks, and waits until a decision lets it in |
 //! | recovery/make.rs | the verdict on the mesh of an epoch: all its ranks have made it, or not |
@@ -39,13 +40,15 @@ mod standing;
 mod telling;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 pub use come::{Arrival, Outcome};
-use knock::{Note, decided};
-pub(in crate::rendezvous) use knock::{decided_at, door_note, now, who_knocks};
+use knock::decided;
+pub(in crate::rendezvous) use knock::{Note, count_waiting, decided_at, door_note, now};
 pub use make::Made;
 pub use newcomer::Request;
 pub(in crate::rendezvous) use newcomer::{AtDoor, ended};
+pub use wanted::mesh_text;
 
 /// Where one process is among the decisions of its world.
 pub struct Recovery {
@@ -77,7 +80,8 @@ pub struct Recovery {
     /// A key that ends the wait of a process that is not in the mesh, when it is there: another
     /// rank has made a call for which this process is needed, too.
     call_of_world: Option<String>,
-    /// The mesh for which a newcomer must ask; `None` where nobody has said which.
+    /// The mesh with which the job has started, for which a newcomer must ask (wanted.rs); `None`
+    /// where nobody has said which.
     mesh: Option<String>,
     /// The terms of the turn that has let this process in, while it is a newcomer whose dm_init has
     /// not ended. It has no terms of its own then, and compares none.

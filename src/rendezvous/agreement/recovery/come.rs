@@ -195,7 +195,12 @@ impl Recovery {
             return Ok(None);
         }
         let key = self.options_key(number);
-        let mine = Options { rank: self.me.rank, terms: arrival.terms.clone(), call: arrival.call.to_owned() };
+        let mine = Options {
+            rank: self.me.rank,
+            terms: arrival.terms.clone(),
+            mesh: self.mesh.clone().unwrap_or_default(),
+            call: arrival.call.to_owned(),
+        };
         let stands = self.membership.store.set_once(&key, mine.to_string().as_bytes(), wait)?;
         let theirs = self.read_options(&key, &stands)?;
         if theirs == mine {

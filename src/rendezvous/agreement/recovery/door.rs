@@ -1,7 +1,8 @@
 //! The door as the members of the job see it: who has knocked, and why they refuse a newcomer.
 
 use super::Recovery;
-use super::knock::{Note, door, door_note, why};
+use super::knock::{Note, count_waiting, door, door_note, why};
+use super::wanted::Wanted;
 use crate::error::Result;
 use crate::rendezvous::agreement::decision::Decision;
 use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
@@ -9,22 +10,21 @@ use crate::rendezvous::agreement::proposal::{Knock, Passed, Seen, Terms};
 use crate::wait::Wait;
 
 impl Recovery {
-    /// Says for which mesh newcomers must ask: the text that they pass in [`Request::mesh`]. It
-    /// must be equal on all ranks of the mesh, and is said once, before the first recovery. Without
-    /// it newcomers are not asked for which mesh they come.
+    /// Says for which mesh newcomers must ask: that with which the job has started, as the text
+    /// that they pass in [`Request::mesh`]. It must be equal on all ranks of the mesh, and is said
+    /// once, before the first recovery. Without it newcomers are not asked for which mesh they
+    /// come.
     ///
     /// [`Request::mesh`]: super::Request
     pub fn expect_mesh(&mut self, mesh: &str) {
         self.mesh = Some(mesh.to_owned());
     }
 
-    /// Whether somebody has knocked since the decision that made this process's epoch, and is not
-    /// known to be lost. That is a reason to recover. Whoever knocked before got no place then.
+    /// Whether somebody waits at the door who is a reason to recover ([`count_waiting`]).
     pub fn somebody_waits(&mut self, wait: &Wait) -> Result<bool> {
         self.read_door(wait)?;
-        let is_new = |note: &&Note| note.number > self.epoch.door;
-        let lost = |note: &Note| self.membership.losses.any(|lost| lost == note.process);
-        Ok(self.door.iter().filter(is_new).any(|note| !lost(note)))
+        let is_lost = |process| self.membership.losses.any(|lost| lost == process);
+        Ok(count_waiting(&self.door, (self.epoch.door, self.epoch.seats.len()), is_lost) > 0)
     }
 
     /// Reads the notes of the door that are in the store by now.
@@ -48,7 +48,9 @@ impl Recovery {
 
     /// Returns the newcomers that have knocked, in the order in which they came.
     pub(super) fn knocks(&self) -> Vec<Knock> {
-        let fits = |note: &Note| self.mesh.as_ref().is_none_or(|mesh| note.mesh == *mesh);
+        let job = self.mesh.as_deref().map(Wanted::read);
+        let now = self.epoch.replicas.sizes[0];
+        let fits = |note: &Note| job.is_none_or(|job| Wanted::read(&note.mesh).fits(&job, note.seat, now));
         self.door.iter().map(|note| Knock { process: note.process, seat: note.seat, fits: fits(note) }).collect()
     }
 
@@ -94,10 +96,14 @@ impl Recovery {
         let (Decision::Epoch(epoch), Some(mesh)) = (proposal, &self.mesh) else { return Ok(()) };
         let is_refused =
             |note: &&Note| epoch.refused.contains(&note.process) && !self.epoch.refused.contains(&note.process);
-        for note in self.door.iter().filter(|note| note.mesh != *mesh).filter(is_refused) {
+        let (mesh, now) = (Wanted::read(mesh), self.epoch.replicas.sizes[0]);
+        let is_misfit = |note: &&Note| !Wanted::read(&note.mesh).fits(&mesh, note.seat, now);
+        for note in self.door.iter().filter(is_misfit).filter(is_refused) {
             let message = format!(
-                "the mesh of the job is {mesh}, and rank {} asks for {}: start it with the program and the options of the job",
-                note.process.rank, note.mesh
+                "the mesh of the job is {}, and rank {} asks for {}: start it with the program and the options of the job",
+                mesh.call,
+                note.process.rank,
+                Wanted::read(&note.mesh).call
             );
             let key = why(&door_note(self.membership.losses.prefix(), note.number));
             self.membership.store.set(&key, message.as_bytes(), wait)?;

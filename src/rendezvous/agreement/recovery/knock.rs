@@ -2,20 +2,24 @@
 //!
 //! ```text
 //! 5:1 12
+//! 2 4
+//! dm_init(shape=(*, 4), names=(dp, tp))
 //! dm_init(shape=(2, 4), names=(dp, tp))
 //! ```
 //!
 //! This is a note: the newcomer and the seat that it asks for, and then the text of the mesh for
-//! which it asks. The key `<prefix>/door` counts the notes, and `<prefix>/door/<k>` holds the k-th
+//! which it asks (wanted.rs). The key `<prefix>/door` counts the notes, and `<prefix>/door/<k>` holds the k-th
 //! one (notes.rs). Nobody removes a note while the world lives, because members read the notes in
 //! order: whoever has not read a note that is gone would never find the later ones.
 //!
 //! A newcomer that asks for another mesh than that of the job is refused by the next epoch. Before
 //! a rank proposes such an epoch, it leaves the reason under `<prefix>/door/<k>/why`.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::wanted::Wanted;
 use crate::error::Result;
 use crate::rendezvous::agreement::notes::note_key;
 use crate::rendezvous::incarnation::Incarnation;
@@ -24,7 +28,7 @@ use crate::wait::Wait;
 
 /// A newcomer at the door.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Note {
+pub(in crate::rendezvous) struct Note {
     /// The place of the note in the list.
     pub(super) number: usize,
     /// The newcomer.
@@ -37,7 +41,7 @@ pub(super) struct Note {
 
 impl Note {
     /// Reads what stands under that number; `None` for a gap and for a note that cannot be read.
-    pub(super) fn read(number: usize, text: &str) -> Option<Note> {
+    pub(in crate::rendezvous) fn read(number: usize, text: &str) -> Option<Note> {
         let (head, mesh) = text.split_once('\n').unwrap_or((text, ""));
         let (process, seat) = head.split_once(' ')?;
         Some(Note { number, process: process.parse().ok()?, seat: seat.parse().ok()?, mesh: mesh.to_owned() })
@@ -60,9 +64,35 @@ pub(in crate::rendezvous) fn door_note(prefix: &str, number: usize) -> String {
     note_key(&door(prefix), number)
 }
 
-/// Returns the newcomer that has left this note; `None` for a gap.
-pub(in crate::rendezvous) fn who_knocks(note: &[u8]) -> Option<Incarnation> {
-    Note::read(0, &String::from_utf8_lossy(note)).map(|note| note.process)
+/// Returns how many of those that have left these notes are a reason to recover, in an epoch whose
+/// decision has seen the first `seen` notes and whose mesh has `seats` seats.
+///
+/// A newcomer whose seat is one of these counts where its note is a later one. One that knocked
+/// before got no place then. A newcomer beyond the seats counts only together with all others of its
+/// index of the outermost dimension, because the mesh grows by whole indices. So the ranks of a host
+/// that come one after the other are a reason for one recovery. Lost processes do not count.
+pub(in crate::rendezvous) fn count_waiting(
+    notes: &[Note],
+    (seen, seats): (usize, usize),
+    is_lost: impl Fn(Incarnation) -> bool,
+) -> usize {
+    // Most of the notes belong to members by now, so the later ones are looked at first.
+    if notes.last().is_none_or(|note| note.number <= seen) {
+        return 0;
+    }
+    let live = || notes.iter().filter(|note| !is_lost(note.process));
+    // The notes are in ascending order, so the last one for each seat stays.
+    let asked: BTreeMap<usize, usize> = live().map(|note| (note.seat, note.number)).collect();
+    let counts = |note: &&Note| {
+        if note.seat < seats {
+            return note.number > seen;
+        }
+        let row = Wanted::read(&note.mesh).row;
+        let first = note.seat / row * row;
+        let Some(end) = first.checked_add(row) else { return false };
+        (first..end).all(|seat| asked.contains_key(&seat)) && asked.range(first..end).any(|(_, number)| *number > seen)
+    };
+    live().filter(counts).count()
 }
 
 /// Returns the key under which a newcomer finds why it is refused.
@@ -91,6 +121,7 @@ pub(in crate::rendezvous) fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wanted::mesh_text;
     use super::*;
 
     #[test]
@@ -101,6 +132,28 @@ mod tests {
         let process = Incarnation { rank: 5, ticket: 1 };
         let note = Note { number: 7, process, seat: 12, mesh: "dm_init(shape=(2, 8))\nmore".to_owned() };
         assert_eq!(Note::read(7, &note.to_string()), Some(note));
-        assert_eq!(who_knocks(b"5:1 12"), Some(process));
+    }
+
+    #[test]
+    fn newcomers_beyond_the_mesh_count_when_they_fill_an_index() {
+        let mesh = mesh_text(3, 2, "", "");
+        let note = |number: usize, seat: usize| Note {
+            number,
+            process: Incarnation::first(10 * seat as i32),
+            seat,
+            mesh: mesh.clone(),
+        };
+        let count = |seats: &[usize], seen: usize, lost: &[i32]| {
+            let notes: Vec<Note> = seats.iter().enumerate().map(|(index, seat)| note(index + 1, *seat)).collect();
+            count_waiting(&notes, (seen, 4), |process| lost.contains(&process.rank))
+        };
+        assert_eq!((count(&[], 0, &[]), count(&[1], 0, &[]), count(&[1], 1, &[])), (0, 1, 0));
+        // Seats 4 and 5 are an index.
+        assert_eq!((count(&[4], 0, &[]), count(&[4, 5], 0, &[]), count(&[5, 6], 0, &[])), (0, 2, 0));
+        // One of them came before the last decision, and both came.
+        assert_eq!((count(&[4, 5], 1, &[]), count(&[4, 5], 2, &[])), (2, 0));
+        // The other one is lost, and another process came in its place.
+        assert_eq!((count(&[4, 5], 0, &[50]), count(&[4, 4, 5], 0, &[])), (0, 3));
+        assert_eq!(count(&[usize::MAX, 4, 0], 0, &[]), 1);
     }
 }

@@ -21,6 +21,8 @@ use super::Recovery;
 use super::come::{Arrival, Outcome};
 use super::knock::{Note, decided_at, door, door_note, now, why};
 use super::make::{MADE, Made};
+use super::options::Options;
+use super::wanted::Wanted;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Epoch, Why};
 use crate::rendezvous::agreement::notes::{add_note, fill_gaps};
@@ -34,8 +36,9 @@ pub struct Request<'a> {
     /// The seat: the position of this rank in the root mesh, in row-major order of its full shape.
     /// A number beyond the seats lets the mesh grow.
     pub seat: usize,
-    /// The mesh, as the ranks of the job have said it in [`Recovery::expect_mesh`]. A newcomer that
-    /// asks for another one is refused.
+    /// The mesh, as the ranks of the job have said it in [`Recovery::expect_mesh`]: a text of
+    /// [`mesh_text`](super::mesh_text), or any other text. A newcomer that asks for another mesh is
+    /// refused.
     pub mesh: &'a str,
 }
 
@@ -142,8 +145,10 @@ impl AtDoor {
                 return Ok(());
             }
             return Err(Error::invalid_state(format!(
-                "rank {} waits to be let into the running job with {mesh}, and cannot ask for {} any more: start another process for that",
-                me.rank, request.mesh
+                "rank {} waits to be let into the running job with {}, and cannot ask for {} any more: start another process for that",
+                me.rank,
+                Wanted::read(mesh).call,
+                Wanted::read(request.mesh).call
             )));
         }
         let (store, prefix) = (Arc::clone(&membership.store), membership.losses.prefix().to_owned());
@@ -247,17 +252,21 @@ impl AtDoor {
     fn enter(&mut self, number: u64, epoch: Epoch, wait: &Wait) -> Result<()> {
         let recovery = &mut self.recovery;
         let key = recovery.options_key(number);
-        let terms = match recovery.membership.store.try_get(&key, wait)? {
-            Some(value) => recovery.read_options(&key, &value)?.terms,
+        let asked = self.knocked.as_ref().map(|(note, _)| note.mesh.clone());
+        let (terms, mesh) = match recovery.membership.store.try_get(&key, wait)? {
+            Some(value) => {
+                let Options { terms, mesh, .. } = recovery.read_options(&key, &value)?;
+                (terms, Some(mesh).filter(|mesh| !mesh.is_empty()).or(asked))
+            }
             // The epoch was made already, so this process is not in its mesh.
-            None => Terms { dim: epoch.replicas.dim, ..Terms::default() },
+            None => (Terms { dim: epoch.replicas.dim, ..Terms::default() }, asked),
         };
         // What is left of the turns since the decision with which this process began to read may
         // need to be removed.
         recovery.last_made = (self.first - 1, recovery.epoch.members());
         (recovery.epoch_number, recovery.epoch) = (number, epoch);
         recovery.adopted = Some(terms);
-        recovery.mesh = self.knocked.as_ref().map(|(note, _)| note.mesh.clone());
+        recovery.mesh = mesh;
         recovery.pass(number);
         log::info!("rank {}: is let into the running job by decision {number}, as {}", recovery.me.rank, recovery.me);
         Ok(())
@@ -312,7 +321,7 @@ impl AtDoor {
 
     /// Returns the error of a newcomer that no decision has let in until its deadline.
     fn late(&self, wait: &Wait, soon: &Wait) -> Error {
-        let Recovery { membership, me, epoch_number, .. } = &self.recovery;
+        let Recovery { membership, me, epoch_number, epoch, .. } = &self.recovery;
         let decided = decided_at(&*membership.store, membership.losses.prefix(), soon).ok().flatten();
         let since = match (*epoch_number, decided) {
             (0, None) => Some(self.began),
@@ -323,8 +332,15 @@ impl AtDoor {
             || format!("epoch {epoch_number} is the newest one"),
             |since| format!("epoch {epoch_number} has stood for {} s", now().saturating_sub(since)),
         );
+        // Beyond the ranks of the job, a newcomer waits for others, too.
+        let beyond = self.knocked.as_ref().filter(|(note, _)| note.seat >= epoch.seats.len()).map_or_else(String::new, |(note, _)| {
+            let row = Wanted::read(&note.mesh).row;
+            let first = note.seat / row * row;
+            let who = if row == 1 { format!("place {first}") } else { format!("places {first} to {}", first + row - 1) };
+            format!(" (rank {} is beyond the ranks of the job, so it comes in by a recovery with DM_RECOVER_GROW, whose max_size leaves room, when processes for {who} of the mesh wait together)", me.rank)
+        });
         Error::timeout(format!(
-            "the running job in {} did not let rank {} in within {} ms: {stands}, and the job lets newcomers in at its next recovery (dm_recover), for which its ranks look with dm_waiting or meet a lost rank; call again to wait further",
+            "the running job in {} did not let rank {} in within {} ms: {stands}, and the job lets newcomers in at its next recovery (dm_recover), for which its ranks look with dm_waiting or meet a lost rank{beyond}; call again to wait further",
             membership.store.name(),
             me.rank,
             wait.deadline.timeout().as_millis()

@@ -3,11 +3,16 @@
 //! ```text
 //! 3
 //! ends=0 dim=0 replace=1000 silent=- min_size=1 max_size=- any_state=0
+//! 41
+//! 2 4
+//! dm_init(shape=(*, 4))
+//! dm_init(shape=(2, 4))
 //! dm_recover(dims=(dp, tp), dim=dp)
 //! ```
 //!
 //! These are the options of a turn: the rank that came first, its terms with times in milliseconds,
-//! and the text of its call.
+//! the text of the mesh with which the job has started (wanted.rs) and the length of that text in
+//! bytes, and the text of the call.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -23,6 +28,9 @@ pub(super) struct Options {
     pub(super) rank: i32,
     /// Its terms.
     pub(super) terms: Terms,
+    /// The mesh with which the job has started. Newcomers, which are let in on these terms, learn
+    /// it here. It is empty where nobody has said it.
+    pub(super) mesh: String,
     /// The text of its call.
     pub(super) call: String,
 }
@@ -44,7 +52,7 @@ impl Options {
 
 impl Display for Options {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        write!(out, "{}\n{}\n{}", self.rank, self.terms, self.call)
+        write!(out, "{}\n{}\n{}\n{}\n{}", self.rank, self.terms, self.mesh.len(), self.mesh, self.call)
     }
 }
 
@@ -52,9 +60,13 @@ impl FromStr for Options {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Options, ()> {
-        let mut lines = text.splitn(3, '\n');
+        let mut lines = text.splitn(4, '\n');
         let mut line = || lines.next().ok_or(());
-        Ok(Options { rank: line()?.parse().map_err(drop)?, terms: line()?.parse()?, call: line()?.to_owned() })
+        let (rank, terms) = (line()?.parse().map_err(drop)?, line()?.parse()?);
+        let (len, texts) = (line()?.parse().map_err(drop)?, line()?);
+        let (mesh, call) = texts.split_at_checked(len).ok_or(())?;
+        let call = call.strip_prefix('\n').ok_or(())?;
+        Ok(Options { rank, terms, mesh: mesh.to_owned(), call: call.to_owned() })
     }
 }
 

@@ -159,7 +159,7 @@ fn calls_meet_after_a_recovery_that_has_failed() {
 #[test]
 fn a_rank_that_waits_tells_of_the_turn_where_the_first_one_has_not() {
     let job = Job::new(3, 3);
-    let options = "1\nends=0 dim=0 replace=0 silent=- min_size=0 max_size=- any_state=0\ndm_recover()";
+    let options = "1\nends=0 dim=0 replace=0 silent=- min_size=0 max_size=- any_state=0\n0\n\ndm_recover()";
     job.store.set("test/turn/1/options", options.as_bytes(), &soon()).unwrap();
     std::thread::scope(|threads| {
         let waiting = threads.spawn(|| {
@@ -179,7 +179,7 @@ fn a_rank_that_waits_tells_of_the_turn_where_the_first_one_has_not() {
 #[test]
 fn a_rank_that_proposes_a_failure_tells_of_the_turn() {
     let job = Job::new(3, 3);
-    let options = "1\nends=0 dim=0 replace=0 silent=- min_size=2 max_size=- any_state=0\ndm_recover()";
+    let options = "1\nends=0 dim=0 replace=0 silent=- min_size=2 max_size=- any_state=0\n0\n\ndm_recover()";
     job.store.set("test/turn/1/options", options.as_bytes(), &soon()).unwrap();
     std::thread::scope(|threads| {
         let waiting = threads.spawn(|| Rank::new(&job, 0, &[0, 1]).barrier().unwrap_err());
