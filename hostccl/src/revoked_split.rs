@@ -28,12 +28,15 @@ pub(crate) struct RevokedSplit {
     split: Option<Box<dyn ChildOperation>>,
     /// The name of the call.
     call: Name,
+    /// Describes the call with its values, for messages.
+    described: String,
 }
 
 impl RevokedSplit {
     /// Returns a split that has not begun. `renewal` makes a communicator over all ranks.
-    pub(crate) fn new(renewal: Box<dyn ChildOperation>, make_split: MakeSplit, call: Name) -> RevokedSplit {
-        RevokedSplit { renewal, make_split, split: None, call }
+    /// `described` describes the call.
+    pub(crate) fn new(renewal: Box<dyn ChildOperation>, make_split: MakeSplit, call: Name, described: String) -> RevokedSplit {
+        RevokedSplit { renewal, make_split, split: None, call, described }
     }
 
     fn now(&self) -> &dyn ChildOperation {
@@ -74,7 +77,7 @@ impl Operation for RevokedSplit {
     }
 
     fn describe(&self) -> String {
-        self.now().describe()
+        self.described.clone()
     }
 }
 

@@ -20,7 +20,7 @@ fn id_of(comm: &Comm) -> Result<ncclUniqueId, (ncclResult_t, String)> {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     // SAFETY: the token is live, and there is a place for the id.
     match unsafe { ncclCommGetUniqueId(**comm, &raw mut id) } {
-        ncclSuccess => Ok(id),
+        0 => Ok(id),
         code => Err((code, last_error())),
     }
 }
@@ -32,7 +32,7 @@ fn grow(parent: Option<&Comm>, nranks: c_int, id: Option<&ncclUniqueId>, rank: c
     // SAFETY: the token is live or NULL, and there is a place for the communicator.
     let code = unsafe { ncclCommGrow(parent, nranks, id.map_or(null(), |id| id), rank, &raw mut grown, null_mut()) };
     match code {
-        ncclSuccess => Ok(Comm(grown)),
+        0 => Ok(Comm(grown)),
         _ => {
             assert!(grown.is_null());
             Err((code, last_error()))
@@ -40,8 +40,8 @@ fn grow(parent: Option<&Comm>, nranks: c_int, id: Option<&ncclUniqueId>, rank: c
     }
 }
 
-/// Grows a communicator of `old` ranks to `all`. `maker` makes the id. `coming` is run by each new
-/// rank, and `staying` by each old one with the outcome.
+/// Grows a communicator of `old` ranks to `all`. `maker` makes the id. Each rank
+/// runs `then` with the outcome.
 fn grow_with<R: Send>(old: usize, all: usize, maker: usize, then: impl Fn(Outcome, usize) -> R + Sync) {
     let (give, taken) = channel();
     let give = Mutex::new(give);
@@ -287,7 +287,7 @@ fn in_the_background_the_new_handle_tells_when_it_is_done() {
 fn one_thread_grows_all_ranks_in_a_group() {
     let comms = Comm::init_all(2);
     let id = id_of(&comms[1]).unwrap();
-    let mut grown = [null_mut(); 4];
+    let mut grown: [ncclComm_t; 4] = [null_mut(); 4];
     let places = grown.as_mut_ptr();
     group(|| {
         for (rank, comm) in comms.iter().enumerate() {

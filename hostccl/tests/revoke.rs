@@ -124,7 +124,7 @@ fn wrong_arguments_are_refused_and_null_is_not() {
 
 #[test]
 fn a_communicator_that_a_death_has_ended_can_be_revoked() {
-    let aborted = Barrier::new(3);
+    let (aborted, both) = (Barrier::new(3), Barrier::new(2));
     ranks(3, |comm, rank| {
         assert_eq!(sum(comm, 1), 3);
         if rank == 1 {
@@ -143,7 +143,9 @@ fn a_communicator_that_a_death_has_ended_can_be_revoked() {
         // SAFETY: there is a place for the communicator.
         let split = unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, null_mut()) };
         assert_eq!(split, ncclRemoteError);
-        assert!(last_error().contains("rank 1 "), "{}", last_error());
+        let message = last_error();
+        assert!(message.contains("ncclCommSplit(color 0, key 0)") && message.contains("rank 1 "), "{message}");
+        both.wait();
     });
 }
 

@@ -180,6 +180,7 @@ pub(crate) unsafe fn ncclCommSplit(
             child_of(comm, new_comm, config, &format!("{color}"), |parent, name, handle| {
                 let (aborted, flag) = (handle.aborted.clone(), handle.aborted.clone());
                 let whole = parent.name().to_owned();
+                let described = format!("ncclCommSplit(color {color}, key {key}) on {}", parent.own_label());
                 let make = move |parent: Arc<Comm>| -> Result<Box<dyn ChildOperation>> {
                     let (name, aborted) = (name.clone(), aborted.clone());
                     Ok(match parent.span {
@@ -191,7 +192,7 @@ pub(crate) unsafe fn ncclCommSplit(
                     false => make(parent),
                     true => {
                         let renewal = shrink(parent, &[], false, whole, flag)?;
-                        Ok(Box::new(RevokedSplit::new(renewal, Box::new(make), call)))
+                        Ok(Box::new(RevokedSplit::new(renewal, Box::new(make), call, described)))
                     }
                 }
             })
