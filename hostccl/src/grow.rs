@@ -163,7 +163,8 @@ impl Grow {
             return Err(Error::usage(message).by(Blame::of(ranks)));
         }
         if !given.iter().any(|given| given.is_maker) {
-            let message = format!("{} passes a unique id that no rank of {} has made", label(first), self.parent.name());
+            let message =
+                format!("{} passes a unique id that no rank of {} has made", label(first), self.parent.name());
             return Err(Error::usage(message).by(Blame::of([first])));
         }
         Ok(id)

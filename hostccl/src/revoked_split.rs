@@ -35,7 +35,12 @@ pub(crate) struct RevokedSplit {
 impl RevokedSplit {
     /// Returns a split that has not begun. `renewal` makes a communicator over all ranks.
     /// `described` describes the call.
-    pub(crate) fn new(renewal: Box<dyn ChildOperation>, make_split: MakeSplit, call: Name, described: String) -> RevokedSplit {
+    pub(crate) fn new(
+        renewal: Box<dyn ChildOperation>,
+        make_split: MakeSplit,
+        call: Name,
+        described: String,
+    ) -> RevokedSplit {
         RevokedSplit { renewal, make_split, split: None, call, described }
     }
 

@@ -93,11 +93,7 @@ impl Init {
     ///
     /// # Safety
     /// `out` stays valid until the call is over.
-    pub(crate) unsafe fn new(
-        join: Box<dyn InitOperation>,
-        handle: Arc<Handle>,
-        out: *mut ncclComm_t,
-    ) -> Result<Init> {
+    pub(crate) unsafe fn new(join: Box<dyn InitOperation>, handle: Arc<Handle>, out: *mut ncclComm_t) -> Result<Init> {
         let token = handle::insert(handle.clone())?;
         let out = Out(out);
         out.write(token);

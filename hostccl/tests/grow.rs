@@ -134,7 +134,8 @@ fn wrong_arguments_are_refused_with_their_values() {
             let (code, message) = id_of(comm).err().unwrap();
             assert_eq!(code, ncclInvalidUsage);
             assert!(message.contains("not used yet"), "{message}");
-            for (nranks, rank, value) in [(3, 1, "rank 1 is not in 2..3"), (3, 3, "rank 3 is not"), (2, 2, "nranks 2")] {
+            for (nranks, rank, value) in [(3, 1, "rank 1 is not in 2..3"), (3, 3, "rank 3 is not"), (2, 2, "nranks 2")]
+            {
                 refuse(grow(None, nranks, Some(&mine), rank), value);
             }
             refuse(grow(None, 3, Some(&mine), -1), "rank -1 is not in 2..3");
