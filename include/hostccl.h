@@ -135,6 +135,8 @@ typedef enum {
 
 /* The colour of ncclCommSplit for a rank that makes the call but joins no new communicator. */
 #define NCCL_SPLIT_NOCOLOR (-1)
+/* The flag of ncclCommRevoke. There is no other one. */
+#define NCCL_REVOKE_DEFAULT 0x00
 /* Flags of ncclCommShrink. With NCCL_SHRINK_DEFAULT the communicator has not failed, and no call
  * is under way on it. NCCL_SHRINK_ABORT first ends the calls that are under way. */
 #define NCCL_SHRINK_DEFAULT 0
@@ -149,7 +151,7 @@ typedef struct ncclConfig_v22700 {
   size_t size;           /* sizeof(ncclConfig_t) */
   unsigned int magic;    /* 0xcafebeef */
   unsigned int version;  /* NCCL_VERSION_CODE */
-  int blocking;          /* 0: init, split and shrink return at once; else they wait */
+  int blocking;          /* 0: init, split, shrink, grow return at once */
   int cgaClusterSize;    /* NCCL's; not used here */
   int minCTAs;           /* NCCL's; not used here */
   int maxCTAs;           /* NCCL's; not used here */
@@ -225,8 +227,27 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags);
 
+/* Makes the id by which new ranks come to the next ncclCommGrow of comm. One rank of comm calls
+ * this, and lives until the growth is done. It can make another id when the growth has used this
+ * one. Local. */
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
+/* Makes a communicator of the ranks of comm and of new ones, nRanks together. The ranks of comm pass
+ * rank -1 and keep their ranks. The one that has made the id passes it, and the others pass NULL.
+ * New ranks pass NULL as comm, the id, and a rank from the size of comm on. If config is NULL, the
+ * configuration of comm applies, without its name. With blocking = 0 it returns ncclInProgress at
+ * once, and ncclCommGetAsyncError of newcomm tells when it is done. comm can be used afterwards, or
+ * destroyed. When a rank of comm has died, all ranks get ncclRemoteError. Collective. */
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,
+                          ncclConfig_t *config);
+
 /* ---- their life ------------------------------------------------------------------------------------------------ */
 
+/* Ends the calls under way on comm, on all ranks: they return ncclRemoteError. It returns when no
+ * call of this rank is under way. Afterwards this rank may split, shrink, destroy and abort comm;
+ * operations and ncclCommGrow are refused with ncclInvalidUsage, and ncclCommFinalize with
+ * ncclInvalidArgument. comm may have failed before. The other ranks call this, too, before they
+ * split or shrink comm. revokeFlags is NCCL_REVOKE_DEFAULT. Waits for no other rank. */
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 /* Ends the use of comm. It returns when no call of this rank is under way. Later operations are
  * refused, so ncclCommDestroy is the next call. Local. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);

@@ -48,7 +48,7 @@ mod tests {
         let addresses: HashSet<_> = SYMBOLS.iter().map(|name| symbol(name).expect("listed")).collect();
         assert_eq!(addresses.len(), SYMBOLS.len());
         assert_eq!(symbol("ncclAllReduce"), Some(ncclAllReduce as *const c_void));
-        assert_eq!(symbol("ncclCommGrow"), None);
+        assert_eq!(symbol("ncclCommSuspend"), None);
         assert_eq!(symbol(""), None);
     }
 }

@@ -2,14 +2,16 @@
 //! it waits on.
 
 mod ending;
+mod growth;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::blame::Blame;
 use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{Event, Watch};
+use crate::id::Id;
 use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
@@ -54,6 +56,11 @@ pub(crate) struct Comm {
     aborted: Arc<AtomicBool>,
     /// Raised by `ncclCommFinalize`: new operations are refused.
     finalized: AtomicBool,
+    /// Raised by this rank's `ncclCommRevoke`. From then on the communicator can only be freed, or
+    /// others made of it.
+    revoked: AtomicBool,
+    /// The id that this rank has made for the growth of the communicator, until the id is used.
+    growth: Mutex<Option<Id>>,
     /// The rank of the whole communicator that this rank has itself found lost or late, where the
     /// segment names another rank or none; -1 for none.
     found_lost: AtomicI32,
@@ -95,6 +102,8 @@ impl Comm {
             segments_taken: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
             aborted,
             finalized: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            growth: Mutex::default(),
             found_lost: AtomicI32::new(-1),
             local_failure: OnceLock::new(),
             timeout_millis: AtomicU64::new(0),
@@ -171,12 +180,23 @@ impl Comm {
 
     /// Fails unless new operations may start.
     pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_revoked() {
+            return Err(Error::usage(format!(
+                "{} was revoked by ncclCommRevoke: destroy or abort it, or make others of it by ncclCommSplit or ncclCommShrink",
+                self.name()
+            )));
+        }
         self.catch_up();
         self.check_before_call()?;
         if self.finalized.load(Ordering::Acquire) {
             return Err(Error::usage(format!("{} is finalized", self.name())));
         }
         Ok(())
+    }
+
+    /// Whether this rank has revoked the communicator.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
     }
 
     /// Ends the communicator for all ranks. Returns the error that ended it: this one, or an
@@ -259,15 +279,6 @@ impl Comm {
     /// Notes that this rank has itself found `rank` late. The first rank that is noted stays.
     pub(crate) fn note_lost(&self, rank: usize) {
         let _ = self.found_lost.compare_exchange(-1, rank as i32, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Ends the calls of all ranks, because this rank makes a smaller communicator.
-    pub(crate) fn revoke(&self) {
-        self.fail(
-            ncclRemoteError,
-            Blame::of([self.rank]),
-            &format!("{} shrinks the communicator", self.describe(self.rank)),
-        );
     }
 
     /// The number of the last new segment of `rank` that this rank has joined or passed over.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::call_name::Name;
-use crate::collective::Descriptor;
+use crate::collective::{Descriptor, Kind};
 use crate::comm::Comm;
 use crate::error::Result;
 use crate::gathering::{Content, MOST_TAGS, Records, span_of};
@@ -56,7 +56,7 @@ pub(crate) async fn agree(comm: Arc<Comm>, posted: u64, name: Name) -> Result<u6
             turn::show_others(&comm);
             Some(Poll::Blocked { seen, blocker: Blocker::HostNames { step: posted, moved } })
         };
-        records.gather_in_ring(Content::Tags, Descriptor::split(name), bytes.len(), may_begin).await?;
+        records.gather_in_ring(Content::Tags, Descriptor::making(Kind::Split, name), bytes.len(), may_begin).await?;
         let others: Vec<HashSet<u64>> =
             (1..span.hosts.len()).map(|host| records.tags(host).into_iter().collect()).collect();
         let wanted = |tag: &u64| others.iter().all(|tags| tags.contains(tag));

@@ -55,6 +55,27 @@ macro_rules! for_each_function {
                 comm: ncclComm_t, excluded: *mut c_int, excluded_count: c_int, new_comm: *mut ncclComm_t,
                 config: *mut ncclConfig_t, flags: c_int
             ) -> ncclResult_t;
+            /// Ends the calls under way on `comm`, on all ranks. Blocked calls return
+            /// `ncclRemoteError`. It returns when no call of this rank is under way. Afterwards
+            /// this rank may split, shrink, destroy and abort `comm`. Everything else is refused
+            /// with `ncclInvalidUsage`, a second call and `ncclCommFinalize` with
+            /// `ncclInvalidArgument`. The other ranks call it as well before they split or shrink
+            /// `comm`. `flags` is 0. Does not wait for other ranks.
+            fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
+            /// Makes the id by which new ranks come to the next `ncclCommGrow` of `comm`. One rank
+            /// of `comm` calls this, and lives until the growth is done. The rank can make another
+            /// id when the growth has used this one. Local.
+            fn ncclCommGetUniqueId(comm: ncclComm_t, unique_id: *mut ncclUniqueId) -> ncclResult_t;
+            /// Makes a communicator of the ranks of `comm` and of new ones, `nranks` together. The
+            /// ranks of `comm` pass `rank` -1 and keep their ranks; the rank that has made the id
+            /// passes it, and the others NULL. New ranks pass NULL as `comm`, the id, and a rank
+            /// from the size of `comm` on. With `blocking = 0` it returns `ncclInProgress` at once,
+            /// and `ncclCommGetAsyncError` of `new_comm` tells when it is done. `comm` can be used
+            /// afterwards. Collective over all ranks.
+            fn ncclCommGrow(
+                comm: ncclComm_t, nranks: c_int, unique_id: *const ncclUniqueId, rank: c_int,
+                new_comm: *mut ncclComm_t, config: *mut ncclConfig_t
+            ) -> ncclResult_t;
             /// Ends the use of `comm`. It returns when no call of this rank is under way, and later
             /// operations are refused. Local, because every operation has its result when it
             /// returns.

@@ -29,7 +29,7 @@ use crate::types::*;
 
 /// One call of a group.
 pub(crate) enum Task {
-    /// The call joins a communicator by a unique id.
+    /// The call joins a communicator by a unique id, or grows one.
     Init(Init),
     /// The call makes a communicator of ranks of another one.
     Child(ChildInit),
@@ -195,7 +195,8 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
         Task::Child(child) => child.name().map(|name| (Arc::as_ptr(child.parent()).addr(), name.tag)),
         Task::Collective(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
         Task::Spanning(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
-        Task::Init(_) | Task::Message(_) | Task::Remote(_) => None,
+        Task::Init(init) => init.lane().map(|(comm, name)| (Arc::as_ptr(comm).addr(), name.tag)),
+        Task::Message(_) | Task::Remote(_) => None,
     };
     let here = |task: &Task| match task {
         Task::Init(init) => init.blocking(),
@@ -248,7 +249,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     let mut lane_of: HashMap<(usize, Place, u64), usize> = HashMap::new();
     for task in tasks {
         let place = match &task {
-            Task::Init(_) => None,
+            Task::Init(init) => init.lane().map(|(comm, name)| (comm, Place::Collectives, name)),
             Task::Child(child) => child.name().map(|name| (child.parent(), Place::Collectives, name)),
             Task::Collective(collective) => {
                 collective.comm().map(|comm| (comm, Place::Collectives, *collective.name()))

@@ -69,6 +69,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The longest time for which an abort or a revocation waits for calls that it has ended.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
 impl Handle {
     /// Returns a handle whose communicator is not made yet, with that call in progress.
     pub(crate) fn new(rank: c_int, nranks: c_int, device: c_int, config: Config) -> Handle {
@@ -188,6 +191,7 @@ impl Handle {
     /// error.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
         match self.comm_unless_in_progress()? {
+            Some(comm) if comm.is_revoked() => Ok(ncclSuccess),
             Some(comm) => {
                 comm.catch_up();
                 comm.check_before_call()?;
@@ -218,12 +222,26 @@ impl Handle {
         // thread of that call may itself abort, in a log callback of the program. It does not wait
         // for itself.
         if !self.is_driven_here() {
-            self.wait_finished(Duration::from_secs(5));
+            self.wait_finished(LONGEST_WAIT);
         }
         // That call may have joined the communicator just before it looked at the flag.
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
+    }
+
+    /// Revokes the communicator: ends its calls on all ranks, and waits until no call of this rank
+    /// is under way.
+    pub(crate) fn revoke(&self) -> Result<()> {
+        let Some(comm) = self.comm.get() else { return self.ready().map(|_| ()) };
+        comm.revoke()?;
+        if !self.is_driven_here() {
+            self.wait_finished(LONGEST_WAIT);
+        }
+        // A call in the background may have failed. The communicator has ended for that call, too.
+        lock(&self.error).take();
+        self.failed.store(false, Ordering::Release);
+        comm.wait_until_idle(Some(LONGEST_WAIT))
     }
 
     /// Whether the calling thread is the one that drives this handle's calls in the background.

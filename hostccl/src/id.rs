@@ -56,6 +56,9 @@ pub(crate) struct Id {
     pub(crate) hosts: Hosts,
     /// Where the maker serves the id; `None` where nobody does.
     pub(crate) address: Option<SocketAddr>,
+    /// The number of ranks of the communicator that grows by the id; 0 for an id that starts a
+    /// communicator without any other.
+    pub(crate) grows_from: u32,
 }
 
 /// The way by which a rank joins by an id.
@@ -96,6 +99,7 @@ impl Id {
                 Some(true) => Hosts::Several,
             },
             address: None,
+            grows_from: 0,
         };
         if id.hosts != Hosts::One {
             match server::open(token, &fd) {
@@ -119,6 +123,11 @@ impl Id {
         });
         open.insert(token, fd);
         Ok(id)
+    }
+
+    /// Returns this id for the growth of a communicator of `nranks` ranks.
+    pub(crate) fn for_growth_from(self, nranks: u32) -> Id {
+        Id { grows_from: nranks, ..self }
     }
 
     /// Reads an id. Refuses bytes that no id has, and an id of another version of this library.
@@ -163,6 +172,7 @@ impl Id {
                 _ => return Err(damaged()),
             },
             address,
+            grows_from: u32_at(88),
         })
     }
 
@@ -193,6 +203,7 @@ impl Id {
         bytes[48..56].copy_from_slice(&self.host.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.namespace.to_le_bytes());
         bytes[84] = u8::from(self.shares);
+        bytes[88..92].copy_from_slice(&self.grows_from.to_le_bytes());
         let sum = checksum(&bytes[..SUM]);
         bytes[SUM..SUM + 8].copy_from_slice(&sum.to_le_bytes());
         ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
@@ -291,6 +302,8 @@ mod tests {
     fn an_id_survives_its_bytes() {
         let id = Id::create(Some(false)).unwrap();
         assert_eq!(Id::parse(&id.to_raw()).unwrap(), id);
+        let growing = id.for_growth_from(1023);
+        assert_eq!(Id::parse(&growing.to_raw()).unwrap(), growing);
         open(&id).unwrap();
         id.close();
         let error = open(&id).unwrap_err();

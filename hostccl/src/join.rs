@@ -184,6 +184,21 @@ impl Join {
         }
     }
 
+    /// Ends the join for all ranks, also for those that come later, because of `error`.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        match (&mut self.state, &self.comm) {
+            (State::AtMaker(registration), _) => registration.give_up(error),
+            (_, Some(comm)) => {
+                comm.fail_whole(error.code(), error.blame().clone(), error.message(), "");
+            }
+            (_, None) => {}
+        }
+        if let (Source::Id(id), false) = (&self.source, self.gave_up) {
+            id.give_up(self.context.rank, error);
+            self.gave_up = true;
+        }
+    }
+
     /// Returns the communicator once all ranks have arrived.
     pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
         self.comm.clone()

@@ -33,7 +33,10 @@
 //!   All other ranks are on other hosts, and reach each other over the wire.
 //! - When a host falls silent, its ranks are lost after `DM_HOST_TIMEOUT_MS` (five seconds). A
 //!   failure on one host reaches the ranks of all hosts.
-//! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new
+//! - `ncclCommRevoke` ends the calls that are under way on all ranks, and not on its own rank only.
+//!   The other ranks get `ncclRemoteError`, and may revoke the communicator, too. A rank may split
+//!   and shrink a communicator that it has revoked itself.
+//! - `blocking = 0` in a configuration concerns init, split, shrink and grow. A split writes the new
 //!   handle when it is done, as NCCL does, so the place for the handle stays valid until the parent
 //!   answers `ncclSuccess`.
 //! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress. When it is unset or
@@ -76,7 +79,7 @@
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
-//! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
+//! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `grow`, `revoked_split`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 
 mod admission;
@@ -102,6 +105,7 @@ pub mod fork;
 mod functions;
 mod gathering;
 mod group;
+mod grow;
 mod handle;
 mod host;
 mod hosts;
@@ -128,6 +132,7 @@ mod rails;
 pub mod reduce;
 mod remote;
 mod remote_message;
+mod revoked_split;
 mod scratch;
 mod segment;
 mod setup;

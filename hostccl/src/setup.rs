@@ -29,10 +29,50 @@ impl Out {
     }
 }
 
-/// A call that joins a communicator by a unique id: `ncclCommInitRank` and its variants.
+/// An operation that makes a communicator which the caller's handle stands for from the beginning.
+pub(crate) trait InitOperation: Operation + Send {
+    /// Returns the communicator once all ranks have arrived.
+    fn joined(&self) -> Option<Arc<Comm>>;
+
+    /// Sets how long the rank waits, where the handle of the new communicator has a time.
+    fn wait_at_most(&mut self, timeout: Option<Duration>);
+
+    /// Returns the words that stand before `error` in a message.
+    fn describe_for(&self, error: &Error) -> String;
+
+    /// Tells the other ranks that `error` keeps this rank from joining.
+    fn refuse(&mut self, error: &Error);
+
+    /// Returns the communicator with whose collectives the operation takes turns, and the name of
+    /// the call. `None` where there is no such communicator.
+    fn lane(&self) -> Option<(&Arc<Comm>, Name)> {
+        None
+    }
+}
+
+impl InitOperation for Join {
+    fn joined(&self) -> Option<Arc<Comm>> {
+        Join::joined(self)
+    }
+
+    fn wait_at_most(&mut self, timeout: Option<Duration>) {
+        Join::wait_at_most(self, timeout);
+    }
+
+    fn describe_for(&self, error: &Error) -> String {
+        Join::describe_for(self, error)
+    }
+
+    fn refuse(&mut self, error: &Error) {
+        Join::refuse(self, error);
+    }
+}
+
+/// A call that joins a communicator by a unique id: `ncclCommInitRank` and its variants, and
+/// `ncclCommGrow`.
 pub(crate) struct Init {
     /// The joining of this rank.
-    join: Join,
+    join: Box<dyn InitOperation>,
     /// The handle that gets the communicator.
     handle: Arc<Handle>,
     /// The handle's token, which the caller has already.
@@ -53,7 +93,7 @@ impl Init {
     ///
     /// # Safety
     /// `out` stays valid until the call is over.
-    pub(crate) unsafe fn new(join: Join, handle: Arc<Handle>, out: *mut ncclComm_t) -> Result<Init> {
+    pub(crate) unsafe fn new(join: Box<dyn InitOperation>, handle: Arc<Handle>, out: *mut ncclComm_t) -> Result<Init> {
         let token = handle::insert(handle.clone())?;
         let out = Out(out);
         out.write(token);
@@ -73,6 +113,11 @@ impl Init {
     /// Tells the other ranks that `error` keeps this rank from joining.
     pub(crate) fn refuse(&mut self, error: &Error) {
         self.join.refuse(error);
+    }
+
+    /// The communicator with whose collectives the call takes turns, and the name of the call.
+    pub(crate) fn lane(&self) -> Option<(&Arc<Comm>, Name)> {
+        self.join.lane()
     }
 
     /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
@@ -104,9 +149,13 @@ impl Operation for Init {
         self.join.connection()
     }
 
+    fn pass(&mut self) -> Option<&mut Pass> {
+        self.join.pass()
+    }
+
     /// Returns the handle's timeout, which the communicator gets when it is made.
     fn timeout(&self) -> Option<Duration> {
-        self.handle.timeout()
+        self.handle.timeout().or_else(|| self.join.timeout())
     }
 
     fn default_timeout(&self) -> Option<Duration> {

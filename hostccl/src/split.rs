@@ -14,7 +14,7 @@ pub(crate) use self::spanning::{SpanSplit, child_span};
 use crate::admission::Admission;
 use crate::blame::Blame;
 use crate::call_name::Name;
-use crate::collective::Descriptor;
+use crate::collective::{Descriptor, Kind};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -116,7 +116,7 @@ impl Split {
     }
 
     fn descriptor(&self) -> Descriptor {
-        Descriptor::split(*self.admission.pass.name())
+        Descriptor::making(Kind::Split, *self.admission.pass.name())
     }
 
     fn run_stage(&mut self) -> Result<()> {

@@ -75,6 +75,8 @@ pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
 /// The colour of `ncclCommSplit` for a rank that makes the call but joins no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
+/// The flag of `ncclCommRevoke`. There is no other one.
+pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 /// The flag of `ncclCommShrink` for a parent on which no call is under way.
 pub const NCCL_SHRINK_DEFAULT: c_int = 0;
 /// The flag of `ncclCommShrink` that ends the calls under way on the parent. The parent may have

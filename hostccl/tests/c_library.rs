@@ -139,21 +139,33 @@ fn the_header_leaves_a_real_nccl_h_alone() {
     compile("nccl-after", &format!("#include <hostccl.h>\n#include <nccl.h>\n{extension}"));
 }
 
-#[test]
-fn a_program_written_against_nccl_links_and_runs() {
-    let folder = scratch("program");
+/// Compiles and links a program of the folder tests/c as C and as C++, and runs it with each of these
+/// lists of arguments.
+#[track_caller]
+fn link_and_run(name: &str, runs: &[[&str; 2]]) {
+    let folder = scratch(name);
     // An installed library has two names: its SONAME, and the name for which the linker looks.
     std::os::unix::fs::symlink(library(), folder.join("libhostccl.so")).unwrap();
     std::os::unix::fs::symlink(library(), folder.join(soname())).unwrap();
-    for (name, compiler) in [("c", C), ("c++", CXX)] {
-        let program = folder.join(format!("link_nccl-{name}"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
+    for (language, compiler) in [("c", C), ("c++", CXX)] {
+        let program = folder.join(format!("{name}-{language}"));
         let mut command = Command::new(compiler[0]);
-        command.args(&compiler[1..]).args(STRICT).arg("-I").arg(root().join("include"));
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/link_nccl.c"));
+        command.args(&compiler[1..]).args(STRICT).arg("-I").arg(root().join("include")).arg(&source);
         command.args(["-x", "none", "-lhostccl", "-L"]).arg(&folder).arg(format!("-Wl,-rpath,{}", folder.display()));
         run(command.arg("-o").arg(&program));
-        for arguments in [["4", "inherit"], ["3", "pipe"], ["1", "pipe"]] {
+        for arguments in runs {
             run(Command::new(&program).args(arguments));
         }
     }
+}
+
+#[test]
+fn a_program_written_against_nccl_links_and_runs() {
+    link_and_run("link_nccl", &[["4", "inherit"], ["3", "pipe"], ["1", "pipe"]]);
+}
+
+#[test]
+fn a_program_whose_communicator_grows_and_is_revoked_links_and_runs() {
+    link_and_run("renew", &[["1", "1"], ["3", "2"]]);
 }

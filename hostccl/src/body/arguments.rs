@@ -71,7 +71,7 @@ pub(super) fn check_overlap(
         Kind::AllToAll => (whole, whole, send == recv),
         Kind::AllGather | Kind::Gather => (block, whole, send == recv + mine),
         Kind::ReduceScatter | Kind::Scatter => (whole, block, recv == send + mine),
-        Kind::Split | Kind::AllToAllV | Kind::AllGatherV | Kind::ReduceScatterV => return Ok(()),
+        Kind::Split | Kind::Grow | Kind::AllToAllV | Kind::AllGatherV | Kind::ReduceScatterV => return Ok(()),
     };
     let (send_end, recv_end) = (send.saturating_add(sends), recv.saturating_add(receives));
     if in_place || send_end <= recv || recv_end <= send {

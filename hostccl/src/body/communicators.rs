@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::arguments::check_out;
@@ -14,6 +15,7 @@ use crate::group::{self, Task};
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
+use crate::revoked_split::RevokedSplit;
 use crate::segment::MAX_RANKS;
 use crate::setup::{ChildInit, ChildOperation, Init};
 use crate::shrink::{Shrink, SpanShrink};
@@ -56,19 +58,38 @@ unsafe fn init(
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { comm.write(std::ptr::null_mut()) };
     timeout::check_environment()?;
+    if id.grows_from != 0 {
+        return Err(Error::argument("the unique id was made by ncclCommGetUniqueId: pass it to ncclCommGrow"));
+    }
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }
     if rank < 0 || rank >= nranks {
         return Err(Error::argument(format!("rank {rank} is not in 0..{nranks}")));
     }
+    // SAFETY: the caller's contract.
+    unsafe { join_by(id, comm, nranks, rank, device, config) }
+}
+
+/// Returns the task by which one rank joins a communicator, once its arguments are checked.
+///
+/// # Safety
+/// `comm` stays valid until the call is over.
+pub(super) unsafe fn join_by(
+    id: Id,
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    rank: c_int,
+    device: c_int,
+    config: Config,
+) -> Result<Task> {
     let [a, b, c, d, ..] = id.token;
     let name = config.name.clone().unwrap_or_else(|| format!("communicator {a:02x}{b:02x}{c:02x}{d:02x}"));
     let handle = Arc::new(Handle::new(rank, nranks, device, config));
     let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone())
         .with_global_ranks(&handle.global_ranks);
     // SAFETY: the caller's contract.
-    Ok(Task::Init(unsafe { Init::new(join, handle, comm) }?))
+    Ok(Task::Init(unsafe { Init::new(Box::new(join), handle, comm) }?))
 }
 
 pub(crate) unsafe fn ncclCommInitRank(
@@ -157,11 +178,23 @@ pub(crate) unsafe fn ncclCommSplit(
         // SAFETY: the caller's contract.
         unsafe {
             child_of(comm, new_comm, config, &format!("{color}"), |parent, name, handle| {
-                let aborted = handle.aborted.clone();
-                Ok(match parent.span {
-                    None => Box::new(Split::new(parent, color, key, name, aborted, call)?),
-                    Some(_) => Box::new(SpanSplit::new(parent, (color, key), name, aborted, call)?),
-                })
+                let (aborted, flag) = (handle.aborted.clone(), handle.aborted.clone());
+                let whole = parent.name().to_owned();
+                let described = format!("ncclCommSplit(color {color}, key {key}) on {}", parent.own_label());
+                let make = move |parent: Arc<Comm>| -> Result<Box<dyn ChildOperation>> {
+                    let (name, aborted) = (name.clone(), aborted.clone());
+                    Ok(match parent.span {
+                        None => Box::new(Split::new(parent, color, key, name, aborted, call)?),
+                        Some(_) => Box::new(SpanSplit::new(parent, (color, key), name, aborted, call)?),
+                    })
+                };
+                match parent.is_revoked() {
+                    false => make(parent),
+                    true => {
+                        let renewal = shrink(parent, &[], false, whole, flag)?;
+                        Ok(Box::new(RevokedSplit::new(renewal, Box::new(make), call, described)))
+                    }
+                }
             })
         }
     })
@@ -192,13 +225,23 @@ pub(crate) unsafe fn ncclCommShrink(
         // SAFETY: the caller's contract.
         unsafe {
             child_of(comm, new_comm, config, "shrunk", |parent, name, handle| {
-                let aborted = handle.aborted.clone();
-                Ok(match parent.span {
-                    None => Box::new(Shrink::new(parent, &excluded, abort, name, aborted)?),
-                    Some(_) => Box::new(SpanShrink::new(parent, &excluded, abort, name, aborted)?),
-                })
+                shrink(parent, &excluded, abort, name, handle.aborted.clone())
             })
         }
+    })
+}
+
+/// Returns a shrink of `parent` that has not begun.
+fn shrink(
+    parent: Arc<Comm>,
+    excluded: &[c_int],
+    abort: bool,
+    name: String,
+    aborted: Arc<AtomicBool>,
+) -> Result<Box<dyn ChildOperation>> {
+    Ok(match parent.span {
+        None => Box::new(Shrink::new(parent, excluded, abort, name, aborted)?),
+        Some(_) => Box::new(SpanShrink::new(parent, excluded, abort, name, aborted)?),
     })
 }
 
@@ -226,10 +269,20 @@ unsafe fn child_of(
     Ok(vec![Task::Child(unsafe { ChildInit::new(child, parent_handle, parent, handle, new_comm) })])
 }
 
+pub(crate) unsafe fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> Result<ncclResult_t> {
+    if comm.is_null() {
+        return Ok(ncclSuccess);
+    }
+    if flags != NCCL_REVOKE_DEFAULT {
+        return Err(Error::argument(format!("flags {flags:#x}: there is only NCCL_REVOKE_DEFAULT (0)")));
+    }
+    handle::find(comm)?.revoke()?;
+    Ok(ncclSuccess)
+}
+
 pub(crate) unsafe fn ncclCommFinalize(comm: ncclComm_t) -> Result<ncclResult_t> {
     let handle = handle::find(comm)?;
     let comm = handle.ready()?;
-    comm.check_open()?;
     comm.finalize()?;
     Ok(ncclSuccess)
 }

@@ -5,11 +5,13 @@
 
 mod arguments;
 mod communicators;
+mod growth;
 mod library;
 mod operations;
 mod ragged;
 
 pub(crate) use self::communicators::*;
+pub(crate) use self::growth::*;
 pub(crate) use self::library::*;
 pub(crate) use self::operations::*;
 pub(crate) use self::ragged::*;

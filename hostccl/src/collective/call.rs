@@ -15,13 +15,14 @@ pub(crate) enum Kind {
     Gather,
     Scatter,
     Split,
+    Grow,
     AllToAllV,
     AllGatherV,
     ReduceScatterV,
 }
 
 impl Kind {
-    const ALL: [(Kind, &'static str); 12] = [
+    const ALL: [(Kind, &'static str); 13] = [
         (Kind::AllReduce, "ncclAllReduce"),
         (Kind::Reduce, "ncclReduce"),
         (Kind::Broadcast, "ncclBroadcast"),
@@ -31,6 +32,7 @@ impl Kind {
         (Kind::Gather, "ncclGather"),
         (Kind::Scatter, "ncclScatter"),
         (Kind::Split, "ncclCommSplit"),
+        (Kind::Grow, "ncclCommGrow"),
         (Kind::AllToAllV, "hostcclAlltoAllv"),
         (Kind::AllGatherV, "hostcclAllGatherv"),
         (Kind::ReduceScatterV, "hostcclReduceScatterv"),

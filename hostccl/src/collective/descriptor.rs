@@ -77,9 +77,9 @@ impl Descriptor {
         self.signature.to_string()
     }
 
-    /// Returns the description of a call of `ncclCommSplit`.
-    pub(crate) fn split(name: Name) -> Descriptor {
-        let signature = Signature { kind: Kind::Split as u32, dtype: NONE, op: NONE, root: NONE, count: 0 };
+    /// Returns the description of a call that makes communicators: a split or a growth.
+    pub(crate) fn making(kind: Kind, name: Name) -> Descriptor {
+        let signature = Signature { kind: kind as u32, dtype: NONE, op: NONE, root: NONE, count: 0 };
         Descriptor { signature, name }
     }
 

@@ -41,11 +41,31 @@ impl Collective {
         ragged: Option<Box<Ragged>>,
         name: Name,
     ) -> Result<Collective> {
-        comm.check_open()?;
         let descriptor = Descriptor::new(&call, name);
         // SAFETY: the caller's promise.
+        unsafe { Collective::described(comm, call, ragged, descriptor) }
+    }
+
+    /// Does what [`new`](Collective::new) does, with a description of its own.
+    ///
+    /// # Safety
+    /// The contract of [`new`](Collective::new).
+    pub(crate) unsafe fn described(
+        comm: Arc<Comm>,
+        call: Call,
+        ragged: Option<Box<Ragged>>,
+        descriptor: Descriptor,
+    ) -> Result<Collective> {
+        comm.check_open()?;
+        let admission = Admission::new(descriptor.name);
+        // SAFETY: the caller's promise.
         let work = unsafe { Stages::new(comm, call, ragged) };
-        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false, has_begun: false })
+        Ok(Collective { work, descriptor, admission, waiting: false, has_begun: false })
+    }
+
+    /// The call's turn on this rank.
+    pub(crate) fn turn(&mut self) -> &mut Pass {
+        &mut self.admission.pass
     }
 
     /// The name under which the call is issued.

@@ -107,7 +107,7 @@ impl Stages {
                         self.copy_reduced_parts(chunks - 1);
                     }
                 }
-                Kind::Split => {}
+                Kind::Split | Kind::Grow => {}
                 _ if stage == 0 => self.stage_outgoing(0),
                 _ if stage == chunks => self.take_incoming(chunks - 1),
                 _ => {}
@@ -143,7 +143,7 @@ impl Stages {
                         self.stage_for_reduction(stage + 1);
                     }
                 }
-                Kind::Split => {}
+                Kind::Split | Kind::Grow => {}
                 _ => {
                     if stage >= 1 {
                         self.take_incoming(stage - 1);

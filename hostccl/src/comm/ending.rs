@@ -15,8 +15,40 @@ impl Comm {
     /// Refuses later calls, and waits until no call of this rank is under way, for as long as a
     /// call may wait. Fails when a call is still under way after that time.
     pub(crate) fn finalize(&self) -> Result<()> {
+        if self.is_revoked() {
+            return Err(Error::argument(format!("{} was revoked by ncclCommRevoke: destroy or abort it", self.name())));
+        }
+        self.check_open()?;
         self.finalized.store(true, Ordering::Release);
-        let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));
+        self.wait_until_idle(self.timeout().or_else(timeout::from_environment))
+    }
+
+    /// Ends the calls of all ranks, and refuses later calls of this rank. Afterwards the
+    /// communicator may be split or shrunk, whatever has ended its calls. Fails when this rank has
+    /// revoked or finalized it before.
+    pub(crate) fn revoke(&self) -> Result<()> {
+        let already = |what| Err(Error::argument(format!("{} was {what} before on this rank", self.name())));
+        if self.finalized.load(Ordering::Acquire) {
+            return already("finalized");
+        }
+        if self.revoked.swap(true, Ordering::AcqRel) {
+            return already("revoked");
+        }
+        self.end_calls("revoked");
+        let message = format!("{} revoked the communicator that was to grow", self.describe(self.rank));
+        self.end_growth(&Error::new(ncclRemoteError, message).by(Blame::of([self.whole().0])));
+        Ok(())
+    }
+
+    /// Ends the calls of all ranks. `what` says what this rank has done to the communicator.
+    pub(crate) fn end_calls(&self, what: &str) {
+        let message = format!("{} {what} the communicator", self.describe(self.rank));
+        self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
+    }
+
+    /// Waits until no call of this rank is under way. Fails when one still is after that time.
+    pub(crate) fn wait_until_idle(&self, timeout: Option<Duration>) -> Result<()> {
+        let began = Instant::now();
         while self.places.is_busy() || self.remote.as_ref().is_some_and(Remote::is_busy) {
             self.check_aborted()?;
             if let Some(timeout) = timeout.filter(|timeout| began.elapsed() >= *timeout) {
@@ -36,6 +68,8 @@ impl Comm {
 
     /// Tells the peers that this rank has left the communicator.
     pub(crate) fn leave(&self) {
+        let message = format!("{} has destroyed the communicator that was to grow", self.describe(self.rank));
+        self.end_growth(&Error::new(ncclRemoteError, message).by(Blame::of([self.whole().0])));
         let had_left = self.segment.seat(self.rank).left.swap(1, Ordering::SeqCst) != 0;
         let header = self.segment.header();
         // The ranks that wait for this one look at their peers when they wake.

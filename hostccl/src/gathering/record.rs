@@ -118,11 +118,12 @@ pub(super) fn calls_in<'a>(
 mod tests {
     use super::*;
     use crate::call_name::Name;
+    use crate::collective::Kind;
 
     /// A record of that host in gathering 3.
     fn record(host: u32, content: u32, payload: &[u8]) -> Vec<u8> {
         let bytes = payload.len() as u32;
-        let head = Head { bytes, host, number: 3, content, descriptor: Descriptor::split(Name::NONE) };
+        let head = Head { bytes, host, number: 3, content, descriptor: Descriptor::making(Kind::Split, Name::NONE) };
         // SAFETY: a head is plain numbers without gaps.
         let head = unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), HEAD_BYTES) };
         [head, payload].concat()
@@ -168,7 +169,7 @@ mod tests {
         let unnamed = Name::NONE.tag;
         assert_eq!(calls(Content::Data as u32, b"data", 3), Some(vec![unnamed; 3]));
         assert_eq!(calls(Content::Data as u32 | LEFT_RING, b"", 2), Some(vec![unnamed; 2]));
-        let each = [5, 6].map(|tag| Descriptor::split(Name { tag, ..Name::NONE }));
+        let each = [5, 6].map(|tag| Descriptor::making(Kind::Split, Name { tag, ..Name::NONE }));
         // SAFETY: a descriptor is plain numbers without gaps.
         let each = unsafe { std::slice::from_raw_parts(each.as_ptr().cast::<u8>(), size_of_val(&each)) };
         assert_eq!(calls(Content::Calls as u32, each, 2), Some(vec![5, 6]));

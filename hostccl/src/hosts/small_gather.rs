@@ -1,10 +1,10 @@
-//! A small all-gather that is a part of another call, such as a split.
+//! A small all-gather that is a part of another call: of a split over several hosts, or of a growth.
 
 use std::sync::Arc;
 
 use super::operation::Spanning;
 use crate::call_name::Name;
-use crate::collective::{Call, Descriptor, Kind};
+use crate::collective::{Call, Collective, Descriptor, Kind};
 use crate::comm::Comm;
 use crate::error::Result;
 use crate::operation::Operation;
@@ -12,11 +12,11 @@ use crate::poll::Poll;
 use crate::turn::Pass;
 use crate::types::DataType;
 
-/// An all-gather of some bytes of every rank, under a call of `ncclCommSplit`. Like each
-/// collective, it takes its turn, and fails where other ranks make a different call.
+/// An all-gather of some bytes of every rank, under the name of the call that it is a part of. Like
+/// each collective, it takes its turn, and fails where other ranks make a different call.
 pub(crate) struct SmallGather {
     /// The all-gather. It is dropped before its buffers.
-    gather: Spanning,
+    gather: Gather,
     /// The bytes that this rank gives.
     _mine: Vec<u8>,
     /// The bytes that all ranks give, in the order of the ranks.
@@ -25,10 +25,18 @@ pub(crate) struct SmallGather {
     each: usize,
 }
 
+/// An all-gather among ranks of one host, or over several hosts.
+enum Gather {
+    /// All ranks share a segment.
+    Here(Box<Collective>),
+    /// The ranks are on several hosts.
+    Spanning(Box<Spanning>),
+}
+
 impl SmallGather {
-    /// Returns an all-gather that has not begun, on a communicator over several hosts. All ranks
-    /// give equally many bytes. Fails when the communicator takes no more calls.
-    pub(crate) fn new(comm: Arc<Comm>, mine: &[u8], name: Name) -> Result<SmallGather> {
+    /// Returns an all-gather that has not begun, as a part of a call of that kind. All ranks give
+    /// equally many bytes. Fails when the communicator takes no more calls.
+    pub(crate) fn new(comm: Arc<Comm>, kind: Kind, mine: &[u8], name: Name) -> Result<SmallGather> {
         let (_, n) = comm.whole();
         let (mine, mut all) = (mine.to_vec(), vec![0; mine.len() * n]);
         let call = Call {
@@ -40,14 +48,23 @@ impl SmallGather {
             reduction: None,
             root: None,
         };
+        let descriptor = Descriptor::making(kind, name);
         // SAFETY: both buffers have the size that the call says, and live as long as the operation.
-        let gather = unsafe { Spanning::described(comm, call, None, Descriptor::split(name))? };
+        let gather = unsafe {
+            match comm.span {
+                None => Gather::Here(Box::new(Collective::described(comm, call, None, descriptor)?)),
+                Some(_) => Gather::Spanning(Box::new(Spanning::described(comm, call, None, descriptor)?)),
+            }
+        };
         Ok(SmallGather { gather, each: mine.len(), _mine: mine, all })
     }
 
     /// Does as much as is possible without waiting, as [`Operation::poll`] does.
     pub(crate) fn poll(&mut self) -> Result<Poll> {
-        self.gather.poll()
+        match &mut self.gather {
+            Gather::Here(gather) => gather.poll(),
+            Gather::Spanning(gather) => gather.poll(),
+        }
     }
 
     /// The bytes that `rank` has given, once the all-gather is done.
@@ -57,6 +74,9 @@ impl SmallGather {
 
     /// The turn of the call. Its owner ends it with [`Pass::leave`].
     pub(crate) fn pass(&mut self) -> &mut Pass {
-        self.gather.turn()
+        match &mut self.gather {
+            Gather::Here(gather) => gather.turn(),
+            Gather::Spanning(gather) => gather.turn(),
+        }
     }
 }

@@ -62,7 +62,8 @@ pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
         if nranks != 0 && header.arrived.value() == nranks {
             return false;
         }
-        header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
+        let blame = if error.blame().ranks.is_empty() { &Blame::of([rank as usize]) } else { error.blame() };
+        header.fail(error.code(), blame, error.message(), "");
         header.failure.is_set()
     })
 }

@@ -61,7 +61,8 @@ impl Remaining {
             return Err(Error::argument(format!("rank {me} calls, but is among the excluded ranks")));
         }
         match abort {
-            true => parent.revoke(),
+            true => parent.end_calls("shrinks"),
+            false if parent.is_revoked() => {}
             false => parent.check_open()?,
         }
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();

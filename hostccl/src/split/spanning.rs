@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicBool;
 use super::{ColorAndKey, members};
 use crate::blame::Blame;
 use crate::call_name::Name;
+use crate::collective::Kind;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -121,7 +122,7 @@ impl SpanSplit {
                 Err(error) => no_segment = Some(error),
             }
         }
-        let gather = SmallGather::new(parent.clone(), &given.to_bytes(), call)?;
+        let gather = SmallGather::new(parent.clone(), Kind::Split, &given.to_bytes(), call)?;
         Ok(SpanSplit {
             parent,
             color_and_key,
@@ -231,7 +232,7 @@ impl SpanSplit {
                 };
                 match polled {
                     Ok(Poll::Done) => {
-                        let confirm = SmallGather::new(self.parent.clone(), &[1], self.call)?;
+                        let confirm = SmallGather::new(self.parent.clone(), Kind::Split, &[1], self.call)?;
                         let Stage::Joining(join) = std::mem::replace(&mut self.stage, Stage::Over(None)) else {
                             return Ok(Poll::Done);
                         };

@@ -163,7 +163,7 @@ pub(super) fn case(args: &Args, me: usize, n: usize) -> Case {
             let result = all(count, &|index| over(&|rank| to(rank, me, index)));
             case(parts(), result, Some(-((me * count) as isize)))
         }
-        Kind::Split => unreachable!(),
+        Kind::Split | Kind::Grow => unreachable!(),
         Kind::AllToAllV | Kind::AllGatherV | Kind::ReduceScatterV => ragged(args, me, n, most),
     }
 }
