@@ -29,11 +29,11 @@ class Programs:
     def c(self, source, *flags, name=None, link=LINK):
         """A program from a C file of this tree, compiled as C11 with these flags."""
         source = ROOT / source
-        command = [CC, "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
+        command = [CC, "-std=c11", "-D_GNU_SOURCE", "-Og", "-g", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
         return self.once(name or source.stem, lambda path: run(*command, *link, "-o", path))
 
     def cpp(self, source, *flags, name=None, link=LINK):
         """A program from a C++ file of this tree, compiled as C++17 with these flags."""
         source = ROOT / source
-        command = [CXX, "-std=c++17", "-O1", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
+        command = [CXX, "-std=c++17", "-Og", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
         return self.once(name or source.stem, lambda path: run(*command, *link, "-o", path))
