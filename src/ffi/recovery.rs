@@ -149,7 +149,7 @@ pub struct dm_recovery {
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
 /// DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
 /// DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
-/// dm_store_callbacks), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
+/// dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
 /// than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
