@@ -776,6 +776,10 @@ typedef struct dm_recover_options {
    * not make the mesh smaller. 0: no limit.
    */
   int32_t max_size;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
 } dm_recover_options;
 
 /**
@@ -2781,7 +2785,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_recover_options in which everything is the default.
  */
-#define DM_RECOVER_OPTIONS_INIT { sizeof(dm_recover_options), 0, 0, NULL, 0, 0, 0, NULL, 0, 0 }
+#define DM_RECOVER_OPTIONS_INIT { sizeof(dm_recover_options), 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0 }
 /**
  * A dm_recovery to pass to dm_recover or dm_get_recovery.
  */

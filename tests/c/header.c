@@ -67,7 +67,7 @@ int main(void)
   AT(dm_recover_options, flags, 8); AT(dm_recover_options, min_size, 12); AT(dm_recover_options, dim, 16);
   AT(dm_recover_options, timeout_ms, 24); AT(dm_recover_options, replace_ms, 32); AT(dm_recover_options, silent_ms, 40);
   AT(dm_recover_options, dim_options, 48); AT(dm_recover_options, num_dim_options, 56);
-  AT(dm_recover_options, max_size, 64);
+  AT(dm_recover_options, max_size, 64); AT(dm_recover_options, reserved, 68);
   CHECK(sizeof(dm_recovery) == 88);
   AT(dm_recovery, epoch, 8); AT(dm_recovery, previous_epoch, 16); AT(dm_recovery, lost_ranks, 24); AT(dm_recovery, num_lost, 32);
   AT(dm_recovery, joined_ranks, 40); AT(dm_recovery, num_joined, 48); AT(dm_recovery, old_coordinate, 56);

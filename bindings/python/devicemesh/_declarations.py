@@ -88,7 +88,7 @@ class CallOptions(Structure):
 class RecoverOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("min_size", c_int32), ("dim", c_char_p), ("timeout_ms", c_int64),
                 ("replace_ms", c_int64), ("silent_ms", c_int64), ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t),
-                ("max_size", c_int32)]
+                ("max_size", c_int32), ("reserved", c_uint32)]
 
 
 class Recovery(Structure):
