@@ -390,15 +390,7 @@ typedef struct dm_store_callbacks {
    * nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
    * DM_STATUS_UNSUPPORTED.
    */
-  int32_t (*compare_set)(void *user_data,
-                         const char *key,
-                         const void *expected,
-                         size_t expected_len,
-                         const void *value,
-                         size_t len,
-                         void *stands,
-                         size_t capacity,
-                         size_t *len_out);
+  int32_t (*compare_set)(void *user_data, const char *key, const void *expected, size_t expected_len, const void *value, size_t len, void *stands, size_t capacity, size_t *len_out);
 } dm_store_callbacks;
 
 /**
@@ -1343,11 +1335,12 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  *
  * Local, and cheap enough for every step: it makes no store operation while nobody waits, and
  * looks at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store,
- * once a second). A process for which the last recovery had no place does not count. Ranks may get
- * different numbers for a moment. So the ranks agree before they call dm_recover for it, for
- * example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
- * DM_STATUS_ABORTED (the world has ended).
+ * once a second). A process for which the last recovery had no place does not count. A process
+ * that would be beyond the mesh counts when all ranks of its index of the outermost dimension
+ * wait. Ranks may get different numbers for a moment. So the ranks agree before they call
+ * dm_recover for it, for example by the sum of a reduction that they make anyway. Errors:
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED
+ * (an offline world), DM_STATUS_ABORTED (the world has ended).
  */
 dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
 
@@ -1386,9 +1379,11 @@ dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
  * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh
  * of that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job
  * has made exist, and no other rank takes part in this dm_init. The arguments are those of the
- * dm_init that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come;
- * the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank
- * lives), DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place),
+ * dm_init that began the job. A process whose rank the job did not have asks for the mesh with
+ * further indices of the outermost dimension, which has its rank, and is let in when others fill
+ * the rest of its index (DM_RECOVER_GROW). Errors of such a process: DM_STATUS_TIMEOUT (no
+ * recovery has come; the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another
+ * mesh, or its rank lives), DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place),
  * DM_STATUS_NOT_MEMBER (the others take it for lost), and those of dm_recover. A rank that is not
  * in the mesh of its dm_init is not let in.
  */
