@@ -390,7 +390,15 @@ typedef struct dm_store_callbacks {
    * nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
    * DM_STATUS_UNSUPPORTED.
    */
-  int32_t (*compare_set)(void *user_data, const char *key, const void *expected, size_t expected_len, const void *value, size_t len, void *stands, size_t capacity, size_t *len_out);
+  int32_t (*compare_set)(void *user_data,
+                         const char *key,
+                         const void *expected,
+                         size_t expected_len,
+                         const void *value,
+                         size_t len,
+                         void *stands,
+                         size_t capacity,
+                         size_t *len_out);
 } dm_store_callbacks;
 
 /**
