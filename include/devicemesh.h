@@ -335,13 +335,13 @@ typedef int32_t dm_log_level;
  * meet.
  *
  * Keys are short printable ASCII, and values have at most 8 MiB. The functions may be called from
- * any thread of this process, and from several threads at once. set, get and add return 0 for
- * success, and get returns DM_STORE_NOT_YET when the key did not come in time. Any other number
- * says that the service is broken: the call that needed the service fails at once with
- * DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and are
- * valid during the call, so a function copies what it keeps. A function must return soon (get by
- * its timeout), because no deadline and no abort of the library ends it. A C++ exception may not
- * leave it. Initialise with DM_STORE_CALLBACKS_INIT.
+ * any thread of this process, and from several threads at once. set, get, add and compare_set
+ * return 0 for success, and get returns DM_STORE_NOT_YET when the key did not come in time. Any
+ * other number says that the service is broken: the call that needed the service fails at once
+ * with DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and
+ * are valid during the call, so a function copies what it keeps. A function must return soon (get
+ * by its timeout), because no deadline and no abort of the library ends it. A C++ exception may
+ * not leave it. Initialise with DM_STORE_CALLBACKS_INIT.
  */
 typedef struct dm_store_callbacks {
   /**
@@ -381,6 +381,24 @@ typedef struct dm_store_callbacks {
    * service, some kilobytes for each collective call.
    */
   int32_t (*remove)(void *user_data, const char *key);
+  /**
+   * Stores len bytes under key if the value there is the expected one, atomically over all
+   * ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes of
+   * the value that stands under key then to stands, and writes the length of that whole value to
+   * len_out (0: the key is not there). Returns 0, also where the value was another one. dm_recover
+   * needs it: with add and set alone a rank that dies between the two would leave a decision that
+   * nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
+   * DM_STATUS_UNSUPPORTED.
+   */
+  int32_t (*compare_set)(void *user_data,
+                         const char *key,
+                         const void *expected,
+                         size_t expected_len,
+                         const void *value,
+                         size_t len,
+                         void *stands,
+                         size_t capacity,
+                         size_t *len_out);
 } dm_store_callbacks;
 
 /**
@@ -758,6 +776,10 @@ typedef struct dm_recover_options {
    * not make the mesh smaller. 0: no limit.
    */
   int32_t max_size;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
 } dm_recover_options;
 
 /**
@@ -1321,11 +1343,12 @@ dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *
  *
  * Local, and cheap enough for every step: it makes no store operation while nobody waits, and
  * looks at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store,
- * once a second). A process for which the last recovery had no place does not count. Ranks may get
- * different numbers for a moment. So the ranks agree before they call dm_recover for it, for
- * example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
- * DM_STATUS_ABORTED (the world has ended).
+ * once a second). A process for which the last recovery had no place does not count. A process
+ * that would be beyond the mesh counts when all ranks of its index of the outermost dimension
+ * wait. Ranks may get different numbers for a moment. So the ranks agree before they call
+ * dm_recover for it, for example by the sum of a reduction that they make anyway. Errors:
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED
+ * (an offline world), DM_STATUS_ABORTED (the world has ended).
  */
 dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
 
@@ -1364,9 +1387,11 @@ dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
  * dm_recover of the job, which lets this process in where its place is empty, and gives the mesh
  * of that recovery: dm_get_recovery says that this rank has joined. The dimensions that the job
  * has made exist, and no other rank takes part in this dm_init. The arguments are those of the
- * dm_init that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come;
- * the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank
- * lives), DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place),
+ * dm_init that began the job. A process whose rank the job did not have asks for the mesh with
+ * further indices of the outermost dimension, which has its rank, and is let in when others fill
+ * the rest of its index (DM_RECOVER_GROW). Errors of such a process: DM_STATUS_TIMEOUT (no
+ * recovery has come; the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another
+ * mesh, or its rank lives), DM_STATUS_INVALID_STATE (the job has ended, or a spare has the place),
  * DM_STATUS_NOT_MEMBER (the others take it for lost), and those of dm_recover. A rank that is not
  * in the mesh of its dm_init is not let in.
  */
@@ -2681,7 +2706,7 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
  * DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
  * DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
- * dm_store_callbacks), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
+ * dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
  * than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_recover(const struct dm_mesh *mesh,
@@ -2747,7 +2772,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */
-#define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL, NULL }
+#define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 /**
  * A dm_dim_options in which everything is the default.
  */
@@ -2763,7 +2788,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_recover_options in which everything is the default.
  */
-#define DM_RECOVER_OPTIONS_INIT { sizeof(dm_recover_options), 0, 0, NULL, 0, 0, 0, NULL, 0 }
+#define DM_RECOVER_OPTIONS_INIT { sizeof(dm_recover_options), 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0 }
 /**
  * A dm_recovery to pass to dm_recover or dm_get_recovery.
  */

@@ -781,6 +781,17 @@ public:
   /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
   /// writes the sum.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
+  /// Stores value under key if the value there is the expected one, atomically over all ranks, and
+  /// writes the value that stands then. An empty expected value means that the key is not there.
+  /// See dm_store_callbacks.
+  virtual std::int32_t compare_set(std::string_view key, std::string_view expected, std::string_view value, std::string &stands)
+  {
+    static_cast<void>(key), static_cast<void>(expected), static_cast<void>(value), static_cast<void>(stands);
+    return -1;
+  }
+  /// Whether compare_set() works, on all ranks or on none. Only then can a job over this store
+  /// recover (recover()).
+  [[nodiscard]] virtual bool has_compare_set() const { return false; }
   /// Removes key; a key that is not there is no error. An implementation that does nothing leaves
   /// everything that the library has stored.
   virtual std::int32_t remove(std::string_view key)
@@ -911,15 +922,25 @@ struct StoreBridge {
       return caught([&] {
         std::string found;
         const std::int32_t result = of(data).get(key, std::chrono::milliseconds(timeout_ms), found);
-        if (result != 0) return result;
-        *length_out = found.size();
-        if (const std::size_t fits = found.size() < capacity ? found.size() : capacity; fits > 0) std::memcpy(value, found.data(), fits);
+        if (result == 0) copy(found, value, capacity, length_out);
         return result;
       });
     };
     callbacks.add = [](void *data, const char *key, std::int64_t amount, std::int64_t *sum) -> std::int32_t {
       return caught([&] { return of(data).add(key, amount, *sum); });
     };
+    if ((*held)->has_compare_set()) {
+      callbacks.compare_set = [](void *data, const char *key, const void *expected, std::size_t expected_length, const void *value,
+                                 std::size_t length, void *stands, std::size_t capacity, std::size_t *length_out) -> std::int32_t {
+        return caught([&] {
+          std::string found;
+          const std::string_view wanted{static_cast<const char *>(expected), expected_length};
+          const std::int32_t result = of(data).compare_set(key, wanted, {static_cast<const char *>(value), length}, found);
+          if (result == 0) copy(found, stands, capacity, length_out);
+          return result;
+        });
+      };
+    }
     callbacks.remove = [](void *data, const char *key) -> std::int32_t { return caught([&] { return of(data).remove(key); }); };
     callbacks.drop = [](void *data) { delete static_cast<Held *>(data); };
     return callbacks;
@@ -927,6 +948,12 @@ struct StoreBridge {
 
 private:
   static Store &of(void *data) { return **static_cast<Held *>(data); }
+
+  static void copy(const std::string &found, void *value, std::size_t capacity, std::size_t *length_out) noexcept
+  {
+    *length_out = found.size();
+    if (const std::size_t fits = found.size() < capacity ? found.size() : capacity; fits > 0) std::memcpy(value, found.data(), fits);
+  }
 
   template <class Body> static std::int32_t caught(Body body) noexcept
   {
@@ -1454,8 +1481,12 @@ struct RecoverOptions {
   /// The job goes on also where no rank that is left has the state of some shard
   /// (DM_RECOVER_ANY_STATE).
   bool any_state = false;
+  /// The outermost dimension may get more indices, when new processes fill them (DM_RECOVER_GROW).
+  bool grow = false;
   /// The options of the dimensions; empty: those that the dimensions had.
   std::vector<DimOptions> dims = {};
+  /// The greatest size of the outermost dimension with grow. 0: no limit.
+  std::int32_t max_size = 0;
 };
 
 /// What a recovery has come to: dm_recovery.
@@ -1974,7 +2005,9 @@ public:
     std::vector<dm_dim_options> dims;
     for (const DimOptions &dim : options.dims) dims.push_back(dim.capi());
     dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
-    wishes.flags = (options.has_state ? std::uint32_t(DM_RECOVER_HAS_STATE) : 0U) | (options.any_state ? std::uint32_t(DM_RECOVER_ANY_STATE) : 0U);
+    wishes.flags = (options.has_state ? std::uint32_t(DM_RECOVER_HAS_STATE) : 0U) | (options.any_state ? std::uint32_t(DM_RECOVER_ANY_STATE) : 0U) |
+                   (options.grow ? std::uint32_t(DM_RECOVER_GROW) : 0U);
+    wishes.max_size = options.max_size;
     wishes.min_size = options.min_size;
     wishes.dim = options.dim.empty() ? nullptr : options.dim.c_str();
     wishes.timeout_ms = options.timeout.count();

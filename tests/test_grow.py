@@ -4,6 +4,7 @@ checks every communicator after each recovery."""
 
 import os
 import re
+import signal
 import subprocess
 import time
 
@@ -210,3 +211,22 @@ def test_a_process_that_asks_for_a_mesh_without_it_is_refused(grow):
     job.start([4], 6, words_of="old")
     job.wait_for([4], r"dm_init: DM_STATUS_INVALID_ARGUMENT: rank 4 joins a running job beyond its ranks, and is not in .*: ask for the mesh with the further indices of dimension dp")
     job.end(range(4))
+
+
+def test_a_second_try_takes_nobody_for_lost_who_has_replaced_a_lost_rank(grow):
+    """The communicators of the mesh blame rank 3, whose next process is in the epoch in which the recovery has failed: it was
+    stopped. The others call again with the mesh that blames the rank, and the process goes on."""
+    job = grow(how="deaf brief")
+    first = job.processes[3][-1]
+    job.start([3], 4)
+    job.wait_for([3], "knocks")
+    time.sleep(0.5)
+    second = job.processes[3][-1]
+    second.send_signal(signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    job.wait_for(range(3), "tries again: .*rank 3 did not make the mesh of epoch 1 within 3000 ms")
+    second.send_signal(signal.SIGCONT)
+    job.wait_for(range(4), is_at("[2-9]", 2, "0 1 2 3", lost="(?:3|nobody)", joined="3"))
+    said = job.end(range(4))
+    assert "rank 3 dm_" not in said, said

@@ -18,13 +18,20 @@ static int32_t add(void *user_data, const char *key, int64_t amount, int64_t *va
   return goStoreAdd((uintptr_t)user_data, (char *)key, amount, value_out);
 }
 
+static int32_t compare_set(void *user_data, const char *key, const void *expected, size_t expected_len, const void *value, size_t len,
+                           void *stands, size_t capacity, size_t *len_out)
+{
+  return goStoreCompareSet((uintptr_t)user_data, (char *)key, (void *)expected, expected_len, (void *)value, len, stands, capacity,
+                           len_out);
+}
+
 static int32_t remove_key(void *user_data, const char *key) { return goStoreRemove((uintptr_t)user_data, (char *)key); }
 
 static void drop(void *user_data) { goStoreDrop((uintptr_t)user_data); }
 
-void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store)
+void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store, bool decides)
 {
-  const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop, remove_key};
+  const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop, remove_key, decides ? compare_set : NULL};
   *callbacks = made;
 }
 

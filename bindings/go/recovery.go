@@ -33,6 +33,10 @@ type RecoverOptions struct {
 	AnyState bool
 	// Options of the dimensions, one for each. nil: those that the dimensions had.
 	Dims []DimOptions
+	// The outermost dimension may get more indices, when new processes fill them.
+	Grow bool
+	// The greatest size of the outermost dimension with Grow. 0: no limit.
+	MaxSize int
 }
 
 // Recovery says what the recovery that made a mesh has come to.
@@ -70,6 +74,9 @@ func (m *Mesh) Recover(ctx context.Context, options *RecoverOptions) (*Mesh, err
 	if options.AnyState {
 		flags |= C.DM_RECOVER_ANY_STATE
 	}
+	if options.Grow {
+		flags |= C.DM_RECOVER_GROW
+	}
 	chosen := &C.dm_recover_options{
 		struct_size:     C.sizeof_dm_recover_options,
 		flags:           flags,
@@ -80,6 +87,7 @@ func (m *Mesh) Recover(ctx context.Context, options *RecoverOptions) (*Mesh, err
 		silent_ms:       a.milliseconds(options.Silent),
 		dim_options:     a.dims(options.Dims),
 		num_dim_options: C.size_t(len(options.Dims)),
+		max_size:        a.int32("MaxSize", options.MaxSize),
 	}
 	a.use(unsafe.Pointer(chosen))
 	world := m.itsWorld()

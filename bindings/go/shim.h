@@ -57,7 +57,7 @@ static inline void go_drop_outcome(outcome result)
 }
 
 /* Sets the callbacks of a store that is written in Go. Defined in callbacks.c. */
-void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store);
+void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store, bool decides);
 
 /* The resolver that asks the one written in Go. Defined in callbacks.c. */
 void *go_resolver(void *user_data, const char *name);

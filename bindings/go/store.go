@@ -36,6 +36,14 @@ type Remover interface {
 	Remove(key string) error
 }
 
+// A CompareSetter is a Store in which ranks can decide together, so that a job over it can recover
+// from lost ranks (Mesh.Recover). The stores of all ranks are CompareSetters, or none is.
+type CompareSetter interface {
+	// CompareSet stores value under key if the value there is expected, atomically over all ranks,
+	// and gives the value that stands then. An empty expected value means that the key is not there.
+	CompareSet(key string, expected, value []byte) ([]byte, error)
+}
+
 // ErrNoKey is the error that a Store's Get returns when the key did not come in time.
 var ErrNoKey = errors.New("devicemesh: no such key yet")
 
@@ -170,6 +178,24 @@ func goStoreAdd(handle C.uintptr_t, key *C.char, amount C.int64_t, sum *C.int64_
 	return s.answer(func() error {
 		added, err := s.store.Add(C.GoString(key), int64(amount))
 		*sum = C.int64_t(added)
+		return err
+	})
+}
+
+//export goStoreCompareSet
+func goStoreCompareSet(handle C.uintptr_t, key *C.char, expected unsafe.Pointer, expectedLength C.size_t, value unsafe.Pointer, length C.size_t, stands unsafe.Pointer, capacity C.size_t, standsLength *C.size_t) C.int32_t {
+	s, name := storeOf(handle), C.GoString(key)
+	return s.answer(func() error {
+		setter, ok := s.store.(CompareSetter)
+		if !ok {
+			return fmt.Errorf("the store has no CompareSet")
+		}
+		wanted := append([]byte(nil), unsafe.Slice((*byte)(expected), expectedLength)...)
+		found, err := setter.CompareSet(name, wanted, append([]byte(nil), unsafe.Slice((*byte)(value), length)...))
+		if err == nil {
+			*standsLength = C.size_t(len(found))
+			copy(unsafe.Slice((*byte)(stands), capacity), found)
+		}
 		return err
 	})
 }

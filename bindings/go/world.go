@@ -139,7 +139,8 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 	}
 	if world.store != nil {
 		callbacks := new(C.dm_store_callbacks)
-		C.go_store_callbacks(callbacks, C.uintptr_t(world.store.handle))
+		_, decides := options.Store.(CompareSetter)
+		C.go_store_callbacks(callbacks, C.uintptr_t(world.store.handle), C.bool(decides))
 		a.use(unsafe.Pointer(callbacks))
 		made.store = callbacks
 	}

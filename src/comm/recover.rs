@@ -121,7 +121,7 @@ impl View {
         }
         if !world.rendezvous().can_recover()? {
             return Err(Error::unsupported(
-                "dm_recover needs a store in which ranks decide by one operation, which dm_store_callbacks has not: use a server or a folder",
+                "dm_recover needs a store in which ranks decide by one operation: give dm_store_callbacks.compare_set, or use a server or a folder",
             ));
         }
         let is_root = Arc::ptr_eq(self.space(), root) && self.mesh().dim_names() == root.mesh().dim_names();

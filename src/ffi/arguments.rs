@@ -128,12 +128,12 @@ growing!(
     structs::dm_error_info = 88,
     structs::dm_world_options = 72,
     structs::dm_world_info = 72,
-    structs::dm_store_callbacks = 56,
+    structs::dm_store_callbacks = 64,
     structs::dm_call_options = 40,
     structs::dm_dim_options = 32,
     structs::dm_init_options = 64,
     structs::dm_plan_options = 48,
-    recovery::dm_recover_options = 64,
+    recovery::dm_recover_options = 72,
     recovery::dm_recovery = 88
 );
 

@@ -131,8 +131,8 @@ unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<
     }
     // SAFETY: not NULL, and the caller's contract.
     let given = unsafe { read_struct("options.store", callbacks)? };
-    let dm_store_callbacks { user_data, set, get, add, drop, remove, .. } = given;
-    let callbacks = Callbacks { user_data, set, get, add, drop, remove };
+    let dm_store_callbacks { user_data, set, get, add, drop, remove, compare_set, .. } = given;
+    let callbacks = Callbacks { user_data, set, get, add, drop, remove, compare_set };
     // SAFETY: the caller vouches for the functions.
     Ok(Some(Arc::new(unsafe { CallbackStore::new(callbacks)? })))
 }

@@ -5,7 +5,9 @@ use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
-use super::arguments::{check_flags, check_struct, natural, optional_text, read_struct, timeout, write_struct};
+use super::arguments::{
+    check_flags, check_reserved, check_struct, natural, optional_text, read_struct, timeout, write_struct,
+};
 use super::guard::guard;
 use super::make::{find, give};
 use super::options::{GivenDims, read_dim_options};
@@ -64,6 +66,8 @@ pub struct dm_recover_options {
     /// The greatest size to which the outermost dimension may grow, with DM_RECOVER_GROW. It does
     /// not make the mesh smaller. 0: no limit.
     pub max_size: i32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 /// What a recovery has come to. Initialise with DM_RECOVERY_INIT. The arrays are borrowed from the
@@ -149,7 +153,7 @@ pub struct dm_recovery {
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
 /// DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
 /// DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
-/// dm_store_callbacks), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
+/// dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
 /// than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
@@ -211,6 +215,7 @@ unsafe fn read_recover_options(options: *const dm_recover_options, ndim: usize) 
     // SAFETY: not NULL, and the caller's contract.
     let given = unsafe { read_struct("options", options)? };
     check_flags("options", given.flags, DM_RECOVER_HAS_STATE | DM_RECOVER_ANY_STATE | DM_RECOVER_GROW)?;
+    check_reserved("options", &[given.reserved])?;
     let (grows, max_size) = (given.flags & DM_RECOVER_GROW != 0, natural("options.max_size", given.max_size)?);
     if max_size > 0 && !grows {
         return Err(Error::invalid(format!(

@@ -161,13 +161,13 @@ pub const DM_STORE_NOT_YET: i32 = 100;
 /// meet.
 ///
 /// Keys are short printable ASCII, and values have at most 8 MiB. The functions may be called from
-/// any thread of this process, and from several threads at once. set, get and add return 0 for
-/// success, and get returns DM_STORE_NOT_YET when the key did not come in time. Any other number
-/// says that the service is broken: the call that needed the service fails at once with
-/// DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and are
-/// valid during the call, so a function copies what it keeps. A function must return soon (get by
-/// its timeout), because no deadline and no abort of the library ends it. A C++ exception may not
-/// leave it. Initialise with DM_STORE_CALLBACKS_INIT.
+/// any thread of this process, and from several threads at once. set, get, add and compare_set
+/// return 0 for success, and get returns DM_STORE_NOT_YET when the key did not come in time. Any
+/// other number says that the service is broken: the call that needed the service fails at once
+/// with DM_STATUS_STORE, and the message has the number. Keys and values belong to the library and
+/// are valid during the call, so a function copies what it keeps. A function must return soon (get
+/// by its timeout), because no deadline and no abort of the library ends it. A C++ exception may
+/// not leave it. Initialise with DM_STORE_CALLBACKS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_store_callbacks {
@@ -207,6 +207,26 @@ pub struct dm_store_callbacks {
     /// returns. May be NULL: then everything that the library has stored stays in the caller's
     /// service, some kilobytes for each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
+    /// Stores len bytes under key if the value there is the expected one, atomically over all
+    /// ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes of
+    /// the value that stands under key then to stands, and writes the length of that whole value to
+    /// len_out (0: the key is not there). Returns 0, also where the value was another one. dm_recover
+    /// needs it: with add and set alone a rank that dies between the two would leave a decision that
+    /// nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
+    /// DM_STATUS_UNSUPPORTED.
+    pub compare_set: Option<
+        unsafe extern "C" fn(
+            user_data: *mut c_void,
+            key: *const c_char,
+            expected: *const c_void,
+            expected_len: usize,
+            value: *const c_void,
+            len: usize,
+            stands: *mut c_void,
+            capacity: usize,
+            len_out: *mut usize,
+        ) -> i32,
+    >,
 }
 
 /// Dimension flag: never share this dimension's communicator with one over the same ranks.

@@ -109,11 +109,12 @@ pub unsafe extern "C" fn dm_world_get_info(world: *const dm_world, info_out: *mu
 ///
 /// Local, and cheap enough for every step: it makes no store operation while nobody waits, and
 /// looks at a socket at most once in 10 ms (in a folder and with dm_store_callbacks: at the store,
-/// once a second). A process for which the last recovery had no place does not count. Ranks may get
-/// different numbers for a moment. So the ranks agree before they call dm_recover for it, for
-/// example by the sum of a reduction that they make anyway. Errors: DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED (an offline world),
-/// DM_STATUS_ABORTED (the world has ended).
+/// once a second). A process for which the last recovery had no place does not count. A process
+/// that would be beyond the mesh counts when all ranks of its index of the outermost dimension
+/// wait. Ranks may get different numbers for a moment. So the ranks agree before they call
+/// dm_recover for it, for example by the sum of a reduction that they make anyway. Errors:
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (count_out is NULL), DM_STATUS_UNSUPPORTED
+/// (an offline world), DM_STATUS_ABORTED (the world has ended).
 ///
 /// # Safety
 /// count_out is NULL or writable.

@@ -286,6 +286,7 @@ fn store() -> dm_store_callbacks {
         add: Some(add),
         drop: Some(dropped),
         remove: None,
+        compare_set: None,
     }
 }
 

@@ -4,8 +4,8 @@
  * calls leave no more keys there than 20 do. */
 #include "check.h"
 #include "free_port.h"
+#include "store.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,97 +97,6 @@ static void as_processes(const char *method)
 
 /* ---- threads over a store of the caller's ---- */
 
-struct entry { char key[200]; void *value; size_t length; };
-static struct entry entries[1000];
-static size_t count, most;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-
-static struct entry *find(const char *key)
-{
-  for (size_t at = 0; at < count; ++at)
-    if (strcmp(entries[at].key, key) == 0) return &entries[at];
-  return NULL;
-}
-
-static int32_t put(const char *key, const void *value, size_t length)
-{
-  struct entry *entry = find(key);
-  void *copy = malloc(length + 1);
-  if (copy == NULL || strlen(key) >= sizeof entry->key || count == 1000) return 7;
-  if (entry == NULL) {
-    entry = &entries[count++];
-    strcpy(entry->key, key);
-  } else {
-    free(entry->value);
-  }
-  if (length > 0) memcpy(copy, value, length);
-  entry->value = copy;
-  entry->length = length;
-  if (count > most) most = count;
-  pthread_cond_broadcast(&changed);
-  return 0;
-}
-
-static int32_t store_set(void *data, const char *key, const void *value, size_t length)
-{
-  (void)data;
-  pthread_mutex_lock(&lock);
-  const int32_t result = put(key, value, length);
-  pthread_mutex_unlock(&lock);
-  return result;
-}
-
-static int32_t store_get(void *data, const char *key, void *value, size_t capacity, size_t *length_out, int64_t timeout_ms)
-{
-  (void)data;
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += timeout_ms / 1000;
-  until.tv_nsec += timeout_ms % 1000 * 1000000;
-  if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, ++until.tv_sec;
-  pthread_mutex_lock(&lock);
-  struct entry *entry = find(key);
-  int waited = 0;
-  while (entry == NULL && waited == 0) {
-    waited = pthread_cond_timedwait(&changed, &lock, &until);
-    entry = find(key);
-  }
-  if (entry != NULL) {
-    *length_out = entry->length;
-    memcpy(value, entry->value, entry->length < capacity ? entry->length : capacity);
-  }
-  pthread_mutex_unlock(&lock);
-  return entry == NULL ? DM_STORE_NOT_YET : 0;
-}
-
-static int32_t store_add(void *data, const char *key, int64_t amount, int64_t *value_out)
-{
-  (void)data;
-  char text[32] = "0";
-  pthread_mutex_lock(&lock);
-  struct entry *entry = find(key);
-  if (entry != NULL) memcpy(text, entry->value, entry->length), text[entry->length] = '\0';
-  *value_out = strtoll(text, NULL, 10) + amount;
-  const int length = snprintf(text, sizeof text, "%lld", (long long)*value_out);
-  const int32_t result = put(key, text, (size_t)length);
-  pthread_mutex_unlock(&lock);
-  return result;
-}
-
-static int32_t store_remove(void *data, const char *key)
-{
-  (void)data;
-  pthread_mutex_lock(&lock);
-  struct entry *entry = find(key);
-  if (entry != NULL) {
-    free(entry->value);
-    *entry = entries[--count];
-  }
-  pthread_mutex_unlock(&lock);
-  return 0;
-}
-
 static size_t most_after_few, most_after_many;
 
 static void *one_thread(void *data)
@@ -213,11 +122,7 @@ static void as_threads(void)
 {
   pthread_t threads[kRanks];
   dm_world_options options[kRanks];
-  dm_store_callbacks callbacks = DM_STORE_CALLBACKS_INIT;
-  callbacks.set = store_set;
-  callbacks.get = store_get;
-  callbacks.add = store_add;
-  callbacks.remove = store_remove;
+  dm_store_callbacks callbacks = store_callbacks();
   for (int32_t rank = 0; rank < kRanks; ++rank) {
     const dm_world_options defaults = DM_WORLD_OPTIONS_INIT;
     options[rank] = defaults;

@@ -44,10 +44,10 @@ int main(void)
   AT(dm_world_info, rank, 8); AT(dm_world_info, size, 12); AT(dm_world_info, local_rank, 16); AT(dm_world_info, local_size, 20);
   AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, ccl_version, 36);
   AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48); AT(dm_world_info, epoch, 56); AT(dm_world_info, ticket, 64);
-  CHECK(sizeof(dm_store_callbacks) == 56);
+  CHECK(sizeof(dm_store_callbacks) == 64);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
-  AT(dm_store_callbacks, remove, 48);
+  AT(dm_store_callbacks, remove, 48); AT(dm_store_callbacks, compare_set, 56);
   CHECK(sizeof(dm_dim_options) == 32);
   AT(dm_dim_options, flags, 8); AT(dm_dim_options, reserved, 12); AT(dm_dim_options, nccl_config, 16); AT(dm_dim_options, comm_name, 24);
   CHECK(sizeof(dm_init_options) == 64);
@@ -63,15 +63,16 @@ int main(void)
   CHECK(sizeof(dm_plan_options) == 48);
   AT(dm_plan_options, flags, 8); AT(dm_plan_options, world_size, 12); AT(dm_plan_options, locations, 16); AT(dm_plan_options, shape, 24);
   AT(dm_plan_options, ndim, 32); AT(dm_plan_options, traffic, 40);
-  CHECK(sizeof(dm_recover_options) == 64);
+  CHECK(sizeof(dm_recover_options) == 72);
   AT(dm_recover_options, flags, 8); AT(dm_recover_options, min_size, 12); AT(dm_recover_options, dim, 16);
   AT(dm_recover_options, timeout_ms, 24); AT(dm_recover_options, replace_ms, 32); AT(dm_recover_options, silent_ms, 40);
   AT(dm_recover_options, dim_options, 48); AT(dm_recover_options, num_dim_options, 56);
+  AT(dm_recover_options, max_size, 64); AT(dm_recover_options, reserved, 68);
   CHECK(sizeof(dm_recovery) == 88);
   AT(dm_recovery, epoch, 8); AT(dm_recovery, previous_epoch, 16); AT(dm_recovery, lost_ranks, 24); AT(dm_recovery, num_lost, 32);
   AT(dm_recovery, joined_ranks, 40); AT(dm_recovery, num_joined, 48); AT(dm_recovery, old_coordinate, 56);
   AT(dm_recovery, new_coordinate, 64); AT(dm_recovery, ndim, 72); AT(dm_recovery, state_root, 80); AT(dm_recovery, has_joined, 84);
-  CHECK(DM_RECOVER_HAS_STATE == 1u && DM_RECOVER_ANY_STATE == 2u);
+  CHECK(DM_RECOVER_HAS_STATE == 1u && DM_RECOVER_ANY_STATE == 2u && DM_RECOVER_GROW == 4u);
   CHECK(sizeof(dm_placement) == 32);
   AT(dm_placement, kind, 0); AT(dm_placement, tensor_dim, 4); AT(dm_placement, order, 8); AT(dm_placement, reserved, 12);
 

@@ -40,10 +40,24 @@ public:
     return 0;
   }
 
-private:
+protected:
   std::mutex lock_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
+};
+
+// A store in which ranks decide together, so that their job can recover.
+struct DecidingStore : MapStore {
+  std::int32_t compare_set(std::string_view key, std::string_view expected, std::string_view value, std::string &stands) override
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    std::string &known = values_[std::string(key)];
+    if (known == expected) known = value;
+    stands = known;
+    changed_.notify_all();
+    return 0;
+  }
+  [[nodiscard]] bool has_compare_set() const override { return true; }
 };
 
 struct Broken : MapStore {
@@ -67,9 +81,26 @@ static dm::WorldOptions options_of(std::int32_t rank, std::int32_t size, std::sh
   return options;
 }
 
-static void four_ranks()
+// Rank 0 ends the mesh, and all ranks go on with another one.
+static dm::Mesh recovered(const dm::Mesh &mesh, std::int32_t rank)
 {
-  auto store = std::make_shared<MapStore>();
+  if (rank == 0) {
+    mesh.abort();
+  } else {
+    try {
+      mesh.barrier();
+      CHECK(false);
+    } catch (const dm::Error &) {
+      // It is told that rank 0 has ended the mesh.
+    }
+  }
+  dm::Mesh next = mesh.recover();
+  CHECK(next.recovery().epoch == 1 && next.recovery().lost_ranks.empty());
+  return next;
+}
+
+static void four_ranks(std::shared_ptr<MapStore> store)
+{
   const std::weak_ptr<MapStore> watch = store;
   std::vector<std::thread> ranks;
   for (std::int32_t rank = 0; rank < 4; ++rank)
@@ -79,7 +110,9 @@ static void four_ranks()
         CHECK(world.rank() == rank && world.size() == 4);
         dm::InitOptions options;
         options.world = world;
-        const dm::Mesh mesh = dm::init({{"dp", 2}, {"tp", 2}}, options);
+        dm::Mesh mesh = dm::init({{"dp", 2}, {"tp", 2}}, options);
+        if (store->has_compare_set()) mesh = recovered(mesh, rank);
+        else THROWS(dm::Status::unsupported, "compare_set", mesh.recover());
         std::vector<int> values(1, rank);
         mesh.all_reduce("dp", values);
         CHECK(values[0] == rank % 2 * 2 + 2);
@@ -106,7 +139,8 @@ static void broken(bool throws, const std::string &text)
 int main()
 {
   return run([] {
-    four_ranks();
+    four_ranks(std::make_shared<MapStore>());
+    four_ranks(std::make_shared<DecidingStore>());
     broken(false, "returned 42");
     broken(true, "returned -1");
 

@@ -53,6 +53,8 @@ pub fn subjects() -> Vec<Subject> {
         Subject { store: folder.clone(), _server: None, folder: Some(folder) },
         // SAFETY: the functions below keep the promises, and the table is never freed.
         plain(Arc::new(unsafe { CallbackStore::new(callbacks(Table::leaked())) }.unwrap())),
+        // SAFETY: as above.
+        plain(Arc::new(unsafe { CallbackStore::new(deciding_callbacks(Table::leaked())) }.unwrap())),
     ]
 }
 
@@ -129,5 +131,44 @@ pub fn callbacks(table: &'static Table) -> Callbacks {
         add: Some(add),
         drop: Some(dropped),
         remove: None,
+        compare_set: None,
     }
+}
+
+/// Returns the callbacks of a program that keeps its keys in the table and can compare and set.
+pub fn deciding_callbacks(table: &'static Table) -> Callbacks {
+    unsafe extern "C" fn compare_set(
+        data: *mut c_void,
+        key: *const c_char,
+        expected: *const c_void,
+        expected_len: usize,
+        value: *const c_void,
+        len: usize,
+        stands: *mut c_void,
+        capacity: usize,
+        len_out: *mut usize,
+    ) -> i32 {
+        // SAFETY: as the store promises.
+        let (table, key, expected, value) = unsafe {
+            (
+                &*data.cast::<Table>(),
+                CStr::from_ptr(key).to_str().unwrap().to_owned(),
+                std::slice::from_raw_parts(expected.cast::<u8>(), expected_len),
+                std::slice::from_raw_parts(value.cast::<u8>(), len),
+            )
+        };
+        let mut values = table.values.lock().unwrap();
+        if values.get(&key).map_or(&b""[..], |found| found) == expected {
+            values.insert(key.clone(), value.to_vec());
+            table.changed.notify_all();
+        }
+        let found = values.get(&key).cloned().unwrap_or_default();
+        // SAFETY: at most `capacity` bytes are written.
+        unsafe {
+            len_out.write(found.len());
+            std::ptr::copy_nonoverlapping(found.as_ptr(), stands.cast::<u8>(), found.len().min(capacity));
+        }
+        0
+    }
+    Callbacks { compare_set: Some(compare_set), ..callbacks(table) }
 }

@@ -20,6 +20,7 @@ INIT_LAZY = 1
 INIT_OWN_COMMS = 2
 RECOVER_HAS_STATE = 1
 RECOVER_ANY_STATE = 2
+RECOVER_GROW = 4
 LOG_OFF = 0
 LOG_ERROR = 1
 LOG_WARN = 2
@@ -44,12 +45,14 @@ StoreGet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, POI
 StoreAdd = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int64, POINTER(c_int64))
 StoreDrop = ctypes.CFUNCTYPE(None, c_void_p)
 StoreRemove = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p)
+StoreCompareSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_size_t,
+                                   POINTER(c_size_t))
 
 
 class StoreCallbacks(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("user_data", c_void_p), ("set", StoreSet), ("get", StoreGet), ("add", StoreAdd), ("drop", StoreDrop),
-        ("remove", StoreRemove)]
+        ("remove", StoreRemove), ("compare_set", StoreCompareSet)]
 
 
 class WorldOptions(Structure):
@@ -84,7 +87,8 @@ class CallOptions(Structure):
 
 class RecoverOptions(Structure):
     _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("min_size", c_int32), ("dim", c_char_p), ("timeout_ms", c_int64),
-                ("replace_ms", c_int64), ("silent_ms", c_int64), ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t)]
+                ("replace_ms", c_int64), ("silent_ms", c_int64), ("dim_options", POINTER(DimOptions)), ("num_dim_options", c_size_t),
+                ("max_size", c_int32), ("reserved", c_uint32)]
 
 
 class Recovery(Structure):

@@ -118,7 +118,8 @@ class MeshViews(MeshQueries):
         return cast(Mesh, self._adopted(handle, self._world))
 
     def recover(self: Mesh, mesh_dim: Optional[str] = None, *, timeout: Timeout = None, replace: Timeout = None, silent: Timeout = None,
-                min_size: int = 0, has_state: bool = False, any_state: bool = False, dim_options: DimOptionsLike = None) -> Mesh:
+                min_size: int = 0, has_state: bool = False, any_state: bool = False, grow: bool = False, max_size: int = 0,
+                dim_options: DimOptionsLike = None) -> Mesh:
         """The mesh with which the job goes on after ranks were lost: in its full shape where spares
         take the places of the lost ranks, and smaller along ``mesh_dim`` (None: the outermost
         dimension) where they cannot. This mesh and all others of its world end.
@@ -128,11 +129,14 @@ class MeshViews(MeshQueries):
         how long to wait for processes in the places of lost ranks. After ``silent`` the ranks are
         left out that are not known to be lost and have not called; it needs ``min_size``, the least
         size of the dimension. ``has_state`` says that this rank, which has joined, has received
-        the state of the training. ``recovery`` of the result says what it has come to.
+        the state of the training. With ``grow`` the outermost dimension gets more indices when new
+        processes fill them, up to ``max_size`` (0: no limit). ``recovery`` of the result says what
+        it has come to.
         """
         handle = ctypes.c_void_p()
         with telling(library.dm_recover, self._handle, refused_recovery(), byref(ctypes.c_void_p()), None):
-            options = recover_options(self._names, mesh_dim, timeout, replace, silent, min_size, has_state, any_state, dim_options)
+            options = recover_options(self._names, mesh_dim, timeout, replace, silent, min_size, has_state, any_state, grow, max_size,
+                                      dim_options)
         # The mesh ends at once, so only the world can end the call.
         check(interrupt.call(world_end(self._world), library.dm_recover, self._handle, byref(options), byref(handle), None))
         has_ended()

@@ -55,16 +55,18 @@ def recovery_of(handle: Any) -> Recovery:
 
 
 def recover_options(names: Sequence[str], mesh_dim: Any, timeout: Timeout, replace: Timeout, silent: Timeout, min_size: int,
-                    has_state: bool, any_state: bool, wishes: DimOptionsLike) -> Any:
+                    has_state: bool, any_state: bool, grow: bool, max_size: int, wishes: DimOptionsLike) -> Any:
     """Makes dm_recover_options. ``names`` are those of the mesh's dimensions."""
     flags = (declarations.RECOVER_HAS_STATE if flag("has_state", has_state) else 0)
     flags |= declarations.RECOVER_ANY_STATE if flag("any_state", any_state) else 0
+    flags |= declarations.RECOVER_GROW if flag("grow", grow) else 0
     each = dim_options(wishes, len(names), names)
     # ctypes keeps the array alive that is assigned to the pointer.
     return declarations.RecoverOptions(
         struct_size=ctypes.sizeof(declarations.RecoverOptions), flags=flags, min_size=within("min_size", min_size, 0, 2**31 - 1),
         dim=optional_text("mesh_dim", mesh_dim), timeout_ms=milliseconds(timeout), replace_ms=milliseconds(replace),
-        silent_ms=milliseconds(silent), dim_options=each, num_dim_options=len(each or ()))
+        silent_ms=milliseconds(silent), dim_options=each, num_dim_options=len(each or ()),
+        max_size=within("max_size", max_size, 0, 2**31 - 1))
 
 
 def refused_recovery() -> Any:

@@ -23,6 +23,11 @@ class Store(Protocol):
     A store may also have ``remove(key: str) -> None``, which removes a key. A key that does not
     exist is no error. Without this method the library's keys stay: some kilobytes for each
     collective call.
+
+    A store may also have ``compare_set(key: str, expected: bytes, value: bytes) -> bytes``, on all
+    ranks or on none. It stores value under key if the value there is the expected one (b"": the key
+    is not there), atomically over all ranks, and returns the value that stands then. Only with it
+    can a job recover from lost ranks (Mesh.recover).
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -66,6 +71,9 @@ class TorchStore:
     def add(self, key: str, amount: int) -> int:
         return int(self._store.add(self._prefix + key, amount))
 
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        return bytes(self._store.compare_set(self._prefix + key, expected, value))
+
     def remove(self, key: str) -> None:
         self._store.delete_key(self._prefix + key)
 
@@ -86,6 +94,8 @@ class Callbacks:
             struct_size=ctypes.sizeof(declarations.StoreCallbacks), user_data=None, set=declarations.StoreSet(self._set),
             get=declarations.StoreGet(self._get), add=declarations.StoreAdd(self._add), drop=declarations.StoreDrop(self._drop),
             remove=declarations.StoreRemove(self._remove))
+        if hasattr(store, "compare_set"):
+            self.struct.compare_set = declarations.StoreCompareSet(self._compare_set)
 
     def keep(self) -> None:
         """The world was made: the library uses the callbacks from now on."""
@@ -107,11 +117,7 @@ class Callbacks:
                 found = None
             if found is None:
                 return declarations.STORE_NOT_YET
-            if not isinstance(found, (bytes, bytearray, memoryview)):
-                raise TypeError(f"{type(self.store).__name__}.get returned a {type(found).__name__}, not bytes")
-            found = bytes(found)
-            ctypes.memmove(value, found, min(capacity, len(found)))
-            length_out[0] = len(found)
+            self._give("get", found, value, capacity, length_out)
         except BaseException as error:
             self.failure = error
             return BROKEN
@@ -124,6 +130,24 @@ class Callbacks:
             self.failure = error
             return BROKEN
         return 0
+
+    def _compare_set(self, _: Any, key: bytes, expected: int, expected_length: int, value: int, length: int, stands: int, capacity: int,
+                     length_out: Any) -> int:
+        try:
+            compare_set = getattr(self.store, "compare_set")
+            found = compare_set(key.decode(), ctypes.string_at(expected, expected_length), ctypes.string_at(value, length))
+            self._give("compare_set", found, stands, capacity, length_out)
+        except BaseException as error:
+            self.failure = error
+            return BROKEN
+        return 0
+
+    def _give(self, method: str, found: Any, value: int, capacity: int, length_out: Any) -> None:
+        if not isinstance(found, (bytes, bytearray, memoryview)):
+            raise TypeError(f"{type(self.store).__name__}.{method} returned a {type(found).__name__}, not bytes")
+        found = bytes(found)
+        ctypes.memmove(value, found, min(capacity, len(found)))
+        length_out[0] = len(found)
 
     def _remove(self, _: Any, key: bytes) -> int:
         # A key that stays does no harm, so a failure here does not fail the call.

@@ -75,7 +75,7 @@ class Header(unittest.TestCase):
         for name, body in found:
             fields = []
             for line in (line.strip() for line in body.split(";")):
-                callback = re.match(r"(\w+) \(\*(\w+)\)\((.*)\)$", line)
+                callback = re.match(r"(\w+) \(\*(\w+)\)\((.*)\)$", line, re.S)
                 if callback:
                     result, field, parameters = callback.groups()
                     fields.append((field, ctypes.CFUNCTYPE(VALUES[result], *(parameter(part) for part in parameters.split(",")))))

@@ -425,6 +425,15 @@ class FileStore:
             self.set(key, str(value).encode())
             return value
 
+    def compare_set(self, key, expected, value):
+        import fcntl
+
+        with open(os.path.join(self.folder, "lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (self.get(key, 0) or b"") == expected:
+                self.set(key, value)
+            return self.get(key, 0) or b""
+
 
 if __name__ == "__main__":
     unittest.main()

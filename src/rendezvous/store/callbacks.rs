@@ -32,7 +32,22 @@ pub struct Callbacks {
     pub add: Option<unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32>,
     pub drop: Option<unsafe extern "C" fn(*mut c_void)>,
     pub remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
+    pub compare_set: Option<CompareSet>,
 }
+
+/// `dm_store_callbacks.compare_set`: user data, key, expected value, new value, and the buffer for
+/// the value that stands, with its capacity and the length of the value.
+pub(crate) type CompareSet = unsafe extern "C" fn(
+    *mut c_void,
+    *const c_char,
+    *const c_void,
+    usize,
+    *const c_void,
+    usize,
+    *mut c_void,
+    usize,
+    *mut usize,
+) -> i32;
 
 /// A store made of the caller's functions.
 pub struct CallbackStore {
@@ -48,6 +63,8 @@ pub struct CallbackStore {
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
     /// Removes a key.
     remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
+    /// Replaces a value if it is the expected one.
+    compare_set: Option<CompareSet>,
     /// Whether a world was made with this store. Only then does `drop` have to be called.
     kept: AtomicBool,
 }
@@ -72,6 +89,7 @@ impl CallbackStore {
             add: callbacks.add.ok_or_else(|| missing("add"))?,
             drop: callbacks.drop,
             remove: callbacks.remove,
+            compare_set: callbacks.compare_set,
             kept: AtomicBool::new(false),
         })
     }
@@ -95,6 +113,35 @@ impl CallbackStore {
 
     fn failed(&self, function: &str, key: &str, code: i32) -> Error {
         Error::store(format!("dm_store_callbacks.{function} of key {key} returned {code}"))
+    }
+
+    /// Stores the value by the caller's `compare_set` where the key is not there, and returns the
+    /// value that stands.
+    fn set_if_absent(&self, compare_set: CompareSet, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        let (c_key, mut stands, mut len) = (self.key(key)?, vec![0u8; FIRST_CAPACITY], 0);
+        // SAFETY: the expected value has length 0, the buffer has the capacity that is said, and the
+        // caller's contract holds for the rest.
+        let code = unsafe {
+            compare_set(
+                self.user_data,
+                c_key.as_ptr(),
+                [0u8; 1].as_ptr().cast(),
+                0,
+                value.as_ptr().cast(),
+                value.len(),
+                stands.as_mut_ptr().cast(),
+                stands.len(),
+                &mut len,
+            )
+        };
+        match code {
+            0 if len > stands.len() => self.get(key, wait),
+            0 => {
+                stands.truncate(len);
+                Ok(stands)
+            }
+            code => Err(self.failed("compare_set", key, code)),
+        }
     }
 
     /// Calls the caller's `get` once, and again with a larger buffer when the value needs one.
@@ -131,7 +178,7 @@ impl CallbackStore {
 
 impl Store for CallbackStore {
     fn decides_at_once(&self) -> bool {
-        false
+        self.compare_set.is_some()
     }
 
     fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
@@ -182,12 +229,15 @@ impl Store for CallbackStore {
         }
     }
 
-    /// There is no compare-and-set here, so the first rank that adds to a counter beside the key
+    /// Where the caller has no `compare_set`, the first rank that adds to a counter beside the key
     /// may set the key. If that rank dies between the two operations, the key never gets a value:
     /// no other rank may set it, because a rank that is only slow would later replace the value
     /// that the others have read. The others then wait until their deadline, or until they learn
     /// that the rank is lost.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        if let Some(compare_set) = self.compare_set {
+            return self.set_if_absent(compare_set, key, value, wait);
+        }
         if self.add(&owner(key), 1, wait)? == 1 {
             if self.remove.is_some() {
                 owned().insert(key.to_owned());

@@ -5,7 +5,7 @@
  * The ranks make steps until the file FOLDER/stop is there. WORDS has some of: "fixed" (the mesh must
  * not grow), "deaf" (the ranks do not look who waits, so only a loss begins a recovery), "old" (a
  * process asks for the mesh of the start, which it is not in), "short" (a process does not wait long
- * at the door). MAX_SIZE 0: no limit. */
+ * at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0: no limit. */
 #include <devicemesh.h>
 
 #include <stdarg.h>
@@ -142,7 +142,8 @@ int main(int argc, char **argv)
     dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
     wishes.flags = (has_state ? DM_RECOVER_HAS_STATE : 0) | (strstr(words, "fixed") ? 0 : DM_RECOVER_GROW);
     wishes.max_size = max_size;
-    status = dm_recover(mesh, &wishes, &next, &recovery);
+    if (strstr(words, "brief")) wishes.timeout_ms = 3000;
+    while ((status = dm_recover(mesh, &wishes, &next, &recovery)) == DM_STATUS_TIMEOUT) say("tries again: %s", dm_last_error());
     if (status == DM_STATUS_ABORTED && !is_in) {
       say("waited until the job had ended");
       break;

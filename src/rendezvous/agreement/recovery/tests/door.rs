@@ -468,6 +468,32 @@ fn what_a_newcomer_cannot_make_fails_on_all_ranks_and_its_next_call_meets_them()
     });
 }
 
+/// A newcomer has waited at the door until its deadline, and is let in then. Its time for the mesh
+/// begins with its seat, so it waits for the others, which are not done yet.
+#[test]
+fn a_newcomer_has_its_whole_time_for_the_mesh() {
+    let mut job = Job::new(2, 2);
+    job.terms.replace = Duration::from_secs(20);
+    job.die_first(&[1]);
+    let own = Wait::after(Duration::from_secs(2));
+    let mut newcomer = Newcomer::of(&job, 1, 1);
+    let late = newcomer.comes_in_with(|_| Ok(()), &Wait::after(Duration::ZERO)).unwrap_err();
+    assert_eq!(late.status(), Status::Timeout);
+    std::thread::scope(|threads| {
+        let other = threads.spawn(|| {
+            let mut rank = job.rank(0);
+            assert_eq!(rank.come(&job.arrival(), &soon()).unwrap(), Outcome::Epoch);
+            // The newcomer is done first.
+            job.store.get("test/turn/1/made/1:1", &soon()).unwrap();
+            rank.make(Ok(()), &soon())
+        });
+        job.store.get("test/decision/1", &soon()).unwrap();
+        std::thread::sleep(own.deadline.left() + Duration::from_millis(1));
+        newcomer.comes_in_with(|_| Ok(()), &own).unwrap();
+        assert_eq!(other.join().unwrap().unwrap(), Made::Whole);
+    });
+}
+
 #[test]
 fn a_mesh_grows_by_newcomers_beyond_it() {
     let mut job = Job::new(2, 2);
