@@ -27,7 +27,7 @@ use crate::turn::Pass;
 use crate::types::*;
 
 /// The data that each rank gives to the others.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Given {
     /// The number of ranks that the rank's program passed.
     nranks: u32,
@@ -293,5 +293,28 @@ impl Drop for Grow {
                 self.parent.end_growth(&error);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_gives_is_read_as_it_was_written() {
+        let id = Id::create(Some(false)).unwrap().for_growth_from(3);
+        for given in [
+            Given { nranks: 1024, id: None, is_maker: false },
+            Given { nranks: 4, id: Some(id), is_maker: false },
+            Given { nranks: 4, id: Some(id), is_maker: true },
+        ] {
+            let bytes = given.to_bytes();
+            assert_eq!(Given::of(&bytes).unwrap(), given);
+        }
+        let mut damaged = Given { nranks: 4, id: Some(id), is_maker: true }.to_bytes();
+        damaged[8 + 100] ^= 1;
+        assert_eq!(Given::of(&damaged).unwrap_err().code(), ncclInvalidArgument);
+        assert_eq!(Given::of(&[]).unwrap(), Given { nranks: 0, id: None, is_maker: false });
+        id.close();
     }
 }

@@ -78,7 +78,8 @@ impl Operation for Shrink {
             let first = self.remaining.members[0];
             let seen = self.remaining.offer(first).number.value();
             let Some(source) = self.segment(first)? else {
-                self.remaining.parent.check_peer(first)?;
+                // The first member may have given up because of another member that is lost.
+                self.remaining.lost_member().map_or(Ok(()), Err)?;
                 if self.since.elapsed() >= self.remaining.limit() {
                     return Err(self.remaining.did_not_come(vec![first]));
                 }

@@ -248,6 +248,34 @@ fn a_rank_that_does_not_come_is_named_in_time() {
 }
 
 #[test]
+fn a_parent_that_ends_before_all_ranks_have_come_ends_the_growth() {
+    ranks(2, |comm, rank| {
+        let id = (rank == 0).then(|| id_of(comm).unwrap());
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let revokes = scope.spawn(|| {
+                // The growth most likely waits for the new rank by then. If not, the outcome is the
+                // same.
+                std::thread::sleep(Duration::from_millis(200));
+                // SAFETY: the token is live.
+                rank == 1 && unsafe { ncclCommRevoke(**comm, NCCL_REVOKE_DEFAULT) } == ncclSuccess
+            });
+            let (code, message) = grow(Some(comm), 3, None, -1).err().unwrap();
+            assert_eq!(code, ncclRemoteError, "{message}");
+            assert!(message.contains("rank 1 (pid") && message.contains("revoked"), "{message}");
+            assert_eq!(revokes.join().unwrap(), rank == 1);
+        });
+        // A new rank that comes now learns it, too.
+        if let Some(id) = id {
+            let (code, message) = grow(None, 3, Some(&id), 2).err().unwrap();
+            assert_eq!(code, ncclRemoteError, "{message}");
+            assert!(message.contains("rank 1 (pid") && message.contains("revoked"), "{message}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
 fn in_the_background_the_new_handle_tells_when_it_is_done() {
     let (give, taken) = channel();
     let give = Mutex::new(give);

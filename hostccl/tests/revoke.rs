@@ -170,6 +170,7 @@ fn a_split_in_the_background_ends_and_is_forgotten() {
                     let split = unsafe { ncclCommSplit(*comm, 0, 0, &raw mut child, null_mut()) };
                     assert_eq!(split, ncclInProgress);
                 }
+                both.wait();
                 ok(revoke(&comm));
                 assert_eq!(state(&comm), ncclSuccess);
                 both.wait();

@@ -146,6 +146,35 @@ fn a_rank_that_aborts_instead_of_shrinking_is_not_waited_for() {
 }
 
 #[test]
+fn a_rank_that_comes_after_the_first_one_gave_up_does_not_wait_for_it() {
+    let (aborted, gave_up, both) = (Barrier::new(3), Barrier::new(2), Barrier::new(2));
+    ranks(4, |comm, rank| {
+        match rank {
+            3 => return,
+            1 => {
+                // SAFETY: the token is live. Its Comm destroys nothing after this.
+                ok(unsafe { ncclCommAbort(**comm) });
+                aborted.wait();
+                return;
+            }
+            _ => aborted.wait(),
+        };
+        if rank == 2 {
+            gave_up.wait();
+        }
+        let began = Instant::now();
+        let (result, message) = shrink(comm, &[3], NCCL_SHRINK_ABORT).err().unwrap();
+        if rank == 0 {
+            gave_up.wait();
+        }
+        assert_eq!(result, ncclRemoteError, "{message}");
+        assert!(message.contains("rank 1 "), "{message}");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        both.wait();
+    });
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_their_values() {
     ranks(2, |comm, rank| {
         let refuse = |excluded: &[c_int], flags: c_int, value: &str| {
