@@ -14,6 +14,9 @@ from .plan import EPOCHS, PAUSE_MS
 
 # A job must have ended so long after its last strike, on a machine with much other work.
 PATIENCE = 120
+# The program tries a recovery so often (kMostFailed), and each try may last so long: on a host that
+# was cut off from the store, no try ends before its deadline.
+TRIES, RECOVERY = 5, 40
 # The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the
 # spares.
 TOO_FEW, NO_STATE = "replicas along dimension 0 are left", "has the state"
@@ -178,8 +181,9 @@ def suffer(tool, program, plan, expected, folder=None):
     with started(tool, program, plan, folder) as job:
         try:
             timers = strike(job, plan, hit)
-            if not job.end(PATIENCE):
-                outcome.complaints.append(f"not done {PATIENCE} s after the last strike")
+            patience = PATIENCE + (TRIES * RECOVERY if plan.on_hosts else 0)
+            if not job.end(patience):
+                outcome.complaints.append(f"not done {patience} s after the last strike")
         finally:
             for timer in timers:
                 timer.join()
