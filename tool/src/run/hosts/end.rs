@@ -163,9 +163,15 @@ impl Starter<'_> {
             return;
         }
         let (meeting, first, others) = (&self.meeting, first.target(), self.names(is_elsewhere));
-        let message = format!(
-            "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
-        );
+        let is_service = self.options.meeting.service().is_ok_and(|service| service.is_some());
+        let message = match is_service {
+            true => format!(
+                "--store {meeting} is a loopback address, so {first} and {others} cannot both reach it: give another address of its host"
+            ),
+            false => format!(
+                "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
+            ),
+        };
         self.give_reason(&printable(&message));
         self.end(1);
     }
