@@ -52,8 +52,8 @@ pub struct Rendezvous {
     pub name_comes_late: bool,
     /// This node's spares, its options on restarts, and how often it has seen the job start again.
     pub restart: Standing,
-    /// Whether a node that joins takes the place of one that is lost. It is so with `--restart
-    /// rank`, except where a starter ends the job with each host.
+    /// Whether the job goes on when a node is lost, and a node that joins takes the place of the
+    /// lost one. It is so with `--restart rank`.
     pub heals: bool,
     /// The names of this run of the job, where the job starts again. `None` at the first start.
     pub run: Option<Run>,

@@ -31,6 +31,9 @@ const CLOSED: [Option<Errno>; 4] = [None, Some(Errno::CONNRESET), Some(Errno::PI
 pub enum News {
     /// A line for the user.
     Note(String),
+    /// A node is lost, as the text says, and the job goes on. The number is not known where the
+    /// store does not say which node it was.
+    Missed { node: Option<u32>, text: String },
     /// All nodes have arrived.
     Joined(Assignment),
     /// The job is over on every node for this cause.
