@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, S
 
 use super::control::{SILENCE, when_without_starter};
 use super::failures::LISTED;
+use super::losses::Held;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::process::MESSAGE;
@@ -251,13 +252,6 @@ impl Starter<'_> {
         if gone >= self.nodes.len() {
             return;
         }
-        // A node that misses the store, while the node that serves the store is there, is the lost
-        // one.
-        let is_there = self.nodes[gone].process.is_some() && self.nodes[gone].state == State::Working;
-        if gone == 0 && from != gone && is_there && self.goes_on_without(from) {
-            let name = self.nodes[from].numbered(from);
-            return self.leave_behind(from, &format!("{name} is lost: {}", without_end(&text)));
-        }
         if from != gone {
             return self.losses.hold(from, gone, text);
         }
@@ -284,7 +278,14 @@ impl Starter<'_> {
 
     /// Says what other nodes have said of a loss, when the lost host has had its time.
     pub fn tell_losses(&mut self, all: bool) {
-        let Some((node, text)) = self.losses.take(all) else { return };
+        let Some(Held { from, node, text, .. }) = self.losses.take(all) else { return };
+        // A node that misses the store, while the node that serves the store is still there, is the
+        // lost one.
+        let is_there = self.nodes[node].process.is_some() && self.nodes[node].state == State::Working;
+        if node == 0 && is_there && self.goes_on_without(from) {
+            let name = self.nodes[from].numbered(from);
+            return self.leave_behind(from, &format!("{name} is lost: {}", without_end(&text)));
+        }
         if self.losses.tell(node) && self.code.is_none() {
             self.say_loss(node, &text);
         }
