@@ -71,9 +71,9 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// has made exist, and no other rank takes part in this dm_init. The arguments are those of the
 /// dm_init that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come;
 /// the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank
-/// lives), DM_STATUS_INVALID_STATE (the job has ended),
-/// DM_STATUS_NOT_MEMBER (the others take it for lost), and those of dm_recover. A rank that is not
-/// in the mesh of its dm_init is not let in.
+/// lives), DM_STATUS_INVALID_STATE (the job has ended), DM_STATUS_NOT_MEMBER (the others take it
+/// for lost), and those of dm_recover. Where a spare has the place, this process becomes a spare. A
+/// rank that is not in the mesh of its dm_init is not let in.
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated;
