@@ -32,8 +32,8 @@ static _Noreturn void give_up(const char *call)
   exit(1);
 }
 
-/* The job that this process was to join has ended, or a spare has its place. Such a process ends
- * with exit code 0: otherwise `devicemesh run` would take it for a rank that fails. */
+/* The job that this process was to join has ended. Such a process ends with exit code 0: otherwise
+ * `devicemesh run` would take it for a rank that fails. */
 static int too_late(dm_world *world)
 {
   printf("comes too late: %s\n", dm_last_error());

@@ -133,17 +133,23 @@ def test_a_process_that_comes_too_late_ends_with_0(heal, tmp_path):
     assert "comes too late: the job that ran here has ended" in said, said
 
 
-def test_a_process_whose_place_a_spare_has_ends_with_0(heal, tmp_path):
-    """The process that is started again begins when the spare has its place."""
+def test_a_process_whose_place_a_spare_has_is_a_spare(heal, tmp_path):
+    """The process that is started again begins when the spare has its place. It takes the place of the next
+    rank that is lost."""
     script = f'while [ "$DM_JOIN" ] && [ ! -e {tmp_path}/taken ]; do sleep 0.02; done; exec "$@"'
     job = heal(7, before=["sh", "-c", script, "sh"], spares=1, steps=20000)
     job.wait_for("is at step 20")
     assert job.kill(3)
     job.wait_for("rank 6 goes on in epoch 1 with 1 lost and 1 joined")
     (tmp_path / "taken").touch()
-    job.wait_for("comes too late: rank 6 has the place of rank 3 in the mesh of epoch 2, so nobody is missing there")
-    last, said = job.end([3])
-    assert set(last.values()) == {"is done with 3 replicas"} and job.process.returncode == 0, said
+    job.wait_for("rank 0 goes on in epoch 2 with 0 lost and 0 joined")
+    (tmp_path / "taken").unlink()
+    assert job.kill(1)
+    job.wait_for("rank 3 goes on in epoch 3 with 1 lost and 1 joined")
+    (tmp_path / "taken").touch()
+    last, said = job.end([])
+    assert last.pop(1) == "waited until the job had ended" and job.process.returncode == 0, said
+    assert set(last.values()) == {"is done with 3 replicas"}, said
 
 
 @pytest.mark.alone

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from support.processes import marked, wait_until
 
@@ -14,6 +15,9 @@ from .plan import EPOCHS, PAUSE_MS
 
 # A job must have ended so long after its last strike, on a machine with much other work.
 PATIENCE = 120
+# The program tries a recovery so often (kMostFailed), and each try may last so long: on a host that
+# was cut off from the store, no try ends before its deadline.
+TRIES, RECOVERY = 5, 40
 # The errors of dm_recover with which a job may end, and how many ranks must be lost beyond the
 # spares.
 TOO_FEW, NO_STATE = "replicas along dimension 0 are left", "has the state"
@@ -99,8 +103,27 @@ def processes(job):
     return found
 
 
-def judge(job, plan, hit, expected, outcome):
+def stalled():
+    """The seconds so far in which some process of the machine has waited for a processor; 0 where the
+    kernel does not count them."""
+    try:
+        return int(re.search(r"some .*total=(\d+)", Path("/proc/pressure/cpu").read_text()).group(1)) / 1e6
+    except (OSError, AttributeError):
+        return 0.0
+
+
+def is_starved(ranks, hit, share):
+    """Whether the ranks have missed their deadline before anybody was hit, on a machine on which processes
+    waited for a processor for nearly all of the time."""
+    lasts = [process.words[-1] for process in ranks if process.words]
+    return not hit and share > 0.8 and bool(lasts) and all(last.startswith("gives up: DM_STATUS_TIMEOUT: ") for last in lasts)
+
+
+def judge(job, plan, hit, expected, outcome, share=0.0):
     ranks, said = processes(job), job.said()
+    if is_starved(ranks, hit, share):
+        outcome.counts["starved, before anybody was hit"] = 1
+        return
     killed = {pid for how, _, pid, _ in hit if how == "kill"}
     stopped = {pid for how, _, pid, _ in hit if how in ("stop", "cut")}
     left = [process for process in ranks if process.pid not in killed]
@@ -175,11 +198,13 @@ def reason(words):
 
 def suffer(tool, program, plan, expected, folder=None):
     outcome, hit, timers = Outcome(), [], []
+    began, waited = time.monotonic(), stalled()
     with started(tool, program, plan, folder) as job:
         try:
             timers = strike(job, plan, hit)
-            if not job.end(PATIENCE):
-                outcome.complaints.append(f"not done {PATIENCE} s after the last strike")
+            patience = PATIENCE + (TRIES * RECOVERY if plan.on_hosts else 0)
+            if not job.end(patience):
+                outcome.complaints.append(f"not done {patience} s after the last strike")
         finally:
             for timer in timers:
                 timer.join()
@@ -190,5 +215,5 @@ def suffer(tool, program, plan, expected, folder=None):
         outcome.said = job.said()
         outcome.counts = {"runs": 1, "killed": sum(how == "kill" for how, *_ in hit), "stopped": sum(how == "stop" for how, *_ in hit), "cut off": sum(how == "cut" for how, *_ in hit),
                           "with restarts": int(plan.restarts > 0)}
-        judge(job, plan, hit, expected, outcome)
+        judge(job, plan, hit, expected, outcome, (stalled() - waited) / (time.monotonic() - began))
     return outcome

@@ -120,7 +120,7 @@ fn run_here(options: &Options) -> Result<u8, Failure> {
     let mut rendezvous = options.meeting.rendezvous(options.ranks_here()?, &options.command, &options.hosts)?;
     rendezvous.restart = options.restart.standing();
     let is_for_ranks = rendezvous.restart.unit == Some(Unit::Rank);
-    rendezvous.heals = is_for_ranks && share.is_none() && rendezvous.nodes > 1;
+    rendezvous.heals = is_for_ranks && rendezvous.nodes > 1;
     let binding = Binding::choose(&options.binding, rendezvous.ranks)?;
     if options.dry_run {
         return dry_run::show(options, rendezvous, &binding);
@@ -255,6 +255,7 @@ impl Job<'_> {
         for news in self.nodes.as_ref().map(Nodes::news).unwrap_or_default() {
             match news {
                 News::Note(text) => self.say(&text),
+                News::Missed { node, text } => self.tell_missed(node, text),
                 News::Joined(joined) => {
                     if self.options.hosts.agent.is_some() {
                         hosts::say_met();

@@ -203,7 +203,7 @@ impl Seen<'_> {
         let in_mesh = epoch.in_mesh();
         let now = epoch.members();
         epoch.stateless = in_mesh.iter().filter(|process| !self.stateful.contains(process)).copied().collect();
-        epoch.taken = taken(&epoch, &waiting, &now, &in_mesh);
+        epoch.taken = taken(&waiting, &now, &in_mesh);
         // A newcomer that is left out stands at the door still. It must not come back, because it
         // may be hung: the others would wait for it in every second epoch.
         let left_out = self.door.iter().map(|knock| knock.process);
@@ -235,14 +235,21 @@ struct Seating<'a> {
 }
 
 impl Seating<'_> {
-    /// Gives newcomers the empty seats for which they ask, in the order in which they came.
+    /// Gives newcomers the empty seats for which they ask, in the order in which they came. A
+    /// newcomer whose seat another rank has, which was a spare, is a spare itself from now on.
     fn let_in(&mut self, waiting: &[Knock]) {
         for knock in waiting {
-            let is_free = self.epoch.seats.get(knock.seat).is_some_and(Option::is_none);
-            if is_free && self.is_new(knock.process) {
-                self.seat(knock.seat, knock.process);
+            let holder = self.epoch.seats.get(knock.seat).copied();
+            match holder.filter(|_| self.is_new(knock.process)) {
+                Some(None) => self.seat(knock.seat, knock.process),
+                Some(Some(_)) => {
+                    self.epoch.spares.push(knock.process);
+                    self.ready.insert(knock.process);
+                }
+                None => {}
             }
         }
+        self.epoch.spares.sort_unstable();
     }
 
     /// Whether no member has this rank. Two processes never have one rank at the same time.
@@ -310,19 +317,10 @@ fn incomplete(epoch: &Epoch, ready: &BTreeSet<Incarnation>) -> Vec<usize> {
     missing.collect::<BTreeSet<usize>>().into_iter().collect()
 }
 
-/// Returns the newcomers whose seat has another holder in the mesh, or whose rank is in the mesh as
-/// another process.
-fn taken(
-    epoch: &Epoch,
-    waiting: &[Knock],
-    members: &BTreeSet<Incarnation>,
-    in_mesh: &BTreeSet<Incarnation>,
-) -> Vec<Incarnation> {
+/// Returns the newcomers whose rank is in the mesh as another process.
+fn taken(waiting: &[Knock], members: &BTreeSet<Incarnation>, in_mesh: &BTreeSet<Incarnation>) -> Vec<Incarnation> {
     let is_taken = |knock: &&Knock| {
-        let holder = epoch.seats.get(knock.seat).copied().flatten();
-        let has_holder = holder.is_some_and(|holder| in_mesh.contains(&holder));
-        !members.contains(&knock.process)
-            && (has_holder || in_mesh.iter().any(|member| member.rank == knock.process.rank))
+        !members.contains(&knock.process) && in_mesh.iter().any(|member| member.rank == knock.process.rank)
     };
     let taken: BTreeSet<Incarnation> = waiting.iter().filter(is_taken).map(|knock| knock.process).collect();
     taken.into_iter().collect()

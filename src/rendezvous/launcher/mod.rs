@@ -27,7 +27,8 @@ use family::{Family, KUBERNETES, MPI, SLURM, TORCH, partial};
 use variables::{Number, Variables};
 
 /// The variable by which the ranks of `devicemesh run` differ from those of torchrun. Its value is
-/// the job's MASTER_ADDR and MASTER_PORT, as "host:port".
+/// the job's MASTER_ADDR and MASTER_PORT, as "host:port". Where the store has several jobs, one after
+/// the other (`devicemesh run --store`), the number of the job follows: "host:port/7".
 pub const STARTED_BY_RUN: &str = "DM_STARTED_BY_RUN";
 
 /// The facts that a launcher states about this process.
@@ -44,8 +45,9 @@ pub struct Place {
     pub local_size: Option<usize>,
     /// The host and the port where the ranks meet.
     pub address: Option<(String, u16)>,
-    /// The digest of the job's identity from which the port was made, and 0 where the port is not
-    /// made. Jobs whose ports collide keep their keys apart by it.
+    /// The digest of the job's identity from which the port was made, or the number of the job in a
+    /// store that has several jobs; otherwise 0. Jobs that meet at one address keep their keys apart
+    /// by it.
     pub job: u64,
     /// Whether the launcher serves a store there already (torchrun's agent, `devicemesh run`).
     pub agent: bool,
@@ -78,8 +80,7 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
     place.meet(&env)?;
     // A torchrun that runs under `devicemesh run` has a store of its own, but passes the variable
     // on.
-    let store = place.address.as_ref().map(|(host, port)| format!("{host}:{port}"));
-    if place.launcher == "torchrun" && store.is_some() && store == env.text(STARTED_BY_RUN) {
+    if place.launcher == "torchrun" && place.is_store_of_run(&env).is_some() {
         place.launcher = "devicemesh run";
     }
     if place.address.is_none() && size.value > 1 {
@@ -135,7 +136,17 @@ impl Place {
     fn meet(&mut self, env: &Variables) -> Result<()> {
         self.address = env.master()?;
         self.agent = env.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
+        self.job = self.is_store_of_run(env).filter(|_| self.agent).unwrap_or(0);
         Ok(())
+    }
+
+    /// Whether the address is that of the store of a `devicemesh run`. Returns the number of the job
+    /// in that store, or 0 where the store has one job alone.
+    fn is_store_of_run(&self, env: &Variables) -> Option<u64> {
+        let (host, port) = self.address.as_ref()?;
+        let store = env.text(STARTED_BY_RUN)?;
+        let rest = store.strip_prefix(&format!("{host}:{port}"))?;
+        if rest.is_empty() { Some(0) } else { rest.strip_prefix('/')?.parse().ok() }
     }
 }
 

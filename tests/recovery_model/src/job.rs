@@ -79,6 +79,12 @@ impl Job {
         process.checked_sub(first).map(|number| self.newcomers[usize::from(number)])
     }
 
+    /// Returns the rank of a process. A newcomer for a seat of the start has the rank that held the
+    /// seat then. Two processes of one rank are never members at the same time.
+    pub(crate) fn rank(&self, process: u8) -> u8 {
+        self.claim(process).filter(|seat| *seat < self.seats).unwrap_or(process)
+    }
+
     pub(crate) fn has(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake)
     }

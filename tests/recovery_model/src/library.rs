@@ -49,12 +49,12 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
     let door: Vec<Knock> = members(view.door)
         .filter_map(|process| {
             let (seat, fits) = (usize::from(job.claim(process)?), job.misfit != Some(process));
-            Some(Knock { process: name(process), seat, fits })
+            Some(Knock { process: name(job, process), seat, fits })
         })
         .collect();
     let terms =
         Terms { ends: view.asks_end, min_size: usize::from(job.least), max_size: Some(SEATS), ..Terms::default() };
-    let (here, stateful, lost) = (names(view.here & view.epoch.members), names(view.stateful), names(view.lost));
+    let (here, stateful, lost) = (names(job, view.here & view.epoch.members), names(job, view.stateful), names(job, view.lost));
     let seen = Seen {
         epoch: &epoch,
         is_made: view.is_made,
@@ -79,14 +79,14 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         }
         (Decision::Epoch(plan), Theirs::Epoch(epoch)) => {
             let seat = |seat: usize| epoch.seats.get(seat).copied().flatten();
-            let has_seats = (0..SEATS).all(|at| seat(at) == (plan.mesh[at] != NOBODY).then(|| name(plan.mesh[at])));
+            let has_seats = (0..SEATS).all(|at| seat(at) == (plan.mesh[at] != NOBODY).then(|| name(job, plan.mesh[at])));
             let stateless = plan.used & !view.stateful;
             has_seats
-                && epoch.members() == names(plan.members)
-                && epoch.in_mesh() == names(plan.used)
-                && BTreeSet::from_iter(epoch.stateless.iter().copied()) == names(stateless)
-                && BTreeSet::from_iter(epoch.taken.iter().copied()) == names(plan.taken)
-                && BTreeSet::from_iter(epoch.refused.iter().copied()) == names(plan.refused)
+                && epoch.members() == names(job, plan.members)
+                && epoch.in_mesh() == names(job, plan.used)
+                && BTreeSet::from_iter(epoch.stateless.iter().copied()) == names(job, stateless)
+                && BTreeSet::from_iter(epoch.taken.iter().copied()) == names(job, plan.taken)
+                && BTreeSet::from_iter(epoch.refused.iter().copied()) == names(job, plan.refused)
                 // A text is read only when the parts of the epoch fit together.
                 && theirs.to_string().parse() == Ok(theirs.clone())
         }
@@ -101,30 +101,38 @@ fn epoch(job: &Job, plan: &Plan) -> Epoch {
     let held = plan.mesh.iter().rposition(|holder| *holder != NOBODY).map_or(0, |last| last + 1);
     let count = held.max(usize::from(job.seats)).div_ceil(replica);
     let seats: Vec<_> =
-        plan.mesh[..count * replica].iter().map(|holder| (*holder != NOBODY).then(|| name(*holder))).collect();
-    let is_used = |holder: &Option<Incarnation>| holder.is_some_and(|holder| plan.used & one(holder.rank as u8) != 0);
+        plan.mesh[..count * replica].iter().map(|holder| (*holder != NOBODY).then(|| name(job, *holder))).collect();
+    let is_used = |holder: &Option<Incarnation>| holder.is_some_and(|holder| plan.used & one(number(job, holder)) != 0);
     let without = (0..count).filter(|index| !seats[index * replica..][..replica].iter().all(is_used)).collect();
     Epoch {
         size: usize::from(job.processes()),
         replicas: Replicas { sizes: vec![count, replica], dim: 0 },
         seats,
         without,
-        spares: names(plan.members & !plan.holders()).into_iter().collect(),
+        spares: names(job, plan.members & !plan.holders()).into_iter().collect(),
         stateless: Vec::new(),
-        taken: names(plan.taken).into_iter().collect(),
-        refused: names(plan.refused).into_iter().collect(),
+        taken: names(job, plan.taken).into_iter().collect(),
+        refused: names(job, plan.refused).into_iter().collect(),
         door: 0,
     }
 }
 
-fn name(process: u8) -> Incarnation {
-    Incarnation { rank: i32::from(process), ticket: 0 }
+/// Returns the process as the library has it: its rank, and how many processes had the rank before.
+fn name(job: &Job, process: u8) -> Incarnation {
+    let rank = job.rank(process);
+    let ticket = (0..process).filter(|other| job.rank(*other) == rank).count() as u32;
+    Incarnation { rank: i32::from(rank), ticket }
+}
+
+/// Returns the process of the model that has this name.
+fn number(job: &Job, holder: Incarnation) -> u8 {
+    (0..job.processes()).find(|process| name(job, *process) == holder).expect("a process of the job")
 }
 
 fn members(set: Set) -> impl Iterator<Item = u8> {
     (0..8).filter(move |process| set & one(*process) != 0)
 }
 
-fn names(set: Set) -> BTreeSet<Incarnation> {
-    members(set).map(name).collect()
+fn names(job: &Job, set: Set) -> BTreeSet<Incarnation> {
+    members(set).map(|process| name(job, process)).collect()
 }

@@ -10,6 +10,10 @@ use crate::state::{At, DECISIONS, Decision, NOBODY, Plan, State, Verdict, Why, o
 pub enum Goal {
     /// A newcomer uses the mesh, in the seat that it asked for.
     NewcomerTrains,
+    /// A newcomer waits as a spare, because a spare has the seat that it asked for.
+    NewcomerIsSpare,
+    /// A newcomer uses the mesh, in another seat than the one that it asked for.
+    NewcomerTrainsElsewhere,
     /// A newcomer is refused.
     NewcomerRefused,
     /// A spare uses the mesh.
@@ -129,6 +133,14 @@ impl Goal {
         match self {
             Goal::NewcomerTrains => newcomers.clone().any(|process| {
                 trains(&process) && state.process(process).plan.seat(process) == job.claim(process).map(usize::from)
+            }),
+            Goal::NewcomerIsSpare => newcomers.clone().any(|process| {
+                let mine = state.process(process);
+                let is_member = mine.plan.members & one(process) != 0;
+                is_member && mine.plan.seat(process).is_none() && at(process) == At::Looking(mine.epoch + 1)
+            }),
+            Goal::NewcomerTrainsElsewhere => newcomers.clone().any(|process| {
+                trains(&process) && state.process(process).plan.seat(process) != job.claim(process).map(usize::from)
             }),
             Goal::NewcomerRefused => newcomers.clone().any(|process| at(process) == At::Refused),
             Goal::SpareTrains => (job.seats..job.seats + job.spares).any(|process| trains(&process)),

@@ -207,7 +207,8 @@ impl Rank<'_> {
 
     /// Returns what this process proposes, by what it sees now: the ranks that are here and not
     /// lost, in their seats; newcomers in the empty seats that they ask for; spares in those that
-    /// are still empty. Spares and benched ranks that are not here stay what they are.
+    /// are still empty. A newcomer whose seat another rank has is a spare from now on. Spares and
+    /// benched ranks that are not here stay what they are.
     fn proposal(&self, state: &State, number: u8) -> Decision {
         let (store, mine) = (&state.store, state.process(self.number));
         let epoch = &mine.plan;
@@ -230,8 +231,16 @@ impl Rank<'_> {
             Some((name, usize::from(seat)))
         });
         let mut ready = here;
+        let has_rank = |set: Set, name: u8| {
+            let is_other = |other: u8| other != name && set & one(other) != 0;
+            (0..self.job.processes()).any(|other| is_other(other) && self.job.rank(other) == self.job.rank(name))
+        };
         for (name, seat) in claims.clone() {
+            if has_rank(plan.members, name) && !self.job.has(Mistake::DoorForAll) {
+                continue;
+            }
             if plan.mesh[seat] != NOBODY && !self.job.has(Mistake::DoorForAll) {
+                (plan.members, ready) = (plan.members | one(name), ready | one(name));
                 continue;
             }
             if plan.mesh[seat] != NOBODY {
@@ -240,7 +249,7 @@ impl Rank<'_> {
             plan.mesh[seat] = name;
             (plan.members, ready) = (plan.members | one(name), ready | one(name));
         }
-        self.seat_spares(&mut plan, here, ready);
+        self.seat_spares(&mut plan, ready);
         // A newcomer that is left out stands at the door still. It must not come back, because it
         // may be hung: the others would wait for it in every second epoch.
         let left_out = if self.job.has(Mistake::LeftOutReturns) { 0 } else { epoch.members & !plan.members };
@@ -248,8 +257,8 @@ impl Rank<'_> {
         let is_whole = |replica: &&[u8]| replica.iter().all(|holder| *holder != NOBODY && ready & one(*holder) != 0);
         let whole = plan.mesh.chunks_exact(usize::from(self.job.replica)).filter(is_whole);
         plan.used = whole.flatten().fold(0, |set, holder| set | one(*holder));
-        let is_taken = |seat: usize, name: u8| plan.mesh[seat] != name && plan.used & one(plan.mesh[seat]) != 0;
-        plan.taken = claims.filter(|(name, seat)| is_taken(*seat, *name)).fold(0, |set, (name, _)| set | one(name));
+        let is_taken = |name: u8| plan.members & one(name) == 0 && has_rank(plan.used, name);
+        plan.taken = claims.filter(|(name, _)| is_taken(*name)).fold(0, |set, (name, _)| set | one(name));
 
         let asks_end = store.options[usize::from(number)].is_some_and(|(_, asks_end)| asks_end);
         let size = plan.used.count_ones();
@@ -277,10 +286,10 @@ impl Rank<'_> {
         decision
     }
 
-    /// Gives the spares that are here seats in those replicas that they make whole. The replicas
+    /// Gives the spares that are ready seats in those replicas that they make whole. The replicas
     /// that need the fewest come first, so as many replicas as possible are whole. `ready` are the
     /// processes that can be in the mesh.
-    fn seat_spares(&self, plan: &mut Plan, here: Set, ready: Set) {
+    fn seat_spares(&self, plan: &mut Plan, ready: Set) {
         let size = usize::from(self.job.replica);
         let old_shape = usize::from(self.job.seats) / size;
         let mut replicas: Vec<usize> = (0..old_shape).collect();
@@ -294,8 +303,10 @@ impl Rank<'_> {
             replicas.sort_by_key(|replica| empty(plan, *replica));
         }
         for replica in replicas {
-            let mut spares = (0..self.job.processes()).filter(|other| here & one(*other) & !plan.holders() != 0);
-            let taken: Vec<u8> = spares.by_ref().take(empty(plan, replica)).collect();
+            let mut spares: Vec<u8> = (0..self.job.processes()).collect();
+            spares.retain(|other| ready & one(*other) & !plan.holders() != 0);
+            spares.sort_by_key(|other| (self.job.rank(*other), *other));
+            let taken: Vec<u8> = spares.into_iter().take(empty(plan, replica)).collect();
             if taken.len() == empty(plan, replica) || is_wasteful {
                 let seats = plan.mesh[replica * size..][..size].iter_mut();
                 let empty_seats = seats.filter(|holder| **holder == NOBODY);

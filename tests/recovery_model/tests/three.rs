@@ -105,6 +105,15 @@ fn spares_take_seats() {
 }
 
 #[test]
+fn newcomers_whose_place_a_spare_has_are_spares() {
+    let job = Job { losses: 1, calls: 1, spares: 1, newcomers: &[1], ..three() };
+    is_right(job.clone());
+    can_reach(Goal::NewcomerIsSpare, job);
+    can_reach(Goal::NewcomerTrainsElsewhere, Job { losses: 2, spares: 1, newcomers: &[1], ..three() });
+    is_right(Job { losses: 1, calls: 1, spares: 1, newcomers: &[1, 1], ..three() });
+}
+
+#[test]
 fn meshes_grow() {
     can_reach(Goal::Grown, Job { calls: 1, newcomers: &[3], ..three() });
 }

@@ -42,6 +42,9 @@ pub struct Assignment {
     pub rejoins: u32,
     /// The value of `--max-restarts`.
     pub max_restarts: u32,
+    /// The number of the job in the store of a service (`--store`), which has one job after the
+    /// other. `None` where a node serves the store.
+    pub job: Option<u64>,
 }
 
 impl Assignment {
@@ -66,6 +69,7 @@ impl Assignment {
             restarts: restart.restarts,
             rejoins: 0,
             max_restarts: restart.most,
+            job: None,
         }
     }
 

@@ -40,6 +40,7 @@ fn describe(
 ) -> String {
     let port_is_free = rendezvous.is_private();
     let (nodes, here, store) = (rendezvous.nodes, rendezvous.ranks, rendezvous.store());
+    let who = if rendezvous.has_service() { ", which a devicemesh store serves" } else { "" };
     let id_is_named = rendezvous.id.is_some();
     let node = rendezvous.node;
     let assignment = assumed(rendezvous);
@@ -68,7 +69,7 @@ fn describe(
     line("command", &printable(&shell_line(&options.command)));
     let folder = std::env::current_dir().map(|folder| folder.display().to_string());
     line("folder", &printable(&folder.unwrap_or_else(|error| error.to_string())));
-    let place = if port_is_free { "on this host, at a free port".to_owned() } else { format!("at {store}") };
+    let place = if port_is_free { "on this host, at a free port".to_owned() } else { format!("at {store}{who}") };
     line("store", &place);
     if nodes > 1 {
         line("nodes", &format!("have {} s to come (--rdzv-timeout)", options.meeting.rdzv_timeout.as_secs_f64()));

@@ -261,7 +261,11 @@ impl Job<'_> {
                 let number = self.options.hosts.agent.as_ref().map(|share| share.node);
                 let cause = Cause::Lost { message, number };
                 self.end_between_attempts(&cause);
-                self.end_everywhere(cause);
+                match self.goes_on_without_nodes() {
+                    // The starter may have lost this host alone. Then the others go on.
+                    true => self.end_here(cause),
+                    false => self.end_everywhere(cause),
+                }
                 self.hurry();
                 // Nobody reads the messages of this node any more, and the other nodes end in this
                 // way, too.

@@ -13,6 +13,8 @@ pub fn variables(
     own_cores: Option<usize>,
 ) -> Vec<(&'static str, String)> {
     let rank = assignment.rank(local_rank);
+    // The library keeps the keys of the jobs in a store apart by this number.
+    let job = assignment.job.map_or(String::new(), |job| format!("/{job}"));
     let mut variables = vec![
         ("RANK", rank.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -29,7 +31,7 @@ pub fn variables(
         ("TORCHELASTIC_MAX_RESTARTS", assignment.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", assignment.id.clone()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-        (STARTED_BY_RUN, format!("{}:{}", assignment.host, assignment.port)),
+        (STARTED_BY_RUN, format!("{}:{}{job}", assignment.host, assignment.port)),
         ("DM_MESH_SIZE", assignment.mesh_size.to_string()),
     ];
     if again + assignment.rejoins > 0 {

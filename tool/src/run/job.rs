@@ -14,7 +14,7 @@ use super::nodes::Nodes;
 use super::options::Options;
 use super::output::Output;
 use super::ranks::Ranks;
-use super::restart::Restarts;
+use super::restart::{Restarts, Unit};
 use super::signals::Signals;
 use crate::check;
 use crate::style::Style;
@@ -129,6 +129,12 @@ impl Job<'_> {
         };
         !self.is_ended_by_starter && (share.node == 0 || is_private)
     }
+
+    /// Whether the job goes on when a node is lost.
+    pub fn goes_on_without_nodes(&self) -> bool {
+        self.restarts.standing.unit == Some(Unit::Rank) && self.nodes.is_some()
+    }
+
     /// The number of the node that the job has lost, where a starter tells the user of it.
     pub fn lost_node(&self, cause: &Cause) -> Option<u32> {
         cause.lost_node().filter(|_| self.control.is_some())

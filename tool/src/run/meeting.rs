@@ -27,6 +27,10 @@ pub struct Meeting {
     /// numbered), and a port that is free there [port: 29400]
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
     pub rdzv_endpoint: Option<(String, u16)>,
+    /// The `devicemesh store` in which the ranks meet, the same on all nodes. Without it a node of the
+    /// job serves the store, and the job ends with that node [default: DM_STORE] [port: 29400]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = service, conflicts_with = "rdzv_endpoint")]
+    pub store: Option<(String, u16)>,
     /// A name for the job, the same on all nodes. A node with another name is refused. Without a
     /// name the nodes compare their commands
     #[arg(long, alias = "rdzv_id", value_name = "NAME")]
@@ -44,15 +48,41 @@ fn nodes(text: &str) -> Result<u32, String> {
     }
 }
 
+/// The variable that names the store of a service.
+const STORE_VARIABLE: &str = "DM_STORE";
+
+/// Reads the address of a service. `devicemesh store` says its own as tcp://HOST:PORT.
+fn service(text: &str) -> Result<(String, u16), String> {
+    endpoint(text.strip_prefix("tcp://").unwrap_or(text))
+}
+
 impl Meeting {
+    /// The service that has the store. `None` where a node serves it.
+    pub fn service(&self) -> Result<Option<(String, u16)>, Failure> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        // The variable of a job is not meant for a tool that one of its ranks has started.
+        let is_in_rank = variable("RANK").is_some() && variable("TORCHELASTIC_RUN_ID").is_some();
+        if self.store.is_some() || self.rdzv_endpoint.is_some() || is_in_rank {
+            return Ok(self.store.clone());
+        }
+        let Some(text) = variable(STORE_VARIABLE) else { return Ok(None) };
+        let wrong = |error: String| Failure::new(2, format!("environment variable {STORE_VARIABLE} is {text:?}: {error}"));
+        service(&text).map(Some).map_err(wrong)
+    }
+
     /// Where this node meets the others. Options that are left out come from the launcher. A node
     /// that `--hosts` has started takes everything from its share.
     pub fn rendezvous(&self, ranks: u32, command: &[OsString], hosts: &Hosts) -> Result<Rendezvous, Failure> {
         if let Some(Share { node, hosts: names, host, port, id, .. }) = hosts.agent.clone() {
             let option = if hosts.hosts.is_some() { "--hosts" } else { "--hostfile" };
+            let origin = match (self.service()?, &self.rdzv_endpoint) {
+                (Some(_), _) => Origin::Service,
+                (None, Some(_)) => Origin::Endpoint,
+                (None, None) => Origin::Hosts(option),
+            };
             return Ok(Rendezvous {
                 host,
-                origin: if self.rdzv_endpoint.is_some() { Origin::Endpoint } else { Origin::Hosts(option) },
+                origin,
                 port,
                 nodes: names.len() as u32,
                 node: Some(node),
@@ -69,6 +99,7 @@ impl Meeting {
             });
         }
         let wrong = |message: String| Failure::new(2, message);
+        let service = self.service()?;
         let launcher = Launcher::from_environment();
         let scheduler = launcher.as_ref().and_then(Launcher::job_name);
         let identity = Identity::of_this_job(command, scheduler);
@@ -81,11 +112,13 @@ impl Meeting {
             let most = nodes - 1;
             return Err(wrong(format!("--node-rank {node} with --nnodes {nodes}: the nodes are 0 to {most}")));
         }
+        let is_service = service.is_some();
         if let Some(place) = place {
+            let (host, port) = service.unwrap_or((place.host, place.port));
             return Ok(Rendezvous {
-                host: place.host,
-                origin: Origin::Launcher,
-                port: place.port,
+                host,
+                origin: if is_service { Origin::Service } else { Origin::Launcher },
+                port,
                 nodes,
                 node: self.node_rank.or(Some(place.node)),
                 ranks,
@@ -100,15 +133,15 @@ impl Meeting {
                 run: None,
             });
         }
-        if nodes > 1 && self.rdzv_endpoint.is_none() {
+        if nodes > 1 && self.rdzv_endpoint.is_none() && !is_service {
             return Err(wrong(format!(
-                "--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, the same on all nodes: a host of the job that the others reach, and a port that is free there"
+                "--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, the same on all nodes: a host of the job that the others reach, and a port that is free there; or --store HOST:PORT, where a `devicemesh store` runs"
             )));
         }
-        let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
+        let (host, port) = service.or(self.rdzv_endpoint.clone()).unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
         Ok(Rendezvous {
             host,
-            origin: Origin::Endpoint,
+            origin: if is_service { Origin::Service } else { Origin::Endpoint },
             port,
             nodes,
             node: if nodes == 1 { Some(0) } else { self.node_rank },

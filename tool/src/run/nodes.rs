@@ -19,8 +19,17 @@
 //! | `devicemesh/run/success` | set with `--restart rank` when a rank has ended well |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
+//! In the store of a service (`--store`, see [`service`]), which has one job after the other, `run/`
+//! is followed by the number of the job ([`board`]). There is no `served`, and two keys more:
+//!
+//! | key | value |
+//! |---|---|
+//! | `devicemesh/run/jobs` | the number of the newest job, or of one before it |
+//! | `devicemesh/run/<job>/first` | the node that has begun the job. It is written once |
+//!
 //! Every wait also waits for the cause.
 
+mod board;
 mod entry;
 mod heir;
 mod join;
@@ -32,6 +41,7 @@ mod port;
 mod posts;
 mod progress;
 mod reach;
+mod service;
 mod shared;
 mod watch;
 

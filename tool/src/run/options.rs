@@ -47,6 +47,7 @@ Exit codes:
 
 Environment:
   DM_STORE_SECRET  the secret of the job, the same on all nodes; a node without it cannot join
+  DM_STORE         the devicemesh store in which the ranks meet, where --store is not given
   DM_RSH_AGENT     the command that reaches the hosts of --hosts
   DM_LOG           what the ranks log: error, warn, info or debug
   OMP_NUM_THREADS  where it is not set, the ranks get it: the number of a rank's cores with \

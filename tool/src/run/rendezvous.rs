@@ -15,6 +15,8 @@ pub enum Origin {
     Hosts(&'static str),
     /// Slurm or Kubernetes.
     Launcher,
+    /// The user, by `--store` or DM_STORE: a `devicemesh store` serves the store.
+    Service,
 }
 
 /// The meeting of the nodes, as the command line or the launcher describes it.
@@ -50,8 +52,8 @@ pub struct Rendezvous {
     pub name_comes_late: bool,
     /// This node's spares, its options on restarts, and how often it has seen the job start again.
     pub restart: Standing,
-    /// Whether a node that joins takes the place of one that is lost. It is so with `--restart
-    /// rank`, except where a starter ends the job with each host.
+    /// Whether the job goes on when a node is lost, and a node that joins takes the place of the
+    /// lost one. It is so with `--restart rank`.
     pub heals: bool,
     /// The names of this run of the job, where the job starts again. `None` at the first start.
     pub run: Option<Run>,
@@ -75,7 +77,21 @@ impl Rendezvous {
                 "by this name the nodes meet on the first host of {option}; write a name that all hosts know, or give an address of that host with --rdzv-endpoint"
             ),
             Origin::Launcher => "give an address of that host with --rdzv-endpoint".to_owned(),
+            Origin::Service => "check --store (or DM_STORE), or name the host's address".to_owned(),
         }
+    }
+
+    /// Advises the user what to do for another job than the one that the store has.
+    pub fn advice_on_another_job(&self) -> &'static str {
+        match self.has_service() {
+            true => "for another job at the same time start another `devicemesh store`",
+            false => "for another job choose another port with --rdzv-endpoint",
+        }
+    }
+
+    /// Whether a `devicemesh store` serves the store, so that no node of the job does.
+    pub fn has_service(&self) -> bool {
+        matches!(self.origin, Origin::Service)
     }
 
     /// Whether this node meets nobody, because the job has one node and no endpoint.

@@ -48,6 +48,18 @@ impl Job<'_> {
         }
     }
 
+    /// Says that a node is lost and the job goes on. A starter of several hosts says it once for all
+    /// nodes.
+    pub fn tell_missed(&self, node: Option<u32>, text: String) {
+        match (&self.control, node) {
+            (Some(_), Some(node)) => say_gone(node, text),
+            (Some(_), None) => self.say(&format!("{text}; the job goes on without its ranks")),
+            (None, _) => self.say(&format!(
+                "{text}; the job goes on, and a node that joins takes its place: start the same devicemesh run again"
+            )),
+        }
+    }
+
     /// Tells a user at a terminal that a second key came too early to count.
     pub fn say_too_early(&self, signal: Signal) {
         if let Some(text) = too_early(signal).filter(|_| self.running() > 0 && io::stderr().is_terminal()) {

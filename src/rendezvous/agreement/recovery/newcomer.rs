@@ -4,7 +4,7 @@
 //! | the decision | the newcomer |
 //! |---|---|
 //! | an epoch with the newcomer as a member | is let in |
-//! | an epoch with it in `taken` | is refused if the epoch is made: the holder of the seat has lived after the knock |
+//! | an epoch with it in `taken` | is refused if the epoch is made: the process that has its rank has lived after the knock |
 //! | an epoch with it in `refused` | is refused: it asks for another mesh |
 //! | the end of the job, or a failure after which the job is over | is told that the job has ended |
 //! | anything else | waits for the next decision |
@@ -215,7 +215,7 @@ impl AtDoor {
         if std::mem::take(&mut self.doubts) {
             return match value == MADE.as_bytes() {
                 true => Err(self.refuse(self.taken())),
-                // The holder of the seat may be lost.
+                // The holder of the rank may be lost.
                 false => Ok(false),
             };
         }
@@ -278,32 +278,22 @@ impl AtDoor {
         error
     }
 
-    /// Returns the error of a newcomer whose seat or rank has another holder in the newest epoch,
-    /// which was made. Where a spare has the seat, nothing is wrong: the job does not need this
-    /// process, as if it had ended.
+    /// Returns the error of a newcomer whose rank is in the mesh of the newest epoch as another
+    /// process. That mesh was made.
     fn taken(&self) -> Error {
         let Recovery { me, epoch, epoch_number, .. } = &self.recovery;
         let rank = me.rank;
-        let (in_mesh, mut is_needed) = (epoch.in_mesh(), true);
-        let message = match in_mesh.iter().find(|member| member.rank == rank) {
-            Some(holder) if holder.ticket > 0 => format!(
-                "another process came back as rank {rank} before this one: it is process {} of that rank, and in the mesh of epoch {epoch_number}; end this process, or start it under another rank",
-                holder.ticket
-            ),
-            Some(_) => format!(
+        let in_mesh = epoch.in_mesh();
+        let holder = in_mesh.iter().find(|member| member.rank == rank);
+        let message = match holder.map_or(0, |holder| holder.ticket) {
+            0 => format!(
                 "rank {rank} lives, and has taken part in epoch {epoch_number} after this process came: end that process first, or start this one under another rank"
             ),
-            None => {
-                is_needed = false;
-                let seat = self.knocked.as_ref().map_or(0, |(note, _)| note.seat);
-                let holder = epoch.seats.get(seat).copied().flatten().map_or(-1, |holder| holder.rank);
-                format!(
-                    "rank {holder} has the place of rank {rank} in the mesh of epoch {epoch_number}, so nobody is missing there: end this process with exit code 0"
-                )
-            }
+            ticket => format!(
+                "another process came back as rank {rank} before this one: it is process {ticket} of that rank, and in the mesh of epoch {epoch_number}; end this process, or start it under another rank"
+            ),
         };
-        let status = if is_needed { Status::Mismatch } else { Status::InvalidState };
-        Error::new(status, message).with_ranks(&[rank])
+        Error::new(Status::Mismatch, message).with_ranks(&[rank])
     }
 
     /// Returns the error of a newcomer that asks for another mesh than that of the job.

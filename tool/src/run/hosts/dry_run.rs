@@ -32,7 +32,8 @@ pub fn show(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
     let folder = std::env::current_dir().map_or_else(|error| error.to_string(), |folder| folder.display().to_string());
     line("folder", &format!("{}, which every host needs", printable(&folder)));
     let port = plan.port.map_or("a port that is free there".to_owned(), |port| format!("port {port}"));
-    line("store", &format!("on {}, at {port}", plan.meeting));
+    let who = if options.meeting.service()?.is_some() { "a devicemesh store " } else { "" };
+    line("store", &format!("{who}on {}, at {port}", plan.meeting));
     let mut names: Vec<String> =
         forwarded(&options.hosts.forward)?.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
     names.sort_unstable();

@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, S
 
 use super::control::{SILENCE, when_without_starter};
 use super::failures::LISTED;
+use super::losses::Held;
 use super::job::{Starter, without_end};
 use super::node::{Node, State};
 use super::process::MESSAGE;
@@ -20,6 +21,7 @@ use crate::run::cause::{Cause, How};
 use crate::run::ending::TERM_TO_KILL;
 use crate::run::guard;
 use crate::run::identity::span;
+use crate::run::restart::Unit;
 use crate::run::signals::{is_impatient, too_early};
 use crate::stdio::cannot_write;
 use crate::words::listed;
@@ -63,12 +65,47 @@ impl Starter<'_> {
     /// Handles the exit code of a node.
     pub fn node_ended(&mut self, index: usize, code: u8) {
         self.nodes[index].state = State::Ended(code);
+        if self.left_behind.contains(&index) {
+            return;
+        }
         self.losses.ended(index, code);
         self.limit_the_end();
         // Node 0 serves the store, and it ends last unless it has failed early. A node that fails
-        // before all have met cannot tell the others, which would wait for it.
-        if code != 0 && (index == 0 || !self.has_met) {
+        // before all have met cannot tell the others, which would wait for it. And a node that does
+        // not reach a service any more does not end the job of the others.
+        let is_alone = self.has_service && self.teller == Some(index);
+        if code != 0 && (index == 0 || !self.has_met || is_alone) {
             self.end(code);
+        }
+    }
+
+    /// Whether the job goes on when this host is lost: with `--restart rank`, once the nodes have met,
+    /// and unless the store is lost with the host.
+    fn goes_on_without(&self, index: usize) -> bool {
+        let is_for_ranks = self.options.restart.standing().unit == Some(Unit::Rank);
+        let is_needed = index == 0 && !self.has_service;
+        let is_ending = self.reason.is_some() || self.code.is_some() || self.limit.is_some();
+        self.left_behind.contains(&index) || (is_for_ranks && self.has_met && !is_needed && !is_ending)
+    }
+
+    /// Goes on without a host that is lost. Its connection is closed, because a node there that is cut
+    /// off from the others must end its ranks.
+    fn leave_behind(&mut self, index: usize, text: &str) {
+        let is_own = self.losses.is_own(index);
+        if !self.left_behind.insert(index) {
+            return;
+        }
+        let node = &mut self.nodes[index];
+        if let Some(process) = &node.process {
+            process.kill();
+            if !is_own && !node.planned.is_local {
+                node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
+            }
+        }
+        self.say(&format!("{}; the job goes on without its ranks", printable(without_end(text))));
+        if self.left_behind.len() == self.nodes.len() {
+            self.give_reason("all hosts of the job are lost");
+            self.end(1);
         }
     }
 
@@ -163,9 +200,14 @@ impl Starter<'_> {
             return;
         }
         let (meeting, first, others) = (&self.meeting, first.target(), self.names(is_elsewhere));
-        let message = format!(
-            "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
-        );
+        let message = match self.has_service {
+            true => format!(
+                "--store {meeting} is a loopback address, so {first} and {others} cannot both reach it: give another address of its host"
+            ),
+            false => format!(
+                "--rdzv-endpoint {meeting} is a loopback address, so {others} cannot reach {first} there: leave --rdzv-endpoint out, or give another address of {first}"
+            ),
+        };
         self.give_reason(&printable(&message));
         self.end(1);
     }
@@ -215,14 +257,17 @@ impl Starter<'_> {
         }
         self.losses.own(gone);
         if self.losses.tell(gone) && self.code.is_none() {
-            self.say_loss(&text);
+            self.say_loss(gone, &text);
         }
     }
 
     /// Says what a node has said of a loss. If that is the first reason for the end, it is the
     /// reason from now on, without its end. If not, the job has lost one more host, as when a
     /// network fails.
-    fn say_loss(&mut self, text: &str) {
+    fn say_loss(&mut self, node: usize, text: &str) {
+        if self.goes_on_without(node) {
+            return self.leave_behind(node, text);
+        }
         if self.reason.is_some() {
             return self.say_later_loss(without_end(text));
         }
@@ -233,9 +278,16 @@ impl Starter<'_> {
 
     /// Says what other nodes have said of a loss, when the lost host has had its time.
     pub fn tell_losses(&mut self, all: bool) {
-        let Some((node, text)) = self.losses.take(all) else { return };
+        let Some(Held { from, node, text, .. }) = self.losses.take(all) else { return };
+        // A node that misses the store, while the node that serves the store is still there, is the
+        // lost one.
+        let is_there = self.nodes[node].process.is_some() && self.nodes[node].state == State::Working;
+        if node == 0 && is_there && self.goes_on_without(from) {
+            let name = self.nodes[from].numbered(from);
+            return self.leave_behind(from, &format!("{name} is lost: {}", without_end(&text)));
+        }
         if self.losses.tell(node) && self.code.is_none() {
-            self.say_loss(&text);
+            self.say_loss(node, &text);
         }
     }
 
@@ -262,6 +314,10 @@ impl Starter<'_> {
     /// Ends the job, because the connection to a node has ended.
     fn lose(&mut self, index: usize, text: String) {
         self.nodes[index].state = State::Lost;
+        if self.goes_on_without(index) {
+            self.losses.tell(index);
+            return self.leave_behind(index, &text);
+        }
         let is_new = self.losses.tell(index);
         match is_new {
             true if self.reason.is_some() => self.say_later_loss(&text),
@@ -424,13 +480,15 @@ impl Starter<'_> {
     /// reason, else the first code that is not 0 in the order of the nodes, because node 0 knows
     /// the job best, else 1 if a node is lost, and 0 if not.
     pub fn exit_code(&self) -> u8 {
-        let is_lost = self.nodes.iter().any(|node| node.state == State::Lost);
+        let is_lost = |(index, node): (usize, &Node)| node.state == State::Lost && !self.left_behind.contains(&index);
+        let is_lost = self.nodes.iter().enumerate().any(is_lost);
         self.losses.code().or(self.code).or(self.code_of_nodes()).unwrap_or(is_lost.into())
     }
 
     /// The first exit code of a node that is not 0, in the order of the nodes.
     fn code_of_nodes(&self) -> Option<u8> {
-        let codes = self.nodes.iter().map(|node| if let State::Ended(code) = node.state { code } else { 0 });
-        codes.into_iter().find(|code| *code != 0)
+        let here = self.nodes.iter().enumerate().filter(|(index, _)| !self.left_behind.contains(index));
+        let mut codes = here.map(|(_, node)| if let State::Ended(code) = node.state { code } else { 0 });
+        codes.find(|code| *code != 0)
     }
 }

@@ -8,13 +8,24 @@ use std::time::{Duration, Instant};
 /// which have the reason.
 const REASON: Duration = Duration::from_secs(2);
 
+/// The word of another node on a loss.
+pub struct Held {
+    /// The node that says it.
+    pub from: usize,
+    /// The node that is said to be lost.
+    pub node: usize,
+    pub text: String,
+    /// When it is told.
+    due: Instant,
+}
+
 /// The losses of the job.
 #[derive(Default)]
 pub struct Losses {
     /// The nodes whose loss the user knows.
     told: HashSet<usize>,
-    /// The word of another node on a loss, and when it is told.
-    held: Option<(usize, String, Instant)>,
+    /// What other nodes say of losses, until it is told.
+    held: Vec<Held>,
     /// The nodes of which another node has said that they have gone. Such a node may be there all
     /// the same, behind a network that is split.
     missed: HashSet<usize>,
@@ -27,9 +38,7 @@ pub struct Losses {
 impl Losses {
     /// Notes that the user learns of this loss now. Returns false where the user knows it already.
     pub fn tell(&mut self, node: usize) -> bool {
-        if self.held.as_ref().is_some_and(|(held, ..)| *held == node) {
-            self.held = None;
-        }
+        self.held.retain(|held| held.node != node);
         self.told.insert(node)
     }
 
@@ -46,20 +55,20 @@ impl Losses {
             return;
         }
         self.missed.insert(node);
-        if self.held.is_none() && !self.told.contains(&node) {
-            self.held = Some((node, text, Instant::now() + REASON));
+        if !self.told.contains(&node) {
+            self.held.push(Held { from, node, text, due: Instant::now() + REASON });
         }
     }
 
     /// When the word of another node is told.
     pub fn due(&self) -> Option<Instant> {
-        self.held.as_ref().map(|(_, _, due)| *due)
+        self.held.first().map(|held| held.due)
     }
 
-    /// The word of another node, at that moment or with `all` at any moment.
-    pub fn take(&mut self, all: bool) -> Option<(usize, String)> {
+    /// The next word of another node, at that moment or with `all` at any moment.
+    pub fn take(&mut self, all: bool) -> Option<Held> {
         let is_due = self.due().is_some_and(|due| all || Instant::now() >= due);
-        self.held.take_if(|_| is_due).map(|(node, text, _)| (node, text))
+        is_due.then(|| self.held.remove(0))
     }
 
     /// Notes that a node says itself that it has gone.
@@ -90,6 +99,11 @@ impl Losses {
 mod tests {
     use super::Losses;
 
+    /// The node that is told as lost now, and the text.
+    fn taken(losses: &mut Losses) -> Option<(usize, String)> {
+        losses.take(true).map(|held| (held.node, held.text))
+    }
+
     #[test]
     fn a_loss_is_told_once() {
         let mut losses = Losses::default();
@@ -97,12 +111,12 @@ mod tests {
         assert!(losses.take(false).is_none() && losses.due().is_some());
         // The reason comes in time.
         assert!(losses.tell(1));
-        assert!(losses.take(true).is_none() && !losses.tell(1));
+        assert!(taken(&mut losses).is_none() && !losses.tell(1));
         losses.hold(0, 1, "gone".to_owned());
-        assert!(losses.take(true).is_none());
+        assert!(taken(&mut losses).is_none());
         // No reason comes.
         losses.hold(0, 2, "gone".to_owned());
-        assert_eq!(losses.take(true), Some((2, "gone".to_owned())));
+        assert_eq!(taken(&mut losses), Some((2, "gone".to_owned())));
     }
 
     #[test]
@@ -110,12 +124,12 @@ mod tests {
         let mut losses = Losses::default();
         losses.hold(0, 2, "2 is out of reach".to_owned());
         losses.hold(2, 0, "0 is out of reach".to_owned());
-        assert_eq!(losses.take(true), Some((2, "2 is out of reach".to_owned())));
+        assert_eq!(taken(&mut losses), Some((2, "2 is out of reach".to_owned())));
         assert!(losses.tell(2));
         losses.hold(2, 0, "0 is out of reach".to_owned());
-        assert_eq!(losses.take(true), None);
+        assert_eq!(taken(&mut losses), None);
         losses.hold(1, 3, "3 is out of reach".to_owned());
-        assert_eq!(losses.take(true), Some((3, "3 is out of reach".to_owned())));
+        assert_eq!(taken(&mut losses), Some((3, "3 is out of reach".to_owned())));
     }
 
     #[test]

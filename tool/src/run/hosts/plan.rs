@@ -55,8 +55,9 @@ impl Plan {
             Planned { host, is_local, command }
         };
         let hosts: Vec<Planned> = hosts.into_iter().zip(local).map(plan).collect();
-        let (meeting, port) = match &options.meeting.rdzv_endpoint {
-            Some((host, port)) => (host.clone(), Some(*port)),
+        let service = options.meeting.service()?;
+        let (meeting, port) = match service.or(options.meeting.rdzv_endpoint.clone()) {
+            Some((host, port)) => (host, Some(port)),
             None => (meeting_host(&hosts), None),
         };
         Ok(Plan { hosts, meeting, port })

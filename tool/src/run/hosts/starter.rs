@@ -70,6 +70,8 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         next_alive: Instant::now() + ALIVE,
         failures: Failures::default(),
         losses: Losses::default(),
+        left_behind: HashSet::new(),
+        has_service: options.meeting.service()?.is_some(),
         reason: None,
         is_reason_above: false,
         teller: None,

@@ -4,10 +4,11 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use devicemesh::rendezvous::host_name;
-use devicemesh::rendezvous::store::{Store, TcpStore, split_last_word};
+use devicemesh::rendezvous::store::split_last_word;
 use devicemesh::wait::Wait;
 use serde::{Deserialize, Serialize};
 
+use super::board::Board;
 use super::keys;
 use super::peer::from_a_peer;
 use crate::run::assignment::run_name;
@@ -105,7 +106,7 @@ impl Entry {
 
     /// Returns why this node and the node that serves the store belong to two jobs, or `None` if
     /// they belong to one.
-    pub fn strangeness(&self, first: &Entry, store: &str) -> Option<String> {
+    pub fn strangeness(&self, first: &Entry, rendezvous: &Rendezvous) -> Option<String> {
         let id = |entry: &Entry| entry.id.as_ref().map_or("none".to_owned(), |id| format!("{id:?}"));
         let same_id = self.id.is_some() && self.id == first.id;
         let (why, advice) = if self.id != first.id {
@@ -115,9 +116,11 @@ impl Entry {
             (self.identity.difference(&first.identity, same_id)?.to_owned(), advice)
         };
         Some(format!(
-            "{store} serves {}, while this is {} on {self}: {why}. Two jobs need two ports in --rdzv-endpoint{advice}",
+            "{} serves {}, while this is {} on {self}: {why}. Two jobs need two {}{advice}",
+            rendezvous.store(),
             first.job(),
-            self.identity.describe(self.nodes)
+            self.identity.describe(self.nodes),
+            if rendezvous.has_service() { "`devicemesh store`s at one time" } else { "ports in --rdzv-endpoint" }
         ))
     }
 
@@ -174,7 +177,7 @@ pub fn list(entries: &[Entry]) -> String {
 
 /// Returns the cause that says that a node has gone, as its [`LastWord`] says. The entries of all
 /// nodes in the store give its name, as "node 1 (beta)". To read one entry takes `timeout` at most.
-pub fn gone(store: &TcpStore, nodes: u32, LastWord { arrival, is_killed }: LastWord, timeout: Duration) -> Cause {
+pub fn gone(store: &Board, nodes: u32, LastWord { arrival, is_killed }: LastWord, timeout: Duration) -> Cause {
     let read = |arrival: u32| {
         let text = store.try_get(&keys::node(arrival), &Wait::after(timeout)).ok().flatten()?;
         Entry::read(&text).ok()

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Status};
-use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
+use super::board::Board;
 use super::entry::{Entry, numbers};
 use super::keys::{self, OVER};
 use super::peer::read_cause;
@@ -24,7 +24,7 @@ const IS_MISSED: Duration = Duration::from_secs(60);
 pub struct Heir<'a> {
     pub shared: &'a Shared,
     pub rendezvous: &'a Rendezvous,
-    pub store: &'a TcpStore,
+    pub store: &'a Board,
     /// Its arrival number, which is higher than the number of nodes.
     pub arrival: u32,
 }
@@ -67,8 +67,9 @@ impl Heir<'_> {
                     return Ok(Ok(Taken { post, entries }));
                 }
             }
-            // The node that serves the store is not lost, because the job would have ended with it.
-            let Some(node) = self.rendezvous.node.filter(|node| *node != numbers[0]) else { return Ok(Err(entries)) };
+            // A node that serves the store is not lost, because the job would have ended with it.
+            let may_be_lost = |node: &u32| self.rendezvous.has_service() || *node != numbers[0];
+            let Some(node) = self.rendezvous.node.filter(may_be_lost) else { return Ok(Err(entries)) };
             // A node with a number may come before the job has missed the one that it replaces.
             match self.store.get_any(&[OVER, &keys::gone(gone + 1)], &progress.pause(IS_MISSED)) {
                 Ok(_) => {}

@@ -3,9 +3,9 @@
 
 use devicemesh::error::{Error, Status};
 use devicemesh::printable::printable;
-use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
+use super::board::Board;
 use super::entry::{Entry, LastWord, list, numbers};
 use super::heir::Heir;
 use super::keys::{self, GONE, LOCKED_OUT, NODES, OVER, SERVED, STRANGERS};
@@ -26,12 +26,9 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     let wait = shared.wait(rendezvous.timeout);
     let mut progress = Progress::new(shared, &wait, !rendezvous.all_report);
     let reached = reach(rendezvous, &wait, &mut progress).map_err(refused)?;
-    let Reached { store, place, server } = shared.reached.get_or_init(|| reached);
+    let Reached { store, place, server, begins } = shared.reached.get_or_init(|| reached);
     let me = Entry::of_this_node(rendezvous);
-    let nodes = match server {
-        None => compare_with_first(store, &me, rendezvous, &wait)?,
-        Some(_) => me.nodes,
-    };
+    let nodes = if *begins { me.nodes } else { compare_with_first(store, &me, rendezvous, &wait)? };
     let arrival = register(store, &me, server.is_some(), &wait).map_err(refused)?;
     // The job of the nodes that were there before goes on.
     let too_many = arrival > nodes;
@@ -45,10 +42,12 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
         };
         let _ = (shared.arrival.set(arrival), shared.post.set(taken.post.first));
         note_server(shared, &taken.entries);
-        let assignment = assign(rendezvous, &taken.entries, taken.post.first)?;
+        let assignment = assign(rendezvous, store.job(), &taken.entries, taken.post.first)?;
         return Ok(taken.complete(assignment, shared, me.host));
     }
-    let is_silent = !rendezvous.all_report && server.is_none();
+    // With a service, node 0 speaks for all.
+    let speaks = server.is_some() || (rendezvous.has_service() && rendezvous.node == Some(0));
+    let is_silent = !rendezvous.all_report && !speaks;
     let (entries, refused_node, locked_out) = (Vec::new(), String::new(), String::new());
     let mut arriving = Arriving {
         shared,
@@ -68,25 +67,28 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
         Ok(()) if too_many => Err(one_too_many(rendezvous, &entries)),
         Ok(()) => {
             note_server(shared, &entries);
-            assign(rendezvous, &entries, arrival)
+            assign(rendezvous, store.job(), &entries, arrival)
         }
         Err(cause) if too_many || shared.is_cancelled() => Err(cause),
         Err(cause) => Err(shared.end(cause)),
     }
 }
 
-/// Notes which node serves the store: the first one.
+/// Notes which node serves the store: the first one, where it is not a service.
 fn note_server(shared: &Shared, entries: &[Entry]) {
+    if shared.reached.get().is_some_and(|reached| reached.store.job().is_some()) {
+        return;
+    }
     let number = numbers(entries)[0];
     let _ = shared.serving.set((format!("node {number} ({})", entries[0].host), number));
 }
 
 /// Returns how many nodes the job has whose store this is. Fails where it is another job. That job
 /// goes on, and its nodes that wait learn which node was refused.
-fn compare_with_first(store: &TcpStore, me: &Entry, rendezvous: &Rendezvous, wait: &Wait) -> Result<u32, Cause> {
+fn compare_with_first(store: &Board, me: &Entry, rendezvous: &Rendezvous, wait: &Wait) -> Result<u32, Cause> {
     let refused = |error: Error| Cause::Refused { message: error.message().to_owned() };
     let first = Entry::read(&store.get(&keys::node(1), wait).map_err(refused)?)?;
-    let Some(message) = me.strangeness(&first, &rendezvous.store()) else { return Ok(first.nodes) };
+    let Some(message) = me.strangeness(&first, rendezvous) else { return Ok(first.nodes) };
     let tell = || -> Result<(), Error> {
         let wait = Wait::after(TELL);
         let count = store.add(STRANGERS, 1, &wait)?;
@@ -100,10 +102,10 @@ fn compare_with_first(store: &TcpStore, me: &Entry, rendezvous: &Rendezvous, wai
 
 /// Leaves this node's entry in the store. Returns its arrival number, which is 1 for the node that
 /// serves the store.
-fn register(store: &TcpStore, me: &Entry, serves: bool, wait: &Wait) -> Result<u32, Error> {
+fn register(store: &Board, me: &Entry, serves: bool, wait: &Wait) -> Result<u32, Error> {
     let arrival = store.add(NODES, 1, wait)?;
     if !store.leave_last_word(GONE, arrival.to_string().as_bytes(), wait)? {
-        return Err(Error::store(format!("{} is not served by a devicemesh run", store.name())));
+        return Err(Error::store(format!("{} is not served by libdevicemesh", store.name())));
     }
     let text = serde_json::to_vec(me).map_err(|error| Error::internal(error.to_string()))?;
     store.set(&keys::node(arrival), &text, wait)?;
@@ -117,7 +119,7 @@ fn register(store: &TcpStore, me: &Entry, serves: bool, wait: &Wait) -> Result<u
 struct Arriving<'a> {
     shared: &'a Shared,
     rendezvous: &'a Rendezvous,
-    store: &'a TcpStore,
+    store: &'a Board,
     place: &'a Place,
     me: Entry,
     /// The arrival number of this node.
@@ -223,17 +225,19 @@ impl Arriving<'_> {
 
 fn one_too_many(rendezvous: &Rendezvous, entries: &[Entry]) -> Cause {
     let message = format!(
-        "{} serves {}, which has its {} already ({}): for another job choose another port with --rdzv-endpoint",
+        "{} serves {}, which has its {} already ({}): {}",
         rendezvous.store(),
         entries[0].job(),
         if entries.len() == 1 { "node".to_owned() } else { format!("{} nodes", entries.len()) },
-        list(entries)
+        list(entries),
+        rendezvous.advice_on_another_job()
     );
     Cause::Refused { message }
 }
 
-/// This node's share of the ranks. Node 0 has the first ranks.
-fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<Assignment, Cause> {
+/// This node's share of the ranks. Node 0 has the first ranks. `job` is the number of the job in the
+/// store of a service.
+fn assign(rendezvous: &Rendezvous, job: Option<u64>, entries: &[Entry], arrival: u32) -> Result<Assignment, Cause> {
     let numbers = numbers(entries);
     let index = arrival as usize - 1;
     let node = numbers[index];
@@ -271,5 +275,6 @@ fn assign(rendezvous: &Rendezvous, entries: &[Entry], arrival: u32) -> Result<As
         restarts: oldest.restart.restarts.min(rendezvous.restart.most),
         rejoins: 0,
         max_restarts: rendezvous.restart.most,
+        job,
     })
 }

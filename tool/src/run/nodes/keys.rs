@@ -3,6 +3,8 @@
 
 use std::fmt::Display;
 
+/// The beginning of the keys of a job.
+pub const PREFIX: &str = "devicemesh/run/";
 pub const OVER: &str = "devicemesh/run/over";
 pub const AT_ONCE: &str = "devicemesh/run/at_once";
 pub const SUCCESS: &str = "devicemesh/run/success";
@@ -11,6 +13,10 @@ pub const SERVED: &str = "devicemesh/run/served";
 pub const GONE: &str = "devicemesh/run/gone";
 /// The server itself writes this key, where it has refused connections because of their secrets.
 pub const LOCKED_OUT: &str = "devicemesh/refused";
+/// The number of the newest job in the store of a service, or of one before it.
+pub const JOBS: &str = "devicemesh/run/jobs";
+/// Set by the node that begins a job in the store of a service. It is a key of that job.
+pub const FIRST: &str = "first";
 pub const STRANGERS: &str = "devicemesh/run/strangers";
 
 pub fn node(arrival: impl Display) -> String {

@@ -27,7 +27,8 @@ impl Place {
         let is_local = rendezvous.nodes > 1 && addresses.iter().all(IpAddr::is_loopback);
         let remark = match is_local {
             true => format!(
-                "; only this host reaches {host}{known}, so nodes on several hosts need another --rdzv-endpoint"
+                "; only this host reaches {host}{known}, so nodes on several hosts need another {}",
+                if rendezvous.has_service() { "--store" } else { "--rdzv-endpoint" }
             ),
             false => String::new(),
         };

@@ -8,9 +8,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use devicemesh::error::Result;
-use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
+use super::board::Board;
 use super::entry::LastWord;
 use super::keys;
 
@@ -37,7 +37,7 @@ impl Post {
 
 /// Reads all posts, and how many tools have gone. Each question to the store takes `timeout` at
 /// most.
-pub fn posts(store: &TcpStore, nodes: u32, timeout: Duration) -> Result<(Vec<Post>, usize)> {
+pub fn posts(store: &Board, nodes: u32, timeout: Duration) -> Result<(Vec<Post>, usize)> {
     let ask = |key: &str| store.try_get(key, &Wait::after(timeout));
     let (mut gone, mut words) = (HashSet::new(), 0);
     while let Some(word) = ask(&keys::gone(words + 1))? {

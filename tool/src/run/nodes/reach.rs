@@ -10,24 +10,26 @@ use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::{Deadline, Wait};
 use rustix::io::Errno;
 
+use super::board::Board;
 use super::keys::{OVER, SERVED};
 use super::name::wait_for_name;
 use super::place::Place;
 use super::port::{is_taken_by_a_stranger, listener};
 use super::progress::Progress;
+use super::service;
 use super::shared::Reached;
 use crate::run::rendezvous::{Origin, Rendezvous, is_here, is_loopback};
 
 /// How long one attempt to connect lasts. After that a node that could serve the store itself
 /// checks whether its port is free now.
-const TRY: Duration = Duration::from_secs(1);
+pub const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served, and how long the port may
 /// be in use by a process of another user that gives no answer as a store.
 const MARKED: Duration = Duration::from_secs(10);
 /// How long node 0 looks for a store at an endpoint that is at another host.
 const ELSEWHERE: Duration = Duration::from_secs(3);
 /// The variable that the errors about a secret name.
-const SECRET: &str = "DM_STORE_SECRET";
+pub const SECRET: &str = "DM_STORE_SECRET";
 /// The pause before a node looks again whether the server of a job that is over has gone.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -41,6 +43,9 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
     let addresses = wait_for_name(rendezvous, wait, progress)?;
     let place = Place::new(rendezvous, &addresses);
     progress.remark(place.remark.clone());
+    if rendezvous.has_service() {
+        return service::enter(rendezvous, place, wait, progress);
+    }
     let began = Instant::now();
     loop {
         wait.look_around()?;
@@ -52,7 +57,7 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
             Some(Err(error)) if must_serve && !in_use(&error) => {
                 let store = store_elsewhere(rendezvous, secret, &error, wait)?;
                 return match store {
-                    Some(store) => Ok(Reached { store, place, server: None }),
+                    Some(store) => Ok(Reached { store: Board::new(store, None), place, server: None, begins: false }),
                     None => Err(cannot_serve(rendezvous, &place, &error)),
                 };
             }
@@ -99,10 +104,10 @@ pub fn reach(rendezvous: &Rendezvous, wait: &Wait, progress: &mut Progress<'_>) 
                 }
                 progress.say(warning);
             }
-            return Ok(Reached { store, place, server });
+            return Ok(Reached { store: Board::new(store, None), place, server, begins: true });
         }
         match is_current(&store, rendezvous, wait) {
-            Ok(true) => return Ok(Reached { store, place, server }),
+            Ok(true) => return Ok(Reached { store: Board::new(store, None), place, server: None, begins: false }),
             // The server of an earlier job is just ending.
             Ok(false) => std::thread::sleep(PAUSE),
             Err(error) if error.status() == Status::Store && !wait.deadline.passed() => std::thread::sleep(PAUSE),
@@ -148,7 +153,7 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
     let host = match rendezvous.origin {
         Origin::Endpoint => "the host that --rdzv-endpoint names".to_owned(),
         Origin::Hosts(option) => format!("the first host of {option}"),
-        Origin::Launcher => rendezvous.host.clone(),
+        Origin::Launcher | Origin::Service => rendezvous.host.clone(),
     };
     Error::timeout(format!(
         "nobody serves {} after {} s; {} must run on {host}, and its port be open to the others ({}){}",
@@ -163,7 +168,7 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
 /// The error of a node that the store refuses because of its secret. Where one terminal shows all
 /// nodes, the error names the node. The name stands behind a semicolon, so that a starter of
 /// hundreds of such nodes shows the error once.
-fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
+pub fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
     let host = |node: u32| Some((node, rendezvous.hosts.get(node as usize)?));
     match rendezvous.node.and_then(host) {
         Some((node, host)) => Error::store(format!("{}; node {node} ({host}) was refused", error.message())),
@@ -225,7 +230,7 @@ fn no_store(rendezvous: &Rendezvous) -> Error {
 
 /// Returns why a connection failed, because the error's own message has only the time of the last
 /// try.
-fn why(error: &Error) -> String {
+pub fn why(error: &Error) -> String {
     match error.os_error() {
         0 => error.message().to_owned(),
         code => io::Error::from_raw_os_error(code).to_string(),
@@ -238,7 +243,7 @@ fn is_current(store: &TcpStore, rendezvous: &Rendezvous, wait: &Wait) -> Result<
     match store.get_any(&[OVER, SERVED], &soon) {
         Ok((found, _)) => Ok(found != 0),
         Err(error) if error.status() == Status::Timeout => Err(Error::invalid(format!(
-            "what listens at {} is a store, but none of a devicemesh run with --rdzv-endpoint: choose another port",
+            "what listens at {} is a store, but none of a devicemesh run with --rdzv-endpoint: choose another port, or name it by --store if it is a `devicemesh store`",
             rendezvous.store()
         ))),
         Err(error) => Err(error),

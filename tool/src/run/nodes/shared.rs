@@ -7,11 +7,12 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use devicemesh::error::{Error, Status};
-use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::store::Server;
 use devicemesh::wait::{Cancel, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use super::board::Board;
 use super::keys::{self, AT_ONCE, OVER, SUCCESS};
 use super::peer::read_cause;
 use super::place::Place;
@@ -30,6 +31,9 @@ const CLOSED: [Option<Errno>; 4] = [None, Some(Errno::CONNRESET), Some(Errno::PI
 pub enum News {
     /// A line for the user.
     Note(String),
+    /// A node is lost, as the text says, and the job goes on. The number is not known where the
+    /// store does not say which node it was.
+    Missed { node: Option<u32>, text: String },
     /// All nodes have arrived.
     Joined(Assignment),
     /// The job is over on every node for this cause.
@@ -61,17 +65,21 @@ pub struct Shared {
     pub arrival: OnceLock<u32>,
     /// The arrival number of the node whose place this node has taken, where it has.
     pub post: OnceLock<u32>,
-    /// The name and the number of the node that serves the store, once they are known.
+    /// The name and the number of the node that serves the store, once they are known. Never set
+    /// where a service has the store.
     pub serving: OnceLock<(String, u32)>,
 }
 
 /// The job's store.
 pub struct Reached {
-    pub store: TcpStore,
+    pub store: Board,
     /// Where the store is, for messages.
     pub place: Place,
     /// Its server, where this node serves it.
     pub server: Option<Server>,
+    /// Whether this node has begun the job: it serves the store, or it was the first one in the store
+    /// of a service.
+    pub begins: bool,
 }
 
 impl Shared {
@@ -185,11 +193,16 @@ impl Shared {
         let timed_out = error.status() == Status::Timeout || error.os_error() == Errno::TIMEDOUT.raw_os_error();
         let what = if timed_out { "is out of reach" } else { "has gone" };
         let is_closed = CLOSED.iter().any(|closed| error.os_error() == closed.map_or(0, Errno::raw_os_error));
+        let is_service = self.reached.get().is_some_and(|reached| reached.store.job().is_some());
+        let (program, end) = if is_service { ("store", "has ended") } else { ("run", "was killed") };
         let why = match timed_out {
-            true => "its host or the network is down",
-            false if is_closed => "its devicemesh run was killed",
-            false => "its devicemesh run was killed, or its host or the network is down",
+            true => "its host or the network is down".to_owned(),
+            false if is_closed => format!("its devicemesh {program} {end}"),
+            false => format!("its devicemesh {program} {end}, or its host or the network is down"),
         };
+        if is_service {
+            return Cause::Lost { message: format!("the store at {at} {what}: {why}"), number: None };
+        }
         let message = format!("{who} {what}, and with it the store at {at}: {why}");
         Cause::Lost { message, number: serving.map(|(_, number)| *number) }
     }
@@ -199,6 +212,8 @@ impl Shared {
 mod tests {
     use std::sync::mpsc::channel;
 
+    use devicemesh::rendezvous::store::TcpStore;
+
     use super::*;
 
     #[test]
@@ -207,7 +222,8 @@ mod tests {
         let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &Wait::after(TELL)).unwrap();
         let place = Place { at: String::new(), remark: String::new() };
         let shared = Shared::new(2, false, channel().0).unwrap();
-        let _ = shared.reached.set(Reached { store, place, server: Some(server) });
+        let store = Board::new(store, None);
+        let _ = shared.reached.set(Reached { store, place, server: Some(server), begins: true });
         let in_store =
             || [OVER, AT_ONCE].map(|key| shared.reached.get().unwrap().store.try_get(key, &Wait::after(TELL)));
         assert!(matches!(shared.end(Cause::Ordered), Cause::Ordered));

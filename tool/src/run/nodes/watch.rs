@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use devicemesh::rendezvous::store::{Store, TcpStore};
 use devicemesh::wait::Wait;
 
+use super::board::Board;
 use super::entry::{LastWord, gone};
 use super::keys::{self, AT_ONCE, NODES, OVER};
 use super::peer::read_cause;
@@ -58,15 +58,13 @@ pub fn watch(shared: &Shared, mut over: bool) {
 }
 
 /// Ends the job where the tool that has gone had not finished.
-fn tool_has_gone(shared: &Shared, store: &TcpStore, word: LastWord) {
+fn tool_has_gone(shared: &Shared, store: &Board, word: LastWord) {
     let Some(post) = post_of(shared, store, word.arrival) else { return };
     match store.try_get(&keys::finished(post), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
         Ok(None) if shared.heals => {
             let lost = gone(store, shared.nodes, LastWord { arrival: post, ..word }, TELL);
-            shared.tell(News::Note(format!(
-                "{lost}; the job goes on, and a node that joins takes its place: start the same devicemesh run again"
-            )));
+            shared.tell(News::Missed { node: lost.lost_node(), text: lost.to_string() });
             shared.end_if_all_have_finished();
         }
         Ok(None) => {
@@ -79,7 +77,7 @@ fn tool_has_gone(shared: &Shared, store: &TcpStore, word: LastWord) {
 
 /// The post of a tool that has gone. `None` where it was never part of the job, because all nodes
 /// were there when it arrived, or because it has not taken the place of one that was lost.
-fn post_of(shared: &Shared, store: &TcpStore, arrival: u32) -> Option<u32> {
+fn post_of(shared: &Shared, store: &Board, arrival: u32) -> Option<u32> {
     if arrival <= shared.nodes {
         return Some(arrival);
     }
@@ -88,7 +86,7 @@ fn post_of(shared: &Shared, store: &TcpStore, arrival: u32) -> Option<u32> {
 }
 
 /// How many nodes have arrived so far.
-fn arrived(store: &TcpStore) -> usize {
+fn arrived(store: &Board) -> usize {
     let count = store.try_get(NODES, &Wait::after(TELL)).ok().flatten();
     count.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(1)
 }

@@ -1,0 +1,239 @@
+"""`devicemesh run --restart rank` on several hosts (tests/netlab.py): ranks, nodes and hosts are lost, and
+the ranks of examples/recover.c go on and come back. test_restarts.py has what the tool itself does there,
+with shell scripts as ranks, and test_run_store.py the same for `--store`."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from hostranks import SILENCE
+from lost_ranks.job import HOST
+from netlab import Lab
+from sshd import Sshd
+from support.paths import LINK, TOOL
+from support.pinned import Unavailable
+from support.processes import environment, wait_until
+from support.tool import PATIENCE
+
+NODES = ("alpha", "beta", "gamma")
+PORT = 29400
+# A job ends well within this many seconds, also on a busy machine.
+END = 150
+HEALS = ("--restart", "rank", "--max-restarts", 3)
+# How long the ranks wait for a process that takes an empty place, in milliseconds.
+REPLACE = 60000
+
+
+class Nodes(Lab):
+    """Hosts, the tools on them, and what all of them say."""
+
+    def __init__(self, program, folder):
+        super().__init__((*NODES, "store"), folder)
+        self.program, self.said, self.changed, self.tools, self.readers = program, [], threading.Condition(), {}, []
+
+    def command(self, options, arguments):
+        return [*map(str, (TOOL, "run", "--failure-grace", 5, "--grace-period", 5, *options, "--", self.program, *arguments))]
+
+    def start(self, host, *command, **variables):
+        """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a kernel."""
+        self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **variables))
+        self.readers.append(threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True))
+        self.readers[-1].start()
+
+    def node(self, number, where, *options, spares=0, steps=1500, replace=REPLACE):
+        """A node of a job by hand."""
+        every = ("--nnodes", len(NODES), "--node-rank", number, "-n", 2, *HEALS, *where, *options)
+        self.start(NODES[number], *self.command(every, (steps, spares, replace)))
+
+    def nodes(self, *where, **more):
+        for number in range(len(NODES)):
+            self.node(number, where, **more)
+
+    def read(self, host, pipe):
+        for line in pipe:
+            with self.changed:
+                self.said.append(f"{host}: {line}")
+                self.changed.notify_all()
+
+    def text(self):
+        return "".join(self.said)
+
+    def wait_for(self, *patterns):
+        """Waits until all of these patterns are in what the tools and the ranks have said."""
+        with self.changed:
+            is_there = self.changed.wait_for(lambda: all(re.search(pattern, self.text()) for pattern in patterns), END)
+        assert is_there, f"nobody has said {[pattern for pattern in patterns if not re.search(pattern, self.text())]}:\n{self.text()}"
+
+    def pid(self, rank):
+        return int(re.findall(rf"rank {rank} is process (\d+)", self.text())[-1])
+
+    def ends(self, *hosts):
+        """The tools of these hosts end well, and nothing is left to read."""
+        for host in hosts:
+            try:
+                code = self.tools[host].wait(END)
+            except subprocess.TimeoutExpired:
+                code = f"none after {END} s"
+            assert code == 0, f"exit code {code} on {host}:\n{self.text()}"
+
+    def done(self):
+        """The ranks that are done, with the number of replicas."""
+        for reader in self.readers:
+            reader.join(PATIENCE)
+        return {int(rank): int(replicas) for rank, replicas in re.findall(r"rank (\d+) is done with (\d+) replicas", self.text())}
+
+    def serve(self, **variables):
+        """Starts a store of its own on a host of its own. Gives the options that name it."""
+        address = self.hosts["store"].ipv4
+        self.start("store", TOOL, "store", "--listen", f"{address}:{PORT}", **variables)
+        self.wait_for("store: serving ")
+        return "--store", f"{address}:{PORT}"
+
+
+@pytest.fixture
+def lab(programs, tmp_path):
+    with Nodes(programs.c("examples/recover.c", name="recover-example", link=LINK), tmp_path / "lab") as lab:
+        yield lab
+        print(lab.text())
+
+
+ENDPOINT = ("--rdzv-endpoint", f"alpha:{PORT}")
+FULL = {rank: 3 for rank in range(6)}
+
+
+def test_a_rank_comes_back_on_a_node_without_the_store(lab):
+    lab.nodes(*ENDPOINT)
+    lab.wait_for("rank 4 is at step 20")
+    os.kill(lab.pid(4), signal.SIGKILL)
+    lab.wait_for("rank 4 came back in epoch 1")
+    lab.ends(*NODES)
+    assert lab.done() == FULL, lab.text()
+    assert re.search(r"gamma: .*rank 4 .* on gamma was killed by signal 9 \(SIGKILL\); it starts again \(restart 1 of 3\)", lab.text())
+
+
+def test_the_ranks_of_a_lost_node_come_back_when_a_node_joins(lab):
+    lab.nodes(*ENDPOINT)
+    lab.wait_for("rank 5 is at step 20")
+    lab.tools["gamma"].kill()
+    lab.wait_for(r"node 2 \(gamma\) has gone: its devicemesh run was killed; the job goes on")
+    lab.node(2, ENDPOINT)
+    lab.wait_for("rank 4 came back", "rank 5 came back")
+    lab.ends(*NODES)
+    assert lab.done() == FULL, lab.text()
+
+
+def test_spares_of_the_other_nodes_take_the_places_of_a_lost_node(lab):
+    """Each node has a spare, of which the lost node takes one with it. The ranks of beta are 2, 3 and the spare 7."""
+    lab.nodes(*ENDPOINT, *("--spares", 1), spares=3, replace=0)
+    lab.wait_for("rank 3 is at step 20")
+    lab.tools["beta"].kill()
+    lab.wait_for("rank 6 goes on in epoch", "rank 8 goes on in epoch")
+    lab.ends("alpha", "gamma")
+    assert lab.done() == {rank: 3 for rank in (0, 1, 4, 5, 6, 8)}, lab.text()
+
+
+@pytest.mark.lengthy
+def test_a_silent_host_is_missed_and_the_others_go_on(lab):
+    """The store misses the host after half a minute; the ranks miss it in their collectives, after two seconds."""
+    lab.nodes(*ENDPOINT, steps=200000, replace=0)
+    lab.wait_for("rank 2 is at step 20")
+    lab.cut("beta")
+    lab.wait_for(r"node 1 \(beta\) has gone: its host or the network is down; the job goes on", "rank 0 goes on in epoch", "rank 4 goes on in epoch")
+    lab.tools["alpha"].terminate()
+    assert lab.tools["gamma"].wait(END) == 143, lab.text()
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_with_a_store_of_its_own_no_node_is_needed(lab, lost):
+    where = lab.serve()
+    lab.nodes(*where)
+    lab.wait_for(f"rank {2 * lost} is at step 20")
+    lab.tools[NODES[lost]].kill()
+    lab.wait_for(rf"node {lost} \({NODES[lost]}\) has gone: its devicemesh run was killed; the job goes on")
+    lab.node(lost, where)
+    lab.wait_for(f"rank {2 * lost} came back", f"rank {2 * lost + 1} came back")
+    lab.ends(*NODES)
+    assert lab.done() == FULL, lab.text()
+
+
+@pytest.fixture
+def ssh(lab, tmp_path):
+    """A function that starts a job on all hosts from the host of the store."""
+    try:
+        agent = Sshd(lab, NODES, tmp_path).agent
+    except Unavailable as why:
+        pytest.skip(str(why))
+
+    def start(*options, steps=1500, replace=0):
+        # The program's ranks must know the hosts apart, and a host has no variable of its own.
+        wrapper = tmp_path / "rank"
+        wrapper.write_text(f'#!/bin/sh\nexport {HOST}=$(hostname)\nexec "$@"\n')
+        wrapper.chmod(0o755)
+        command = (TOOL, "run", "--rsh-agent", agent, "--hosts", ",".join(NODES), "-n", 2, "--failure-grace", 5, "--grace-period", 5, *HEALS, *options)
+        lab.start("store", *command, "--", wrapper, lab.program, steps, 0, replace)
+
+    return start
+
+
+def tools_of_hosts(lab, rank):
+    """The process of the `devicemesh run` that has started a rank."""
+    keeper = int(open(f"/proc/{lab.pid(rank)}/stat").read().split()[3])
+    return int(open(f"/proc/{keeper}/stat").read().split()[3])
+
+
+def test_a_rank_comes_back_on_a_host(lab, ssh):
+    ssh(replace=REPLACE)
+    lab.wait_for("rank 4 is at step 20")
+    os.kill(lab.pid(4), signal.SIGKILL)
+    lab.wait_for("rank 4 came back in epoch 1")
+    lab.ends("store")
+    assert lab.done() == FULL, lab.text()
+
+
+@pytest.mark.parametrize("lost, has_service", [(1, False), (0, True)], ids=["a host", "the first host, with a store of its own"])
+def test_the_job_goes_on_without_a_lost_host(lab, ssh, lost, has_service, tmp_path):
+    options = lab.serve() if has_service else ()
+    ssh(*options)
+    lab.wait_for(f"rank {2 * lost} is at step 20")
+    os.kill(tools_of_hosts(lab, 2 * lost), signal.SIGKILL)
+    lab.wait_for(rf"node {lost} \({NODES[lost]}\) has gone: its devicemesh run was killed; the job goes on without its ranks\n")
+    lab.ends("store")
+    assert lab.done() == {rank: 2 for rank in range(6) if rank // 2 != lost}, lab.text()
+    assert len(re.findall("has gone", lab.text())) == 1, lab.text()
+
+
+def test_the_job_ends_with_the_host_of_the_store(lab, ssh):
+    ssh()
+    lab.wait_for("rank 0 is at step 20")
+    os.kill(tools_of_hosts(lab, 0), signal.SIGKILL)
+    assert lab.tools["store"].wait(END) == 1, lab.text()
+    lab.done()
+    assert "goes on without" not in lab.text() and re.search(r"node 0 \(alpha\) has gone", lab.text()), lab.text()
+
+
+def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
+    """The node there loses its starter, so it ends its ranks, and says nothing to the others."""
+    ssh()
+    lab.wait_for("rank 4 is at step 20")
+    pid = tools_of_hosts(lab, 4)
+    # The ssh to gamma is a process of the host of the store.
+    found = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_ssh_to("gamma", name)]
+    assert len(found) == 1, found
+    os.kill(found[0], signal.SIGKILL)
+    lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks\n")
+    lab.ends("store")
+    assert lab.done() == {rank: 2 for rank in range(4)}, lab.text()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the node on gamma has ended", PATIENCE)
+
+
+def is_ssh_to(host, pid):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split("\0")
+    except OSError:
+        return False
+    return words[0] == "ssh" and host in words

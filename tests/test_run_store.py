@@ -1,0 +1,211 @@
+"""`devicemesh run --store`: nodes that meet in a `devicemesh store`, so that the job needs none of them.
+test_lost_nodes.py has real ranks on hosts of their own."""
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from support.paths import TOOL
+from support.processes import environment, kill_all, run
+from support.tool import HERE, PATIENCE, SLEEP, ends
+
+QUICK = ("--failure-grace", "0.1", "--grace-period", "1")
+# What each rank says of the store and of its job there.
+PLACE = "echo $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_USE_AGENT_STORE $DM_STARTED_BY_RUN"
+
+
+@pytest.fixture
+def spawn():
+    """Starts the tool; it ends with the test."""
+    started = []
+
+    def one(*command, **variables):
+        started.append(subprocess.Popen([TOOL, *map(str, command)], env=environment(without=["DM_", "NO_COLOR"], **variables), text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield one
+    kill_all(started)
+
+
+@pytest.fixture
+def store(spawn, free_port):
+    """A store of its own, at `address`."""
+    address = f"127.0.0.1:{free_port()}"
+
+    def serve():
+        service = spawn("store", "--listen", address)
+        assert service.stdout.readline().startswith(f"serving tcp://{address}"), service.stderr.read()
+        service.address, service.again = address, serve
+        return service
+
+    return serve()
+
+
+@pytest.fixture
+def nodes(spawn, store):
+    """A function that starts nodes of one job, one for each text of options."""
+    def begin(*each, script=SLEEP, **variables):
+        return [spawn("run", "--store", store.address, "--nnodes", 2, *QUICK, *options.split(), "--", "/bin/sh", "-c", script, **variables) for options in each]
+
+    return begin
+
+
+def line(tool):
+    return tool.stdout.readline().strip()
+
+
+def says(tool, text):
+    for said in tool.stderr:
+        if text in said:
+            return said
+    raise AssertionError(f"the tool has not said {text!r}")
+
+
+def waiting(tmp_path):
+    """A script whose rank ends well when there is a file, and the file."""
+    go = tmp_path / "go"
+    return f"echo $RANK $DM_JOIN; until test -e {go}; do sleep 0.02; done", go
+
+
+def test_one_job_after_the_other(nodes, store):
+    """Each has a number, by which the library keeps their keys apart."""
+    for number in (1, 2):
+        said = sorted(ends(node, 0)[0] for node in nodes("-n 1", "-n 1", script=PLACE))
+        assert said == [f"{rank} 2 {store.address} True {store.address}/{number}\n" for rank in (0, 1)]
+
+
+def test_a_job_after_one_whose_nodes_were_killed(nodes):
+    both = nodes("-n 1", "-n 1", script=f"echo $RANK; {SLEEP}")
+    assert sorted(line(node) for node in both) == ["0", "1"]
+    for node in both:
+        node.kill()
+    for node in nodes("-n 2", "-n 1", script="exit 0"):
+        ends(node, 0)
+
+
+def test_ranks_of_jobs_in_one_store_meet_their_own(nodes, programs):
+    hello = programs.c("examples/hello_mesh.c", name="hello-in-store")
+    for _ in range(2):
+        said = "".join(ends(node, 0)[0] for node in nodes("-n 1", "-n 1", script=f"exec {hello}"))
+        assert "rank 1 at " in said, said
+
+
+def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
+    script, go = waiting(tmp_path)
+    both = nodes("-n 1", "-n 1", script=script)
+    assert sorted(line(node) for node in both) == ["0", "1"]
+    other = spawn("run", "--store", store.address, "-n", 1, "--", "true")
+    assert re.search(rf"tcp://{store.address} serves the job .* Two jobs need two `devicemesh store`s at one time", ends(other, 1)[1])
+    (more, ) = nodes("-n 1", script=script)
+    assert "for another job at the same time start another `devicemesh store`" in ends(more, 1)[1]
+    go.touch()
+    for node in both:
+        ends(node, 0)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_any_node_may_be_lost_and_replaced(nodes, tmp_path, lost):
+    """Twice, and the nodes were started in the order of their numbers, so node 0 has begun the job."""
+    script, go = waiting(tmp_path)
+    options = [f"--node-rank {number} -n 1 --restart rank --max-restarts 1" for number in (0, 1)]
+    (first, ) = nodes(options[0], script=script)
+    says(first, "waiting for ")
+    both = [first, *nodes(options[1], script=script)]
+    assert [line(node) for node in both] == ["0", "1"]
+    for _ in range(2):
+        both[lost].kill()
+        said = says(both[1 - lost], f"node {lost} ({HERE}) has gone")
+        assert said.endswith("its devicemesh run was killed; the job goes on, and a node that joins takes its place: start the same devicemesh run again\n"), said
+        (both[lost], ) = nodes(options[lost], script=script)
+        assert line(both[lost]) == f"{lost} running"
+    go.touch()
+    for node in both:
+        ends(node, 0)
+
+
+def test_the_job_starts_again_as_another_job_in_the_store(nodes):
+    script = f"{PLACE} $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; test $RANK = 1 && exit 3; {SLEEP}"
+    ended = [ends(node, 0) for node in nodes("-n 1 --max-restarts 1", "-n 1 --max-restarts 1", script=script)]
+    jobs = sorted(said.split("/")[1] for out, _ in ended for said in out.splitlines())
+    assert jobs == ["1 0", "1 0", "2 1", "2 1"], ended
+    assert all(f"the job had 1 restart, because rank 1 on {HERE} exited with code 3\n" in err for _, err in ended), ended
+
+
+def test_the_job_ends_with_the_store(nodes, store):
+    both = nodes("-n 1", "-n 1", script=f"echo $RANK; {SLEEP}")
+    assert sorted(line(node) for node in both) == ["0", "1"]
+    store.kill()
+    for node in both:
+        _, err = ends(node, 1)
+        assert f"the store at tcp://{store.address} has gone: its devicemesh store has ended; 1 rank here still runs" in err, err
+
+
+def test_a_job_starts_again_when_the_store_is_back(nodes, store):
+    both = nodes("-n 1 --max-restarts 1", "-n 1 --max-restarts 1", script=f"echo $RANK; test $TORCHELASTIC_RESTART_COUNT = 1 || {SLEEP}")
+    assert sorted(line(node) for node in both) == ["0", "1"]
+    store.kill()
+    for node in both:
+        assert "then all ranks start again (restart 1 of 1)" in says(node, "has gone: its devicemesh store has ended")
+    says(both[0], f"waiting for a `devicemesh store` to serve tcp://{store.address} (Connection refused")
+    store.again()
+    for node in both:
+        ends(node, 0)
+
+
+def test_the_variable_names_the_store(spawn, store):
+    tool = spawn("run", "-n", 1, "--", "/bin/sh", "-c", PLACE, DM_STORE=f"tcp://{store.address}")
+    assert ends(tool, 0)[0] == f"0 1 {store.address} True {store.address}/1\n"
+    # A tool that a rank starts has a job of its own.
+    nested = f"exec {TOOL} run -n 1 -- sh -c 'echo $MASTER_PORT'"
+    tool = spawn("run", "-n", 1, "--", "/bin/sh", "-c", nested, DM_STORE=store.address)
+    assert ends(tool, 0)[0] != store.address.split(":")[1] + "\n"
+    assert re.search(r"environment variable DM_STORE is \"h:x\": \"x\" is no port", ends(spawn("run", "-n", 1, "--", "true", DM_STORE="h:x"), 2)[1])
+
+
+def test_what_is_no_store_is_refused(spawn, store, free_port, tmp_path):
+    assert "cannot be used with" in ends(spawn("run", "--store", "a", "--rdzv-endpoint", "b", "--", "true"), 2)[1]
+    # The store of another `devicemesh run`, which ends with that run.
+    script, go = waiting(tmp_path)
+    port = free_port()
+    other = spawn("run", "--rdzv-endpoint", f"127.0.0.1:{port}", "-n", 1, "--", "/bin/sh", "-c", script)
+    line(other)
+    _, err = ends(spawn("run", "--store", f"127.0.0.1:{port}", "-n", 1, "--", "true"), 1)
+    assert f"tcp://127.0.0.1:{port} is the store of a devicemesh run, which ends with it: --store must name a `devicemesh store`" in err, err
+    go.touch()
+    ends(other, 0)
+    _, err = ends(spawn("run", "--store", f"127.0.0.1:{port}", "--rdzv-timeout", "1s", "-n", 1, "--", "true"), 1)
+    assert f"nobody serves tcp://127.0.0.1:{port} after 1 s: start `devicemesh store --listen` there" in err, err
+
+
+def test_the_dry_run_names_the_store(store):
+    shown = run(TOOL, "run", "--dry-run", "--store", store.address, "--nnodes", 2, "-n", 1, "--", "true", env=environment(without=["DM_"])).stdout
+    assert f"at tcp://{store.address}, which a devicemesh store serves" in " ".join(shown.split()), shown
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
+    script, go = waiting(tmp_path)
+    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat); {script}"
+    tool = spawn("run", "--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--",
+                 "/bin/sh", "-c", script)
+    pids = {}
+    while len(pids) < 3:
+        words = line(tool).split()
+        pids |= {int(words[0]): int(words[1])} if len(words) == 2 else {}
+    os.kill(pids[lost], signal.SIGKILL)
+    said = says(tool, "has gone")
+    assert said == f"devicemesh run: node {lost} (127.0.0.{lost + 1}) has gone: its devicemesh run was killed by signal 9 (SIGKILL); the job goes on without its ranks\n", said
+    go.touch()
+    assert ends(tool, 0)[1] == ""
+
+
+def test_a_list_of_hosts_ends_with_the_store(spawn, store):
+    tool = spawn("run", "--hosts", "127.0.0.1,127.0.0.2", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--", "/bin/sh", "-c",
+                 f"echo $RANK; {SLEEP}")
+    assert sorted(line(tool) for _ in range(2)) == ["0", "1"]
+    store.kill()
+    assert "has gone: its devicemesh store has ended" in ends(tool, 1)[1]

@@ -1,0 +1,151 @@
+//! Finds the job in the store of a service (`devicemesh store`), or begins it there (`--store`).
+//!
+//! The service has one job after the other. The node that writes the key `first` of the next number
+//! has begun that job, and the others join it. A job has left the store when the tools of all nodes
+//! that came to it have gone, so a job that was killed keeps nobody waiting. Each start of a job that
+//! starts again (`--restart job`) is a job of its own here.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use devicemesh::error::{Error, Result, Status};
+use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
+use devicemesh::wait::{Deadline, Wait};
+
+use super::board::{Board, of_job};
+use super::entry::LastWord;
+use super::keys::{self, FIRST, JOBS, NODES, OVER, SERVED};
+use super::place::Place;
+use super::progress::Progress;
+use super::reach::{SECRET, TRY, locked_out, why};
+use super::shared::Reached;
+use crate::run::rendezvous::Rendezvous;
+
+/// How long the node that begins a job may take until it says who it is.
+const BEGINS: Duration = Duration::from_secs(10);
+/// The pause before a node looks again whether the job before has left the store.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a node finds of the newest job in the store.
+enum Found {
+    /// It runs, or its nodes meet.
+    Current,
+    /// A node begins it, and has not said yet who it is.
+    Begins,
+    /// It is over, and some of its nodes are still there.
+    IsEnding,
+    /// All its nodes have gone.
+    HasLeft,
+}
+
+/// Reaches the service. Joins the job that is there, or begins this one.
+pub fn enter(rendezvous: &Rendezvous, place: Place, wait: &Wait, progress: &mut Progress<'_>) -> Result<Reached> {
+    let store = connect(rendezvous, &place, wait, progress)?;
+    if store.try_get(SERVED, wait)?.is_some() {
+        return Err(Error::invalid(format!(
+            "{} is the store of a devicemesh run, which ends with it: --store must name a `devicemesh store`",
+            rendezvous.store()
+        )));
+    }
+    let hint = store.try_get(JOBS, wait)?.and_then(|text| String::from_utf8_lossy(&text).parse().ok());
+    let (mut job, mut begins_since): (u64, Option<Instant>) = (hint.unwrap_or(0), None);
+    let me = unique();
+    loop {
+        wait.look_around()?;
+        while store.try_get(&of_job(job + 1, FIRST), wait)?.is_some() {
+            (job, begins_since) = (job + 1, None);
+        }
+        let found = if job == 0 { Found::HasLeft } else { look(&store, job, wait)? };
+        match found {
+            Found::Current => break,
+            Found::Begins if begins_since.get_or_insert_with(Instant::now).elapsed() < BEGINS => {}
+            Found::IsEnding => progress.tell(|| match rendezvous.restart.restarts {
+                0 => format!("the job before this one to leave {}", place.at),
+                _ => "the other nodes to end their ranks before the restart".to_owned(),
+            }),
+            Found::Begins | Found::HasLeft => {
+                job += 1;
+                if store.set_once(&of_job(job, FIRST), &me, wait)? == me {
+                    store.set(JOBS, job.to_string().as_bytes(), wait)?;
+                    return Ok(Reached { store: Board::new(store, Some(job)), place, server: None, begins: true });
+                }
+                continue;
+            }
+        }
+        if wait.deadline.passed() {
+            return Err(Error::timeout(format!(
+                "the job before this one has not left {}: end its nodes, or give each job a `devicemesh store` of its own",
+                place.at
+            )));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(Reached { store: Board::new(store, Some(job)), place, server: None, begins: false })
+}
+
+/// Connects to the service, which may be started later than this node.
+fn connect(rendezvous: &Rendezvous, place: &Place, wait: &Wait, progress: &mut Progress<'_>) -> Result<TcpStore> {
+    let secret = Secret::from_environment()?;
+    loop {
+        wait.look_around()?;
+        let limited = progress.pause(TRY);
+        match TcpStore::connect_with_secret(&rendezvous.host, rendezvous.port, secret.clone(), &limited) {
+            Ok(store) if store.knows_losses() => return Ok(store),
+            Ok(_) => return Err(no_service(rendezvous)),
+            // Only a try with enough time shows that there is no store.
+            Err(error) if limited.deadline.passed() && !wait.deadline.passed() => {
+                progress.tell(|| format!("a `devicemesh store` to serve {} ({})", place.at, why(&error)));
+            }
+            Err(error) if wait.deadline.passed() => {
+                return Err(Error::timeout(format!(
+                    "nobody serves {} after {} s: start `devicemesh store --listen` there, and open its port to the nodes ({}){}",
+                    place.at,
+                    rendezvous.timeout.as_secs_f64(),
+                    why(&error),
+                    place.remark
+                )));
+            }
+            Err(error) if error.message().contains(SECRET) => return Err(locked_out(rendezvous, error)),
+            Err(error) if error.status() == Status::Store => return Err(no_service(rendezvous)),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn no_service(rendezvous: &Rendezvous) -> Error {
+    Error::invalid(format!(
+        "what listens at {} is no store of libdevicemesh: --store must name a `devicemesh store`",
+        rendezvous.store()
+    ))
+}
+
+/// Looks at the newest job in the store.
+fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
+    let number = |text: Vec<u8>| String::from_utf8_lossy(&text).trim().parse::<u32>().ok();
+    let key = |key: &str| of_job(job, key.strip_prefix(keys::PREFIX).unwrap_or(key));
+    let wait = &wait.with_deadline(Deadline::after(wait.deadline.left()));
+    let Some(arrived) = store.try_get(&key(NODES), wait)?.and_then(number) else { return Ok(Found::Begins) };
+    let (mut gone, mut words) = (HashSet::new(), 0);
+    while let Some(word) = store.try_get(&key(&keys::gone(words + 1)), wait)? {
+        words += 1;
+        gone.extend(LastWord::read(&word).map(|word| word.arrival));
+    }
+    // A node says who it is when its last word is left, so a tool that has no entry has gone, too, or
+    // is about to find out that it comes too late.
+    let left: Vec<u32> = (1..=arrived).filter(|arrival| !gone.contains(arrival)).collect();
+    let entries: Vec<String> = left.iter().map(|arrival| key(&keys::node(arrival))).collect();
+    let is_there = store.present(&entries, wait)?.contains(&true);
+    Ok(match (is_there, gone.is_empty()) {
+        (false, true) => Found::Begins,
+        (false, false) => Found::HasLeft,
+        (true, _) if store.try_get(&key(OVER), wait)?.is_some() => Found::IsEnding,
+        (true, _) => Found::Current,
+    })
+}
+
+/// A value that no other tool has.
+fn unique() -> Vec<u8> {
+    let random = std::fs::read("/proc/sys/kernel/random/uuid").unwrap_or_default();
+    let host = devicemesh::rendezvous::host_name();
+    [format!("{host} {} ", std::process::id()).into_bytes(), random].concat()
+}
