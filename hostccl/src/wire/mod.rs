@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use crate::event::{Event, Watch};
 
-/// The longest message that a wire delivers before the receiver asks for it, in bytes: 64 KiB of
+/// The longest message that a wire delivers before the receiver asks for it, in bytes: 128 KiB of
 /// data, and a head with which a collective begins.
-pub(crate) const EAGER_BYTES: usize = (64 << 10) + 256;
+pub(crate) const EAGER_BYTES: usize = (128 << 10) + 256;
 
 /// The longest notice, in bytes.
 pub(crate) const NOTICE_BYTES: usize = 1 << 10;
