@@ -2187,7 +2187,8 @@ dm_status dm_all_to_all(const struct dm_mesh *mesh,
  *
  * Between two ranks: the peer makes the matching dm_recv. On a lazy mesh the first operation along
  * dim makes the communicator and is collective over the group. On cpu dm_send returns when the
- * receiver has taken everything. So two ranks that both send before they receive block each other
+ * receiver has taken everything; where the receiver is on another host, when it has made its call
+ * and everything is on its way. So two ranks that both send before they receive block each other
  * until the deadline. The sends and receives of one exchange therefore belong in a group
  * (dm_group_start).
  *

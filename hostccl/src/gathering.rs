@@ -19,13 +19,15 @@ use crate::scratch::Memory;
 use crate::segment::LINE;
 use crate::span::Span;
 use crate::types::ncclInternalError;
-use crate::wire::EAGER_BYTES;
 
 /// The stream of the messages of a gathering, and of the first messages of a collective.
 pub(crate) const STREAM: u64 = 0;
 
 /// The most hosts that exchange their records directly. More hosts would send too many messages.
 pub(crate) const MOST_DIRECT: usize = 8;
+/// The longest record of a direct exchange in bytes. Wires send records of this length at once.
+const LONGEST_RECORD: usize = (64 << 10) + 256;
+const _: () = assert!(LONGEST_RECORD <= crate::wire::EAGER_BYTES);
 /// The most bytes of all hosts' payloads together, in the ring.
 const PAYLOADS: usize = 64 << 10;
 /// The payload that each host may have in the ring in any case, however many hosts there are, in
@@ -60,7 +62,7 @@ pub(crate) fn span_of(comm: &Comm) -> &Span {
 
 /// The most bytes that a host's record may have as payload, in a direct exchange or in the ring.
 pub(crate) fn most_payload(hosts: usize, is_direct: bool) -> usize {
-    if is_direct { EAGER_BYTES - HEAD_BYTES } else { (PAYLOADS / hosts).max(LEAST_PAYLOAD) }
+    if is_direct { LONGEST_RECORD - HEAD_BYTES } else { (PAYLOADS / hosts).max(LEAST_PAYLOAD) }
 }
 
 /// The most bytes of any record's payload.

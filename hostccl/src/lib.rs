@@ -27,7 +27,8 @@
 //!   takes tens of microseconds. Where another host does not answer, or a peer that is stopped
 //!   reads nothing, `ncclCommDestroy` gives up after two seconds; it gives up after 50 ms where the
 //!   communicator has failed.
-//! - A send ends when the receiver has taken all of it.
+//! - A send ends when the receiver has taken all of it. To a rank of another host, a send ends when
+//!   the receiver has made its call, and this host's kernel has taken all of the message.
 //! - An id starts one communicator of at most 1024 ranks. Ranks that can open each other's memory
 //!   are one host: they are on one machine, in one process-id namespace, and belong to one user.
 //!   All other ranks are on other hosts, and reach each other over the wire.

@@ -1,14 +1,17 @@
 //! Messages from one rank to a rank of another host.
 //!
-//! | from | to | tag's stream | content |
+//! | from | to | tag | content |
 //! |---|---|---|---|
-//! | sender | receiver | the name's tag | a head with count, type and name, and behind it a short message's bytes |
-//! | sender | receiver | the name's tag | the bytes of a longer message |
-//! | receiver | sender | [`answers`] of the name's tag | nothing: the receiver has taken all of it |
+//! | sender | receiver | the name's | a head with count, type and name, and behind it a short message's bytes |
+//! | sender | receiver | the name's | the bytes of a longer message |
+//! | receiver | sender | [`of_question`] | the count and the type that the receiver expects |
 //!
 //! So messages of one name arrive in order, and those of different names do not wait for each
-//! other. A send ends with the answer. When the sizes differ, the receiver ends the communicator,
-//! and the sender learns of it as of any failure.
+//! other. The receiver sends its question at the beginning of its call, before it has the message.
+//! A send ends when the question has come and the message has gone. So a send waits for the
+//! receiver's call, at every size, and a receiver that waits already costs the sender no time. When
+//! the sizes differ, the receiver ends the communicator, and the sender, which sees it, too, waits
+//! for that.
 
 mod head;
 
@@ -16,7 +19,7 @@ use std::sync::Arc;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::head::any_bytes;
-use self::head::{HEAD_BYTES, Head, INLINE_BYTES, Unread, inline_bytes, inline_data};
+use self::head::{HEAD_BYTES, Head, INLINE_BYTES, QUESTION_BYTES, Unread, inline_bytes, inline_data};
 use crate::blame::Blame;
 use crate::call_name::{NO_TAG, Name};
 use crate::comm::Comm;
@@ -28,12 +31,16 @@ use crate::remote::RemoteCall;
 use crate::span::Span;
 use crate::types::{DataType, ncclInternalError, ncclInvalidUsage};
 use crate::wire::request::{Failed, Transfer, poll_all};
-use crate::wire::{Broken, Peer};
+use crate::wire::{Broken, Peer, Tag};
 
-/// Returns the stream of the answers to messages of a name. No name has this tag, unless two names
-/// differ by exactly this constant.
-fn answers(tag: u64) -> u64 {
-    tag ^ 0xa5c3_96e1_d27b_4f08
+/// The bit of [`Tag::from`] that tells the questions of receivers from the messages of senders. It
+/// is above the numbers of all ranks.
+const QUESTION: u32 = 1 << 31;
+
+/// Returns the tag of a receiver's question. Its other parts are those of a message in the same
+/// direction under the same name.
+fn of_question(tag: Tag) -> Tag {
+    Tag { from: tag.from | QUESTION, ..tag }
 }
 
 /// The stages of a message.
@@ -41,12 +48,13 @@ fn answers(tag: u64) -> u64 {
 enum Stage {
     /// The call has not begun.
     Start,
-    /// A send waits for the answer. A receive waits for the head.
+    /// A send waits for the question. A receive waits for the head.
     First,
-    /// A receive waits for the bytes.
+    /// A receive waits for the bytes, and until its question has gone.
     Bytes,
-    /// A receive sends its answer.
-    Answer,
+    /// A send waits for the failure of the communicator, because the receiver expects something
+    /// else.
+    Refused,
 }
 
 /// A send or receive under way, between this rank and one of another host.
@@ -55,6 +63,8 @@ pub(crate) struct RemoteMessage {
     transfers: Vec<Transfer>,
     /// The head, and the bytes of a short message behind it.
     head: Box<[u8]>,
+    /// What the receiver expects.
+    question: Box<[u8; QUESTION_BYTES]>,
     /// The communicator.
     comm: Arc<Comm>,
     /// Whether this rank sends or receives, and its buffer.
@@ -87,8 +97,20 @@ impl RemoteMessage {
         name: Name,
     ) -> Result<RemoteMessage> {
         comm.check_open()?;
-        let (transfers, head) = (Vec::new(), Box::default());
-        Ok(RemoteMessage { transfers, head, comm, side, peer, count, dtype, name, stage: Stage::Start, listed: false })
+        let question = Box::new(Head { count: count as u64, dtype: dtype as i32, text: name.text }.question());
+        Ok(RemoteMessage {
+            transfers: Vec::new(),
+            head: Box::default(),
+            question,
+            comm,
+            side,
+            peer,
+            count,
+            dtype,
+            name,
+            stage: Stage::Start,
+            listed: false,
+        })
     }
 
     pub(crate) fn communicator(&self) -> &Arc<Comm> {
@@ -140,43 +162,49 @@ impl RemoteMessage {
         self.listed = true;
         let (bytes, tag) = (self.bytes(), self.name.tag);
         let inline = inline_bytes(bytes);
-        let Side::Send(from) = self.side else {
+        let question = self.question.as_mut_ptr();
+        let (span, peer) = self.route();
+        let (there, back) = (span.to(self.peer, tag), span.from(self.peer, tag));
+        let mut transfers = Vec::with_capacity(3);
+        if let Side::Recv(to) = self.side {
             // The room is that of the longest head, so that a head with more bytes than this rank
             // expects arrives, too.
-            self.head = vec![0; HEAD_BYTES + INLINE_BYTES].into();
-            let (span, peer) = self.route();
-            // SAFETY: the head outlives the transfer, and nobody touches it before its end.
-            let head = unsafe {
-                let to = self.head.as_ptr().cast_mut();
-                Transfer::recv(&span.wire, peer, span.from(self.peer, tag), to, self.head.len())
-            };
-            self.transfers.push(head);
+            let mut head: Box<[u8]> = vec![0; HEAD_BYTES + INLINE_BYTES].into();
+            // SAFETY: the head, the question and the caller's buffer outlive the transfers, and nobody
+            // touches them before their end.
+            unsafe {
+                transfers.push(Transfer::recv(&span.wire, peer, back, head.as_mut_ptr(), head.len()));
+                if inline < bytes {
+                    transfers.push(Transfer::recv(&span.wire, peer, back, to, bytes));
+                }
+                transfers.push(Transfer::send(&span.wire, peer, of_question(there), question, QUESTION_BYTES));
+            }
+            (self.head, self.transfers) = (head, transfers);
             return Ok(());
-        };
+        }
+        let Side::Send(from) = self.side else { return Ok(()) };
         let head = Head { count: self.count as u64, dtype: self.dtype as i32, text: self.name.text };
         // SAFETY: the caller's buffer holds that many bytes.
         let data = unsafe { std::slice::from_raw_parts(from, inline) };
-        self.head = [&head.encode()[..], data].concat().into();
-        let (span, peer) = self.route();
-        let (there, back) = (span.to(self.peer, tag), span.from(self.peer, answers(tag)));
-        let mut transfers = Vec::with_capacity(3);
-        // SAFETY: the head and the caller's buffer outlive the transfers, and nobody changes them.
-        // The answer has no bytes.
+        let head: Box<[u8]> = [&head.encode()[..], data].concat().into();
+        let is_whole = inline == bytes;
+        // SAFETY: the head, the question and the caller's buffer outlive the transfers, and nobody else
+        // touches them.
         unsafe {
-            transfers.push(Transfer::recv(&span.wire, peer, back, std::ptr::NonNull::dangling().as_ptr(), 0));
-            transfers.push(Transfer::send(&span.wire, peer, there, self.head.as_ptr(), self.head.len()));
-            if inline < bytes {
+            transfers.push(Transfer::recv(&span.wire, peer, of_question(back), question, QUESTION_BYTES));
+            let send = if is_whole { Transfer::send } else { Transfer::send_soon };
+            transfers.push(send(&span.wire, peer, there, head.as_ptr(), head.len()));
+            if !is_whole {
                 transfers.push(Transfer::send(&span.wire, peer, there, from, bytes));
             }
         }
-        self.transfers = transfers;
+        (self.head, self.transfers) = (head, transfers);
         Ok(())
     }
 
-    /// Reads the head that has come, and posts the receive of a longer message's bytes.
+    /// Reads the head that has come, and a short message's bytes behind it.
     fn open(&mut self, to: *mut u8) -> Result<()> {
         let length = self.transfers[0].test().ok().flatten().unwrap_or(0);
-        self.transfers.clear();
         let arrived = &self.head[..length.min(self.head.len())];
         let data = match inline_data(arrived, self.count, self.dtype) {
             Ok(data) => data,
@@ -186,34 +214,32 @@ impl RemoteMessage {
             }
         };
         self.stage = Stage::Bytes;
-        let bytes = self.bytes();
-        if data.len() == bytes {
-            // SAFETY: the caller's buffer holds that many bytes.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) };
-            return Ok(());
-        }
-        let (span, peer) = self.route();
-        // SAFETY: the caller's buffer outlives the transfer.
-        let data = unsafe { Transfer::recv(&span.wire, peer, span.from(self.peer, self.name.tag), to, bytes) };
-        self.transfers.push(data);
+        // SAFETY: the caller's buffer holds a short message. There is nothing to copy of a long one.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         Ok(())
     }
 
-    /// Tells the sender that all of its message is here.
-    fn answer(&mut self) -> Result<()> {
-        if let Some(data) = self.transfers.first_mut() {
-            let length = data.test().ok().flatten().unwrap_or(0);
+    /// Ends a receive whose bytes have come.
+    fn close(&mut self) -> Result<()> {
+        if inline_bytes(self.bytes()) < self.bytes() {
+            let length = self.transfers[1].test().ok().flatten().unwrap_or(0);
             if length != self.bytes() {
                 return Err(self.malformed(length, self.bytes()));
             }
         }
-        self.transfers.clear();
-        let (span, peer) = self.route();
-        let tag = span.to(self.peer, answers(self.name.tag));
-        // SAFETY: the message has no bytes.
-        let answer = unsafe { Transfer::send(&span.wire, peer, tag, std::ptr::NonNull::dangling().as_ptr(), 0) };
-        self.transfers.push(answer);
-        self.stage = Stage::Answer;
+        Ok(())
+    }
+
+    /// Ends a send whose message has gone, if the receiver's question is for this message.
+    fn conclude(&mut self) -> Result<()> {
+        let length = self.transfers[0].test().ok().flatten().unwrap_or(0);
+        let mine = Head { count: self.count as u64, dtype: self.dtype as i32, text: self.name.text }.question();
+        if length != QUESTION_BYTES {
+            return Err(self.malformed(length, QUESTION_BYTES));
+        }
+        if *self.question != mine {
+            self.stage = Stage::Refused;
+        }
         Ok(())
     }
 
@@ -221,20 +247,30 @@ impl RemoteMessage {
     fn wait(&mut self) -> Result<Option<Poll>> {
         let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
         let span = self.comm.span.as_ref().expect("a message to another host has a span");
-        match poll_all(&*span.wire, &mut self.transfers) {
-            Ok(None) => Ok(None),
-            Ok(Some(Poll::Blocked { seen, .. })) => {
-                Ok(Some(Poll::Blocked { seen, blocker: Blocker::RemoteMessage { peer, sends, tag } }))
-            }
-            Ok(Some(Poll::Done | Poll::Outside)) => Ok(None),
-            Err(Failed { rank, why: Broken::Lost(lost) }) => {
-                Err(self.comm.fail_lost(if rank == span.rank { peer } else { rank }, &lost, &self.describe()))
-            }
+        let blocker = Blocker::RemoteMessage { peer, sends, tag };
+        // What the head says comes before the fate of the other messages.
+        let count = if self.stage == Stage::First && !sends { 1 } else { self.transfers.len() };
+        match poll_all(&*span.wire, &mut self.transfers[..count]) {
+            Ok(Some(Poll::Blocked { seen, .. })) => Ok(Some(Poll::Blocked { seen, blocker })),
+            Ok(_) => Ok(None),
+            Err(Failed { why: Broken::Lost(lost), .. }) => Err(self.comm.fail_lost(peer, &lost, &self.describe())),
             Err(Failed { why: Broken::TooLong(length), .. }) => {
-                let room = if self.stage == Stage::First { HEAD_BYTES + INLINE_BYTES } else { self.bytes() };
+                let room = match (sends, self.stage) {
+                    (true, _) => QUESTION_BYTES,
+                    (false, Stage::First) => HEAD_BYTES + INLINE_BYTES,
+                    (false, _) => self.bytes(),
+                };
                 Err(self.malformed(length, room))
             }
         }
+    }
+
+    /// Returns what to wait for where the receiver is about to end the communicator.
+    fn until_refused(&self) -> Result<Poll> {
+        let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
+        let seen = self.route().0.wire.moved().value();
+        self.comm.check()?;
+        Ok(Poll::Blocked { seen, blocker: Blocker::RemoteMessage { peer, sends, tag } })
     }
 
     /// Ends the communicator because the peer's process does not keep to this protocol.
@@ -261,8 +297,14 @@ impl Operation for RemoteMessage {
             }
             match (self.stage, self.side) {
                 (Stage::First, Side::Recv(to)) => self.open(to)?,
-                (Stage::Bytes, _) => self.answer()?,
-                _ => return Ok(Poll::Done),
+                (Stage::Refused, _) => return self.until_refused(),
+                (Stage::First, Side::Send(_)) => {
+                    self.conclude()?;
+                    if self.stage == Stage::First {
+                        return Ok(Poll::Done);
+                    }
+                }
+                _ => return self.close().map(|()| Poll::Done),
             }
         }
     }
@@ -322,7 +364,7 @@ fn streams_to_me(span: &Span, peer: usize) -> Vec<u64> {
 }
 
 /// Returns the streams of the messages of `ncclSend` that `peer` has sent to this rank, and that no
-/// receive has taken. Answers are taken at once, so these streams are tags of names.
+/// receive has taken. Questions have other tags, so these streams are tags of names.
 pub(crate) fn messages_to_me(span: &Span, peer: usize) -> Vec<u64> {
     let mut streams = streams_to_me(span, peer);
     streams.retain(|stream| !COLLECTIVES.contains(stream));

@@ -36,8 +36,8 @@ pub(crate) fn spin_then_yield(
         || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), &changed)
 }
 
-/// Polls a wire for at most 50 us, and yields between two polls. In a meeting, time in which
-/// another thread had the processor does not count. Each poll is a system call, so polls are less
+/// Polls a wire for at most 50 us, and yields between two polls. Time in which another thread had the
+/// processor does not count. Each poll is a system call, so polls are less
 /// frequent than the reads of [`spin_then_yield`].
 ///
 /// A rank that shares its processor with others polls just as long. The kernel delivers a message
@@ -107,7 +107,7 @@ impl Spinning {
 /// In a meeting of several hosts, a rank that shares its processor yields more often before it
 /// sleeps. The other ranks need several turns until the messages have come, and each of their
 /// turns is shorter than a wake-up. While the ranks move much data, a rank that waits sleeps
-/// early, because Linux (from 6.18 on) puts a thread that yields behind the threads that work.
+/// earlier, because Linux (from 6.18 on) puts a thread that yields behind the threads that work.
 struct Yielding {
     /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each
     /// other's.
@@ -122,6 +122,8 @@ static YIELDING: Yielding = Yielding::new();
 static YIELDING_IN_MEETINGS: Yielding = Yielding::new();
 /// A wait for words in memory ends after this number of yields in which other threads ran.
 const MAX_TAKEN: u32 = 2;
+/// A wait for a message of a large call ends after this number of yields in which other threads ran.
+const MAX_TAKEN_ON_WIRE: u32 = 20;
 /// A wait in a meeting ends after this number of yields in which other threads ran.
 const MAX_TAKEN_IN_MEETINGS: u32 = 50;
 /// A yield that no other thread took is quicker than this: one system call, and no switch.
@@ -151,7 +153,7 @@ impl Limits {
     fn wire(purpose: Purpose) -> Limits {
         match purpose {
             Purpose::Meeting => Limits::MEETING,
-            Purpose::Other => Limits { counts_others: true, taken: u32::MAX, is_each_taken: false },
+            Purpose::Other => Limits { counts_others: false, taken: MAX_TAKEN_ON_WIRE, is_each_taken: false },
         }
     }
 

@@ -12,6 +12,7 @@ use crate::blocks::Block;
 use crate::collective::{Reduction, part};
 use crate::error::Result;
 use crate::reduce::{self, Target};
+use crate::span::Span;
 use crate::transfers::Transfers;
 use crate::types::ReduceOp;
 
@@ -33,11 +34,19 @@ struct Chunk<'a> {
     partial: *const u8,
     /// Where the result goes.
     result: *mut u8,
-    /// The messages under way. They end before their memory goes.
+    /// The messages with this host's reductions, and with those of the other hosts. They end before
+    /// their memory goes.
     transfers: Transfers,
+    /// The messages with the results. They end before their memory goes, too.
+    results: Transfers,
     /// The reductions of the other hosts: for each rail that this rank serves, a piece from each
     /// other host.
     pieces: Temporary<'a>,
+}
+
+/// Whether a host gets the result: all hosts do, or the root's alone.
+fn gets(span: &Span, root: Option<usize>, host: usize) -> bool {
+    root.is_none_or(|root| span.host_of[root] == host)
 }
 
 impl<'a> Reducing<'a> {
@@ -138,7 +147,7 @@ impl<'a> Reducing<'a> {
                         None => unsafe { recv.add(range.start * size) },
                     };
                     // SAFETY: the range lies in the buffers.
-                    Some(unsafe { self.exchange(send.add(range.start * size), result, range).await? })
+                    Some(unsafe { self.exchange(send.add(range.start * size), result, range, root).await? })
                 }
             };
             if let Some(chunk) = std::mem::replace(&mut reducing, next) {
@@ -161,7 +170,13 @@ impl<'a> Reducing<'a> {
     ///
     /// # Safety
     /// `send` and `result` hold the chunk.
-    async unsafe fn exchange(&self, send: *const u8, result: *mut u8, range: Range<usize>) -> Result<Chunk<'a>> {
+    async unsafe fn exchange(
+        &self,
+        send: *const u8,
+        result: *mut u8,
+        range: Range<usize>,
+        root: Option<usize>,
+    ) -> Result<Chunk<'a>> {
         let (work, size, length) = (&self.work, self.work.size(), range.len());
         let partial = if work.comm.nranks == 1 {
             // SAFETY: this function's contract.
@@ -190,6 +205,16 @@ impl<'a> Reducing<'a> {
                 }
             }
         }
+        // A host that asks for the results early gets them as soon as they are there.
+        let mut results = work.transfers();
+        for rail in self.served().filter(|_| gets(span, root, me)) {
+            for host in work.other_hosts() {
+                let Block { start, count } = self.piece(rail, host, length);
+                // SAFETY: the piece lies in the result. The other host sends the result of this piece
+                // when it has got all of this host's partial sums, so nobody reads them any more.
+                unsafe { results.recv(self.server(rail, host), SECOND, result.add(start * size), count * size) };
+            }
+        }
         for rail in self.served() {
             for host in work.other_hosts() {
                 let Block { start, count } = self.piece(rail, host, length);
@@ -198,7 +223,7 @@ impl<'a> Reducing<'a> {
                 unsafe { transfers.send(self.server(rail, host), FIRST, partial.add(start * size), count * size) };
             }
         }
-        Ok(Chunk { range, partial, result, transfers, pieces })
+        Ok(Chunk { range, partial, result, transfers, results, pieces })
     }
 
     /// Reduces the pieces of all hosts, and begins to give them to the hosts that need them.
@@ -228,21 +253,14 @@ impl<'a> Reducing<'a> {
                 reduce::reduce(work.dtype, self.op(), &inputs, &[target], count);
             }
         }
-        let gets = |host: usize| root.is_none_or(|root| span.host_of[root] == host);
         for rail in self.served() {
-            for host in work.other_hosts() {
-                let (theirs, mine) = (self.piece(rail, host, length), self.piece(rail, me, length));
-                let server = self.server(rail, host);
-                // SAFETY: the pieces lie in the result, and their partial sums have gone.
+            for host in work.other_hosts().filter(|host| gets(span, root, *host)) {
+                let Block { start, count } = self.piece(rail, me, length);
+                // SAFETY: the piece lies in the result, and nobody changes it before the messages have
+                // gone.
                 unsafe {
-                    if gets(me) {
-                        let to = chunk.result.add(theirs.start * size);
-                        chunk.transfers.recv(server, SECOND, to, theirs.count * size);
-                    }
-                    if gets(host) {
-                        let from = chunk.result.add(mine.start * size);
-                        chunk.transfers.send(server, SECOND, from, mine.count * size);
-                    }
+                    let from = chunk.result.add(start * size);
+                    chunk.results.send(self.server(rail, host), SECOND, from, count * size);
                 }
             }
         }
@@ -256,7 +274,7 @@ impl<'a> Reducing<'a> {
     async unsafe fn finish(&self, mut chunk: Chunk<'a>, recv: *mut u8, root: Option<usize>) -> Result<()> {
         let (work, size, length) = (&self.work, self.work.size(), chunk.range.len());
         let span = work.span();
-        work.over(&mut chunk.transfers).await?;
+        work.over(&mut chunk.results).await?;
         let blocks = self.blocks_here(length);
         let mine = blocks[work.comm.rank];
         // SAFETY: this function's contract.

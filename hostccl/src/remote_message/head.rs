@@ -5,6 +5,8 @@ use crate::types::DataType;
 
 /// The size of a head in bytes: count, type and name.
 pub(super) const HEAD_BYTES: usize = 8 + 4 + NAME_BYTES;
+/// The size in bytes of a receiver's question: the count and the type.
+pub(super) const QUESTION_BYTES: usize = 8 + 4;
 /// The longest message that travels behind its head, in bytes.
 pub(super) const INLINE_BYTES: usize = 4 << 10;
 
@@ -25,6 +27,13 @@ impl Head {
         bytes[..8].copy_from_slice(&self.count.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.dtype.to_le_bytes());
         bytes[12..].copy_from_slice(&self.text);
+        bytes
+    }
+
+    /// Returns the question of a receiver that expects a message with this head.
+    pub(super) fn question(&self) -> [u8; QUESTION_BYTES] {
+        let mut bytes = [0; QUESTION_BYTES];
+        bytes.copy_from_slice(&self.encode()[..QUESTION_BYTES]);
         bytes
     }
 

@@ -132,19 +132,52 @@ fn both_sides_learn_of_sizes_that_disagree() {
 }
 
 #[test]
-fn two_ranks_that_both_send_are_told_so() {
-    let ends = registered(&[&[0], &[1]]);
-    ends.iter().for_each(|end| end.set_timeout(300));
-    std::thread::scope(|scope| {
-        let both = [0, 1].map(|me| {
-            let end = &ends[me];
-            scope.spawn(move || send(end, 1 - me, &pattern(100_000, 0), Name::NONE).unwrap_err())
+fn a_send_of_any_size_waits_for_the_call_of_its_receiver() {
+    for bytes in [0, 4, INLINE_BYTES + 1, 300_000] {
+        let ends = registered(&[&[0], &[1]]);
+        let data = pattern(bytes, 1);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| send(&ends[0], 1, &data, Name::NONE).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!sender.is_finished(), "{bytes} bytes");
+            assert!(recv(&ends[1], 0, bytes, Name::NONE).unwrap() == data, "{bytes} bytes");
         });
-        for error in both.map(|thread| thread.join().unwrap()) {
-            assert_eq!(error.code(), ncclInvalidUsage, "{}", error.message());
-            assert!(error.message().contains("both send to each other and neither receives, for 300 ms"));
-        }
+    }
+}
+
+#[test]
+fn a_receiver_that_waits_for_another_size_has_both_sides_told() {
+    let ends = registered(&[&[0], &[1]]);
+    let errors = std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| recv(&ends[1], 0, 10_000, Name::NONE).unwrap_err());
+        // The question of the receiver is there before the sender calls.
+        let span = ends[0].span.as_ref().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(messages_to_me(span, 1), [], "a question is no message");
+        [send(&ends[0], 1, &[1; 3], Name::NONE).unwrap_err(), receiver.join().unwrap()]
     });
+    for error in errors {
+        let expected = "rank 0 sends 3 x uint8 where rank 1 receives 10000 x uint8";
+        assert!(error.message().ends_with(expected), "{}", error.message());
+    }
+}
+
+#[test]
+fn two_ranks_that_both_send_are_told_so() {
+    for bytes in [3, 100_000] {
+        let ends = registered(&[&[0], &[1]]);
+        ends.iter().for_each(|end| end.set_timeout(300));
+        std::thread::scope(|scope| {
+            let both = [0, 1].map(|me| {
+                let end = &ends[me];
+                scope.spawn(move || send(end, 1 - me, &pattern(bytes, 0), Name::NONE).unwrap_err())
+            });
+            for error in both.map(|thread| thread.join().unwrap()) {
+                assert_eq!(error.code(), ncclInvalidUsage, "{}", error.message());
+                assert!(error.message().contains("both send to each other and neither receives, for 300 ms"));
+            }
+        });
+    }
 }
 
 #[test]

@@ -139,6 +139,30 @@ pub(super) fn order(make: Make<'_>) {
     });
 }
 
+/// A message that may wait for the next one goes with it, or when its thread polls or sleeps.
+pub(super) fn soon(make: Make<'_>) {
+    let (wires, peers) = pair(make);
+    let first = pattern(1, 3000);
+    for next in [Some(EAGER_BYTES + 1), Some(4), None] {
+        let second = pattern(2, next.unwrap_or(0));
+        let (mut got, mut then) = (vec![0; first.len()], vec![0; second.len()]);
+        // SAFETY: the message outlives the request.
+        let one = unsafe { wires[0].isend_soon(peers[0], tag(1), first.as_ptr(), first.len()) };
+        let two = next.map(|_| send(&wires[0], peers[0], tag(1), &second));
+        let receive_one = receive(&wires[1], peers[1], tag(1), &mut got);
+        let last = next.map(|_| receive(&wires[1], peers[1], tag(1), &mut then));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(wait(&wires[0], &one), Ok(first.len()));
+                two.iter().for_each(|two| assert_eq!(wait(&wires[0], two), Ok(second.len())));
+            });
+            assert_eq!(wait(&wires[1], &receive_one), Ok(first.len()));
+            last.iter().for_each(|last| assert_eq!(wait(&wires[1], last), Ok(second.len())));
+        });
+        assert!(got == first && then == second, "{next:?}");
+    }
+}
+
 /// A process reaches itself.
 pub(super) fn itself(make: Make<'_>) {
     let wire = make();

@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use crate::event::{Event, Watch};
 
-/// The longest message that a wire delivers before the receiver asks for it, in bytes: 64 KiB of
+/// The longest message that a wire delivers before the receiver asks for it, in bytes: 128 KiB of
 /// data, and a head with which a collective begins.
-pub(crate) const EAGER_BYTES: usize = (64 << 10) + 256;
+pub(crate) const EAGER_BYTES: usize = (128 << 10) + 256;
 
 /// The longest notice, in bytes.
 pub(crate) const NOTICE_BYTES: usize = 1 << 10;
@@ -126,7 +126,18 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// done or has failed, or [`cancel`](Wire::cancel) has returned.
     unsafe fn isend(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request;
 
-    /// Begins to receive a message of at most `bytes` bytes.
+    /// Does what [`isend`](Wire::isend) does. The wire may wait with the message until the next
+    /// `isend` to the peer, or until this thread polls or sleeps, so that both go together.
+    ///
+    /// # Safety
+    /// The contract of [`isend`](Wire::isend).
+    unsafe fn isend_soon(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
+        // SAFETY: the caller's contract.
+        unsafe { self.isend(peer, tag, from, bytes) }
+    }
+
+    /// Begins to receive a message of at most `bytes` bytes. A receive of a long message may wait as
+    /// [`isend_soon`](Wire::isend_soon) may.
     ///
     /// # Safety
     /// The buffer stays valid, and nobody else touches it, for as long as in

@@ -43,6 +43,23 @@ impl Transfer {
         Transfer { wire: wire.clone(), rank: tag.to as usize, request: Some(request), bytes: 0 }
     }
 
+    /// Begins to send a message that may wait for the next one to the peer, as
+    /// [`isend_soon`](Wire::isend_soon) says.
+    ///
+    /// # Safety
+    /// The contract of [`send`](Transfer::send).
+    pub(crate) unsafe fn send_soon(
+        wire: &Arc<dyn Wire>,
+        peer: Peer,
+        tag: Tag,
+        from: *const u8,
+        bytes: usize,
+    ) -> Transfer {
+        // SAFETY: the caller's contract; the drop cancels the request.
+        let request = unsafe { wire.isend_soon(peer, tag, from, bytes) };
+        Transfer { wire: wire.clone(), rank: tag.to as usize, request: Some(request), bytes: 0 }
+    }
+
     /// Begins to receive a message of at most `bytes` bytes.
     ///
     /// # Safety

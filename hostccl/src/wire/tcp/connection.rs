@@ -19,6 +19,10 @@ use crate::wire::Lost;
 const ROOM: usize = 32 << 10;
 /// The room for such bytes where the connection is encrypted: a record, behind a part of a header.
 const SECRET_ROOM: usize = 128 << 10;
+/// The longest message that is copied to be written together with others, in bytes.
+const SHORT: usize = 4 << 10;
+/// Frames are written at once, without further ones, when they have more bytes than this.
+const MOST_SHORT: usize = 16 << 10;
 /// The most bytes that one call reads or writes before others have their turn.
 const TURN: usize = 1 << 20;
 
@@ -294,7 +298,7 @@ impl Connection {
                     Err(reason) => return Err(self.lost(&reason)),
                 }
             }
-            if !self.has_frames() && !self.load(remote) {
+            if !self.has_frames() && !self.load(remote, ledger) {
                 return Ok(done);
             }
             let head = &self.head[self.head_written..];
@@ -340,8 +344,10 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Puts the next frames into the head and the payload. Returns whether there are any.
-    fn load(&mut self, remote: &mut Remote) -> bool {
+    /// Puts the next frames into the head and the payload. Returns whether there are any. Short
+    /// messages are copied into the head, so one system call writes several of them. That ends their
+    /// requests, because their buffers are not needed any more.
+    fn load(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> bool {
         self.head.clear();
         self.head_written = 0;
         self.head.append(&mut remote.last_frames);
@@ -349,15 +355,26 @@ impl Connection {
             return !self.head.is_empty();
         }
         self.head.append(&mut remote.control);
-        let Some(mut send) = remote.queue.pop_front() else { return true };
-        let left = (send.bytes - send.sent).min(PIECE);
-        let kind = if send.eager { Kind::Eager } else { Kind::Data };
-        let extra = if send.eager { 0 } else { send.bytes as u64 };
-        let header = Header { kind, bytes: left, tag: send.key.0, index: send.key.1, extra };
-        self.head.extend_from_slice(&header.to_bytes());
-        let from = send.from + send.sent;
-        send.sent += left;
-        self.payload = Payload::Of { send, from, left };
+        while let Some(mut send) = remote.queue.pop_front() {
+            let left = (send.bytes - send.sent).min(PIECE);
+            let kind = if send.eager { Kind::Eager } else { Kind::Data };
+            let extra = if send.eager { 0 } else { send.bytes as u64 };
+            let header = Header { kind, bytes: left, tag: send.key.0, index: send.key.1, extra };
+            self.head.extend_from_slice(&header.to_bytes());
+            let from = send.from + send.sent;
+            if send.bytes > SHORT {
+                send.sent += left;
+                self.payload = Payload::Of { send, from, left };
+                return true;
+            }
+            // SAFETY: the send is under way, so its buffer is valid and unchanged.
+            self.head.extend_from_slice(unsafe { slice(from, left) });
+            remote.count_moved(send.key, left);
+            ledger.end(send.request, Ok(send.bytes));
+            if self.head.len() > MOST_SHORT {
+                break;
+            }
+        }
         true
     }
 

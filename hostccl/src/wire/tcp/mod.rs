@@ -183,6 +183,17 @@ impl Wire for Tcp {
         Request(request)
     }
 
+    unsafe fn isend_soon(&self, peer: Peer, tag: Tag, from: *const u8, bytes: usize) -> Request {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        let Some(Link { remote, .. }) = state.links.get_mut(&peer.0).map(|link| &mut **link) else {
+            return Request(state.ledger.begin_ended(Err(Broken::Lost(unknown()))));
+        };
+        let request = remote.send(tag, from as usize, bytes, &mut state.ledger);
+        state.push_soon(peer.0);
+        Request(request)
+    }
+
     unsafe fn irecv(&self, peer: Peer, tag: Tag, to: *mut u8, bytes: usize) -> Request {
         let mut guard = self.0.lock();
         let state = &mut *guard;
@@ -190,7 +201,8 @@ impl Wire for Tcp {
             return Request(state.ledger.begin_ended(Err(Broken::Lost(unknown()))));
         };
         let request = remote.receive(tag, to as usize, bytes, &mut state.ledger);
-        state.push(&self.0, peer.0);
+        // The question for a long message goes together with what is sent next.
+        state.push_soon(peer.0);
         Request(request)
     }
 
@@ -292,6 +304,7 @@ impl Wire for Tcp {
 
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
         let inner = &*self.0;
+        inner.lock().push_all(inner);
         inner.others.fetch_add(1, Ordering::SeqCst);
         if !inner.keeper_looks.load(Ordering::SeqCst) {
             inner.keeper.ring();
@@ -302,6 +315,7 @@ impl Wire for Tcp {
 
     fn sleep_on_wire(&self, seen: u32, others: &[Watch<'_>], timeout: Duration) {
         let inner = &*self.0;
+        inner.lock().push_all(inner);
         inner.drivers.fetch_add(1, Ordering::SeqCst);
         if inner.is_driven.swap(true, Ordering::SeqCst) {
             let moved = Watch { event: &inner.moved, seen };

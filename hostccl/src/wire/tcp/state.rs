@@ -92,6 +92,9 @@ pub(super) struct State {
     pub(super) ledger: Ledger,
     /// The processes with connections.
     pub(super) connected: Vec<u32>,
+    /// The processes for which something waits that may go together with what is sent next. It is
+    /// sent before a thread polls or sleeps.
+    pub(super) unpushed: Vec<u32>,
     /// The processes to which the wire's thread makes a connection.
     pub(super) to_connect: Vec<u32>,
     /// Why this process could not accept the last connection, and when that was; `None` where it
@@ -311,6 +314,22 @@ impl State {
         }
     }
 
+    /// Sends what waits for a peer together with what is sent next, at the latest when a thread
+    /// polls or sleeps.
+    pub(super) fn push_soon(&mut self, number: u32) {
+        let has_output = self.links.get(&number).is_some_and(|link| link.remote.has_output());
+        if has_output && !self.unpushed.contains(&number) {
+            self.unpushed.push(number);
+        }
+    }
+
+    /// Sends what [`push_soon`](State::push_soon) has left.
+    pub(super) fn push_all(&mut self, inner: &Inner) {
+        while let Some(number) = self.unpushed.pop() {
+            self.push(inner, number);
+        }
+    }
+
     /// Sends an `Alive` frame to each peer to which nothing is on the way. The kernel sends the
     /// frame again when its packet is lost, and the peer's kernel acknowledges it. So both hosts
     /// hear of each other more often than by the kernel's probes alone.
@@ -329,6 +348,7 @@ impl State {
 
     /// Moves what can be moved over all connections.
     pub(super) fn pass(&mut self, inner: &Inner) -> bool {
+        self.push_all(inner);
         let is_simple = self.connected.len() <= FEW
             && self.connected.iter().all(|number| {
                 let connection = self.links.get(number).and_then(|link| link.connection.as_ref());

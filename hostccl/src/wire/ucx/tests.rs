@@ -31,6 +31,7 @@ fn messages_of_all_sizes_arrive_whichever_side_is_early() {
 #[test]
 fn messages_of_one_tag_keep_their_order() {
     with_ucx(contract::order);
+    with_ucx(contract::soon);
 }
 
 #[test]

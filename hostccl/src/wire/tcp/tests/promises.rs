@@ -16,6 +16,8 @@ fn messages_arrive_in_their_order() {
     contract::all_sizes(&make);
     contract::all_sizes(&make_secret);
     contract::order(&make);
+    contract::soon(&make);
+    contract::soon(&make_secret);
     contract::itself(&make);
     contract::early(&make);
 }

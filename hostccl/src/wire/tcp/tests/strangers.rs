@@ -10,6 +10,7 @@ use crate::wire::Contact;
 use crate::wire::address;
 use crate::wire::tcp::frame::{HEADER, Header, Kind};
 use crate::wire::tcp::hello::{self, Answer, HELLO, Hello, PROOF, Side};
+use crate::wire::tcp::remote::{COST, CREDIT};
 
 fn address_of(wire: &Arc<Tcp>) -> SocketAddr {
     address::parse(&wire.contact().address, 0).unwrap()
@@ -80,8 +81,9 @@ fn wire_with_silence(millis: u64) -> Arc<Tcp> {
     Tcp::open(Options { silence: Duration::from_millis(millis), ..options() }, || ()).unwrap()
 }
 
-/// How many messages are more than the kernels keep for a peer that reads nothing.
-const MANY: u64 = 60;
+/// How many messages of [`EAGER_BYTES`] a wire sends before the peer has taken any. The kernels have
+/// no room for all of them.
+const MANY: u64 = (CREDIT / (EAGER_BYTES + COST)) as u64;
 
 /// Sends [`MANY`] messages, for which the kernels have no room.
 fn send_many(wire: &Arc<Tcp>, peer: Peer, data: &[u8]) -> Vec<Request> {
@@ -166,7 +168,7 @@ fn frames_that_lie_end_their_connection_alone() {
         ("not asked for", header(Kind::Data, 5).to_bytes().to_vec()),
         ("no question", header(Kind::TooLong, 5).to_bytes().to_vec()),
         ("no question", header(Kind::Closed, 0).to_bytes().to_vec()),
-        ("with 65793 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
+        ("with 131329 bytes", Header { bytes: EAGER_BYTES + 1, ..header(Kind::Eager, 0) }.to_bytes().to_vec()),
     ];
     for (why, bytes) in lies {
         let (mut stream, peer) = raw_peer(&wire);
