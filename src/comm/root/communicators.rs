@@ -99,7 +99,12 @@ impl RootComms {
         let record = self.world.as_ref().map_or_else(recorder::World::default, |world| world.rendezvous().record());
         let ranks: Vec<u32> = group.ranks().as_slice().iter().map(|rank| *rank as u32).collect();
         let key = ranks.iter().fold(record.digest().number(call.tag()), |key, rank| key.number((*rank).into()));
-        let name = format!("{}/{name}", self.id);
+        // The first mesh of a job is "mesh", so that messages about a job with one mesh are short.
+        let mesh = match self.id.strip_prefix("mesh1") {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("mesh{rest}"),
+            _ => self.id.clone(),
+        };
+        let name = format!("{mesh}/{name}");
         Group::open(Kind::Dimension, &record, key, (rank, ranks.len()), &ranks, &name)
     }
 
