@@ -135,6 +135,7 @@ fn child() {
         "crossed" => crossed(&world),
         "differs" => differs(&world),
         "raw" => raw(&world),
+        "forks" => forks(world),
         "alone" => {
             say("joined");
             wait_for_parent();
@@ -250,6 +251,31 @@ fn raw(world: &Arc<World>) {
     mesh.root_comms().finalize().unwrap();
     say("finalized");
     wait_for_parent();
+}
+
+/// A child that is forked when the world has ended has nothing of the recording, and may have one
+/// of its own.
+fn forks(world: Arc<World>) {
+    assert!(hostccl::recorder::get().is_some());
+    world.finalize(None).unwrap();
+    drop(world);
+    // SAFETY: the child ends with _exit. It allocates, which the C library allows after a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(|| {
+            assert!(hostccl::recorder::get().is_none() && recordings(std::process::id()).is_empty());
+            let _world = join(0, 1, 1).unwrap();
+            let own = Snapshot::of_file(&recordings(std::process::id())[0]).unwrap();
+            assert_eq!((own.process.pid, own.worlds.len()), (std::process::id(), 1));
+        });
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this process's own, and the status is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    say(format_args!("the child has ended with {status}"));
+    assert_eq!(recordings(std::process::id()).len(), 1);
 }
 
 fn find<'a>(snapshot: &'a Snapshot, name: &str) -> &'a RecordedChannel {
@@ -425,6 +451,13 @@ fn the_first_call_that_differs_is_named() {
     let first = "; the first call of mesh/dp in which these ranks differ is call 2: rank 0 all-reduce of 16 float32 (sum), rank 1 all-reduce of 8 float32 (sum)";
     ranks.iter().for_each(|rank| says_all(rank, &["DM_STATUS_MISMATCH: ", first]));
     ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn a_forked_child_has_a_recording_of_its_own() {
+    let mut rank = Rank::start(0, 1, "forks", 1, &[]);
+    assert_eq!(rank.says(), "the child has ended with 0");
+    rank.ends_well();
 }
 
 #[test]

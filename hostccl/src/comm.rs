@@ -16,7 +16,7 @@ use crate::places::Places;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
 use crate::rails::Rails;
-use crate::raw_record::RawGroup;
+use crate::recorder::OwnedChannel;
 use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::span::Span;
@@ -70,7 +70,7 @@ pub(crate) struct Comm {
     /// The process of this rank.
     pub(crate) own_process: ProcessId,
     /// The communicator in the recording of this process, for calls without a name.
-    pub(crate) raw_group: RawGroup,
+    pub(crate) raw_group: OwnedChannel,
 }
 
 impl Comm {
@@ -104,7 +104,7 @@ impl Comm {
             timeout_millis: AtomicU64::new(0),
             peer_processes: (0..nranks).map(|_| OnceLock::new()).collect(),
             own_process,
-            raw_group: RawGroup::default(),
+            raw_group: OwnedChannel::default(),
         }
     }
 

@@ -4,9 +4,7 @@
 //! recorded here, in a group of the recording that belongs to the communicator. The first such call
 //! opens the group, and the end of the communicator closes it.
 
-use std::sync::OnceLock;
-
-use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation};
+use recording::{Call, ChannelFacts, Entry, EntryState, NO_PEER, Operation};
 
 use crate::call_name::Name;
 use crate::comm::Comm;
@@ -15,19 +13,6 @@ use crate::types::{DataType, ncclRedOp_t};
 
 /// The kind of these groups in the recording.
 const RAW: u8 = 2;
-
-/// The place of a communicator in the recording, from its first call without a name on.
-#[derive(Debug, Default)]
-pub(crate) struct RawGroup(OnceLock<Channel>);
-
-impl Drop for RawGroup {
-    fn drop(&mut self) {
-        // A forked child has no recorder of its parent.
-        if let (Some(channel), Some(recorder)) = (self.0.get(), recorder::get()) {
-            recorder.set_channel_state(*channel, ChannelState::Closed);
-        }
-    }
-}
 
 /// What a call does, for the recording.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +41,7 @@ impl RawRecord {
     /// group. A call with a name is not recorded.
     pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: What) -> RawRecord {
         let Some(recorder) = recorder::get().filter(|_| name.is_none()) else { return RawRecord::NONE };
-        let channel = *comm.raw_group.0.get_or_init(|| {
+        let channel = comm.raw_group.get_or_open(|| {
             let (rank, size) = comm.whole();
             let global = comm.labels.global_ranks.get();
             let members: Vec<u32> = global.iter().flat_map(|ranks| ranks.iter()).map(|rank| *rank as u32).collect();
