@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub(super) use self::communicators::Issued;
 use self::control::ControlScopes;
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
@@ -23,6 +24,7 @@ use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
+use crate::recorder::Group;
 use crate::rendezvous::{Departures, Scope};
 use crate::wait::{Cancel, Wait};
 
@@ -40,16 +42,37 @@ pub(super) enum Life {
 }
 
 /// A root mesh's [`Life`], shared with everything that must stop when the mesh ends.
-pub(super) struct LifeFlag(AtomicU8);
+pub(super) struct LifeFlag {
+    /// The [`Life`] as a number.
+    life: AtomicU8,
+    /// The groups along the dimensions of the root and its ranges, in the recording of this
+    /// process. Their places are free when the root ends.
+    groups: Mutex<Vec<Weak<Group>>>,
+}
 
 impl LifeFlag {
     fn new() -> Arc<LifeFlag> {
-        Arc::new(LifeFlag(AtomicU8::new(Life::Alive as u8)))
+        Arc::new(LifeFlag { life: AtomicU8::new(Life::Alive as u8), groups: Mutex::default() })
+    }
+
+    /// Notes a group whose place in the recording is free when the root ends.
+    pub(super) fn note_group(&self, group: &Arc<Group>) {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        // The list is cleaned before it would grow.
+        if groups.len() == groups.capacity() {
+            groups.retain(|known| known.strong_count() > 0);
+        }
+        groups.push(Arc::downgrade(group));
+    }
+
+    fn close_groups(&self) {
+        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.close());
     }
 
     #[inline]
     pub(super) fn is_alive(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Life::Alive as u8
+        self.life.load(Ordering::Acquire) == Life::Alive as u8
     }
 }
 
@@ -64,6 +87,16 @@ pub(super) struct DimComm {
     call: CallName,
     /// The caller's options of the dimension. A mesh that dm_shrink makes inherits them.
     options: DimOptions,
+    /// The dimension's group in the recording of this process. The views share it.
+    group: Arc<Group>,
+}
+
+impl Drop for DimComm {
+    /// No further call is made along the dimension, so another group can get its place in the
+    /// recording.
+    fn drop(&mut self) {
+        self.group.close();
+    }
 }
 
 /// The parts of a new root mesh.
@@ -308,7 +341,7 @@ impl RootComms {
 /// The root's life.
 impl RootComms {
     pub(super) fn life(&self) -> Life {
-        match self.life.0.load(Ordering::SeqCst) {
+        match self.life.life.load(Ordering::SeqCst) {
             0 => Life::Alive,
             1 => Life::Aborted,
             2 => Life::Finalized,
@@ -324,7 +357,13 @@ impl RootComms {
     /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
     /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
-        self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let flag = &self.life;
+        let ends =
+            flag.life.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if ends {
+            flag.close_groups();
+        }
+        ends
     }
 
     pub(super) fn alive(&self) -> Result<()> {

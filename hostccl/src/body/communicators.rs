@@ -15,6 +15,7 @@ use crate::group::{self, Task};
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
+use crate::recorder;
 use crate::revoked_split::RevokedSplit;
 use crate::segment::MAX_RANKS;
 use crate::setup::{ChildInit, ChildOperation, Init};
@@ -61,6 +62,7 @@ unsafe fn init(
     if id.grows_from != 0 {
         return Err(Error::argument("the unique id was made by ncclCommGetUniqueId: pass it to ncclCommGrow"));
     }
+    recorder::open().map_err(Error::argument)?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }
