@@ -4,7 +4,7 @@
 //! are found in /proc: by the tools that run, and by the environment and the parents of the ranks.
 
 mod jobs;
-mod process;
+pub mod process;
 mod report;
 
 use std::io;

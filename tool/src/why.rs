@@ -1,0 +1,192 @@
+//! `devicemesh why`: which rank did not come, and where it is.
+//!
+//! Every process that uses the library has a recording of its calls in memory that others can read
+//! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
+//! whom. It changes nothing in the processes, and needs nothing from them.
+
+mod find;
+mod groups;
+mod job;
+mod json;
+mod judge;
+#[cfg(test)]
+mod judge_tests;
+mod process;
+mod report;
+mod roots;
+mod stack;
+mod waits;
+mod words;
+
+use std::io;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::Args;
+use devicemesh::printable::printable;
+use devicemesh::rendezvous::host_name;
+use serde::Serialize;
+
+use self::find::Found;
+use self::job::{Job, jobs};
+use self::json::JobReport;
+use self::judge::{Verdict, judge};
+use self::stack::Stacks;
+use crate::duration::{duration, limit};
+use crate::failure::Failure;
+use crate::proc::Stat;
+use crate::stdio::{print, say};
+use crate::style::{Style, When};
+use crate::terminal;
+use crate::words::listed;
+
+/// The end of `--help` and of the manual page.
+pub const HELP: &str = "\
+Examples:
+  # all jobs of this user on this host
+  devicemesh why
+  # the job with that name or process
+  devicemesh why llama
+  # a job that is gone, whose ranks had DM_TRACE_DIR=traces
+  devicemesh why traces/
+
+Columns:
+  group  a mesh and its dimension, or what the ranks agree in
+  ranks  the ranks that are at this call
+  call   how many calls of the group they have begun
+  what   the last one
+  state  waits, done, failed, queued (in a group of calls that has not ended), or issued (to a stream)
+  since  the time since the call began, or since it ended
+
+Exit codes:
+  0  nothing is stuck, also where there is no job
+  1  something is stuck: a rank has waited for longer than --after
+  2  wrong command line
+  3  a job or a file cannot be found or read, or the output cannot be written";
+
+/// Something is stuck.
+const STUCK: u8 = 1;
+/// There is no answer: what was named is not there, or the output cannot be written.
+pub const NOT_MADE: u8 = 3;
+
+/// The options of `devicemesh why`. The comments of the fields are their help.
+#[derive(Args)]
+pub struct Options {
+    /// The jobs: their names, processes (of a rank or of the tool that started it), or files and
+    /// folders with recordings (DM_TRACE_DIR); left out, all jobs of this user on this host
+    #[arg(value_name = "JOB")]
+    jobs: Vec<String>,
+    /// A rank that has waited for less is not stuck
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    after: Duration,
+    /// Look again after each TIME, until Ctrl-C
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = limit)]
+    watch: Option<Duration>,
+    /// Print one line of JSON, with all ranks, groups and findings
+    #[arg(long)]
+    json: bool,
+    /// Colours; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    color: When,
+}
+
+#[derive(Serialize)]
+struct Report {
+    host: String,
+    jobs: Vec<JobReport>,
+}
+
+/// Says what is wrong with the jobs.
+pub fn why(options: &Options) -> Result<u8, Failure> {
+    let Some(pause) = options.watch else { return look(options) };
+    loop {
+        if !options.json && terminal::width().is_some() {
+            print("\x1b[H\x1b[2J")?;
+        }
+        look(options)?;
+        sleep(pause);
+    }
+}
+
+/// Looks at the jobs once.
+fn look(options: &Options) -> Result<u8, Failure> {
+    let jobs = chosen(&options.jobs)?;
+    let after = options.after.as_secs_f64();
+    let stdout = io::stdout();
+    let style = Style::new(options.color, &stdout);
+    let mut report = Report { host: host_name(), jobs: Vec::new() };
+    let mut texts = Vec::new();
+    let mut is_stuck = false;
+    for job in &jobs {
+        let verdict = judge(job, after);
+        let (name, stacks) = (name(job), stacks(&verdict));
+        is_stuck |= !verdict.findings.is_empty();
+        match options.json {
+            true => report.jobs.push(JobReport::new(&verdict, &stacks, after, &name)),
+            false => texts.push(report::text(&verdict, &stacks, after, &printable(&name), terminal::width(), style)),
+        }
+    }
+    let text = match (options.json, texts.is_empty()) {
+        (true, _) => serde_json::to_string(&report).map_err(|error| Failure::new(NOT_MADE, error.to_string()))? + "\n",
+        (false, true) => format!("no job of this user on {} has a recording\n", printable(&report.host)),
+        (false, false) => texts.join("\n"),
+    };
+    print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
+    Ok(if is_stuck { STUCK } else { 0 })
+}
+
+/// The jobs that the command line names, or all that run here.
+fn chosen(named: &[String]) -> Result<Vec<Job>, Failure> {
+    let (paths, names): (Vec<&String>, Vec<&String>) =
+        named.iter().partition(|name| name.contains('/') || PathBuf::from(name).exists());
+    let mut chosen = Vec::new();
+    if !paths.is_empty() {
+        let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
+        chosen.extend(warned(find::of_files(&paths)?));
+    }
+    if names.is_empty() && !named.is_empty() {
+        return Ok(chosen);
+    }
+    let running = warned(find::live());
+    for name in &names {
+        if !running.iter().any(|job| is_named(job, name)) {
+            let known = listed(running.iter().map(self::name), 8);
+            let known = if known.is_empty() { "no job has a recording here".to_owned() } else { format!("there are {known}") };
+            return Err(Failure::new(NOT_MADE, format!("no job and no process {name:?} with a recording; {known}")));
+        }
+    }
+    chosen.extend(running.into_iter().filter(|job| names.is_empty() || names.iter().any(|name| is_named(job, name))));
+    Ok(chosen)
+}
+
+/// The jobs of what was found. What could not be read is reported.
+fn warned(found: Found) -> Vec<Job> {
+    found.unreadable.iter().for_each(|line| say(&format!("devicemesh why: {}", printable(line))));
+    jobs(found)
+}
+
+/// Whether the job has this name, or a process with this number: a rank, or an ancestor of one.
+fn is_named(job: &Job, wanted: &str) -> bool {
+    let Ok(pid) = wanted.parse::<u32>() else { return name(job) == wanted };
+    let mut pids = job.ranks.iter().filter_map(|rank| Some(rank.process()?.pid));
+    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
+    pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid)) || name(job) == wanted
+}
+
+/// The job's name: its id, or the program where the id is none that a user has given.
+fn name(job: &Job) -> String {
+    job.id.clone()
+}
+
+/// The stacks of the ranks that are the cause of what is wrong.
+fn stacks(verdict: &Verdict<'_>) -> Stacks {
+    let mut stacks = Stacks::default();
+    let causes = verdict.findings.iter().filter(|finding| report::has_causes(finding));
+    for rank in causes.flat_map(|finding| &finding.ranks) {
+        if let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.runs_here()) {
+            stacks.look(*rank, process);
+        }
+    }
+    stacks
+}
