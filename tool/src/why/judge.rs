@@ -221,7 +221,7 @@ impl Judge<'_> {
             is_elsewhere.entry(edge.wait).and_modify(|all| *all &= is_to_elsewhere).or_insert(is_to_elsewhere);
         }
         let mut found: BTreeMap<(Kind, usize, u64), Vec<usize>> = BTreeMap::new();
-        for (at, wait) in self.waits.iter().enumerate() {
+        for (at, wait) in self.waits.iter().enumerate().filter(|(_, wait)| !self.job.is_halted(wait.rank)) {
             let has_unknown = self.groups[wait.group].members.iter().any(|member| member.rank.is_none());
             let kind = match (is_elsewhere.get(&at), wait.call.state) {
                 (Some(true), _) => Kind::Elsewhere,
@@ -286,6 +286,6 @@ fn number(edge: &Edge, wait: &Wait<'_>) -> u64 {
 }
 
 /// The longest of times. `None` where one of them is not known.
-fn longest(seconds: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+fn longest(mut seconds: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     seconds.try_fold(0.0, |longest: f64, seconds| Some(longest.max(seconds?)))
 }

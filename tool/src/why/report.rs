@@ -141,6 +141,9 @@ fn positions(verdict: &Verdict<'_>, width: Option<usize>, style: Style) -> Strin
     for row in &rows {
         let group = &verdict.groups[row.group];
         let is_quiet = rows_of[&row.group] == 1 && row.state != "waits";
+        if is_quiet && row.begun == 0 {
+            continue;
+        }
         if is_quiet {
             let key = (group.name, row.begun, row.content.as_str(), row.state);
             if let Some((at, ranks, groups)) = quiet.get_mut(&key) {
