@@ -83,6 +83,10 @@ pub struct Options {
     /// Look again after each TIME, until Ctrl-C
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = limit)]
     watch: Option<Duration>,
+    /// Do not read the native stacks of the ranks that are behind. Reading one stops its thread for
+    /// a moment. --watch does not read them
+    #[arg(long)]
+    no_stacks: bool,
     /// Print one line of JSON, with all ranks, groups and findings
     #[arg(long)]
     json: bool,
@@ -120,7 +124,8 @@ fn look(options: &Options) -> Result<u8, Failure> {
     let mut is_stuck = false;
     for job in &jobs {
         let verdict = judge(job, after);
-        let (name, stacks) = (name(job), stacks(&verdict));
+        let name = name(job);
+        let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none());
         is_stuck |= !verdict.findings.is_empty();
         match options.json {
             true => report.jobs.push(JobReport::new(&verdict, &stacks, after, &name)),
@@ -180,12 +185,12 @@ fn name(job: &Job) -> String {
 }
 
 /// The stacks of the ranks that are the cause of what is wrong.
-fn stacks(verdict: &Verdict<'_>) -> Stacks {
+fn stacks(verdict: &Verdict<'_>, frames: bool) -> Stacks {
     let mut stacks = Stacks::default();
     let causes = verdict.findings.iter().filter(|finding| report::has_causes(finding));
-    for rank in causes.flat_map(|finding| &finding.ranks) {
+    for rank in causes.flat_map(|finding| &finding.ranks).take(report::MOST_RANKS) {
         if let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.runs_here()) {
-            stacks.look(*rank, process);
+            stacks.look(*rank, process, frames);
         }
     }
     stacks

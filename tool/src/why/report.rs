@@ -15,7 +15,7 @@ use crate::words::count;
 /// So many further findings, ranks that are the cause, and rows of the table are shown. `--json`
 /// has all.
 const MOST_FINDINGS: usize = 5;
-const MOST_RANKS: usize = 8;
+pub const MOST_RANKS: usize = 8;
 const MOST_ROWS: usize = 40;
 
 /// A position in a group: the ranks that are there.
@@ -117,6 +117,7 @@ fn causes(verdict: &Verdict<'_>, stacks: &Stacks, width: Option<usize>) -> Strin
         whereabouts + &stacks.text(*rank)
     };
     let mut out: String = ranks.iter().take(MOST_RANKS).map(line).collect();
+    out += &terminal::wrap(&stacks.refusal(), width);
     if ranks.len() > MOST_RANKS {
         out += &format!("  and {} (--json has all)\n", count(ranks.len() - MOST_RANKS, "more rank"));
     }
