@@ -59,6 +59,8 @@ operations! {
     /// A reduce-scatter in which each rank has a count of its own. The recorded count is what this
     /// rank sends.
     ReduceScatterV = 14, "reduce-scatterv";
+    /// An operation that the program itself issues on the communicator of a dimension.
+    Custom = 15, "operation of the program's own";
     /// A collective call of the library itself, such as `dm_init` or `dm_flatten`: the ranks agree
     /// on it in the store. Its text says which call it is.
     Agreement = 32, "agreement";
