@@ -43,17 +43,18 @@ pub fn live() -> Found {
         if let Some(place) = &place {
             found.started.push((pid, place.clone()));
         }
-        let Some((path, file)) = recording_of(pid) else { continue };
-        match read(&file) {
-            Ok((snapshot, now)) if innermost(pid) == Some(snapshot.process.pid) => {
-                let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
-                let process = Process { pid, state: state(pid), snapshot, timeline, place };
-                found.processes.push(process);
-                folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
+        // A process with two copies of the library has two recordings.
+        for (path, file) in recordings_of(pid) {
+            match read(&file) {
+                Ok((snapshot, now)) if innermost(pid) == Some(snapshot.process.pid) => {
+                    let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
+                    found.processes.push(Process { pid, state: state(pid), snapshot, timeline, place: place.clone() });
+                    folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
+                }
+                // A forked child may have its parent's descriptors.
+                Ok(_) => {}
+                Err(error) => found.unreadable.push(format!("the recording of process {pid}: {error}")),
             }
-            // A forked child has its parent's descriptors.
-            Ok(_) => {}
-            Err(error) => found.unreadable.push(format!("the recording of process {pid}: {error}")),
         }
     }
     add_dead(&mut found, &folders);
@@ -117,24 +118,17 @@ fn read(file: &File) -> std::io::Result<(Snapshot, Moment)> {
     Ok((snapshot, now))
 }
 
-/// The recording of a process: its file, and where it stands if it has a name.
-fn recording_of(pid: u32) -> Option<(Option<PathBuf>, File)> {
-    let is_recording = |path: &Path| path.extension().is_some_and(|extension| extension == EXTENSION);
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.filter_map(Result::ok) {
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
-        if target.to_string_lossy().starts_with(ANONYMOUS) {
-            return Some((None, File::open(entry.path()).ok()?));
-        }
-        if is_recording(&target) {
-            return Some((Some(target), File::open(entry.path()).ok()?));
-        }
-    }
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-    let path = paths.find(|path| is_recording(path))?;
-    // The process may have another root folder, in a container.
-    let inside = format!("/proc/{pid}/root{}", path.display());
-    Some((Some(path.to_owned()), File::open(inside).ok()?))
+/// The recordings of a process: their files, and where they stand if they have names.
+fn recordings_of(pid: u32) -> Vec<(Option<PathBuf>, File)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
+    let recording = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        let is_file = target.extension().is_some_and(|extension| extension == EXTENSION);
+        let is_anonymous = target.to_string_lossy().starts_with(ANONYMOUS);
+        let file = (is_file || is_anonymous).then(|| File::open(entry.path()))?.ok()?;
+        Some((is_file.then_some(target), file))
+    };
+    entries.filter_map(recording).collect()
 }
 
 /// The number of a process in its own PID namespace, which is the number in its recording.
@@ -176,12 +170,12 @@ impl Running {
     }
 
     /// The process that writes or wrote a file, and its state. The file's name is
-    /// HOST-PID-START.dmrec.
+    /// HOST-PID-START.dmrec, or HOST-PID-START-COPY.dmrec.
     fn process_of_file(&self, path: &Path, snapshot: &Snapshot) -> (u32, State) {
         let recorded = snapshot.process.pid;
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let started = name.rsplit('-').next().and_then(|start| start.parse().ok());
-        match started.and_then(|started| self.0.get(&(recorded, started))) {
+        let parts = name.split('-').filter_map(|part| part.parse().ok());
+        match parts.filter_map(|started| self.0.get(&(recorded, started))).next() {
             Some(pid) => (*pid, state(*pid)),
             None => (recorded, State::Gone),
         }

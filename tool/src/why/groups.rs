@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use recording::{ChannelState, EntryState, RecordedCall, RecordedChannel};
 
 use super::job::{Job, Seen};
-use super::process::Process;
-
-/// The kind of a channel in which ranks agree on calls in the store.
-pub const AGREEMENTS: u8 = 1;
+use super::process::{AGREEMENTS, Process};
 
 /// A group of ranks that make calls together.
 pub struct Group<'a> {
@@ -120,6 +117,8 @@ fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)]) -> Group<'a> {
     let known = seats.iter().map(|(_, seat)| &seat.channel.members).find(|members| !members.is_empty());
     let size = seats.iter().map(|(_, seat)| seat.channel.size).max().unwrap_or(0);
     let rank_of = |member: u32| match (known, world) {
+        // Ranks that join a world are numbered by their launcher.
+        (Some(members), None) => job.rank_with_number(*members.get(member as usize)?),
         (Some(members), Some(world)) => job.rank_of(world, *members.get(member as usize)?),
         // The members of a group that has as many ranks as its world are those of the world.
         (None, Some(world)) if size as usize == job.ranks.len() => job.rank_of(world, member),

@@ -57,6 +57,11 @@ impl Job {
         self.index.get(&(world, rank)).copied()
     }
 
+    /// The place in `ranks` of the rank with that number.
+    pub fn rank_with_number(&self, number: u32) -> Option<usize> {
+        self.ranks.binary_search_by_key(&number, |rank| rank.number).ok()
+    }
+
     /// Whether the rank does not go on by itself, so that it waits for nobody. In a job that is
     /// gone, this is about the time when it was not.
     pub fn is_halted(&self, rank: usize) -> bool {
@@ -94,7 +99,7 @@ pub fn jobs(found: Found) -> Vec<Job> {
     let Found { processes, started, .. } = found;
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
-        let keys: BTreeSet<u64> = process.worlds().map(|world| world.key).collect();
+        let keys = process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
         let mut part = Part { meeting: process.place.as_ref().map(meeting), keys, processes: vec![process] };
         // Every part with a world of this process becomes one with it.
         let (same, others): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|other| other.is_same(&part));
@@ -126,7 +131,12 @@ impl Part {
     fn is_same(&self, other: &Part) -> bool {
         let is_same_meeting = self.meeting.is_some() && self.meeting == other.meeting;
         self.keys.intersection(&other.keys).next().is_some()
-            || is_same_meeting && (self.keys.is_empty() || other.keys.is_empty())
+            || is_same_meeting && (self.is_joining() || other.is_joining())
+    }
+
+    /// Whether none of the processes has joined a world.
+    fn is_joining(&self) -> bool {
+        self.processes.iter().all(|process| process.snapshot.worlds.is_empty())
     }
 
     fn absorb(&mut self, other: Part) {
@@ -137,14 +147,16 @@ impl Part {
 
     /// The job of these processes. `None` for a process that is in no job.
     fn job(self, started: &[(u32, Place)]) -> Option<Job> {
-        let Part { keys, meeting: met, processes } = self;
+        let Part { meeting: met, processes, .. } = self;
         let worlds = || processes.iter().flat_map(Process::worlds);
         let main = worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
-        let size = main.map(|(_, size)| size as usize).or(met.as_ref().map(|(_, size)| *size))?;
+        let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
+        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
         let number = |process: &Process| {
             let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));
-            world.map(|world| world.rank).or(process.place.as_ref().map(|place| place.rank as u32))
+            let joining = process.joining().map(|channel| channel.rank);
+            world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32))
         };
         let here = |rank: u32| {
             let places = processes.iter().filter_map(|process| process.place.as_ref());
@@ -181,7 +193,6 @@ impl Part {
             index.extend(worlds.map(|world| ((world.key, world.rank), at)));
             index.extend(main.iter().map(|(key, _)| ((*key, rank.number), at)));
         }
-        debug_assert!(main.is_none_or(|(key, _)| keys.contains(&key)));
         let mut job = Job { id, ranks, is_over: false, index };
         job.end_at_last_moment();
         Some(job)
@@ -191,7 +202,8 @@ impl Part {
 /// Puts a process in its rank's place. Where the rank was started again, the process that runs is
 /// the rank's, or the one that began last.
 fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) {
-    let order = |process: &Process| (process.state != State::Gone, process.snapshot.process.began.real);
+    let is_joined = |process: &Process| !process.snapshot.worlds.is_empty();
+    let order = |process: &Process| (is_joined(process), process.state != State::Gone, process.snapshot.process.began.real);
     match seen.get(&rank) {
         Some(Seen::Recorded(other)) if order(other) >= order(&process) => {}
         _ => {

@@ -2,7 +2,10 @@
 
 use devicemesh::rendezvous::launcher::Place;
 use recording::clock::Moment;
-use recording::{RecordedWorld, Snapshot};
+use recording::{ChannelState, RecordedChannel, RecordedWorld, Snapshot};
+
+/// The kind of a channel in which ranks agree on calls in the store.
+pub const AGREEMENTS: u8 = 1;
 
 /// One process that has a recording.
 pub struct Process {
@@ -67,6 +70,12 @@ impl Process {
     /// Whether the process runs on this host.
     pub fn runs_here(&self) -> bool {
         !matches!(self.state, State::Gone | State::Unknown)
+    }
+
+    /// The group in which the process joins a world, where it is in no world yet.
+    pub fn joining(&self) -> Option<&RecordedChannel> {
+        let mut channels = self.snapshot.channels.iter().filter(|_| self.snapshot.worlds.is_empty());
+        channels.find(|channel| channel.kind == AGREEMENTS && channel.world.is_none() && channel.state != ChannelState::Closed)
     }
 
     /// The worlds that have not ended, or all worlds where all have ended.
