@@ -18,8 +18,9 @@ mod stack;
 mod waits;
 mod words;
 
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -29,17 +30,18 @@ use devicemesh::rendezvous::host_name;
 use serde::Serialize;
 
 use self::find::Found;
-use self::job::{Job, jobs};
+use self::job::{Job, Rank, jobs};
 use self::json::JobReport;
 use self::judge::{Verdict, judge};
 use self::stack::Stacks;
 use crate::duration::{duration, limit};
 use crate::failure::Failure;
-use crate::proc::Stat;
+use crate::proc::{self, Stat};
+use crate::ps::jobs::{MADE_ID, NO_ID, program};
 use crate::stdio::{print, say};
 use crate::style::{Style, When};
 use crate::terminal;
-use crate::words::listed;
+use crate::words::{count, listed};
 
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
@@ -50,6 +52,8 @@ Examples:
   devicemesh why llama
   # a job that is gone, whose ranks had DM_TRACE_DIR=traces
   devicemesh why traces/
+  # ranks on several hosts
+  srun --overlap --ntasks-per-node=1 devicemesh why --save shared/ && devicemesh why shared/
 
 Columns:
   group  a mesh and its dimension, or what the ranks agree in
@@ -87,6 +91,10 @@ pub struct Options {
     /// a moment. --watch does not read them
     #[arg(long)]
     no_stacks: bool,
+    /// Copy the recordings of the jobs into this folder, and judge nothing. Where the ranks run on
+    /// several hosts, do this on each host, and give the folder with all copies to `devicemesh why`
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "watch", "no_stacks"])]
+    save: Option<PathBuf>,
     /// Print one line of JSON, with all ranks, groups and findings
     #[arg(long)]
     json: bool,
@@ -103,6 +111,9 @@ struct Report {
 
 /// Says what is wrong with the jobs.
 pub fn why(options: &Options) -> Result<u8, Failure> {
+    if let Some(folder) = &options.save {
+        return save(&chosen(&options.jobs)?, folder);
+    }
     let Some(pause) = options.watch else { return look(options) };
     loop {
         if !options.json && terminal::width().is_some() {
@@ -139,6 +150,21 @@ fn look(options: &Options) -> Result<u8, Failure> {
     };
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
     Ok(if is_stuck { STUCK } else { 0 })
+}
+
+/// Copies the recordings of the jobs into a folder.
+fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
+    let cannot = |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
+    fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+    let mut saved = 0usize;
+    for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
+        let path = folder.join(process.file_name());
+        fs::write(&path, process.copy()).map_err(|error| cannot(&path, error))?;
+        saved += 1;
+    }
+    let text = format!("{} saved in {}\n", count(saved, "recording"), printable(&folder.to_string_lossy()));
+    print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
+    Ok(0)
 }
 
 /// The jobs that the command line names, or all that run here.
@@ -179,9 +205,15 @@ fn is_named(job: &Job, wanted: &str) -> bool {
     pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid)) || name(job) == wanted
 }
 
-/// The job's name: its id, or the program where the id is none that a user has given.
+/// The job's name, as `devicemesh ps` has it: its id, or the program where no user has given an id.
 fn name(job: &Job) -> String {
-    job.id.clone()
+    if ![String::new(), NO_ID.to_owned()].contains(&job.id) && !job.id.starts_with(MADE_ID) {
+        return job.id.clone();
+    }
+    let mut processes = job.ranks.iter().filter_map(Rank::process).filter(|process| process.runs_here());
+    let command = processes.find_map(|process| proc::words(process.pid, "cmdline")).unwrap_or_default();
+    let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if command.is_empty() { job.id.clone() } else { program(&command) }
 }
 
 /// The stacks of the ranks that are the cause of what is wrong.

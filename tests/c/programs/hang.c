@@ -10,12 +10,12 @@
 #include <unistd.h>
 
 static dm_mesh *mesh;
-static float one = 1, sum;
 
-static dm_status all_reduce(const char *dim, size_t count)
+/* A call that fails is where the rank stays: it does not end, and it calls nothing more. */
+static void all_reduce(const char *dim, size_t count)
 {
   static float in[16], out[16];
-  return dm_all_reduce(mesh, dim, in, out, count, DM_FLOAT32, DM_SUM, NULL);
+  if (dm_all_reduce(mesh, dim, in, out, count, DM_FLOAT32, DM_SUM, NULL) != DM_STATUS_OK) sleep(1000);
 }
 
 static int is(const char *way, const char *name)
@@ -30,13 +30,14 @@ int main(int argc, char **argv)
   const char *way = argc > 1 ? argv[1] : "none";
   const int32_t shape[2] = {2, 4};
   const char *names[2] = {"dp", "tp"};
+  if (is(way, "join") && strcmp(getenv("RANK"), "3") == 0) sleep(1000);
   REQUIRE(dm_init("cpu", shape, 2, names, NULL, &mesh));
   const int32_t me = rank_of(mesh);
-  for (int step = 0; step < 5; ++step) REQUIRE(all_reduce("tp", 4));
-  for (int step = 0; step < 3; ++step) REQUIRE(all_reduce("dp", 4));
+  for (int step = 0; step < 5; ++step) all_reduce("tp", 4);
+  for (int step = 0; step < 3; ++step) all_reduce("dp", 4);
   if (is(way, "none")) {
     for (;;) {
-      REQUIRE(all_reduce("tp", 4));
+      all_reduce("tp", 4);
       usleep(1000);
     }
   }
@@ -49,7 +50,7 @@ int main(int argc, char **argv)
     if (is(way, "store")) sleep(1000);
     if (is(way, "group")) {
       OK(dm_group_start(mesh));
-      OK(all_reduce("tp", 4));
+      all_reduce("tp", 4);
       sleep(1000);
     }
     if (is(way, "count")) {
@@ -74,14 +75,9 @@ int main(int argc, char **argv)
     all_reduce(first ? "tp" : "dp", 4);
     sleep(1000);
   }
-  if (is(way, "skip") && me == 3) {
-    REQUIRE(all_reduce("dp", 4));
-  }
-  all_reduce("tp", 4);
+  if (!(is(way, "skip") && me == 3)) all_reduce("tp", 4);
   all_reduce("dp", 4);
-  if (is(way, "skip")) {
-    all_reduce("tp", 4);
-  }
+  if (is(way, "skip")) all_reduce("tp", 4);
   sleep(1000);
   return 0;
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::{Place, detect};
-use recording::Snapshot;
 use recording::clock::{Clock, Moment};
+use recording::{Snapshot, layout};
 use rustix::process::geteuid;
 
 use super::process::{Process, State, Timeline};
@@ -46,9 +46,9 @@ pub fn live() -> Found {
         // A process with two copies of the library has two recordings.
         for (path, file) in recordings_of(pid) {
             match read(&file) {
-                Ok((snapshot, now)) if innermost(pid) == Some(snapshot.process.pid) => {
+                Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
                     let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
-                    found.processes.push(Process { pid, state: state(pid), snapshot, timeline, place: place.clone() });
+                    found.processes.push(Process { pid, state: state(pid), snapshot, bytes, timeline, place: place.clone() });
                     folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
                 }
                 // A forked child may have its parent's descriptors.
@@ -95,7 +95,7 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     let mut found = Found::default();
     for path in files {
         match File::open(&path).and_then(|file| read(&file)) {
-            Ok((snapshot, now)) => {
+            Ok((snapshot, bytes, now)) => {
                 let is_here = snapshot.process.host == host;
                 let (pid, state) = match is_here {
                     true => running.process_of_file(&path, &snapshot),
@@ -103,7 +103,7 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
                 };
                 let moment = (is_here && state != State::Gone).then_some(now);
                 let timeline = Timeline::new(&snapshot, moment, now.real, usual.filter(|_| is_here));
-                found.processes.push(Process { pid, state, snapshot, timeline, place: None });
+                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None });
             }
             Err(error) => found.unreadable.push(format!("{}: {error}", path.display())),
         }
@@ -111,11 +111,17 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     Ok(found)
 }
 
-/// Reads a recording, and the moment at which it was read.
-fn read(file: &File) -> std::io::Result<(Snapshot, Moment)> {
-    let snapshot = Snapshot::of_file(file)?;
+/// Reads a recording. Returns its memory, too, and the moment at which it was read.
+fn read(file: &File) -> std::io::Result<(Snapshot, Vec<u8>, Moment)> {
+    let copy = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; layout::WORDS * 8];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    };
+    let (before, bytes, after) = (copy()?, copy()?, copy()?);
+    let snapshot = Snapshot::of_bytes(&before, &bytes, &after)?;
     let now = snapshot.process.clock.moment();
-    Ok((snapshot, now))
+    Ok((snapshot, bytes, now))
 }
 
 /// The recordings of a process: their files, and where they stand if they have names.

@@ -92,6 +92,22 @@ impl<'a> Seat<'a> {
     }
 }
 
+impl<'a> Group<'a> {
+    /// The different calls of that number, each with one rank's part and the ranks that make it.
+    /// The fewest ranks come first.
+    pub fn calls(&self, number: u64) -> Vec<((Seat<'a>, &'a RecordedCall), Vec<usize>)> {
+        let mut parts: BTreeMap<u64, ((Seat, &RecordedCall), Vec<usize>)> = BTreeMap::new();
+        for member in &self.members {
+            let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
+            let Some(call) = seat.call(number) else { continue };
+            parts.entry(call.digest).or_insert(((seat, call), Vec::new())).1.push(rank);
+        }
+        let mut parts: Vec<_> = parts.into_values().collect();
+        parts.sort_by_key(|(_, ranks)| (ranks.len(), ranks.clone()));
+        parts
+    }
+}
+
 /// The groups of a job, the dimensions first. A group that has ended for all of its ranks is left
 /// out.
 pub fn groups(job: &Job) -> Vec<Group<'_>> {

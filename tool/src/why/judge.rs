@@ -155,8 +155,12 @@ impl Judge<'_> {
         });
         found.retain(|(group, number), _| first[group] == *number);
         let finding = |((group, number), edges): ((usize, u64), Vec<&Edge>)| {
-            let ranks: BTreeSet<usize> = edges.iter().flat_map(|edge| [edge.from, edge.to]).collect();
-            self.finding(Kind::Differs, ranks.into_iter().collect(), group, number, &edges, graph)
+            let parts = self.groups[group].calls(number);
+            let smallest = parts.iter().map(|(_, ranks)| ranks.len()).min().unwrap_or(0);
+            // Fewer ranks are the likelier cause. Where there are as many of each kind, all are.
+            let is_cause = |ranks: &[usize]| ranks.len() == smallest;
+            let ranks = parts.iter().filter(|(_, ranks)| is_cause(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
+            self.finding(Kind::Differs, ranks, group, number, &edges, graph)
         };
         found.into_iter().filter_map(finding).collect()
     }

@@ -71,7 +71,7 @@ impl Rank {
         timeline.until = now.real;
         let mut place = Place::new("devicemesh run", self.rank as usize, 8, Some(self.rank as usize));
         place.local_size = Some(8);
-        Process { pid: 100 + self.rank, state: self.state, snapshot, timeline, place: Some(place) }
+        Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
     }
 }
 
@@ -110,7 +110,7 @@ fn nothing_is_stuck() {
     let (first, text) = said(&all);
     assert_eq!(first, None, "{text}");
     assert!(text.starts_with("train: nothing is stuck: no rank has waited for 1.0 s\n"), "{text}");
-    assert!(text.contains("0-7 in 2 groups"), "{text}");
+    assert!(text.contains("mesh/tp  0-7       3  all-reduce of 4 float32 (sum)  done"), "{text}");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn the_root_of_a_chain_is_named() {
             _ => {}
         }
     }
-    headline(&ranks, Kind::Behind, &[1], "rank 1 has not called all-reduce 2 of mesh/dp (ranks 1, 5); rank 5 has waited in it for 12 s; 3 more ranks wait for them in other groups");
+    headline(&ranks, Kind::Behind, &[1], "rank 1 has not called all-reduce 2 of mesh/dp (ranks 1, 5); rank 5 has waited in it for 12 s; 3 more ranks wait for these in other groups");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn other_counts_are_the_first_difference() {
         let _ = rank.begin(rank.tp, &all_reduce(4));
     }
     let expected = "rank 2 calls all-reduce of 8 float32 (sum) as call 3 of mesh/tp (ranks 0-3), and the other 3 ranks call all-reduce of 4 float32 (sum)";
-    headline(&ranks, Kind::Differs, &[0, 1, 2, 3], expected);
+    headline(&ranks, Kind::Differs, &[2], expected);
 }
 
 #[test]

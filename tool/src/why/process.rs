@@ -2,7 +2,10 @@
 
 use devicemesh::rendezvous::launcher::Place;
 use recording::clock::Moment;
+use recording::layout::header;
 use recording::{ChannelState, RecordedChannel, RecordedWorld, Snapshot};
+
+use crate::proc::Stat;
 
 /// The kind of a channel in which ranks agree on calls in the store.
 pub const AGREEMENTS: u8 = 1;
@@ -16,6 +19,8 @@ pub struct Process {
     pub state: State,
     /// The copy of its recording.
     pub snapshot: Snapshot,
+    /// The recording's memory.
+    pub bytes: Vec<u8>,
     /// Converts the ticks of the recording.
     pub timeline: Timeline,
     /// The place in the job that the launcher gave. `None` where the environment cannot be read.
@@ -70,6 +75,28 @@ impl Process {
     /// Whether the process runs on this host.
     pub fn runs_here(&self) -> bool {
         !matches!(self.state, State::Gone | State::Unknown)
+    }
+
+    /// The name of a file for a copy of the recording. It has the form of those in DM_TRACE_DIR.
+    pub fn file_name(&self) -> String {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
+        let host: String = self.host().chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+        let start = Stat::read(self.pid).filter(|_| self.runs_here()).map_or(0, |stat| stat.started);
+        format!("{host}-{}-{start}.dmrec", self.snapshot.process.pid)
+    }
+
+    /// The memory of the recording, with the present moment of its clock where the process runs
+    /// here. So a reader elsewhere knows how long ago each call was.
+    pub fn copy(&self) -> Vec<u8> {
+        let mut bytes = self.bytes.clone();
+        if self.runs_here() {
+            let now = self.snapshot.process.clock.moment();
+            for (at, value) in [now.ticks, now.monotonic, now.real].into_iter().enumerate() {
+                let word = (header::LATER + at) * 8;
+                bytes[word..word + 8].copy_from_slice(&value.to_ne_bytes());
+            }
+        }
+        bytes
     }
 
     /// The group in which the process joins a world, where it is in no world yet.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use devicemesh::printable::printable;
 use recording::EntryState;
 
 use super::judge::{Finding, Verdict};
@@ -130,45 +131,50 @@ pub fn has_causes(finding: &Finding) -> bool {
     !matches!(finding.kind, Kind::Slow | Kind::AllFailed | Kind::Elsewhere)
 }
 
-/// A table of who is where. Groups of one dimension whose ranks are all at the same call share a
-/// row.
+/// A table of who is where. The groups of one dimension share a row for each call.
 fn positions(verdict: &Verdict<'_>, width: Option<usize>, style: Style) -> String {
     let rows = rows(verdict);
-    let mut rows_of: BTreeMap<usize, usize> = BTreeMap::new();
-    rows.iter().for_each(|row| *rows_of.entry(row.group).or_default() += 1);
-    let mut cells: Vec<[String; 6]> = Vec::new();
-    // The row of a quiet group in `cells`, and what it stands for.
-    let mut quiet: BTreeMap<(&str, u64, &str, &str), (usize, Vec<usize>, usize)> = BTreeMap::new();
-    for row in &rows {
-        let group = &verdict.groups[row.group];
-        let is_quiet = rows_of[&row.group] == 1 && row.state != "waits";
-        if is_quiet && row.begun == 0 {
-            continue;
-        }
-        if is_quiet {
-            let key = (group.name, row.begun, row.content.as_str(), row.state);
-            if let Some((at, ranks, groups)) = quiet.get_mut(&key) {
+    // A name, a number and a content, with the place of its row.
+    let mut places: BTreeMap<(&str, u64, &str, &str), usize> = BTreeMap::new();
+    let mut merged: Vec<(&Row<'_>, Vec<usize>, Option<f64>)> = Vec::new();
+    for row in rows.iter().filter(|row| row.begun > 0 || row.state == "waits") {
+        let key = (verdict.groups[row.group].name, row.begun, row.content.as_str(), row.state);
+        let at = *places.entry(key).or_insert(merged.len());
+        match merged.get_mut(at) {
+            Some((_, ranks, seconds)) => {
                 ranks.extend(&row.ranks);
-                *groups += 1;
-                cells[*at][1] = format!("{} in {groups} groups", verdict.numbers(ranks));
-                continue;
+                *seconds = seconds.max_by(row.seconds);
             }
-            quiet.insert(key, (cells.len(), row.ranks.clone(), 1));
+            None => merged.push((row, row.ranks.clone(), row.seconds)),
         }
-        cells.push([
-            devicemesh::printable::printable(group.name).into_owned(),
-            verdict.numbers(&row.ranks),
+    }
+    if merged.is_empty() {
+        return String::new();
+    }
+    // The names keep their order, and the ranks that are behind come first.
+    let mut order: Vec<&str> = Vec::new();
+    for (row, _, _) in &merged {
+        let name = verdict.groups[row.group].name;
+        if !order.contains(&name) {
+            order.push(name);
+        }
+    }
+    merged.sort_by_key(|(row, _, _)| {
+        let name = verdict.groups[row.group].name;
+        (order.iter().position(|other| *other == name), row.begun)
+    });
+    let more = merged.len().saturating_sub(MOST_ROWS);
+    let cells = |(row, ranks, seconds): &(&Row<'_>, Vec<usize>, Option<f64>)| {
+        [
+            printable(verdict.groups[row.group].name).into_owned(),
+            verdict.numbers(ranks),
             row.begun.to_string(),
             row.content.clone(),
             row.state.to_owned(),
-            row.seconds.map_or("-".to_owned(), time),
-        ]);
-    }
-    if cells.is_empty() {
-        return String::new();
-    }
-    let more = cells.len().saturating_sub(MOST_ROWS);
-    cells.truncate(MOST_ROWS);
+            seconds.map_or("-".to_owned(), time),
+        ]
+    };
+    let cells: Vec<[String; 6]> = merged.iter().take(MOST_ROWS).map(cells).collect();
     let heads = ["group", "ranks", "call", "what", "state", "since"];
     let table = table(&heads, &cells, |column| ![2, 5].contains(&column), 2, width, |head| style.dim(head));
     let more = if more > 0 { format!("and {} (--json has all)\n", count(more, "more row")) } else { String::new() };

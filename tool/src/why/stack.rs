@@ -31,6 +31,8 @@ use crate::words::count;
 
 /// So many threads of a process are looked at.
 const MOST_THREADS: usize = 32;
+/// The beginnings of the names of this library's files.
+const LIBRARIES: [&str; 2] = ["libdevicemesh.", "libhostccl."];
 /// So many frames of a thread are shown. `--json` has all.
 const SHOWN_FRAMES: usize = 16;
 
@@ -96,7 +98,7 @@ impl Stacks {
             .collect();
         // The names take long, so no thread is stopped meanwhile.
         for (thread, addresses) in threads.iter_mut().zip(unwound) {
-            thread.frames = addresses.into_iter().flat_map(|address| modules.names(address)).collect();
+            thread.frames = names(&mut modules, &addresses);
         }
     }
 
@@ -126,6 +128,29 @@ impl Stacks {
     pub fn refusal(&self) -> String {
         if self.refusal.is_empty() { String::new() } else { format!("  no stacks: {}\n", self.refusal) }
     }
+}
+
+/// The names of a stack's functions, the innermost first. The frames inside this library are one
+/// entry, and those that start the program are left out.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn names(modules: &mut modules::Modules, addresses: &[u64]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut inside: Option<(String, usize)> = None;
+    let told = |(file, frames): (String, usize)| format!("{} in {file}", count(frames, "frame"));
+    for address in addresses {
+        if let Some(file) = modules.file(*address).filter(|file| LIBRARIES.iter().any(|name| file.starts_with(name))) {
+            let frames = inside.map_or(0, |(_, frames)| frames);
+            inside = Some((file, frames + 1));
+            continue;
+        }
+        names.extend(inside.take().map(told));
+        names.extend(modules.names(*address));
+        if names.last().is_some_and(|name| name.starts_with("main ")) {
+            break;
+        }
+    }
+    names.extend(inside.map(told));
+    names
 }
 
 /// Why the stacks of a process may not be read.

@@ -1,7 +1,5 @@
 //! The sentences about what is wrong.
 
-use std::collections::BTreeMap;
-
 use devicemesh::ccl::DATA_TYPES;
 use devicemesh::printable::printable;
 use recording::{EntryState, Operation, RecordedCall};
@@ -153,7 +151,7 @@ impl Verdict<'_> {
         let further = finding.victims.saturating_sub(direct);
         match (kind, further) {
             (_, 0) | (Kind::Differs | Kind::Crossed, _) => first,
-            _ => format!("{first}; {} for them in other groups", waits(further)),
+            _ => format!("{first}; {} for these in other groups", waits(further)),
         }
     }
 
@@ -186,7 +184,12 @@ impl Verdict<'_> {
     }
 
     fn since(&self, finding: &Finding) -> String {
-        finding.seconds.map_or(String::new(), |seconds| format!(" for {}", time(seconds)))
+        let has_failed = finding.waits.iter().all(|wait| self.waits[*wait].call.state == EntryState::Failed);
+        match finding.seconds.map(time) {
+            Some(seconds) if has_failed => format!(" {seconds} ago"),
+            Some(seconds) => format!(" for {seconds}"),
+            None => String::new(),
+        }
     }
 
     fn stopped_by(&self, ranks: &[usize]) -> String {
@@ -201,15 +204,9 @@ impl Verdict<'_> {
     /// Who calls what. The fewest ranks are named first, because they are the likely cause.
     fn difference(&self, finding: &Finding) -> String {
         let group = &self.groups[finding.group];
-        let mut parts: BTreeMap<u64, (String, Vec<usize>)> = BTreeMap::new();
-        for member in &group.members {
-            let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
-            let Some(call) = seat.call(finding.number) else { continue };
-            let part = parts.entry(call.digest).or_insert_with(|| (content(&seat, call, group, self), Vec::new()));
-            part.1.push(rank);
-        }
-        let mut parts: Vec<(String, Vec<usize>)> = parts.into_values().collect();
-        parts.sort_by_key(|(_, ranks)| (ranks.len(), ranks.clone()));
+        let calls = group.calls(finding.number).into_iter();
+        let parts: Vec<(String, Vec<usize>)> =
+            calls.map(|((seat, call), ranks)| (content(&seat, call, group, self), ranks)).collect();
         let name = self.group(finding.group);
         let clause = |(at, (content, ranks)): (usize, &(String, Vec<usize>))| {
             let verb = if ranks.len() == 1 { "calls" } else { "call" };
@@ -236,9 +233,10 @@ impl Verdict<'_> {
             2 => "two dimensions are crossed".to_owned(),
             several => format!("{several} dimensions are crossed"),
         };
-        let clauses: Vec<String> = finding.waits.iter().enumerate().map(clause).collect();
+        let mut clauses: Vec<String> = finding.waits.iter().enumerate().map(clause).collect();
+        let last = clauses.pop().unwrap_or_default();
         let since = finding.seconds.map_or(String::new(), |seconds| format!(", for {}", time(seconds)));
-        format!("{title}: {}{since}", clauses.join(", and "))
+        format!("{title}: {}, and {last}{since}", clauses.join(", "))
     }
 
     fn message(&self, finding: &Finding, culprits: &str) -> String {

@@ -12,8 +12,13 @@ use devicemesh::printable::printable;
 use framehop::{CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module, UnwindRegsNative, Unwinder, UnwinderNative};
 use object::{Object, ObjectSection, ObjectSegment};
 
+use crate::words::cut;
+
 /// A stack is cut after so many frames.
 const MOST_FRAMES: usize = 48;
+
+/// The name of a function is cut after so many characters.
+const LONGEST_NAME: usize = 100;
 
 /// A process's address space.
 pub struct Modules {
@@ -107,13 +112,20 @@ impl Modules {
         addresses
     }
 
+    /// The name of the file of an address, without folders.
+    pub fn file(&self, address: u64) -> Option<String> {
+        let file = self.files.iter().find(|file| file.range.contains(&address))?;
+        Some(printable(&file.name.file_name()?.to_string_lossy()).into_owned())
+    }
+
     /// What stands at an address: functions with their files and lines where the file has them. A
     /// function that the compiler has put into another one stands before that one.
     pub fn names(&mut self, address: u64) -> Vec<String> {
+        let base = self.file(address);
         let Some(file) = self.files.iter_mut().find(|file| file.range.contains(&address)) else {
             return vec![format!("0x{address:x}")];
         };
-        let base = file.name.file_name().map(|name| printable(&name.to_string_lossy()).into_owned()).unwrap_or_default();
+        let base = base.unwrap_or_default();
         let probe = address.wrapping_sub(file.bias);
         let loader = file.names.get_or_insert_with(|| Loader::new(&file.path).ok());
         let mut names = Vec::new();
@@ -123,12 +135,12 @@ impl Modules {
                     let Some(function) = &frame.function else { continue };
                     let name = function.demangle().map_or("?".to_owned(), |name| name.into_owned());
                     let place = frame.location.and_then(|location| Some(format!("{}:{}", short(location.file?), location.line?)));
-                    names.push(format!("{} at {}", printable(&name), place.map_or(base.clone(), |place| printable(&place).into_owned())));
+                    names.push(format!("{} at {}", printable(&cut(&name, LONGEST_NAME)), place.map_or(base.clone(), |place| printable(&place).into_owned())));
                 }
             }
             if let (true, Some(symbol)) = (names.is_empty(), loader.find_symbol(probe)) {
                 let name = addr2line::demangle_auto(symbol.into(), None);
-                names.push(format!("{} in {base}", printable(&name)));
+                names.push(format!("{} in {base}", printable(&cut(&name, LONGEST_NAME))));
             }
         }
         if names.is_empty() {
