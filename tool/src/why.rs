@@ -4,6 +4,7 @@
 //! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
 //! whom. It changes nothing in the processes, and needs nothing from them.
 
+mod exit_code;
 mod find;
 mod groups;
 mod job;
@@ -19,7 +20,7 @@ mod waits;
 mod words;
 
 use std::fs;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use devicemesh::printable::printable;
 use devicemesh::rendezvous::host_name;
 use serde::Serialize;
 
+use self::exit_code::{NOT_MADE, STUCK};
 use self::find::Found;
 use self::job::{Job, Rank, jobs};
 use self::json::JobReport;
@@ -68,11 +70,6 @@ Exit codes:
   1  something is stuck: a rank has waited for longer than --after
   2  wrong command line
   3  a job or a file cannot be found or read, or the output cannot be written";
-
-/// Something is stuck.
-const STUCK: u8 = 1;
-/// There is no answer: what was named is not there, or the output cannot be written.
-pub const NOT_MADE: u8 = 3;
 
 /// The options of `devicemesh why`. The comments of the fields are their help.
 #[derive(Args)]
@@ -116,11 +113,12 @@ pub fn why(options: &Options) -> Result<u8, Failure> {
     }
     let Some(pause) = options.watch else { return look(options) };
     loop {
-        if !options.json && terminal::width().is_some() {
-            print("\x1b[H\x1b[2J")?;
-        }
         look(options)?;
         sleep(pause);
+        // A terminal shows the newest answer alone, and elsewhere an empty line divides the answers.
+        if !options.json {
+            print(if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "\n" })?;
+        }
     }
 }
 
@@ -154,7 +152,8 @@ fn look(options: &Options) -> Result<u8, Failure> {
 
 /// Copies the recordings of the jobs into a folder.
 fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
-    let cannot = |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
+    let cannot =
+        |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
     let mut saved = 0usize;
     for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
@@ -183,7 +182,8 @@ fn chosen(named: &[String]) -> Result<Vec<Job>, Failure> {
     for name in &names {
         if !running.iter().any(|job| is_named(job, name)) {
             let known = listed(running.iter().map(self::name), 8);
-            let known = if known.is_empty() { "no job has a recording here".to_owned() } else { format!("there are {known}") };
+            let known =
+                if known.is_empty() { "no job has a recording here".to_owned() } else { format!("there are {known}") };
             return Err(Failure::new(NOT_MADE, format!("no job and no process {name:?} with a recording; {known}")));
         }
     }
@@ -202,7 +202,8 @@ fn is_named(job: &Job, wanted: &str) -> bool {
     let Ok(pid) = wanted.parse::<u32>() else { return name(job) == wanted };
     let mut pids = job.ranks.iter().filter_map(|rank| Some(rank.process()?.pid));
     let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
-    pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid)) || name(job) == wanted
+    pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid))
+        || name(job) == wanted
 }
 
 /// The job's name, as `devicemesh ps` has it: its id, or the program where no user has given an id.

@@ -13,6 +13,7 @@ use recording::clock::{Clock, Moment};
 use recording::{Snapshot, layout};
 use rustix::process::geteuid;
 
+use super::exit_code::NOT_MADE;
 use super::process::{Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
@@ -48,7 +49,14 @@ pub fn live() -> Found {
             match read(&file) {
                 Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
                     let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
-                    found.processes.push(Process { pid, state: state(pid), snapshot, bytes, timeline, place: place.clone() });
+                    found.processes.push(Process {
+                        pid,
+                        state: state(pid),
+                        snapshot,
+                        bytes,
+                        timeline,
+                        place: place.clone(),
+                    });
                     folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
                 }
                 // A forked child may have its parent's descriptors.
@@ -69,7 +77,8 @@ fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
     for folder in folders {
         let files = of_files(std::slice::from_ref(folder)).unwrap_or_default();
         let is_of_same = |process: &Process| process.snapshot.worlds.iter().any(|world| keys.contains(&world.key));
-        let is_new = |process: &Process| process.state == State::Unknown || !living.contains(&process.snapshot.process.pid);
+        let is_new =
+            |process: &Process| process.state == State::Unknown || !living.contains(&process.snapshot.process.pid);
         found.processes.extend(files.processes.into_iter().filter(|process| is_of_same(process) && is_new(process)));
     }
 }
@@ -78,7 +87,7 @@ fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
 pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     let mut files = Vec::new();
     for path in paths {
-        let cannot = |error| Failure::new(super::NOT_MADE, format!("cannot read {}: {error}", path.display()));
+        let cannot = |error| Failure::new(NOT_MADE, format!("cannot read {}: {error}", path.display()));
         if !fs::metadata(path).map_err(cannot)?.is_dir() {
             files.push(path.clone());
             continue;
@@ -88,7 +97,7 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
         files.extend(entries.filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION)));
         if files.len() == before {
             let why = format!("{} has no recordings: no file whose name ends in .{EXTENSION}", path.display());
-            return Err(Failure::new(super::NOT_MADE, why));
+            return Err(Failure::new(NOT_MADE, why));
         }
     }
     let (host, usual, running) = (host_name(), length_of_tick(), Running::now());

@@ -99,7 +99,8 @@ pub fn jobs(found: Found) -> Vec<Job> {
     let Found { processes, started, .. } = found;
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
-        let keys = process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
+        let keys =
+            process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
         let mut part = Part { meeting: process.place.as_ref().map(meeting), keys, processes: vec![process] };
         // Every part with a world of this process becomes one with it.
         let (same, others): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|other| other.is_same(&part));
@@ -149,7 +150,8 @@ impl Part {
     fn job(self, started: &[(u32, Place)]) -> Option<Job> {
         let Part { meeting: met, processes, .. } = self;
         let worlds = || processes.iter().flat_map(Process::worlds);
-        let main = worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
+        let main =
+            worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
         let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
         let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
@@ -203,7 +205,8 @@ impl Part {
 /// the rank's, or the one that began last.
 fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) {
     let is_joined = |process: &Process| !process.snapshot.worlds.is_empty();
-    let order = |process: &Process| (is_joined(process), process.state != State::Gone, process.snapshot.process.began.real);
+    let order =
+        |process: &Process| (is_joined(process), process.state != State::Gone, process.snapshot.process.began.real);
     match seen.get(&rank) {
         Some(Seen::Recorded(other)) if order(other) >= order(&process) => {}
         _ => {

@@ -116,7 +116,8 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     fn findings(&self) -> Vec<Finding> {
-        let differing: BTreeSet<usize> = self.edges.iter().filter(|edge| is_differing(edge)).map(|edge| edge.from).collect();
+        let differing: BTreeSet<usize> =
+            self.edges.iter().filter(|edge| is_differing(edge)).map(|edge| edge.from).collect();
         let halted = (0..self.job.ranks.len()).filter(|rank| self.job.is_halted(*rank));
         let ends: BTreeSet<usize> = halted.chain(differing.iter().copied()).collect();
         // A wait for ranks of other hosts says nothing where it also waits for a rank that is seen.
@@ -159,7 +160,8 @@ impl Judge<'_> {
             let smallest = parts.iter().map(|(_, ranks)| ranks.len()).min().unwrap_or(0);
             // Fewer ranks are the likelier cause. Where there are as many of each kind, all are.
             let is_cause = |ranks: &[usize]| ranks.len() == smallest;
-            let ranks = parts.iter().filter(|(_, ranks)| is_cause(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
+            let ranks =
+                parts.iter().filter(|(_, ranks)| is_cause(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
             self.finding(Kind::Differs, ranks, group, number, &edges, graph)
         };
         found.into_iter().filter_map(finding).collect()

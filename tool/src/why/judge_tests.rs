@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use recording::{
-    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts, layout,
+    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
+    layout,
 };
 
 use super::find::Found;
@@ -35,12 +36,26 @@ impl Rank {
     fn new(rank: u32) -> Rank {
         let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
         let recorder = Recorder::new(words, 100 + rank, "alpha", "0.2.0");
-        let world_facts =
-            WorldFacts { key: WORLD, rank: rank as usize, size: 8, job: "train", store: "", launcher: "devicemesh run" };
+        let world_facts = WorldFacts {
+            key: WORLD,
+            rank: rank as usize,
+            size: 8,
+            job: "train",
+            store: "",
+            launcher: "devicemesh run",
+        };
         let world = recorder.open_world(&world_facts);
         let (row, column) = (rank / 4, rank % 4);
         let open = |kind, key, rank: u32, members: &[u32], name| {
-            recorder.open_channel(&ChannelFacts { kind, key, world, rank: rank as usize, members, size: members.len(), name })
+            recorder.open_channel(&ChannelFacts {
+                kind,
+                key,
+                world,
+                rank: rank as usize,
+                members,
+                size: members.len(),
+                name,
+            })
         };
         let scope = open(1, 1, rank, &[0, 1, 2, 3, 4, 5, 6, 7], "the world");
         let tp = open(0, 10 + u64::from(row), column, &[0, 1, 2, 3].map(|at| row * 4 + at), "mesh/tp");
@@ -123,7 +138,12 @@ fn a_rank_that_has_skipped_a_call_is_behind() {
         }
     }
     // Ranks 0 to 3 are all in their call, and rank 6 is missing in the other group.
-    headline(&ranks, Kind::Behind, &[6], "rank 6 has not called all-reduce 6 of mesh/tp (ranks 4-7); the other 3 ranks have waited");
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[6],
+        "rank 6 has not called all-reduce 6 of mesh/tp (ranks 4-7); the other 3 ranks have waited",
+    );
 }
 
 #[test]
@@ -141,7 +161,12 @@ fn the_root_of_a_chain_is_named() {
             _ => {}
         }
     }
-    headline(&ranks, Kind::Behind, &[1], "rank 1 has not called all-reduce 2 of mesh/dp (ranks 1, 5); rank 5 has waited in it for 12 s; 3 more ranks wait for these in other groups");
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[1],
+        "rank 1 has not called all-reduce 2 of mesh/dp (ranks 1, 5); rank 5 has waited in it for 12 s; 3 more ranks wait for these in other groups",
+    );
 }
 
 #[test]
@@ -150,7 +175,12 @@ fn a_rank_that_does_not_come_to_an_agreement_is_named() {
     for rank in ranks.iter().filter(|rank| rank.rank != 3) {
         let _ = rank.recorder.begin_agreement(rank.scope, Operation::Agreement, "dm_flatten(dims=(dp, tp))");
     }
-    headline(&ranks, Kind::Behind, &[3], "rank 3 has not called dm_flatten(dims=(dp, tp)); the other 7 ranks have waited in it for 12 s");
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[3],
+        "rank 3 has not called dm_flatten(dims=(dp, tp)); the other 7 ranks have waited in it for 12 s",
+    );
 }
 
 #[test]
@@ -187,7 +217,12 @@ fn a_stopped_rank_is_named_even_inside_the_call() {
     let mut ranks = ranks();
     ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
     ranks[2].state = State::Stopped;
-    headline(&ranks, Kind::Stopped, &[2], "rank 2 is stopped by a signal (`kill -CONT 102` continues it); the other 3 ranks have waited in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s");
+    headline(
+        &ranks,
+        Kind::Stopped,
+        &[2],
+        "rank 2 is stopped by a signal (`kill -CONT 102` continues it); the other 3 ranks have waited in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s",
+    );
 }
 
 #[test]
@@ -197,7 +232,10 @@ fn a_rank_whose_process_is_gone_has_died() {
     let living: Vec<&Rank> = ranks.iter().filter(|rank| rank.rank != 6).collect();
     let (first, text) = said(&living);
     assert_eq!(first, Some((Kind::Gone, vec![6])), "{text}");
-    assert!(text.contains("rank 6 has died: its process is gone; the other 3 ranks have waited in all-reduce 1 of mesh/tp"), "{text}");
+    assert!(
+        text.contains("rank 6 has died: its process is gone; the other 3 ranks have waited in all-reduce 1 of mesh/tp"),
+        "{text}"
+    );
     assert!(text.contains("rank 6 has no process on this host"), "{text}");
 }
 
@@ -210,14 +248,24 @@ fn an_open_group_of_calls_is_named() {
             _ => drop(rank.begin(rank.tp, &all_reduce(4))),
         }
     }
-    headline(&ranks, Kind::Queued, &[1], "rank 1 has put all-reduce 1 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group; the other 3 ranks");
+    headline(
+        &ranks,
+        Kind::Queued,
+        &[1],
+        "rank 1 has put all-reduce 1 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group; the other 3 ranks",
+    );
 }
 
 #[test]
 fn a_call_in_which_nobody_is_missing_is_slow() {
     let ranks = ranks();
     ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(1 << 30))));
-    headline(&ranks, Kind::Slow, &[0, 1, 2, 3], "all of ranks 0-3 have been in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s, and no rank is missing");
+    headline(
+        &ranks,
+        Kind::Slow,
+        &[0, 1, 2, 3],
+        "all of ranks 0-3 have been in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s, and no rank is missing",
+    );
 }
 
 #[test]
@@ -225,7 +273,12 @@ fn a_message_that_nobody_sends_is_named() {
     let ranks = ranks();
     let receive = Call { operation: Operation::Recv, reduction: 0, peer: 1, ..all_reduce(4) };
     let _ = ranks[0].begin(ranks[0].tp, &receive);
-    headline(&ranks, Kind::NoMessage, &[1], "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s");
+    headline(
+        &ranks,
+        Kind::NoMessage,
+        &[1],
+        "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s",
+    );
     let _ = ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
     let all: Vec<&Rank> = ranks.iter().collect();
     assert_eq!(said(&all).0.unwrap().0, Kind::Slow);
@@ -240,7 +293,12 @@ fn a_rank_that_has_left_is_named() {
             _ => drop(rank.begin(rank.tp, &all_reduce(4))),
         }
     }
-    headline(&ranks, Kind::Left, &[3], "rank 3 has left mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 1");
+    headline(
+        &ranks,
+        Kind::Left,
+        &[3],
+        "rank 3 has left mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 1",
+    );
 }
 
 #[test]
@@ -254,7 +312,12 @@ fn a_job_that_is_gone_is_judged_by_its_last_calls() {
             rank.recorder.end(failed, EntryState::Failed);
         }
     }
-    headline(&ranks, Kind::Behind, &[2], "rank 2 has not called all-reduce 3 of mesh/tp (ranks 0-3); the other 3 ranks failed in it");
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[2],
+        "rank 2 has not called all-reduce 3 of mesh/tp (ranks 0-3); the other 3 ranks failed in it",
+    );
 }
 
 #[test]
@@ -265,7 +328,12 @@ fn calls_that_streams_have_are_compared_by_their_numbers() {
             rank.recorder.end(rank.begin(rank.tp, &all_reduce(4)), EntryState::Issued);
         }
     }
-    headline(&ranks, Kind::Behind, &[2], "rank 2 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 9");
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[2],
+        "rank 2 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 9",
+    );
     ranks[2].done(ranks[2].tp, 4);
     let all: Vec<&Rank> = ranks.iter().collect();
     assert_eq!(said(&all).0, None);

@@ -102,7 +102,9 @@ impl Process {
     /// The group in which the process joins a world, where it is in no world yet.
     pub fn joining(&self) -> Option<&RecordedChannel> {
         let mut channels = self.snapshot.channels.iter().filter(|_| self.snapshot.worlds.is_empty());
-        channels.find(|channel| channel.kind == AGREEMENTS && channel.world.is_none() && channel.state != ChannelState::Closed)
+        channels.find(|channel| {
+            channel.kind == AGREEMENTS && channel.world.is_none() && channel.state != ChannelState::Closed
+        })
     }
 
     /// The worlds that have not ended, or all worlds where all have ended.

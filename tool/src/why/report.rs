@@ -43,7 +43,8 @@ pub fn rows<'a>(verdict: &Verdict<'_>) -> Vec<Row<'a>> {
         for member in &group.members {
             let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
             let timeline = &seat.process.timeline;
-            let message = seat.calls().rfind(|call| call.call.operation.is_message() && call.state == EntryState::Running);
+            let message =
+                seat.calls().rfind(|call| call.call.operation.is_message() && call.state == EntryState::Running);
             let call = message.or_else(|| seat.last());
             let (state, since) = match call {
                 None if seat.channel.calls_begun == 0 => ("no call", None),
@@ -56,7 +57,8 @@ pub fn rows<'a>(verdict: &Verdict<'_>) -> Vec<Row<'a>> {
             entry.0.push(rank);
             entry.1 = entry.1.max_by(seconds);
         }
-        let row = |((begun, state, content), (ranks, seconds))| Row { group: at, ranks, begun, content, state, seconds };
+        let row =
+            |((begun, state, content), (ranks, seconds))| Row { group: at, ranks, begun, content, state, seconds };
         rows.extend(found.into_iter().map(row));
     }
     rows
@@ -86,7 +88,14 @@ fn word(state: EntryState, is_over: bool) -> &'static str {
 
 /// The verdict as text: the sentence about what is wrong, the ranks that are the cause, and a table
 /// of who is where.
-pub fn text(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str, width: Option<usize>, style: Style) -> String {
+pub fn text(
+    verdict: &Verdict<'_>,
+    stacks: &Stacks,
+    after: f64,
+    name: &str,
+    width: Option<usize>,
+    style: Style,
+) -> String {
     let headline = format!("{name}: {}\n", verdict.headline(after));
     let headline = terminal::wrap(&headline, width);
     let mut out = match verdict.findings.is_empty() {

@@ -65,7 +65,8 @@ impl Stacks {
         numbers.sort_unstable();
         let thread = |thread: u32| {
             let read = |file: &str| {
-                let text = fs::read_to_string(format!("/proc/{}/task/{thread}/{file}", process.pid)).unwrap_or_default();
+                let text =
+                    fs::read_to_string(format!("/proc/{}/task/{thread}/{file}", process.pid)).unwrap_or_default();
                 printable(text.trim()).into_owned()
             };
             let kernel = Some(read("wchan")).filter(|name| name != "0").unwrap_or_default();
@@ -115,7 +116,8 @@ impl Stacks {
     /// The threads of a rank as lines.
     pub fn text(&self, rank: usize) -> String {
         let line = |thread: &Thread| {
-            let kernel = if thread.kernel.is_empty() { String::new() } else { format!(", in the kernel's {}", thread.kernel) };
+            let kernel =
+                if thread.kernel.is_empty() { String::new() } else { format!(", in the kernel's {}", thread.kernel) };
             let shown = thread.frames.iter().take(SHOWN_FRAMES).map(|frame| format!("      {frame}\n"));
             let more = thread.frames.len().saturating_sub(SHOWN_FRAMES);
             let more = if more > 0 { format!("      and {}\n", count(more, "more frame")) } else { String::new() };
@@ -158,7 +160,9 @@ fn names(modules: &mut modules::Modules, addresses: &[u64]) -> Vec<String> {
 fn refusal(pid: u32) -> String {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
-        "" | "0" => format!("this user may not trace process {pid} here; root, or CAP_SYS_PTRACE in the container, may"),
+        "" | "0" => {
+            format!("this user may not trace process {pid} here; root, or CAP_SYS_PTRACE in the container, may")
+        }
         scope => format!(
             "kernel.yama.ptrace_scope is {scope}, so only root may trace process {pid}; run `devicemesh why` as root, or set it to 0"
         ),

@@ -106,7 +106,8 @@ impl Verdict<'_> {
             None => {
                 let longest = self.waits.iter().filter(|wait| wait.call.state == EntryState::Running);
                 let longest = longest.filter_map(|wait| wait.seconds).fold(0.0, f64::max);
-                let longest = if longest > 0.0 { format!("; the longest wait is {}", time(longest)) } else { String::new() };
+                let longest =
+                    if longest > 0.0 { format!("; the longest wait is {}", time(longest)) } else { String::new() };
                 format!("nothing is stuck: no rank has waited for {}{longest}", time(after))
             }
         }
@@ -124,7 +125,8 @@ impl Verdict<'_> {
             _ => "it".to_owned(),
         };
         let waiters = self.waiters(finding);
-        let wait_in = |place: &str| format!("{waiters} {} in {place}{}", self.have_waited(finding), self.since(finding));
+        let wait_in =
+            |place: &str| format!("{waiters} {} in {place}{}", self.have_waited(finding), self.since(finding));
         let first = match kind {
             Kind::Behind => format!("{culprits} {has} not called {call}; {}", wait_in(&where_waited)),
             Kind::Gone => format!("{culprits} {has} died: {}; {}", gone(ranks.len()), wait_in(&call)),
@@ -132,7 +134,10 @@ impl Verdict<'_> {
             Kind::Differs => self.difference(finding),
             Kind::Crossed => self.crossing(finding),
             Kind::Queued => {
-                format!("{culprits} {has} put {call} into a group of calls and {has} not ended the group; {}", wait_in("it"))
+                format!(
+                    "{culprits} {has} put {call} into a group of calls and {has} not ended the group; {}",
+                    wait_in("it")
+                )
             }
             Kind::Failed => format!("{call} has failed on {culprits}; {}", wait_in("it")),
             Kind::Left => format!("{culprits} {has} left {}; {}", self.group(*group), wait_in(&call)),
@@ -143,7 +148,9 @@ impl Verdict<'_> {
             Kind::Slow => {
                 let all = if ranks.len() == self.groups[*group].members.len() { "all of " } else { "" };
                 let since = self.since(finding);
-                format!("{all}{culprits} {has} been in {call}{since}, and no rank is missing: it moves data, or the network is stuck")
+                format!(
+                    "{all}{culprits} {has} been in {call}{since}, and no rank is missing: it moves data, or the network is stuck"
+                )
             }
             Kind::Elsewhere => self.elsewhere(finding, &culprits, &call),
         };
@@ -198,7 +205,11 @@ impl Verdict<'_> {
             return " by a debugger".to_owned();
         }
         let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
-        format!(" by a signal (`kill -CONT {}` continues {})", pids.join(" "), if pids.len() == 1 { "it" } else { "them" })
+        format!(
+            " by a signal (`kill -CONT {}` continues {})",
+            pids.join(" "),
+            if pids.len() == 1 { "it" } else { "them" }
+        )
     }
 
     /// Who calls what. The fewest ranks are named first, because they are the likely cause.
@@ -258,7 +269,11 @@ impl Verdict<'_> {
         let has = if finding.ranks.len() == 1 { "has" } else { "have" };
         let others = match others.is_empty() {
             true => "ranks that are not seen here".to_owned(),
-            false => format!("{}, which {} not seen on this host", self.ranks(&others), if others.len() == 1 { "is" } else { "are" }),
+            false => format!(
+                "{}, which {} not seen on this host",
+                self.ranks(&others),
+                if others.len() == 1 { "is" } else { "are" }
+            ),
         };
         format!("{culprits} {has} waited in {call}{} for {others}", self.since(finding))
     }
@@ -289,7 +304,8 @@ impl Verdict<'_> {
     /// The call in which a process is, or its last one.
     fn last_call(&self, rank: usize, process: &Process) -> String {
         let own = self.waits.iter().enumerate().filter(|(_, wait)| wait.rank == rank);
-        let running = own.filter(|(_, wait)| wait.call.state == EntryState::Running).max_by_key(|(_, wait)| wait.call.number);
+        let running =
+            own.filter(|(_, wait)| wait.call.state == EntryState::Running).max_by_key(|(_, wait)| wait.call.number);
         let ago = |ticks: u64| process.timeline.seconds_since(ticks).map_or(String::new(), |seconds| time(seconds));
         if let Some((at, wait)) = running {
             return format!("it has been in {} for {}", self.call_of(at), ago(wait.call.begun));
@@ -301,11 +317,14 @@ impl Verdict<'_> {
         let Some(at) = self.groups.iter().position(|group| is_in(&group)) else {
             return format!("its last call was in a group that has ended, {} ago", ago(call.begun));
         };
-        let seat = self.groups[at].members.iter().filter(|member| member.rank == Some(rank)).find_map(|member| member.seat);
+        let seat =
+            self.groups[at].members.iter().filter(|member| member.rank == Some(rank)).find_map(|member| member.seat);
         let short = seat.map_or_else(String::new, |seat| seat.short_of(call));
         let name = self.in_group(at, &short);
         match (call.state, call.ended) {
-            (EntryState::Queued, _) => format!("its last call, {name}, is in a group of calls that it has not ended, for {}", ago(call.begun)),
+            (EntryState::Queued, _) => {
+                format!("its last call, {name}, is in a group of calls that it has not ended, for {}", ago(call.begun))
+            }
             (EntryState::Failed, Some(ended)) => format!("its last call, {name}, failed {} ago", ago(ended)),
             (EntryState::Issued, _) => format!("its last call, {name}, was handed to a stream {} ago", ago(call.begun)),
             (_, Some(ended)) => format!("its last call, {name}, ended {} ago", ago(ended)),

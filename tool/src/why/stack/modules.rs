@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 use addr2line::Loader;
 use devicemesh::printable::printable;
-use framehop::{CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module, UnwindRegsNative, Unwinder, UnwinderNative};
-use object::{Object, ObjectSection, ObjectSegment};
+use framehop::{
+    CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module, UnwindRegsNative, Unwinder, UnwinderNative,
+};
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 
 use crate::words::cut;
 
@@ -39,8 +41,11 @@ struct Mapped {
     name: PathBuf,
     /// The path by which this tool reaches the file.
     path: PathBuf,
-    /// The names of its functions; read when the first one is asked for.
-    names: Option<Option<Loader>>,
+    /// Its functions' files and lines; read when the first one is asked for.
+    lines: Option<Option<Loader>>,
+    /// The addresses, sizes and names of its functions, in the order of the addresses; read when
+    /// the first one is asked for.
+    symbols: Option<Vec<(u64, u64, String)>>,
 }
 
 impl Modules {
@@ -48,7 +53,8 @@ impl Modules {
     pub fn of(pid: u32) -> Option<Modules> {
         let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-        let mut modules = Modules { unwinder: UnwinderNative::new(), cache: CacheNative::new(), memory, files: Vec::new() };
+        let mut modules =
+            Modules { unwinder: UnwinderNative::new(), cache: CacheNative::new(), memory, files: Vec::new() };
         for (name, (range, first)) in ranges(&maps) {
             let bytes = match name {
                 "[vdso]" => modules.read(&range),
@@ -68,7 +74,9 @@ impl Modules {
     /// Adds a file. `first` is where its beginning is mapped.
     fn add(&mut self, bytes: Vec<u8>, range: Range<u64>, first: u64, name: &str, path: PathBuf) {
         let Ok(file) = object::File::parse(&*bytes) else { return };
-        let Some(lowest) = file.segments().map(|segment| segment.address() - segment.file_range().0).min() else { return };
+        let Some(lowest) = file.segments().map(|segment| segment.address() - segment.file_range().0).min() else {
+            return;
+        };
         let bias = first.wrapping_sub(lowest);
         let section = |name: &str| {
             let section = file.section_by_name(name)?;
@@ -90,7 +98,7 @@ impl Modules {
             ..ExplicitModuleSectionInfo::default()
         };
         self.unwinder.add_module(Module::new(name.to_owned(), range.clone(), bias, info));
-        self.files.push(Mapped { range, bias, name: name.into(), path, names: None });
+        self.files.push(Mapped { range, bias, name: name.into(), path, lines: None, symbols: None });
     }
 
     /// The addresses of the functions of a stack, the innermost first. All but the first one are
@@ -127,27 +135,54 @@ impl Modules {
         };
         let base = base.unwrap_or_default();
         let probe = address.wrapping_sub(file.bias);
-        let loader = file.names.get_or_insert_with(|| Loader::new(&file.path).ok());
+        let loader = file.lines.get_or_insert_with(|| Loader::new(&file.path).ok());
         let mut names = Vec::new();
         if let Some(loader) = loader {
             if let Ok(mut frames) = loader.find_frames(probe) {
                 while let Ok(Some(frame)) = frames.next() {
                     let Some(function) = &frame.function else { continue };
                     let name = function.demangle().map_or("?".to_owned(), |name| name.into_owned());
-                    let place = frame.location.and_then(|location| Some(format!("{}:{}", short(location.file?), location.line?)));
-                    names.push(format!("{} at {}", printable(&cut(&name, LONGEST_NAME)), place.map_or(base.clone(), |place| printable(&place).into_owned())));
+                    let place = frame
+                        .location
+                        .and_then(|location| Some(format!("{}:{}", short(location.file?), location.line?)));
+                    names.push(format!(
+                        "{} at {}",
+                        printable(&cut(&name, LONGEST_NAME)),
+                        place.map_or(base.clone(), |place| printable(&place).into_owned())
+                    ));
                 }
             }
-            if let (true, Some(symbol)) = (names.is_empty(), loader.find_symbol(probe)) {
-                let name = addr2line::demangle_auto(symbol.into(), None);
-                names.push(format!("{} in {base}", printable(&cut(&name, LONGEST_NAME))));
-            }
+        }
+        if let (true, Some(symbol)) = (names.is_empty(), file.symbol(probe)) {
+            let name = addr2line::demangle_auto(symbol.into(), None);
+            names.push(format!("{} in {base}", printable(&cut(&name, LONGEST_NAME))));
         }
         if names.is_empty() {
             names.push(format!("0x{probe:x} in {base}"));
         }
         names
     }
+}
+
+impl Mapped {
+    /// The name of the function that has an address of the file.
+    fn symbol(&mut self, address: u64) -> Option<&str> {
+        let symbols = self.symbols.get_or_insert_with(|| symbols(&fs::read(&self.path).unwrap_or_default()));
+        let before = symbols.partition_point(|(start, _, _)| *start <= address);
+        let (start, size, name) = symbols.get(before.checked_sub(1)?)?;
+        (address - start < *size).then_some(name.as_str())
+    }
+}
+
+/// The functions of a file: their addresses, sizes and names.
+fn symbols(bytes: &[u8]) -> Vec<(u64, u64, String)> {
+    let Ok(file) = object::File::parse(bytes) else { return Vec::new() };
+    let all = file.symbols().chain(file.dynamic_symbols()).filter(|symbol| symbol.kind() == SymbolKind::Text);
+    let entry =
+        |symbol: object::Symbol<'_, '_>| Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()));
+    let mut symbols: Vec<(u64, u64, String)> = all.filter_map(entry).collect();
+    symbols.sort();
+    symbols
 }
 
 /// The last two parts of a path.
