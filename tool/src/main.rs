@@ -24,6 +24,7 @@ mod store;
 mod style;
 mod suggestions;
 mod terminal;
+mod why;
 mod words;
 
 use std::io::Write;
@@ -61,6 +62,9 @@ enum Command {
     /// List the jobs of this user on this host: ranks, elapsed time, state, memory and CPU
     #[command(after_long_help = ps::HELP)]
     Ps(ps::PsOptions),
+    /// Say why a job stands still: which rank did not come to which call, where it is, and who waits
+    #[command(after_long_help = why::HELP)]
+    Why(why::Options),
     /// Become a node of a job (`devicemesh run --hosts` starts this on each host)
     #[command(hide = true)]
     Agent,
@@ -112,6 +116,7 @@ fn main() -> ExitCode {
         Command::Run(options) => ("run", run::run(&options)),
         Command::Store(options) => ("store", store::store(&options)),
         Command::Ps(options) => ("ps", ps::ps(&options)),
+        Command::Why(options) => ("why", why::why(&options)),
         Command::Agent => ("agent", run::agent()),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),

@@ -25,6 +25,28 @@ fn split(bytes: &[u8]) -> Vec<OsString> {
     words.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
 }
 
+/// The threads of a process.
+pub fn threads(pid: u32) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).ok().into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The letter of the process's state: R runs, S sleeps, D cannot be interrupted, T is stopped, t is
+/// stopped by a debugger, Z has ended.
+pub fn state(pid: u32) -> Option<char> {
+    state_in(&format!("/proc/{pid}/stat"))
+}
+
+/// The letter of a thread's state.
+pub fn state_of_thread(pid: u32, thread: u32) -> Option<char> {
+    state_in(&format!("/proc/{pid}/task/{thread}/stat"))
+}
+
+fn state_in(path: &str) -> Option<char> {
+    let text = fs::read(path).ok()?;
+    String::from_utf8_lossy(&text).rsplit_once(") ")?.1.chars().next()
+}
+
 /// The fields of /proc/PID/stat that the tool uses.
 pub struct Stat {
     /// The process number of the parent.

@@ -3,8 +3,8 @@
 //! Nothing keeps a list of the jobs, because a list would outlive a job that is killed. The jobs
 //! are found in /proc: by the tools that run, and by the environment and the parents of the ranks.
 
-mod jobs;
-mod process;
+pub mod jobs;
+pub mod process;
 mod report;
 
 use std::io;

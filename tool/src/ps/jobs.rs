@@ -9,9 +9,9 @@ use super::process::Process;
 use crate::run;
 
 /// The beginning of the id that this tool makes for a job without --rdzv-id.
-const MADE_ID: &str = "devicemesh-";
+pub const MADE_ID: &str = "devicemesh-";
 /// The id of a job under torchrun that has no name.
-const NO_ID: &str = "none";
+pub const NO_ID: &str = "none";
 
 /// The command line of a `devicemesh run`.
 #[derive(Parser)]
@@ -187,7 +187,7 @@ fn job<'a>(all: &'a BTreeMap<u32, Process>, key: &Key, ranks: BTreeMap<usize, Ve
 }
 
 /// The name of a program. Where an interpreter runs a script it is the script's name.
-fn program(command: &[String]) -> String {
+pub fn program(command: &[String]) -> String {
     let base =
         |word: &str| Path::new(word).file_name().map_or(word.to_owned(), |name| name.to_string_lossy().into_owned());
     let own = command.first().map_or(String::new(), |word| base(word));

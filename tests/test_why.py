@@ -1,0 +1,170 @@
+"""`devicemesh why`: jobs of eight ranks hang in every way (tests/c/programs/hang.c), and the tool names the rank, the
+operation and the ranks that wait. Each test waits until the job hangs, and asks then."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from support.paths import TOOL
+from support.processes import environment, run, words
+
+# How long a job may take to come to its hang, on a busy machine.
+PATIENCE = 60.0
+# For each way: the kind of the first finding, its ranks, and a part of its sentence.
+WAYS = {
+    "sleep": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "spin": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "stop": ("stopped", [3], "the other 3 ranks have waited in all-reduce 6 of mesh1/tp (ranks 0-3) for"),
+    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks failed in all-reduce 6 of mesh1/tp (ranks 0-3)"),
+    "store": ("behind", [3], "rank 3 has not called dm_flatten(dims=(dp, tp), name=all); the other 7 ranks have waited in it for"),
+    "group": ("queued", [3], "rank 3 has put all-reduce 6 of mesh1/tp (ranks 0-3) into a group of calls and has not ended the group"),
+    "count": ("differs", [3], "rank 3 calls all-reduce of 8 float32 (sum) as call 6 of mesh1/tp (ranks 0-3), "
+                              "and the other 3 ranks call all-reduce of 4 float32 (sum)"),
+    "dimension": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3)"),
+    "skip": ("behind", [3], "rank 3 has not called all-reduce 7 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "crossed": ("crossed", None, "two dimensions are crossed: rank "),
+    "join": ("not joined", [3], "rank 3 has not joined the world; the other 7 ranks have waited in dm_world_init("),
+}
+
+
+@pytest.fixture
+def hang(programs):
+    """A function that starts a job that hangs in this way. It gives the tool's process."""
+    program = programs.c("tests/c/programs/hang.c", "-Wall", "-Wextra")
+    started = []
+
+    def start(way, **variables):
+        command = [TOOL, "run", "-n", 8, "--failure-grace", "1h", "--", program, way]
+        env = environment(**variables)
+        started.append(subprocess.Popen(words(command), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for job in started:
+        # The second signal kills the ranks at once, also those that are stopped.
+        for _ in range(2):
+            job.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(1)
+        job.wait(60)
+
+
+def why(*arguments):
+    """What the tool says, as JSON, and its exit code."""
+    done = run(TOOL, "why", "--json", *arguments, code=None)
+    return (json.loads(done.stdout) if done.stdout else done.stderr), done.returncode
+
+
+def until(kind, *arguments):
+    """Asks until the first finding is of this kind. Gives the job of the report."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        report, code = why("--after", "0.3s", *arguments)
+        jobs = report["jobs"] if code in (0, 1) else []
+        findings = [job["findings"] for job in jobs]
+        if findings and findings[0] and findings[0][0]["kind"] == kind:
+            assert code == 1 and len(jobs) == 1 and jobs[0]["stuck"], report
+            return jobs[0]
+        assert time.monotonic() < end, f"not {kind}: {report}"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_rank_that_did_not_come_is_named(hang, way):
+    kind, ranks, sentence = WAYS[way]
+    job = until(kind, hang(way).pid)
+    first = job["findings"][0]
+    assert sentence in first["sentence"] and job["summary"] == first["sentence"], first
+    assert ranks in (None, first["ranks"]), first
+    assert len(job["ranks"]) == 8 and job["name"] == "hang", job
+
+
+def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
+    job = hang("sleep")
+    until("behind", job.pid)
+    said = run(TOOL, "why", "--after", "0.3s", job.pid, code=1).stdout
+    lines = said.splitlines()
+    assert lines[0].startswith("hang: rank 3 has not called all-reduce 6 of mesh1/tp"), said
+    assert "; 4 more ranks wait for these in other groups" in lines[0], said
+    assert lines[1].startswith("  rank 3 (pid ") and "sleeps; its last call, all-reduce 3 of mesh1/dp (ranks 3, 7), ended" in lines[1], said
+    # Where the system lets this user trace processes, the stack ends in the program's own code.
+    assert "main at programs/hang.c:" in said or "no stacks: " in said, said
+    rows = [line.split() for line in lines if line.startswith("mesh1/tp ")]
+    assert [(row[1], row[2]) for row in rows] == [("3", "5"), ("0-2,", "4-7")] or rows[0][1:3] == ["3", "5"], said
+    quiet = run(TOOL, "why", "--after", "0.3s", "--no-stacks", job.pid, code=1).stdout
+    assert "hang.c:" not in quiet and "rank 3 (pid " in quiet, quiet
+
+
+def test_a_job_that_goes_on_is_not_stuck(hang):
+    job = hang("none")
+    end = time.monotonic() + PATIENCE
+    while True:
+        report, code = why("--after", "30s", job.pid)
+        if code == 0 and any(group["name"] == "mesh1/tp" for found in report["jobs"] for group in found["groups"]):
+            break
+        assert time.monotonic() < end, report
+        time.sleep(0.1)
+    (found,) = report["jobs"]
+    assert not found["stuck"] and found["findings"] == [] and found["summary"].startswith("nothing is stuck"), report
+
+
+def test_recordings_of_a_job_that_is_gone(hang, tmp_path):
+    job = hang("sleep", DM_TRACE_DIR=tmp_path)
+    until("behind", job.pid)
+    files = sorted(tmp_path.glob("*.dmrec"))
+    assert len(files) == 8, files
+    living, code = why(tmp_path)
+    assert code == 1 and living["jobs"][0]["findings"][0]["ranks"] == [3], living
+    job.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGTERM)
+    job.wait(60)
+    gone, code = why(tmp_path)
+    (found,) = gone["jobs"]
+    first = found["findings"][0]
+    assert code == 1 and (first["kind"], first["ranks"]) == ("behind", [3]), gone
+    assert "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3)" in first["sentence"], gone
+    assert {rank["state"] for rank in found["ranks"]} == {"gone"}, gone
+    # The recordings of some ranks alone say that the others are not seen.
+    some, code = why(*files[:4])
+    assert len(some["jobs"]) == 1 and len(some["jobs"][0]["ranks"]) == 8, some
+
+
+def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
+    job = hang("sleep")
+    until("behind", job.pid)
+    assert run(TOOL, "why", "--save", tmp_path, job.pid).stdout == f"8 recordings saved in {tmp_path}\n"
+    for file in tmp_path.glob("*.dmrec"):
+        # As if the file were from another host: its name is in the header.
+        data = bytearray(file.read_bytes())
+        data[160:168] = b"other\0\0\0"
+        file.write_bytes(data)
+    report, code = why(tmp_path)
+    (found,) = report["jobs"]
+    assert code == 1 and found["findings"][0]["ranks"] == [3], report
+    assert {(rank["host"], rank["state"]) for rank in found["ranks"]} == {("other", "unknown")}, report
+    assert found["findings"][0]["seconds"] is not None, report
+
+
+def test_watching_goes_on(hang):
+    job = hang("sleep")
+    until("behind", job.pid)
+    watching = subprocess.Popen(words([TOOL, "why", "--json", "--watch=0.1s", "--after", "0.3s", job.pid]), stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(2):
+            assert json.loads(watching.stdout.readline())["jobs"][0]["stuck"]
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+def test_what_is_not_there_is_an_error(tmp_path):
+    assert "no job and no process \"nowhere\"" in run(TOOL, "why", "nowhere", code=3).stderr
+    assert "has no recordings" in run(TOOL, "why", f"{tmp_path}/", code=3).stderr
+    (tmp_path / "broken.dmrec").write_bytes(b"no recording")
+    done = run(TOOL, "why", f"{tmp_path}/", code=0)
+    assert "broken.dmrec: " in done.stderr and "has a recording" in done.stdout, done
+    run(TOOL, "why", "--after", "soon", code=2)

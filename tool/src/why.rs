@@ -1,0 +1,230 @@
+//! `devicemesh why`: which rank did not come, and where it is.
+//!
+//! Every process that uses the library has a recording of its calls in memory that others can read
+//! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
+//! whom. It changes nothing in the processes, and needs nothing from them.
+
+mod exit_code;
+mod find;
+mod groups;
+mod job;
+mod json;
+mod judge;
+#[cfg(test)]
+mod judge_tests;
+mod process;
+mod report;
+mod roots;
+mod stack;
+mod waits;
+mod words;
+
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::Args;
+use devicemesh::printable::printable;
+use devicemesh::rendezvous::host_name;
+use serde::Serialize;
+
+use self::exit_code::{NOT_MADE, STUCK};
+use self::find::Found;
+use self::job::{Job, Rank, jobs};
+use self::json::JobReport;
+use self::judge::{Verdict, judge};
+use self::stack::Stacks;
+use crate::duration::{duration, limit};
+use crate::failure::Failure;
+use crate::proc::{self, Stat};
+use crate::ps::jobs::{MADE_ID, NO_ID, program};
+use crate::stdio::{print, say};
+use crate::style::{Style, When};
+use crate::terminal;
+use crate::words::{count, listed};
+
+/// The end of `--help` and of the manual page.
+pub const HELP: &str = "\
+Examples:
+  # all jobs of this user on this host
+  devicemesh why
+  # the job with that name or process
+  devicemesh why llama
+  # a job that is gone, whose ranks had DM_TRACE_DIR=traces
+  devicemesh why traces/
+  # ranks on several hosts
+  srun --overlap --ntasks-per-node=1 devicemesh why --save shared/ && devicemesh why shared/
+
+Columns:
+  group  a mesh and its dimension, or what the ranks agree in
+  ranks  the ranks that are at this call
+  call   how many calls of the group they have begun
+  what   the last one
+  state  waits, done, failed, queued (in a group of calls that has not ended), or issued (to a stream)
+  since  the time since the call began, or since it ended
+
+Exit codes:
+  0  nothing is stuck, also where there is no job
+  1  something is stuck: a rank has waited for longer than --after
+  2  wrong command line
+  3  a job or a file cannot be found or read, or the output cannot be written";
+
+/// The options of `devicemesh why`. The comments of the fields are their help.
+#[derive(Args)]
+pub struct Options {
+    /// The jobs: their names, processes (of a rank or of the tool that started it), or files and
+    /// folders with recordings (DM_TRACE_DIR); left out, all jobs of this user on this host
+    #[arg(value_name = "JOB")]
+    jobs: Vec<String>,
+    /// A rank that has waited for less is not stuck
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    after: Duration,
+    /// Look again after each TIME, until Ctrl-C
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = limit)]
+    watch: Option<Duration>,
+    /// Do not read the native stacks of the ranks that are behind. Reading one stops its thread for
+    /// a moment. --watch does not read them
+    #[arg(long)]
+    no_stacks: bool,
+    /// Copy the recordings of the jobs into this folder, and judge nothing. Where the ranks run on
+    /// several hosts, do this on each host, and give the folder with all copies to `devicemesh why`
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "watch", "no_stacks"])]
+    save: Option<PathBuf>,
+    /// Print one line of JSON, with all ranks, groups and findings
+    #[arg(long)]
+    json: bool,
+    /// Colours; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    color: When,
+}
+
+#[derive(Serialize)]
+struct Report {
+    host: String,
+    jobs: Vec<JobReport>,
+}
+
+/// Says what is wrong with the jobs.
+pub fn why(options: &Options) -> Result<u8, Failure> {
+    if let Some(folder) = &options.save {
+        return save(&chosen(&options.jobs)?, folder);
+    }
+    let Some(pause) = options.watch else { return look(options) };
+    loop {
+        look(options)?;
+        sleep(pause);
+        // A terminal shows the newest answer alone, and elsewhere an empty line divides the answers.
+        if !options.json {
+            print(if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "\n" })?;
+        }
+    }
+}
+
+/// Looks at the jobs once.
+fn look(options: &Options) -> Result<u8, Failure> {
+    let jobs = chosen(&options.jobs)?;
+    let after = options.after.as_secs_f64();
+    let stdout = io::stdout();
+    let style = Style::new(options.color, &stdout);
+    let mut report = Report { host: host_name(), jobs: Vec::new() };
+    let mut texts = Vec::new();
+    let mut is_stuck = false;
+    for job in &jobs {
+        let verdict = judge(job, after);
+        let name = name(job);
+        let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none());
+        is_stuck |= !verdict.findings.is_empty();
+        match options.json {
+            true => report.jobs.push(JobReport::new(&verdict, &stacks, after, &name)),
+            false => texts.push(report::text(&verdict, &stacks, after, &printable(&name), terminal::width(), style)),
+        }
+    }
+    let text = match (options.json, texts.is_empty()) {
+        (true, _) => serde_json::to_string(&report).map_err(|error| Failure::new(NOT_MADE, error.to_string()))? + "\n",
+        (false, true) => format!("no job of this user on {} has a recording\n", printable(&report.host)),
+        (false, false) => texts.join("\n"),
+    };
+    print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
+    Ok(if is_stuck { STUCK } else { 0 })
+}
+
+/// Copies the recordings of the jobs into a folder.
+fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
+    let cannot =
+        |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
+    fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+    let mut saved = 0usize;
+    for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
+        let path = folder.join(process.file_name());
+        fs::write(&path, process.copy()).map_err(|error| cannot(&path, error))?;
+        saved += 1;
+    }
+    let text = format!("{} saved in {}\n", count(saved, "recording"), printable(&folder.to_string_lossy()));
+    print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
+    Ok(0)
+}
+
+/// The jobs that the command line names, or all that run here.
+fn chosen(named: &[String]) -> Result<Vec<Job>, Failure> {
+    let (paths, names): (Vec<&String>, Vec<&String>) =
+        named.iter().partition(|name| name.contains('/') || PathBuf::from(name).exists());
+    let mut chosen = Vec::new();
+    if !paths.is_empty() {
+        let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
+        chosen.extend(warned(find::of_files(&paths)?));
+    }
+    if names.is_empty() && !named.is_empty() {
+        return Ok(chosen);
+    }
+    let running = warned(find::live());
+    for name in &names {
+        if !running.iter().any(|job| is_named(job, name)) {
+            let known = listed(running.iter().map(self::name), 8);
+            let known =
+                if known.is_empty() { "no job has a recording here".to_owned() } else { format!("there are {known}") };
+            return Err(Failure::new(NOT_MADE, format!("no job and no process {name:?} with a recording; {known}")));
+        }
+    }
+    chosen.extend(running.into_iter().filter(|job| names.is_empty() || names.iter().any(|name| is_named(job, name))));
+    Ok(chosen)
+}
+
+/// The jobs of what was found. What could not be read is reported.
+fn warned(found: Found) -> Vec<Job> {
+    found.unreadable.iter().for_each(|line| say(&format!("devicemesh why: {}", printable(line))));
+    jobs(found)
+}
+
+/// Whether the job has this name, or a process with this number: a rank, or an ancestor of one.
+fn is_named(job: &Job, wanted: &str) -> bool {
+    let Ok(pid) = wanted.parse::<u32>() else { return name(job) == wanted };
+    let mut pids = job.ranks.iter().filter_map(|rank| Some(rank.process()?.pid));
+    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
+    pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid))
+        || name(job) == wanted
+}
+
+/// The job's name, as `devicemesh ps` has it: its id, or the program where no user has given an id.
+fn name(job: &Job) -> String {
+    if ![String::new(), NO_ID.to_owned()].contains(&job.id) && !job.id.starts_with(MADE_ID) {
+        return job.id.clone();
+    }
+    let mut processes = job.ranks.iter().filter_map(Rank::process).filter(|process| process.runs_here());
+    let command = processes.find_map(|process| proc::words(process.pid, "cmdline")).unwrap_or_default();
+    let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if command.is_empty() { job.id.clone() } else { program(&command) }
+}
+
+/// The stacks of the ranks that are the cause of what is wrong.
+fn stacks(verdict: &Verdict<'_>, frames: bool) -> Stacks {
+    let mut stacks = Stacks::default();
+    let causes = verdict.findings.iter().filter(|finding| report::has_causes(finding));
+    for rank in causes.flat_map(|finding| &finding.ranks).take(report::MOST_RANKS) {
+        if let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.runs_here()) {
+            stacks.look(*rank, process, frames);
+        }
+    }
+    stacks
+}

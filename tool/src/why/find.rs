@@ -1,0 +1,212 @@
+//! Finds recordings: those of this user's processes on this host, and those in files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use devicemesh::rendezvous::host_name;
+use devicemesh::rendezvous::launcher::{Place, detect};
+use recording::clock::{Clock, Moment};
+use recording::{Snapshot, layout};
+use rustix::process::geteuid;
+
+use super::exit_code::NOT_MADE;
+use super::process::{Process, State, Timeline};
+use crate::failure::Failure;
+use crate::proc::{self, Stat};
+
+/// The name of the anonymous file of a recording, as its links in /proc/PID/fd show it.
+const ANONYMOUS: &str = "/memfd:devicemesh-recording";
+/// The end of the name of a recording's file in DM_TRACE_DIR.
+const EXTENSION: &str = "dmrec";
+
+/// What was found.
+#[derive(Default)]
+pub struct Found {
+    /// The processes with recordings.
+    pub processes: Vec<Process>,
+    /// This user's processes that a launcher has started, with their places in their jobs. It has
+    /// those with recordings, too.
+    pub started: Vec<(u32, Place)>,
+    /// What could not be read, with the reason: one line each.
+    pub unreadable: Vec<String>,
+}
+
+/// The recordings of this user's processes on this host.
+pub fn live() -> Found {
+    let mut found = Found::default();
+    let mut folders = BTreeSet::new();
+    for pid in own_pids() {
+        let place = place(pid);
+        if let Some(place) = &place {
+            found.started.push((pid, place.clone()));
+        }
+        // A process with two copies of the library has two recordings.
+        for (path, file) in recordings_of(pid) {
+            match read(&file) {
+                Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
+                    let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
+                    found.processes.push(Process {
+                        pid,
+                        state: state(pid),
+                        snapshot,
+                        bytes,
+                        timeline,
+                        place: place.clone(),
+                    });
+                    folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
+                }
+                // A forked child may have its parent's descriptors.
+                Ok(_) => {}
+                Err(error) => found.unreadable.push(format!("the recording of process {pid}: {error}")),
+            }
+        }
+    }
+    add_dead(&mut found, &folders);
+    found
+}
+
+/// Adds the processes of the same worlds that have ended, where they have left files.
+fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
+    let keys: BTreeSet<u64> =
+        found.processes.iter().flat_map(|process| &process.snapshot.worlds).map(|world| world.key).collect();
+    let living: BTreeSet<u32> = found.processes.iter().map(|process| process.snapshot.process.pid).collect();
+    for folder in folders {
+        let files = of_files(std::slice::from_ref(folder)).unwrap_or_default();
+        let is_of_same = |process: &Process| process.snapshot.worlds.iter().any(|world| keys.contains(&world.key));
+        let is_new =
+            |process: &Process| process.state == State::Unknown || !living.contains(&process.snapshot.process.pid);
+        found.processes.extend(files.processes.into_iter().filter(|process| is_of_same(process) && is_new(process)));
+    }
+}
+
+/// The recordings in files, and in the files of folders.
+pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
+    let mut files = Vec::new();
+    for path in paths {
+        let cannot = |error| Failure::new(NOT_MADE, format!("cannot read {}: {error}", path.display()));
+        if !fs::metadata(path).map_err(cannot)?.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let entries = fs::read_dir(path).map_err(cannot)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let before = files.len();
+        files.extend(entries.filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION)));
+        if files.len() == before {
+            let why = format!("{} has no recordings: no file whose name ends in .{EXTENSION}", path.display());
+            return Err(Failure::new(NOT_MADE, why));
+        }
+    }
+    let (host, usual, running) = (host_name(), length_of_tick(), Running::now());
+    let mut found = Found::default();
+    for path in files {
+        match File::open(&path).and_then(|file| read(&file)) {
+            Ok((snapshot, bytes, now)) => {
+                let is_here = snapshot.process.host == host;
+                let (pid, state) = match is_here {
+                    true => running.process_of_file(&path, &snapshot),
+                    false => (snapshot.process.pid, State::Unknown),
+                };
+                let moment = (is_here && state != State::Gone).then_some(now);
+                let timeline = Timeline::new(&snapshot, moment, now.real, usual.filter(|_| is_here));
+                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None });
+            }
+            Err(error) => found.unreadable.push(format!("{}: {error}", path.display())),
+        }
+    }
+    Ok(found)
+}
+
+/// Reads a recording. Returns its memory, too, and the moment at which it was read.
+fn read(file: &File) -> std::io::Result<(Snapshot, Vec<u8>, Moment)> {
+    let copy = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; layout::WORDS * 8];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    };
+    let (before, bytes, after) = (copy()?, copy()?, copy()?);
+    let snapshot = Snapshot::of_bytes(&before, &bytes, &after)?;
+    let now = snapshot.process.clock.moment();
+    Ok((snapshot, bytes, now))
+}
+
+/// The recordings of a process: their files, and where they stand if they have names.
+fn recordings_of(pid: u32) -> Vec<(Option<PathBuf>, File)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
+    let recording = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        let is_file = target.extension().is_some_and(|extension| extension == EXTENSION);
+        let is_anonymous = target.to_string_lossy().starts_with(ANONYMOUS);
+        let file = (is_file || is_anonymous).then(|| File::open(entry.path()))?.ok()?;
+        Some((is_file.then_some(target), file))
+    };
+    entries.filter_map(recording).collect()
+}
+
+/// The number of a process in its own PID namespace, which is the number in its recording.
+fn innermost(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().last()?.parse().ok()
+}
+
+/// The place that the launcher gave a process.
+fn place(pid: u32) -> Option<Place> {
+    let environment = proc::words(pid, "environ")?;
+    let environment: Vec<String> = environment.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let variables: BTreeMap<&str, &str> = environment.iter().filter_map(|entry| entry.split_once('=')).collect();
+    let get = |name: &str| variables.get(name).filter(|value| !value.is_empty()).map(|value| (*value).to_owned());
+    detect(&get).ok().filter(|place| place.launcher != "alone")
+}
+
+/// What a process of this host does.
+fn state(pid: u32) -> State {
+    match proc::state(pid) {
+        None | Some('Z' | 'X') => State::Gone,
+        Some('T') => State::Stopped,
+        Some('t') => State::Traced,
+        Some('D') => State::Blocked,
+        Some(_) if proc::threads(pid).any(|thread| proc::state_of_thread(pid, thread) == Some('R')) => State::Computes,
+        Some(_) => State::Sleeps,
+    }
+}
+
+/// The processes of this user by their numbers in their own PID namespaces and their starts, as
+/// the names of files have them.
+struct Running(BTreeMap<(u32, u64), u32>);
+
+impl Running {
+    fn now() -> Running {
+        let entry = |pid| Some(((innermost(pid)?, Stat::read(pid)?.started), pid));
+        Running(own_pids().filter_map(entry).collect())
+    }
+
+    /// The process that writes or wrote a file, and its state. The file's name is
+    /// HOST-PID-START.dmrec, or HOST-PID-START-COPY.dmrec.
+    fn process_of_file(&self, path: &Path, snapshot: &Snapshot) -> (u32, State) {
+        let recorded = snapshot.process.pid;
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let parts = name.split('-').filter_map(|part| part.parse().ok());
+        match parts.filter_map(|started| self.0.get(&(recorded, started))).next() {
+            Some(pid) => (*pid, state(*pid)),
+            None => (recorded, State::Gone),
+        }
+    }
+}
+
+/// The process numbers of this user's processes.
+fn own_pids() -> impl Iterator<Item = u32> {
+    let user = geteuid().as_raw();
+    proc::pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user))
+}
+
+/// The nanoseconds of a tick on this host.
+fn length_of_tick() -> Option<f64> {
+    let clock = Clock::of_this_machine();
+    let before = clock.moment();
+    sleep(Duration::from_millis(2));
+    before.nanoseconds_per_tick(&clock.moment())
+}

@@ -1,0 +1,154 @@
+//! The groups of a job: for each dimension and agreement scope, who is at which call.
+
+use std::collections::BTreeMap;
+
+use recording::{ChannelState, EntryState, RecordedCall, RecordedChannel};
+
+use super::job::{Job, Seen};
+use super::process::{AGREEMENTS, Process};
+
+/// A group of ranks that make calls together.
+pub struct Group<'a> {
+    /// The name: a mesh and its dimension as `mesh/dp`, or an agreement scope.
+    pub name: &'a str,
+    /// Whether it is an agreement scope.
+    pub is_scope: bool,
+    /// The members, in the order of their ranks in the group.
+    pub members: Vec<Member<'a>>,
+}
+
+/// A member of a group.
+pub struct Member<'a> {
+    /// The place of the rank in the job. `None` where nobody knows which rank it is.
+    pub rank: Option<usize>,
+    /// The rank's part in the group, where it has a recording with the group.
+    pub seat: Option<Seat<'a>>,
+}
+
+/// A rank's part in a group.
+#[derive(Clone, Copy)]
+pub struct Seat<'a> {
+    /// The rank's process.
+    pub process: &'a Process,
+    /// The group in the process's recording.
+    pub channel: &'a RecordedChannel,
+}
+
+impl<'a> Seat<'a> {
+    /// The collective call of that number, where the ring still has it.
+    pub fn call(&self, number: u64) -> Option<&'a RecordedCall> {
+        let mut calls = self.collective_calls().rev();
+        calls.find(|call| call.in_channel <= number).filter(|call| call.in_channel == number)
+    }
+
+    /// The collective calls that the ring still has.
+    pub fn collective_calls(&self) -> impl DoubleEndedIterator<Item = &'a RecordedCall> {
+        self.calls().filter(|call| !call.call.operation.is_message())
+    }
+
+    /// The calls and messages that the ring still has.
+    pub fn calls(&self) -> impl DoubleEndedIterator<Item = &'a RecordedCall> {
+        self.process.snapshot.calls_of(self.channel)
+    }
+
+    /// The last collective call that was begun.
+    pub fn last(&self) -> Option<&'a RecordedCall> {
+        self.call(self.channel.calls_begun)
+    }
+
+    /// Whether the group has ended for this rank.
+    pub fn is_closed(&self) -> bool {
+        self.channel.state == ChannelState::Closed
+    }
+
+    /// The calls in which the rank may wait: those that run, and the last one that was handed to a
+    /// stream. A call that has failed counts, too, where the process has called nothing since.
+    pub fn pending(&self) -> Vec<&'a RecordedCall> {
+        let last_of_all = self.process.snapshot.calls.last().map(|call| call.number);
+        let last = self.last().filter(|call| call.state == EntryState::Issued);
+        let is_pending = |call: &&RecordedCall| match call.state {
+            EntryState::Running => true,
+            EntryState::Failed => Some(call.number) == last_of_all,
+            _ => false,
+        };
+        self.calls().filter(is_pending).chain(last).collect()
+    }
+
+    /// A call in words: "all-reduce 641" or "dm_flatten(dp, tp)". Where the ring has lost the call,
+    /// it is "call 641".
+    pub fn short(&self, number: u64) -> String {
+        match self.call(number) {
+            Some(call) => self.short_of(call),
+            None => format!("call {number}"),
+        }
+    }
+
+    /// A call or a message in words.
+    pub fn short_of(&self, call: &RecordedCall) -> String {
+        if let Some(text) = self.process.snapshot.text(call).filter(|text| !text.is_empty()) {
+            return devicemesh::printable::printable(text).into_owned();
+        }
+        format!("{} {}", call.call.operation.name(), call.in_channel)
+    }
+}
+
+impl<'a> Group<'a> {
+    /// The different calls of that number, each with one rank's part and the ranks that make it.
+    /// The fewest ranks come first.
+    pub fn calls(&self, number: u64) -> Vec<((Seat<'a>, &'a RecordedCall), Vec<usize>)> {
+        let mut parts: BTreeMap<u64, ((Seat, &RecordedCall), Vec<usize>)> = BTreeMap::new();
+        for member in &self.members {
+            let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
+            let Some(call) = seat.call(number) else { continue };
+            parts.entry(call.digest).or_insert(((seat, call), Vec::new())).1.push(rank);
+        }
+        let mut parts: Vec<_> = parts.into_values().collect();
+        parts.sort_by_key(|(_, ranks)| (ranks.len(), ranks.clone()));
+        parts
+    }
+}
+
+/// The groups of a job, the dimensions first. A group that has ended for all of its ranks is left
+/// out.
+pub fn groups(job: &Job) -> Vec<Group<'_>> {
+    let mut found: BTreeMap<u64, Vec<(usize, Seat)>> = BTreeMap::new();
+    for (at, rank) in job.ranks.iter().enumerate() {
+        let Seen::Recorded(process) = &rank.seen else { continue };
+        for channel in &process.snapshot.channels {
+            found.entry(channel.key).or_default().push((at, Seat { process, channel }));
+        }
+    }
+    let is_open = |seats: &Vec<(usize, Seat)>| seats.iter().any(|(_, seat)| !seat.is_closed());
+    let mut groups: Vec<Group> = found.into_values().filter(is_open).map(|seats| group(job, &seats)).collect();
+    groups.sort_by_key(|group| {
+        let first = group.members.iter().filter_map(|member| member.rank).min();
+        (group.is_scope, group.name, first)
+    });
+    groups
+}
+
+fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)]) -> Group<'a> {
+    let (_, any) = seats[0];
+    let world = any.process.snapshot.world_of(any.channel).map(|world| world.key);
+    let known = seats.iter().map(|(_, seat)| &seat.channel.members).find(|members| !members.is_empty());
+    let size = seats.iter().map(|(_, seat)| seat.channel.size).max().unwrap_or(0);
+    let rank_of = |member: u32| match (known, world) {
+        // Ranks that join a world are numbered by their launcher.
+        (Some(members), None) => job.rank_with_number(*members.get(member as usize)?),
+        (Some(members), Some(world)) => job.rank_of(world, *members.get(member as usize)?),
+        // The members of a group that has as many ranks as its world are those of the world.
+        (None, Some(world)) if size as usize == job.ranks.len() => job.rank_of(world, member),
+        _ => None,
+    };
+    let member = |member: u32| {
+        let seat = seats.iter().filter(|(_, seat)| seat.channel.rank == member);
+        // A rank may have opened a group again that has the key of an ended one.
+        let seat = seat.max_by_key(|(_, seat)| (!seat.is_closed(), seat.channel.first_call));
+        match seat {
+            Some((rank, seat)) => Member { rank: Some(*rank), seat: Some(*seat) },
+            None => Member { rank: rank_of(member), seat: None },
+        }
+    };
+    let members = (0..size).map(member).collect();
+    Group { name: &any.channel.name, is_scope: any.channel.kind == AGREEMENTS, members }
+}

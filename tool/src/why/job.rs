@@ -1,0 +1,224 @@
+//! Puts processes together to jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use devicemesh::rendezvous::launcher::Place;
+
+use super::find::Found;
+use super::process::{Process, State};
+
+/// A job: processes whose worlds have one key. Where processes are in several worlds, these worlds
+/// belong to one job.
+pub struct Job {
+    /// The job's id; empty where it has none.
+    pub id: String,
+    /// The ranks, by their numbers. Those that are not seen here are among them.
+    pub ranks: Vec<Rank>,
+    /// Whether all processes that have recordings are gone.
+    pub is_over: bool,
+    /// The places of the ranks in `ranks`, by the key of a world and the rank in that world.
+    index: BTreeMap<(u64, u32), usize>,
+}
+
+/// A rank of a job.
+pub struct Rank {
+    /// The rank in the job's largest world.
+    pub number: u32,
+    /// What is known of the rank's process.
+    pub seen: Seen,
+}
+
+/// What is known of a rank's process.
+pub enum Seen {
+    /// The process has a recording.
+    Recorded(Box<Process>),
+    /// The launcher has started a process with this number for the rank. It has no recording, or
+    /// has not joined the world.
+    Started(u32),
+    /// No process of this host has the rank, and one should have it.
+    Gone,
+    /// The rank runs on another host, or nobody knows where.
+    Elsewhere,
+}
+
+impl Rank {
+    /// The rank's process, where it has a recording.
+    pub fn process(&self) -> Option<&Process> {
+        match &self.seen {
+            Seen::Recorded(process) => Some(process),
+            _ => None,
+        }
+    }
+}
+
+impl Job {
+    /// The place in `ranks` of a rank of a world.
+    pub fn rank_of(&self, world: u64, rank: u32) -> Option<usize> {
+        self.index.get(&(world, rank)).copied()
+    }
+
+    /// The place in `ranks` of the rank with that number.
+    pub fn rank_with_number(&self, number: u32) -> Option<usize> {
+        self.ranks.binary_search_by_key(&number, |rank| rank.number).ok()
+    }
+
+    /// Whether the rank does not go on by itself, so that it waits for nobody. In a job that is
+    /// gone, this is about the time when it was not.
+    pub fn is_halted(&self, rank: usize) -> bool {
+        match &self.ranks[rank].seen {
+            Seen::Recorded(process) => process.state.is_halted() && !self.is_over,
+            _ => true,
+        }
+    }
+
+    /// Sets the end of the time that is looked at: for a job that is gone, the last moment that its
+    /// recordings have.
+    fn end_at_last_moment(&mut self) {
+        let recorded = self.ranks.iter_mut().filter_map(|rank| match &mut rank.seen {
+            Seen::Recorded(process) => Some(process),
+            _ => None,
+        });
+        let mut processes: Vec<&mut Box<Process>> = recorded.collect();
+        if processes.iter().any(|process| process.state != State::Gone) {
+            return;
+        }
+        self.is_over = true;
+        let last = |process: &Process| {
+            let ticks = process.snapshot.calls.iter().flat_map(|call| [Some(call.begun), call.ended]).flatten();
+            let real = ticks.filter_map(|ticks| process.timeline.real(ticks));
+            real.chain([process.snapshot.process.later.real]).max().unwrap_or(0)
+        };
+        let last = processes.iter().map(|process| last(process)).max().unwrap_or(0);
+        processes.iter_mut().for_each(|process| process.timeline.until = last);
+    }
+}
+
+/// The jobs of the processes. Processes that have joined no world yet belong to the job in whose
+/// place the launcher has started them.
+pub fn jobs(found: Found) -> Vec<Job> {
+    let Found { processes, started, .. } = found;
+    let mut parts: Vec<Part> = Vec::new();
+    for process in processes {
+        let keys =
+            process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
+        let mut part = Part { meeting: process.place.as_ref().map(meeting), keys, processes: vec![process] };
+        // Every part with a world of this process becomes one with it.
+        let (same, others): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|other| other.is_same(&part));
+        parts = others;
+        same.into_iter().for_each(|other| part.absorb(other));
+        parts.push(part);
+    }
+    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started)).collect();
+    jobs.sort_by(|one, other| one.id.cmp(&other.id));
+    jobs
+}
+
+/// Where the ranks of a job meet, and how many they are. Two jobs of one host that run at the same
+/// time have different ones.
+type Meeting = (Option<(String, u16)>, usize);
+
+fn meeting(place: &Place) -> Meeting {
+    (place.address.clone(), place.size)
+}
+
+/// Processes that belong together.
+struct Part {
+    keys: BTreeSet<u64>,
+    meeting: Option<Meeting>,
+    processes: Vec<Process>,
+}
+
+impl Part {
+    fn is_same(&self, other: &Part) -> bool {
+        let is_same_meeting = self.meeting.is_some() && self.meeting == other.meeting;
+        self.keys.intersection(&other.keys).next().is_some()
+            || is_same_meeting && (self.is_joining() || other.is_joining())
+    }
+
+    /// Whether none of the processes has joined a world.
+    fn is_joining(&self) -> bool {
+        self.processes.iter().all(|process| process.snapshot.worlds.is_empty())
+    }
+
+    fn absorb(&mut self, other: Part) {
+        self.keys.extend(other.keys);
+        self.meeting = self.meeting.take().or(other.meeting);
+        self.processes.extend(other.processes);
+    }
+
+    /// The job of these processes. `None` for a process that is in no job.
+    fn job(self, started: &[(u32, Place)]) -> Option<Job> {
+        let Part { meeting: met, processes, .. } = self;
+        let worlds = || processes.iter().flat_map(Process::worlds);
+        let main =
+            worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
+        let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
+        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
+        let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
+        let number = |process: &Process| {
+            let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));
+            let joining = process.joining().map(|channel| channel.rank);
+            world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32))
+        };
+        let here = |rank: u32| {
+            let places = processes.iter().filter_map(|process| process.place.as_ref());
+            places.filter(|place| place.size == size).any(|place| is_local(place, rank as usize))
+        };
+        let is_here: Vec<bool> = (0..size as u32).map(here).collect();
+        let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
+        let mut others = Vec::new();
+        for process in processes {
+            match number(&process) {
+                Some(rank) => put(&mut seen, rank, process),
+                None => others.push(process),
+            }
+        }
+        let started_as = |rank: u32| {
+            let same = started.iter().filter(|(_, place)| Some(meeting(place)) == met && place.rank == rank as usize);
+            same.map(|(pid, _)| *pid).max()
+        };
+        let missing = |rank: u32| match (started_as(rank), is_here.get(rank as usize)) {
+            (Some(pid), _) => Seen::Started(pid),
+            (None, Some(true)) => Seen::Gone,
+            _ => Seen::Elsewhere,
+        };
+        for rank in 0..size as u32 {
+            seen.entry(rank).or_insert_with(|| missing(rank));
+        }
+        let mut ranks: Vec<Rank> = seen.into_iter().map(|(number, seen)| Rank { number, seen }).collect();
+        // A process of a smaller world that is not in the main one gets a number of its own.
+        let further = (ranks.len() as u32..).zip(others);
+        ranks.extend(further.map(|(number, process)| Rank { number, seen: Seen::Recorded(Box::new(process)) }));
+        let mut index = BTreeMap::new();
+        for (at, rank) in ranks.iter().enumerate() {
+            let worlds = rank.process().into_iter().flat_map(|process| &process.snapshot.worlds);
+            index.extend(worlds.map(|world| ((world.key, world.rank), at)));
+            index.extend(main.iter().map(|(key, _)| ((*key, rank.number), at)));
+        }
+        let mut job = Job { id, ranks, is_over: false, index };
+        job.end_at_last_moment();
+        Some(job)
+    }
+}
+
+/// Puts a process in its rank's place. Where the rank was started again, the process that runs is
+/// the rank's, or the one that began last.
+fn put(seen: &mut BTreeMap<u32, Seen>, rank: u32, process: Process) {
+    let is_joined = |process: &Process| !process.snapshot.worlds.is_empty();
+    let order =
+        |process: &Process| (is_joined(process), process.state != State::Gone, process.snapshot.process.began.real);
+    match seen.get(&rank) {
+        Some(Seen::Recorded(other)) if order(other) >= order(&process) => {}
+        _ => {
+            seen.insert(rank, Seen::Recorded(Box::new(process)));
+        }
+    }
+}
+
+/// Whether a launcher puts that rank on the host of this place: launchers give the ranks of a host
+/// consecutive numbers.
+fn is_local(place: &Place, rank: usize) -> bool {
+    let (Some(local), Some(size)) = (place.local_rank, place.local_size) else { return false };
+    let first = place.rank.saturating_sub(local);
+    size == place.size || (first..first + size).contains(&rank)
+}

@@ -1,0 +1,137 @@
+//! The verdict as JSON. docs/why.md describes it: a field may be added, and none is removed or gets
+//! another meaning.
+
+use serde::Serialize;
+
+use super::job::Seen;
+use super::judge::{Finding, Verdict};
+use super::report::rows;
+use super::stack::Stacks;
+
+#[derive(Serialize)]
+pub struct JobReport {
+    /// The job's name.
+    name: String,
+    /// Whether something is stuck.
+    stuck: bool,
+    /// What is wrong, in one sentence.
+    summary: String,
+    findings: Vec<FindingReport>,
+    ranks: Vec<RankReport>,
+    groups: Vec<GroupReport>,
+}
+
+#[derive(Serialize)]
+struct FindingReport {
+    kind: &'static str,
+    sentence: String,
+    /// The ranks that are the cause; for "slow", "all failed" and "elsewhere" those in the call.
+    ranks: Vec<u32>,
+    /// The ranks that wait for them directly.
+    waiting: Vec<u32>,
+    /// How many ranks wait for them, directly or not.
+    victims: usize,
+    group: String,
+    /// The number of the call in the group.
+    call: u64,
+    /// The longest wait; null where nobody knows.
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct RankReport {
+    rank: u32,
+    /// Null for a rank that is not seen here.
+    pid: Option<u32>,
+    host: Option<String>,
+    state: &'static str,
+    /// Where the rank is, in words.
+    whereabouts: String,
+    /// The frames of its threads, where they were read.
+    threads: Vec<super::stack::Thread>,
+}
+
+#[derive(Serialize)]
+struct GroupReport {
+    name: String,
+    scope: bool,
+    ranks: Vec<u32>,
+    positions: Vec<PositionReport>,
+}
+
+#[derive(Serialize)]
+struct PositionReport {
+    ranks: Vec<u32>,
+    /// How many calls they have begun.
+    begun: u64,
+    /// What the last one does.
+    what: String,
+    state: String,
+    /// The seconds since it began, or since it ended.
+    seconds: Option<f64>,
+}
+
+impl JobReport {
+    pub fn new(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str) -> JobReport {
+        let number = |rank: &usize| verdict.job.ranks[*rank].number;
+        let finding = |finding: &Finding| {
+            let mut waiting: Vec<u32> = finding.waits.iter().map(|wait| number(&verdict.waits[*wait].rank)).collect();
+            waiting.sort_unstable();
+            waiting.dedup();
+            FindingReport {
+                kind: finding.kind.word(),
+                sentence: verdict.sentence(finding),
+                ranks: finding.ranks.iter().map(number).collect(),
+                waiting,
+                victims: finding.victims,
+                group: verdict.groups[finding.group].name.to_owned(),
+                call: finding.number,
+                seconds: finding.seconds,
+            }
+        };
+        let rank = |at: usize| {
+            let rank = &verdict.job.ranks[at];
+            let process = rank.process();
+            let state = match &rank.seen {
+                Seen::Recorded(process) => process.state.word(),
+                Seen::Started(_) => "not joined",
+                Seen::Gone => "gone",
+                Seen::Elsewhere => "elsewhere",
+            };
+            let started = if let Seen::Started(pid) = &rank.seen { Some(*pid) } else { None };
+            RankReport {
+                rank: rank.number,
+                pid: process.map(|process| process.pid).or(started),
+                host: process.map(|process| process.host().to_owned()),
+                state,
+                whereabouts: verdict.whereabouts(at),
+                threads: stacks.of(at).to_vec(),
+            }
+        };
+        let positions = rows(verdict);
+        let group = |at: usize| {
+            let own = positions.iter().filter(|row| row.group == at);
+            let position = own.map(|row| PositionReport {
+                ranks: row.ranks.iter().map(number).collect(),
+                begun: row.begun,
+                what: row.content.clone(),
+                state: row.state.to_owned(),
+                seconds: row.seconds,
+            });
+            GroupReport {
+                name: verdict.groups[at].name.to_owned(),
+                scope: verdict.groups[at].is_scope,
+                ranks: verdict.members(at).iter().map(number).collect(),
+                positions: position.collect(),
+            }
+        };
+        JobReport {
+            name: name.to_owned(),
+            stuck: !verdict.findings.is_empty(),
+            summary: verdict.headline(after),
+            findings: verdict.findings.iter().map(finding).collect(),
+            ranks: (0..verdict.job.ranks.len()).map(rank).collect(),
+            groups: (0..verdict.groups.len()).map(group).collect(),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! What is said of jobs of eight ranks that hang in every way. The recordings are written by the
+//! recorder itself.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use recording::{
+    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
+    layout,
+};
+
+use super::find::Found;
+use super::job::jobs;
+use super::judge::{Kind, judge};
+use super::process::{Process, State, Timeline};
+use super::report;
+use super::stack::Stacks;
+use crate::style::Style;
+use devicemesh::rendezvous::launcher::Place;
+
+/// The key of the world.
+const WORLD: u64 = 77;
+
+/// One rank of a job with the mesh (dp=2, tp=4).
+struct Rank {
+    words: &'static [AtomicU64],
+    recorder: Recorder,
+    state: State,
+    rank: u32,
+    tp: Channel,
+    dp: Channel,
+    scope: Channel,
+}
+
+impl Rank {
+    fn new(rank: u32) -> Rank {
+        let words = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let recorder = Recorder::new(words, 100 + rank, "alpha", "0.2.0");
+        let world_facts = WorldFacts {
+            key: WORLD,
+            rank: rank as usize,
+            size: 8,
+            job: "train",
+            store: "",
+            launcher: "devicemesh run",
+        };
+        let world = recorder.open_world(&world_facts);
+        let (row, column) = (rank / 4, rank % 4);
+        let open = |kind, key, rank: u32, members: &[u32], name| {
+            recorder.open_channel(&ChannelFacts {
+                kind,
+                key,
+                world,
+                rank: rank as usize,
+                members,
+                size: members.len(),
+                name,
+            })
+        };
+        let scope = open(1, 1, rank, &[0, 1, 2, 3, 4, 5, 6, 7], "the world");
+        let tp = open(0, 10 + u64::from(row), column, &[0, 1, 2, 3].map(|at| row * 4 + at), "mesh/tp");
+        let dp = open(0, 20 + u64::from(column), row, &[column, column + 4], "mesh/dp");
+        Rank { words, recorder, state: State::Sleeps, rank, tp, dp, scope }
+    }
+
+    /// Makes this many all-reduces from beginning to end.
+    fn done(&self, channel: Channel, times: usize) {
+        for _ in 0..times {
+            self.recorder.end(self.recorder.begin(channel, &all_reduce(4)), EntryState::Done);
+        }
+    }
+
+    fn begin(&self, channel: Channel, call: &Call) -> Entry {
+        self.recorder.begin(channel, call)
+    }
+
+    fn process(&self) -> Process {
+        let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+        let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
+        let mut now = snapshot.process.clock.moment();
+        // The calls are 12 s old.
+        now.monotonic += 12_000_000_000;
+        now.real += 12_000_000_000;
+        now.ticks += 12_000_000_000;
+        let mut timeline = Timeline::new(&snapshot, Some(now), now.real, None);
+        timeline.until = now.real;
+        let mut place = Place::new("devicemesh run", self.rank as usize, 8, Some(self.rank as usize));
+        place.local_size = Some(8);
+        Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
+    }
+}
+
+fn all_reduce(count: u64) -> Call {
+    Call { operation: Operation::AllReduce, dtype: 7, reduction: 0, count, peer: NO_PEER, stream: 0 }
+}
+
+fn ranks() -> Vec<Rank> {
+    (0..8).map(Rank::new).collect()
+}
+
+/// What is said of the job: the first finding's kind and ranks, and the whole text.
+fn said(ranks: &[&Rank]) -> (Option<(Kind, Vec<u32>)>, String) {
+    let found = Found { processes: ranks.iter().map(|rank| rank.process()).collect(), ..Found::default() };
+    let jobs = jobs(found);
+    let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };
+    let verdict = judge(job, 1.0);
+    let text = report::text(&verdict, &Stacks::default(), 1.0, "train", None, Style { colour: false });
+    let first = verdict.findings.first();
+    (first.map(|first| (first.kind, first.ranks.iter().map(|rank| job.ranks[*rank].number).collect())), text)
+}
+
+fn headline(ranks: &[Rank], kind: Kind, culprits: &[u32], expected: &str) {
+    let all: Vec<&Rank> = ranks.iter().collect();
+    let (first, text) = said(&all);
+    assert_eq!(first, Some((kind, culprits.to_vec())), "{text}");
+    let line = text.lines().next().unwrap();
+    assert!(line.starts_with("train: ") && line.contains(expected), "expected {expected:?}: {text}");
+}
+
+#[test]
+fn nothing_is_stuck() {
+    let ranks = ranks();
+    ranks.iter().for_each(|rank| rank.done(rank.tp, 3));
+    let all: Vec<&Rank> = ranks.iter().collect();
+    let (first, text) = said(&all);
+    assert_eq!(first, None, "{text}");
+    assert!(text.starts_with("train: nothing is stuck: no rank has waited for 1.0 s\n"), "{text}");
+    assert!(text.contains("mesh/tp  0-7       3  all-reduce of 4 float32 (sum)  done"), "{text}");
+}
+
+#[test]
+fn a_rank_that_has_skipped_a_call_is_behind() {
+    let ranks = ranks();
+    for rank in &ranks {
+        rank.done(rank.tp, 5);
+        if rank.rank != 6 {
+            let _ = rank.begin(rank.tp, &all_reduce(4));
+        }
+    }
+    // Ranks 0 to 3 are all in their call, and rank 6 is missing in the other group.
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[6],
+        "rank 6 has not called all-reduce 6 of mesh/tp (ranks 4-7); the other 3 ranks have waited",
+    );
+}
+
+#[test]
+fn the_root_of_a_chain_is_named() {
+    let ranks = ranks();
+    for rank in &ranks {
+        match rank.rank {
+            // Rank 1 computes. Rank 5 waits for it in dp, and the others of its group for rank 5.
+            1 => rank.done(rank.dp, 1),
+            5 => {
+                rank.done(rank.dp, 1);
+                let _ = rank.begin(rank.dp, &all_reduce(4));
+            }
+            4 | 6 | 7 => drop(rank.begin(rank.tp, &all_reduce(4))),
+            _ => {}
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[1],
+        "rank 1 has not called all-reduce 2 of mesh/dp (ranks 1, 5); rank 5 has waited in it for 12 s; 3 more ranks wait for these in other groups",
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_an_agreement_is_named() {
+    let ranks = ranks();
+    for rank in ranks.iter().filter(|rank| rank.rank != 3) {
+        let _ = rank.recorder.begin_agreement(rank.scope, Operation::Agreement, "dm_flatten(dims=(dp, tp))");
+    }
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[3],
+        "rank 3 has not called dm_flatten(dims=(dp, tp)); the other 7 ranks have waited in it for 12 s",
+    );
+}
+
+#[test]
+fn other_counts_are_the_first_difference() {
+    let ranks = ranks();
+    for rank in ranks.iter().take(4) {
+        rank.done(rank.tp, 2);
+        let count = if rank.rank == 2 { 8 } else { 4 };
+        rank.recorder.end(rank.begin(rank.tp, &all_reduce(count)), EntryState::Done);
+        let _ = rank.begin(rank.tp, &all_reduce(4));
+    }
+    let expected = "rank 2 calls all-reduce of 8 float32 (sum) as call 3 of mesh/tp (ranks 0-3), and the other 3 ranks call all-reduce of 4 float32 (sum)";
+    headline(&ranks, Kind::Differs, &[2], expected);
+}
+
+#[test]
+fn crossed_dimensions_are_a_circle() {
+    let ranks = ranks();
+    // Rank 0 waits in dp for rank 4, rank 4 in tp for rank 5, and so on: 5 in dp for 1, 1 in tp for 0.
+    for rank in [0, 5] {
+        let _ = ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
+    }
+    for rank in [1, 2, 3, 4, 6, 7] {
+        let _ = ranks[rank].begin(ranks[rank].tp, &all_reduce(4));
+    }
+    let all: Vec<&Rank> = ranks.iter().collect();
+    let (first, text) = said(&all);
+    assert_eq!(first.unwrap().0, Kind::Crossed, "{text}");
+    assert!(text.starts_with("train: two dimensions are crossed: rank 0 waits in all-reduce 1 of mesh/dp (ranks 0, 4) for rank 4, and rank 4 waits in all-reduce 1 of mesh/tp"), "{text}");
+}
+
+#[test]
+fn a_stopped_rank_is_named_even_inside_the_call() {
+    let mut ranks = ranks();
+    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    ranks[2].state = State::Stopped;
+    headline(
+        &ranks,
+        Kind::Stopped,
+        &[2],
+        "rank 2 is stopped by a signal (`kill -CONT 102` continues it); the other 3 ranks have waited in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s",
+    );
+}
+
+#[test]
+fn a_rank_whose_process_is_gone_has_died() {
+    let ranks = ranks();
+    ranks.iter().for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    let living: Vec<&Rank> = ranks.iter().filter(|rank| rank.rank != 6).collect();
+    let (first, text) = said(&living);
+    assert_eq!(first, Some((Kind::Gone, vec![6])), "{text}");
+    assert!(
+        text.contains("rank 6 has died: its process is gone; the other 3 ranks have waited in all-reduce 1 of mesh/tp"),
+        "{text}"
+    );
+    assert!(text.contains("rank 6 has no process on this host"), "{text}");
+}
+
+#[test]
+fn an_open_group_of_calls_is_named() {
+    let ranks = ranks();
+    for rank in &ranks[..4] {
+        match rank.rank {
+            1 => drop(rank.recorder.queue(rank.tp, &all_reduce(4))),
+            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Queued,
+        &[1],
+        "rank 1 has put all-reduce 1 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group; the other 3 ranks",
+    );
+}
+
+#[test]
+fn a_call_in_which_nobody_is_missing_is_slow() {
+    let ranks = ranks();
+    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(1 << 30))));
+    headline(
+        &ranks,
+        Kind::Slow,
+        &[0, 1, 2, 3],
+        "all of ranks 0-3 have been in all-reduce 1 of mesh/tp (ranks 0-3) for 12 s, and no rank is missing",
+    );
+}
+
+#[test]
+fn a_message_that_nobody_sends_is_named() {
+    let ranks = ranks();
+    let receive = Call { operation: Operation::Recv, reduction: 0, peer: 1, ..all_reduce(4) };
+    let _ = ranks[0].begin(ranks[0].tp, &receive);
+    headline(
+        &ranks,
+        Kind::NoMessage,
+        &[1],
+        "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s",
+    );
+    let _ = ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
+    let all: Vec<&Rank> = ranks.iter().collect();
+    assert_eq!(said(&all).0.unwrap().0, Kind::Slow);
+}
+
+#[test]
+fn a_rank_that_has_left_is_named() {
+    let ranks = ranks();
+    for rank in &ranks[..4] {
+        match rank.rank {
+            3 => rank.recorder.set_channel_state(rank.tp, ChannelState::Closed),
+            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Left,
+        &[3],
+        "rank 3 has left mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 1",
+    );
+}
+
+#[test]
+fn a_job_that_is_gone_is_judged_by_its_last_calls() {
+    let mut ranks = ranks();
+    for rank in &mut ranks {
+        rank.state = State::Gone;
+        rank.done(rank.tp, 2);
+        if rank.rank < 4 && rank.rank != 2 {
+            let failed = rank.begin(rank.tp, &all_reduce(4));
+            rank.recorder.end(failed, EntryState::Failed);
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[2],
+        "rank 2 has not called all-reduce 3 of mesh/tp (ranks 0-3); the other 3 ranks failed in it",
+    );
+}
+
+#[test]
+fn calls_that_streams_have_are_compared_by_their_numbers() {
+    let ranks = ranks();
+    for rank in &ranks[..4] {
+        for _ in 0..if rank.rank == 2 { 5 } else { 9 } {
+            rank.recorder.end(rank.begin(rank.tp, &all_reduce(4)), EntryState::Issued);
+        }
+    }
+    headline(
+        &ranks,
+        Kind::Behind,
+        &[2],
+        "rank 2 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in all-reduce 9",
+    );
+    ranks[2].done(ranks[2].tp, 4);
+    let all: Vec<&Rank> = ranks.iter().collect();
+    assert_eq!(said(&all).0, None);
+}
