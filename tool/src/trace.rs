@@ -84,7 +84,7 @@ pub fn trace(options: &Options) -> Result<u8, Failure> {
 /// The job of the recordings. Fails where there are several and none is named.
 fn choose(snapshots: &[Snapshot], wanted: Option<&str>) -> Result<String, Failure> {
     let jobs = jobs(snapshots);
-    let names = || listed(jobs.iter().map(|(name, processes)| format!("{name} ({})", count(*processes, "process"))), 8);
+    let names = || listed(jobs.iter().map(|(name, number)| format!("{name} ({})", processes(*number))), 8);
     match wanted {
         Some(wanted) if jobs.contains_key(wanted) => Ok(wanted.to_owned()),
         Some(wanted) => Err(Failure::new(2, format!("no recording is of the job {wanted}; there are {}", names()))),
@@ -96,6 +96,10 @@ fn choose(snapshots: &[Snapshot], wanted: Option<&str>) -> Result<String, Failur
     }
 }
 
+fn processes(number: usize) -> String {
+    if number == 1 { "1 process".to_owned() } else { format!("{number} processes") }
+}
+
 /// The tables, and the range of time that they cover.
 fn text(timeline: &Timeline, summary: &Summary, job: &str, width: Option<usize>, style: Style) -> String {
     let spent = timeline.calls.iter().map(|call| call.ended).fold(0.0, f64::max);
@@ -103,7 +107,7 @@ fn text(timeline: &Timeline, summary: &Summary, job: &str, width: Option<usize>,
     let mut out = format!(
         "{}: {}, {} in {}",
         style.bold(&printable(job)),
-        count(timeline.ranks.len(), "process").replace("processs", "processes"),
+        processes(timeline.ranks.len()),
         count(timeline.calls.len(), "call"),
         time(spent)
     );
