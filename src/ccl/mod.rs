@@ -22,6 +22,7 @@ mod load;
 mod loaded;
 mod operations;
 mod pointers;
+mod profiler;
 mod ragged;
 mod resolver;
 mod stream;

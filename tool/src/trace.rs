@@ -90,7 +90,7 @@ fn choose(snapshots: &[Snapshot], wanted: Option<&str>) -> Result<String, Failur
         Some(wanted) => Err(Failure::new(2, format!("no recording is of the job {wanted}; there are {}", names()))),
         None => match (jobs.len(), jobs.first_key_value()) {
             (1, Some((name, _))) => Ok(name.clone()),
-            (0, _) | (_, None) => Err(Failure::new(1, "no process of the recordings has joined a world")),
+            (0, _) | (_, None) => Err(Failure::new(1, "the processes of the recordings have made no call")),
             _ => Err(Failure::new(2, format!("the recordings are of several jobs: choose one by --job: {}", names()))),
         },
     }

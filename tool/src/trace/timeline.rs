@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use devicemesh::ccl::element_size;
-use recording::{EntryState, Operation, RecordedCall, RecordedWorld, Snapshot};
+use recording::{EntryState, Operation, RecordedCall, Snapshot};
 
 use super::clocks::{Meeting, offsets};
+
+/// The name of the job of processes that have joined no world.
+const NO_WORLD: &str = "no-world";
 
 /// The calls of all ranks of a job.
 pub struct Timeline {
@@ -63,7 +66,8 @@ pub struct TimedCall {
 /// One process with the scale of its clock.
 struct Process<'a> {
     snapshot: &'a Snapshot,
-    world: &'a RecordedWorld,
+    /// The rank in the world.
+    rank: u32,
     /// The host, as an index.
     host: usize,
     /// The nanoseconds of a tick.
@@ -84,16 +88,16 @@ impl Timeline {
         let mut hosts: Vec<&str> = Vec::new();
         let mut processes: Vec<Process> = Vec::new();
         for snapshot in snapshots {
-            let Some(world) = newest_world(snapshot).filter(|world| world.job == job) else { continue };
+            let Some((_, rank)) = job_and_rank(snapshot).filter(|(of, _)| of == job) else { continue };
             let name = snapshot.process.host.as_str();
             let host = hosts.iter().position(|known| *known == name).unwrap_or_else(|| {
                 hosts.push(name);
                 hosts.len() - 1
             });
             let tick = snapshot.nanoseconds_per_tick(None).unwrap_or(1.0);
-            processes.push(Process { snapshot, world, host, tick });
+            processes.push(Process { snapshot, rank, host, tick });
         }
-        processes.sort_by_key(|process| (process.world.rank, process.snapshot.process.began.real));
+        processes.sort_by_key(|process| (process.rank, process.snapshot.process.began.real));
         let real = real_differences(&processes, hosts.len());
         let offsets = offsets(&real, &meetings(&processes));
         Timeline::with_offsets(&processes, &offsets)
@@ -104,7 +108,7 @@ impl Timeline {
         for (index, process) in processes.iter().enumerate() {
             let facts = &process.snapshot.process;
             timeline.ranks.push(RankFacts {
-                rank: process.world.rank,
+                rank: process.rank,
                 pid: facts.pid,
                 host: facts.host.clone(),
                 calls_begun: facts.calls_begun,
@@ -141,15 +145,21 @@ impl Timeline {
 /// The jobs of these recordings, each with the number of its processes.
 pub fn jobs(snapshots: &[Snapshot]) -> BTreeMap<String, usize> {
     let mut jobs = BTreeMap::new();
-    for world in snapshots.iter().filter_map(newest_world) {
-        *jobs.entry(world.job.clone()).or_default() += 1;
+    for (job, _) in snapshots.iter().filter_map(job_and_rank) {
+        *jobs.entry(job).or_default() += 1;
     }
     jobs
 }
 
-/// The world that a process has joined last and not left, or the last one that it has left.
-fn newest_world(snapshot: &Snapshot) -> Option<&RecordedWorld> {
-    snapshot.worlds.iter().rev().max_by_key(|world| !world.has_ended)
+/// The job of a process and its rank: those of the world that it has joined last and not left, or
+/// of the last one that it has left. A process without a world, of which NCCL alone has told, is in
+/// the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a process without
+/// groups.
+fn job_and_rank(snapshot: &Snapshot) -> Option<(String, u32)> {
+    let world = snapshot.worlds.iter().rev().max_by_key(|world| !world.has_ended);
+    let largest = snapshot.channels.iter().max_by_key(|channel| channel.size);
+    let of_world = world.map(|world| (world.job.clone(), world.rank));
+    of_world.or_else(|| Some((NO_WORLD.to_owned(), largest?.rank)))
 }
 
 /// For each host, what is added to its monotonic time so that it fits host 0's, by the real time of
