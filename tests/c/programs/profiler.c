@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { COLLECTIVE = 1 << 1, MESSAGE = 1 << 2, PROXY = 1 << 3, KERNEL = 1 << 6, COPIES = 1 << 12 };
 
@@ -48,7 +50,11 @@ struct event {
 };
 struct profiler {
   const char *name;
-  void *init;
+  union {
+    int (*v3)(void **context, int *kinds);
+    int (*v4)(void **context, int *kinds, const char *name, uint64_t hash, int hosts, int ranks, int rank, void *log);
+    int (*v5)(void **context, uint64_t hash, int *kinds, const char *name, int hosts, int ranks, int rank, void *log);
+  } init;
   int (*start)(void *context, void **handle, const struct event *event);
   int (*stop)(void *handle);
   int (*state)(void *handle, int state, const void *values);
@@ -113,11 +119,9 @@ int main(int count, char **words)
   CHECK(plugin && strcmp(plugin->name, "libdevicemesh") == 0);
 
   int kinds = 0, code;
-  if (version == 3) code = ((int (*)(void **, int *))plugin->init)(&context, &kinds);
-  else if (version == 4)
-    code = ((int (*)(void **, int *, const char *, uint64_t, int, int, int, void *))plugin->init)(&context, &kinds, "tp", 99, 1, 2, 1, NULL);
-  else
-    code = ((int (*)(void **, uint64_t, int *, const char *, int, int, int, void *))plugin->init)(&context, 99, &kinds, "tp", 1, 2, 1, NULL);
+  if (version == 3) code = plugin->init.v3(&context, &kinds);
+  else if (version == 4) code = plugin->init.v4(&context, &kinds, "tp", 99, 1, 2, 1, NULL);
+  else code = plugin->init.v5(&context, 99, &kinds, "tp", 1, 2, 1, NULL);
   printf("init %d kinds %d\n", code, kinds);
   if (code != 0) return 0;
 
@@ -154,6 +158,11 @@ int main(int count, char **words)
   for (int call = 0; late && call < 5000; ++call) plugin->stop(collective("AllGather", "ncclUint8", 1, 0, 1, COLLECTIVE));
   kernel(late, 0);
   CHECK(plugin->finalize(context) == 0);
+  /* NCCL closes its plugin when its last communicator has ended. A fork must still work then. */
+  dlclose(library);
+  pid_t child = fork();
+  if (child == 0) _exit(0);
+  CHECK(waitpid(child, &code, 0) == child && code == 0);
   puts("fine");
   return 0;
 }
