@@ -93,6 +93,7 @@ pub mod logging;
 pub mod mesh;
 #[doc(hidden)]
 pub mod printable;
+mod recorder;
 pub mod rendezvous;
 pub mod sharding;
 pub mod topology;

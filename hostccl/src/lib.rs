@@ -68,7 +68,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
@@ -111,6 +111,7 @@ mod id;
 mod join;
 mod labels;
 pub mod machine;
+mod memory_file;
 mod message;
 pub mod nccl_config;
 mod news;
@@ -125,6 +126,7 @@ mod poll;
 pub mod process;
 mod progress;
 mod rails;
+pub mod recorder;
 pub mod reduce;
 mod remote;
 mod remote_message;

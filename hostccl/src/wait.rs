@@ -12,6 +12,7 @@ use crate::event::{self, Watch};
 use crate::outside;
 use crate::poll::Blocker;
 use crate::rails::Rails;
+use crate::recorder;
 use crate::spin::{self, Purpose};
 use crate::timeout;
 use crate::wire::{Wire, request};
@@ -125,6 +126,7 @@ impl Wait {
     /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
     /// has failed, when a peer that is waited for has left or died, and when the time is up.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
+        recorder::note_wait();
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
             if let Some(wire) = wire {

@@ -50,6 +50,17 @@ operations! {
     Recv = 10, "recv";
     /// An exchange between neighbours: `dm_shift`, `dm_swap` and what else is made of messages.
     Exchange = 11, "exchange";
+    /// An all-to-all in which each rank has counts of its own. The recorded count is what this rank
+    /// sends.
+    AllToAllV = 12, "all-to-allv";
+    /// An all-gather in which each rank has a count of its own. The recorded count is what this rank
+    /// receives.
+    AllGatherV = 13, "all-gatherv";
+    /// A reduce-scatter in which each rank has a count of its own. The recorded count is what this
+    /// rank sends.
+    ReduceScatterV = 14, "reduce-scatterv";
+    /// An operation that the program itself issues on the communicator of a dimension.
+    Custom = 15, "operation of the program's own";
     /// A collective call of the library itself, such as `dm_init` or `dm_flatten`: the ranks agree
     /// on it in the store. Its text says which call it is.
     Agreement = 32, "agreement";
@@ -65,6 +76,11 @@ impl Operation {
     /// Whether the call concerns one peer, so that it is counted as a message.
     pub fn is_message(self) -> bool {
         matches!(self, Operation::Send | Operation::Recv)
+    }
+
+    /// Whether each rank may have another count in one call.
+    fn has_own_counts(self) -> bool {
+        matches!(self, Operation::AllToAllV | Operation::AllGatherV | Operation::ReduceScatterV)
     }
 }
 
@@ -91,11 +107,12 @@ impl Call {
     /// count of a call that may have another one on each rank do not belong to it.
     #[inline]
     pub(crate) fn digest(&self, before: u64) -> u64 {
+        let count = if self.operation.has_own_counts() { 0 } else { self.count };
         let what = u64::from(self.operation as u8)
             | u64::from(self.dtype) << 8
             | u64::from(self.reduction) << 16
             | u64::from(self.peer as u32) << 32;
-        mix(mix(before ^ what) ^ self.count)
+        mix(mix(before ^ what) ^ count)
     }
 }
 

@@ -186,10 +186,25 @@ impl Recorder {
         self.begin_as(channel, call, EntryState::Queued)
     }
 
-    /// Records that the ranks begin to agree on a call, which is described by `text`.
+    /// Records that the ranks begin to agree on a call, which is described by `text`. In the digest
+    /// of the channel the text counts, and not its number, which may be another one on each rank.
     pub fn begin_agreement(&self, channel: Channel, operation: Operation, text: &str) -> Entry {
-        let count = self.write_text(text);
-        self.begin(channel, &Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 })
+        if channel == Channel::NONE {
+            return Entry::NONE;
+        }
+        let call = |count| Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 };
+        let digest = call(fnv1a(text)).digest(self.get(channel_base(channel.0.into()) + channel::DIGEST));
+        self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest)
+    }
+
+    /// Records that an agreed call has gone on to another part of its work, for example to the
+    /// making of communicators.
+    pub fn set_operation(&self, entry: Entry, operation: Operation) {
+        let slot = slot_base(entry.number);
+        if self.stands(entry) {
+            let what = self.get(slot + call::WHAT);
+            self.set(slot + call::WHAT, what & !(0xff << 16) | u64::from(operation as u8) << 16);
+        }
     }
 
     #[inline]
@@ -197,14 +212,19 @@ impl Recorder {
         if channel == Channel::NONE {
             return Entry::NONE;
         }
+        let digest = self.get(channel_base(channel.0.into()) + channel::DIGEST);
+        let digest = if call.operation.is_message() { digest } else { call.digest(digest) };
+        self.write_call(channel, call, state, digest)
+    }
+
+    /// Writes a call that begins into the ring. `digest` is that of the channel after the call.
+    #[inline]
+    fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64) -> Entry {
         let base = channel_base(channel.0.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
-        let digest = self.get(base + channel::DIGEST);
-        let (in_channel, digest) = match is_message {
-            true => (self.words[base + channel::MESSAGES_BEGUN].fetch_add(1, Relaxed) + 1, digest),
-            false => (self.words[base + channel::CALLS_BEGUN].fetch_add(1, Relaxed) + 1, call.digest(digest)),
-        };
+        let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
+        let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);
@@ -256,16 +276,20 @@ impl Recorder {
     #[inline]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
-        if state != EntryState::Failed && !entry.is_message && entry.channel != Channel::NONE {
-            self.set(channel_base(entry.channel.0.into()) + channel::CALLS_ENDED, entry.in_channel);
+        if state == EntryState::Failed || entry.is_message || entry.channel == Channel::NONE {
+            return;
+        }
+        let base = channel_base(entry.channel.0.into());
+        // Another group may have got the place while the call ran.
+        if entry.in_channel <= self.get(base + channel::CALLS_BEGUN) {
+            self.set(base + channel::CALLS_ENDED, entry.in_channel);
         }
     }
 
     #[inline]
     fn change(&self, entry: Entry, state: EntryState, ended: Option<u64>) {
         let slot = slot_base(entry.number);
-        // Later calls have taken the place of a call that ran for long.
-        if entry.number == u64::MAX || self.get(slot + call::STAMP) != (entry.number + 1) * 2 {
+        if !self.stands(entry) {
             return;
         }
         if let Some(ticks) = ended {
@@ -273,6 +297,13 @@ impl Recorder {
         }
         let what = self.get(slot + call::WHAT);
         self.set(slot + call::WHAT, what & !(0xff << 40) | (state as u64) << 40);
+    }
+
+    /// Whether a call still has its place in the ring. Later calls take the place of a call that
+    /// runs for long.
+    #[inline]
+    fn stands(&self, entry: Entry) -> bool {
+        entry.number != u64::MAX && self.get(slot_base(entry.number) + call::STAMP) == (entry.number + 1) * 2
     }
 
     /// Renews the second moment of the clock, as calls do from time to time.
@@ -360,6 +391,12 @@ impl Recorder {
     fn set(&self, word: usize, value: u64) {
         self.words[word].store(value, Relaxed);
     }
+}
+
+/// The FNV-1a digest of a text (Fowler, Noll, Vo).
+fn fnv1a(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The ranks below 2^32 of a pair: the first in the low half.

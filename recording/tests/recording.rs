@@ -86,8 +86,11 @@ fn digests_are_equal_for_equal_calls_alone() {
         [all_reduce(1), Call { operation: Operation::Reduce, peer: 0, ..all_reduce(2) }],
         [all_reduce(1), Call { operation: Operation::Reduce, peer: 1, ..all_reduce(2) }],
     ];
+    // The counts of such a call differ between the ranks.
+    let ragged = |count| Call { operation: Operation::AllToAllV, ..all_reduce(count) };
     for (key, calls) in calls.iter().enumerate() {
         let channel = open(key as u64);
+        let calls = calls.iter().chain([&ragged(key as u64)]).copied().collect::<Vec<_>>();
         calls.iter().for_each(|call| recorder.end(recorder.begin(channel, call), EntryState::Done));
         // Messages differ between the ranks of a group.
         let _ = recorder.begin(channel, &Call { operation: Operation::Recv, peer: 1, ..all_reduce(key as u64) });
@@ -97,6 +100,44 @@ fn digests_are_equal_for_equal_calls_alone() {
     for (at, digest) in digests.iter().enumerate().skip(2) {
         assert!(!digests[..at].contains(digest), "{at}: {digests:?}");
     }
+}
+
+#[test]
+fn the_digest_of_agreements_is_that_of_their_texts() {
+    let digest = |earlier: usize, texts: [&str; 2]| {
+        let words = memory();
+        let recorder = recorder(words);
+        let open = |key| recorder.open_channel(&ChannelFacts { kind: 1, ..facts(key, "the world", &[0, 1]) });
+        let (other, scope) = (open(1), open(2));
+        let agree = |scope, text: &str| {
+            recorder.end(recorder.begin_agreement(scope, Operation::Agreement, text), EntryState::Done)
+        };
+        (0..earlier).for_each(|_| agree(other, "dm_barrier(dim=dp)"));
+        texts.iter().for_each(|text| agree(scope, text));
+        let snapshot = read(words);
+        let last = snapshot.calls_of(&snapshot.channels[1]).next_back().unwrap();
+        assert_eq!(snapshot.text(last), Some(texts[1]));
+        snapshot.channels[1].digest
+    };
+    let texts = ["dm_init(shape=(2))", "dm_flatten(dp, tp)"];
+    assert_eq!(digest(0, texts), digest(3, texts), "the numbers of the texts do not count");
+    assert_ne!(digest(0, texts), digest(0, [texts[1], texts[0]]));
+}
+
+#[test]
+fn an_agreed_call_goes_on_to_make_communicators() {
+    let words = memory();
+    let recorder = recorder(words);
+    let scope = recorder.open_channel(&ChannelFacts { kind: 1, ..facts(1, "the world", &[0, 1]) });
+    let entry = recorder.begin_agreement(scope, Operation::Agreement, "dm_init(shape=(2))");
+    recorder.set_operation(entry, Operation::MakeComms);
+    let snapshot = read(words);
+    let call = snapshot.calls[0];
+    assert_eq!((call.call.operation, call.state), (Operation::MakeComms, EntryState::Running));
+    assert_eq!(snapshot.text(&call), Some("dm_init(shape=(2))"));
+    recorder.end(entry, EntryState::Done);
+    recorder.set_operation(Entry::NONE, Operation::MakeComms);
+    assert_eq!(read(words).calls.len(), 1);
 }
 
 #[test]

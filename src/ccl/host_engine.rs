@@ -19,6 +19,13 @@ impl Library {
         }
     }
 
+    /// Whether a call of this thread may have waited for another rank since the last question. Only
+    /// the embedded engine knows.
+    #[inline]
+    pub(crate) fn has_waited(&self) -> bool {
+        !self.is_embedded() || hostccl::recorder::take_waited()
+    }
+
     /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
     /// least one. The limit holds for the making of the communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {

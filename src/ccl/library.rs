@@ -154,6 +154,11 @@ impl Library {
         if self.is_host_engine() { None } else { Hip::of(|name| self.symbol(name)) }
     }
 
+    /// Whether this is the host engine that is a part of this library.
+    pub(crate) fn is_embedded(&self) -> bool {
+        matches!(self.source, Source::Embedded)
+    }
+
     /// Whether this is the host engine, embedded or as libhostccl.so. It works on host memory,
     /// without a device or streams.
     pub fn is_host_engine(&self) -> bool {

@@ -11,6 +11,7 @@ use super::operations::{BufferShape, Operands};
 use super::view::View;
 use crate::ccl::element_size;
 use crate::error::{Error, Result};
+use crate::recorder::{Operation, What};
 
 /// One of the collectives, with what only it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,19 @@ impl Collective {
             Collective::ReduceScatter(_) => (size, 1),
             Collective::AllToAll => (size, size),
             _ => (1, 1),
+        }
+    }
+
+    /// What the recording of the process says of it.
+    fn recorded(self) -> What {
+        match self {
+            Collective::AllReduce(op) => What::of(Operation::AllReduce).reducing(op as i32),
+            Collective::Reduce { op, root } => What::of(Operation::Reduce).reducing(op as i32).with(root as i32),
+            Collective::Broadcast { root } => What::of(Operation::Broadcast).with(root as i32),
+            Collective::AllGather => What::of(Operation::AllGather),
+            Collective::ReduceScatter(op) => What::of(Operation::ReduceScatter).reducing(op as i32),
+            Collective::AllToAll => What::of(Operation::AllToAll),
+            Collective::Shift | Collective::Swap { .. } => What::of(Operation::Exchange),
         }
     }
 
@@ -133,14 +147,17 @@ impl View {
             let (next, before) = (as_peer(next), as_peer(before));
             self.check_peer(name, index, "peer", next)?;
             self.group_start()?;
-            let sent = self.operate("send", index, operands, &[("send", send)], |library, comm| {
-                // SAFETY: as below; the group ends in this call.
-                unsafe { library.send(send, count, dtype, next, comm, stream) }
-            });
-            let received = self.operate("recv", index, operands, &[("recv", recv)], |library, comm| {
-                // SAFETY: as below; the group ends in this call.
-                unsafe { library.recv(recv, count, dtype, before, comm, stream) }
-            });
+            let message = |operation, peer| operands.of(What::of(operation).with(peer));
+            let sent =
+                self.operate("send", index, message(Operation::Send, next), &[("send", send)], |library, comm| {
+                    // SAFETY: as below; the group ends in this call.
+                    unsafe { library.send(send, count, dtype, next, comm, stream) }
+                });
+            let received =
+                self.operate("recv", index, message(Operation::Recv, before), &[("recv", recv)], |library, comm| {
+                    // SAFETY: as below; the group ends in this call.
+                    unsafe { library.recv(recv, count, dtype, before, comm, stream) }
+                });
             // A group that was begun is always ended.
             let ended = self.group_end();
             return sent.and(received).and(ended);
@@ -151,7 +168,7 @@ impl View {
         // A buffer that only the root uses is NULL on the other ranks, as a C program would pass
         // it.
         let at_root = |root: usize, pointer: *mut c_void| if me == root { pointer } else { null_mut() };
-        self.operate(name, index, operands, &[], |library, comm| {
+        self.operate(name, index, operands.of(collective.recorded()), &[], |library, comm| {
             // SAFETY: `checked` has found that the buffers hold the data of this call. They lie
             // where the library works. In host memory the call is done when it returns; on a device
             // a buffer is not given back before the stream is idle.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::communicator::{Communicator, State};
 use crate::ccl::{Library, result};
 use crate::error::{Error, Result};
+use crate::recorder::Recorded;
 
 /// An open group of this thread in one library.
 struct OpenGroup {
@@ -22,6 +23,8 @@ struct OpenGroup {
     /// The communicators with streams that have operations in the group. This thread keeps their
     /// gates until the group ends.
     inside: Vec<Arc<Communicator>>,
+    /// The operations of the group in the recording of this process.
+    recorded: Vec<Recorded>,
     /// Whether the library cannot end the group any more, because a communicator in it was aborted.
     /// The thread then stays inside the group, so it can issue no further operations.
     is_lost: bool,
@@ -156,15 +159,32 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
     with_group(library, |_| ()).is_some()
 }
 
-/// Notes an operation on a communicator that waits for the end of this thread's group, if there is
-/// one.
-pub(super) fn note(communicator: &Arc<Communicator>, call: impl FnOnce() -> String) {
+/// Notes an operation on a communicator that waits for the end of this thread's group. Returns
+/// `recorded`, the operation in the recording, where there is no group.
+pub(super) fn note(
+    communicator: &Arc<Communicator>,
+    recorded: Recorded,
+    call: impl FnOnce() -> String,
+) -> Option<Recorded> {
+    let mut recorded = Some(recorded);
     with_group(communicator.library(), |group| {
         group.queued += 1;
+        group.recorded.extend(recorded.take());
         if !group.used.iter().any(|(known, _)| Arc::ptr_eq(known, communicator)) {
             group.used.push((Arc::clone(communicator), call()));
         }
     });
+    recorded
+}
+
+/// Records that an operation of the calling thread has ended well in the host engine, or was handed
+/// to its stream by another library.
+#[inline]
+pub(super) fn record_end(library: &Library, recorded: Recorded) {
+    match library.is_host_engine() {
+        true => recorded.done(library.has_waited()),
+        false => recorded.issued(),
+    }
 }
 
 /// Keeps the gate of a communicator, which this thread has entered already, until the group ends.
@@ -207,6 +227,7 @@ pub(super) fn begin(library: &Arc<Library>) {
             refused: None,
             used: Vec::new(),
             inside: Vec::new(),
+            recorded: Vec::new(),
             is_lost: false,
         }),
     });
@@ -226,6 +247,8 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communi
         refuse(Some(library), &error);
     }
     let is_begun = in_group(library);
+    let starts = |group: &mut OpenGroup| group.recorded.iter().filter(|_| group.depth == 1).for_each(Recorded::start);
+    with_group(library, starts);
     let ended = library.group_end().map_err(|error| match is_begun {
         false if error.ccl_result() == result::INVALID_USAGE => Error::invalid_state(format!(
             "dm_group_end: this thread has begun no group in {}: call dm_group_start first",
@@ -247,6 +270,9 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communi
         });
     };
     let used = group.used.iter().map(|(communicator, _)| Arc::clone(communicator)).collect();
+    if ended.is_ok() && group.refused.is_none() {
+        group.recorded.drain(..).for_each(|recorded| record_end(library, recorded));
+    }
     match (group.refused.take(), ended) {
         (Some(refused), _) => Err(Failed::Known(refused)),
         (None, Err(error)) => match group.ended_meanwhile(&error) {

@@ -29,6 +29,7 @@ use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result};
 use crate::logging::Me;
 use crate::mesh::Mesh;
+use crate::rendezvous::Round;
 use crate::wait::Nearing;
 
 /// How often, while a library works in the background, this rank looks in the store for failures of
@@ -57,6 +58,7 @@ impl<'a> Maker<'a> {
     /// Makes communicators of `library` inside a call with those peers. Calls on them wait for
     /// their peers for at most `timeout`.
     pub(super) fn new(library: &'a Arc<Library>, peers: Peers<'a>, timeout: Duration) -> Maker<'a> {
+        peers.round().into_iter().for_each(Round::note_making);
         Maker { library, peers, timeout, worker: MakingWorker::take(library) }
     }
 }

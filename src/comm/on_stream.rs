@@ -28,6 +28,7 @@ use super::operations::Operands;
 use super::view::View;
 use crate::ccl::{Library, NcclResult, RawComm, result};
 use crate::error::{Error, Result, Status};
+use crate::recorder::{Operation, What};
 
 mod sealed {
     /// Only the types below implement this, because the library would read and write at a wrong
@@ -132,20 +133,32 @@ impl OnStream<'_> {
     /// group.**
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut impl DeviceBuffer<T>, op: Operator) -> Result<()> {
         let count = |[values]: [usize; 1], _| Ok(values);
-        self.queue("all_reduce", dim, [("values", values)], count, |library, comm, [values], count, stream| {
-            // SAFETY: `queue` does what the module's head says; `values` has `count` elements.
-            unsafe { library.all_reduce(values, values, count, T::DTYPE, op as i32, comm, stream) }
-        })
+        self.queue(
+            ("all_reduce", What::of(Operation::AllReduce).reducing(op as i32)),
+            dim,
+            [("values", values)],
+            count,
+            |library, comm, [values], count, stream| {
+                // SAFETY: `queue` does what the module's head says; `values` has `count` elements.
+                unsafe { library.all_reduce(values, values, count, T::DTYPE, op as i32, comm, stream) }
+            },
+        )
     }
 
     /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the
     /// group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut impl DeviceBuffer<T>, root: usize) -> Result<()> {
         let count = |[values]: [usize; 1], size| root_rank("broadcast", dim, root, size).map(|_| values);
-        self.queue("broadcast", dim, [("values", values)], count, |library, comm, [values], count, stream| {
-            // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
-            unsafe { library.broadcast(values, values, count, T::DTYPE, root as i32, comm, stream) }
-        })
+        self.queue(
+            ("broadcast", What::of(Operation::Broadcast).with(root as i32)),
+            dim,
+            [("values", values)],
+            count,
+            |library, comm, [values], count, stream| {
+                // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
+                unsafe { library.broadcast(values, values, count, T::DTYPE, root as i32, comm, stream) }
+            },
+        )
     }
 
     /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
@@ -159,10 +172,16 @@ impl OnStream<'_> {
         let count =
             |[send, recv]: [usize; 2], size| block_of_each_rank("all_gather", ("recv", recv), ("send", send), size);
         let buffers: [Named<'_, T>; 2] = [("send", send), ("recv", recv)];
-        self.queue("all_gather", dim, buffers, count, |library, comm, [send, recv], count, stream| {
-            // SAFETY: as in `all_reduce`; `recv` has room for `count` elements of each rank.
-            unsafe { library.all_gather(send, recv, count, T::DTYPE, comm, stream) }
-        })
+        self.queue(
+            ("all_gather", What::of(Operation::AllGather)),
+            dim,
+            buffers,
+            count,
+            |library, comm, [send, recv], count, stream| {
+                // SAFETY: as in `all_reduce`; `recv` has room for `count` elements of each rank.
+                unsafe { library.all_gather(send, recv, count, T::DTYPE, comm, stream) }
+            },
+        )
     }
 
     /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as
@@ -177,10 +196,16 @@ impl OnStream<'_> {
         let count =
             |[send, recv]: [usize; 2], size| block_of_each_rank("reduce_scatter", ("send", send), ("recv", recv), size);
         let buffers: [Named<'_, T>; 2] = [("send", send), ("recv", recv)];
-        self.queue("reduce_scatter", dim, buffers, count, |library, comm, [send, recv], count, stream| {
-            // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
-            unsafe { library.reduce_scatter(send, recv, count, T::DTYPE, op as i32, comm, stream) }
-        })
+        self.queue(
+            ("reduce_scatter", What::of(Operation::ReduceScatter).reducing(op as i32)),
+            dim,
+            buffers,
+            count,
+            |library, comm, [send, recv], count, stream| {
+                // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
+                unsafe { library.reduce_scatter(send, recv, count, T::DTYPE, op as i32, comm, stream) }
+            },
+        )
     }
 
     /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
@@ -193,10 +218,16 @@ impl OnStream<'_> {
     ) -> Result<()> {
         let count = |[send, recv]: [usize; 2], size| block_for_each_rank("all_to_all", send, recv, size);
         let buffers: [Named<'_, T>; 2] = [("send", send), ("recv", recv)];
-        self.queue("all_to_all", dim, buffers, count, |library, comm, [send, recv], count, stream| {
-            // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
-            unsafe { library.all_to_all(send, recv, count, T::DTYPE, comm, stream) }
-        })
+        self.queue(
+            ("all_to_all", What::of(Operation::AllToAll)),
+            dim,
+            buffers,
+            count,
+            |library, comm, [send, recv], count, stream| {
+                // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
+                unsafe { library.all_to_all(send, recv, count, T::DTYPE, comm, stream) }
+            },
+        )
     }
 
     /// Returns when all work on the stream is done and no communicator along `dim` has failed;
@@ -215,7 +246,7 @@ impl OnStream<'_> {
     /// of the buffers and the number of ranks.
     fn queue<T: Element, const N: usize>(
         &self,
-        name: &str,
+        (name, what): (&str, What),
         dim: &str,
         buffers: [Named<'_, T>; N],
         count: impl FnOnce([usize; N], usize) -> Result<usize>,
@@ -232,7 +263,7 @@ impl OnStream<'_> {
         }
         self.view.along_dim(dim, |view, index| {
             let count = count(buffers.each_ref().map(|(_, buffer)| buffer.len()), view.mesh().dim_size(index))?;
-            let operands = Operands::new(count, T::DTYPE, self.stream.cu_stream().cast());
+            let operands = Operands::new(count, T::DTYPE, self.stream.cu_stream().cast()).of(what);
             view.comm(index)?;
             self.check_device(name, view.communicator(index)?)?;
             context.bind_to_thread().map_err(|error| failed(name, "an earlier call of cudarc", error))?;

@@ -11,6 +11,7 @@ use super::polling::{millis, poll_until_done};
 use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
+use crate::recorder::{Operation, Recorded, What};
 
 /// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
@@ -23,12 +24,20 @@ pub struct Operands {
     pub dtype: i32,
     /// The `cudaStream_t` on which the operation runs; NULL on host memory.
     pub stream: *mut c_void,
+    /// What the recording of this process says of the operation.
+    pub(crate) what: What,
 }
 
 impl Operands {
     /// Operands of `count` elements of type `dtype` (an `ncclDataType_t`), on that stream.
     pub fn new(count: usize, dtype: i32, stream: *mut c_void) -> Operands {
-        Operands { count, dtype, stream }
+        Operands { count, dtype, stream, what: What::of(Operation::Custom) }
+    }
+
+    /// These operands, for an operation that does `what`.
+    #[must_use]
+    pub(crate) fn of(self, what: What) -> Operands {
+        Operands { what, ..self }
     }
 }
 
@@ -68,7 +77,7 @@ impl View {
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
         self.check_index(index)?;
-        let Operands { count, dtype, stream } = operands;
+        let Operands { count, dtype, .. } = operands;
         let element = self.element_size(name, dtype)?;
         let size = self.mesh().dim_size(index);
         // An element whose size only the library knows has at least one byte.
@@ -83,7 +92,7 @@ impl View {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
         let checked = if count > 0 { buffers } else { &[] };
-        self.issue(name, index, stream, checked, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
+        self.issue(name, index, operands, checked, issue).map_err(|error| self.with_losses(self.with_dim(error, index)))
     }
 
     /// Runs `issue` on the communicator along dimension `index`. The arguments are checked, except
@@ -92,10 +101,11 @@ impl View {
         &self,
         name: &str,
         index: usize,
-        stream: *mut c_void,
+        operands: Operands,
         buffers: &[(&str, *const c_void)],
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
+        let stream = operands.stream;
         let raw = match self.dim_comms().ready(index) {
             Some(raw) => raw,
             None => self.comm_for_stream(name, index, stream)?,
@@ -113,25 +123,46 @@ impl View {
         }
         groups::check_usable(library)?;
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
-        let call = self.call_name(index);
+        let (call, mut recorded) = (self.call_name(index), Recorded::NONE);
+        let record = || self.record(index, operands, groups::in_group(library));
         let outcome = match library.is_host_engine() {
             true => {
                 library.name_next_call(call);
+                recorded = record();
                 self.finish(name, communicator, raw, issue(library, raw))
             }
             false => self.through_gate(name, index, communicator, call, |raw| {
                 let checked = library.check_pointers(raw, buffers);
                 checked.map_err(|error| Unexplained::Known(error.within(name)))?;
+                // The calls of one group begin in the order in which they get here.
+                recorded = record();
                 self.finish(name, communicator, raw, issue(library, raw))
             }),
         };
         // Explaining an error writes to the log, and the program's log callback may end the mesh.
         // So the communicator is left before.
-        let outcome = outcome.map_err(|unexplained| self.explain(name, communicator, unexplained));
-        if outcome.is_ok() {
-            groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
+        outcome.map_err(|unexplained| {
+            let error = self.explain(name, communicator, unexplained);
+            if communicator.earlier_failure().is_some() {
+                self.recorded_group(index).into_iter().for_each(|group| group.fail());
+            }
+            error
+        })?;
+        if let Some(recorded) =
+            groups::note(communicator, recorded, || format!("{name} along {}", self.mesh().dim_name(index)))
+        {
+            groups::record_end(library, recorded);
         }
-        outcome
+        Ok(())
+    }
+
+    /// Records that an operation along dimension `index` begins, or waits for the end of the
+    /// thread's group.
+    #[inline]
+    fn record(&self, index: usize, operands: Operands, in_group: bool) -> Recorded {
+        let Some(group) = self.recorded_group(index) else { return Recorded::NONE };
+        let call = operands.what.call(operands.count, operands.dtype, operands.stream);
+        if in_group { group.queue(&call) } else { group.begin(&call) }
     }
 
     /// The raw communicator along dimension `index`, for an operation on that stream. The operation

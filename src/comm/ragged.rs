@@ -7,6 +7,7 @@ use hostccl::blocks::{Block, Blocks, blocks, check_apart};
 use super::operations::Operands;
 use super::view::View;
 use crate::error::{Error, Result};
+use crate::recorder::{Operation, What};
 
 /// A count for each rank of a dimension, and where the blocks of these counts begin.
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +112,13 @@ impl View {
         let used = [("send", send, &sends), ("recv", recv.cast_const(), &receives)];
         let used = used.into_iter().filter(|(.., blocks)| blocks.iter().any(|block| block.count > 0));
         let buffers: Vec<(&str, *const c_void)> = used.map(|(what, pointer, _)| (what, pointer)).collect();
-        let operands = Operands::new(usize::from(!buffers.is_empty()), dtype, stream);
+        let sum = |blocks: &[Block]| blocks.iter().map(|block| block.count).sum::<usize>();
+        let (what, recorded) = match exchange {
+            Exchange::AllToAll { .. } => (What::of(Operation::AllToAllV), sum(&sends)),
+            Exchange::AllGather { .. } => (What::of(Operation::AllGatherV), sum(&receives)),
+            Exchange::ReduceScatter { op, .. } => (What::of(Operation::ReduceScatterV).reducing(op), sum(&sends)),
+        };
+        let operands = Operands::new(usize::from(!buffers.is_empty()), dtype, stream).of(what.counting(recorded));
         let kind = (dtype, element);
         let outcome = self.operate(name, index, operands, &buffers, |library, comm| {
             // SAFETY: this function's contract, and the blocks were checked.

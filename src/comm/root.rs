@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub(super) use self::communicators::Issued;
 use self::control::ControlScopes;
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
@@ -23,6 +24,7 @@ use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
+use crate::recorder::Group;
 use crate::rendezvous::{Departures, Scope};
 use crate::wait::{Cancel, Wait};
 
@@ -64,6 +66,16 @@ pub(super) struct DimComm {
     call: CallName,
     /// The caller's options of the dimension. A mesh that dm_shrink makes inherits them.
     options: DimOptions,
+    /// The dimension's group in the recording of this process. The views share it.
+    group: Arc<Group>,
+}
+
+impl Drop for DimComm {
+    /// No further call is made along the dimension, so another group can get its place in the
+    /// recording.
+    fn drop(&mut self) {
+        self.group.close();
+    }
 }
 
 /// The parts of a new root mesh.
@@ -324,7 +336,12 @@ impl RootComms {
     /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
     /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
-        self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let ends =
+            self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if ends {
+            self.close_groups();
+        }
+        ends
     }
 
     pub(super) fn alive(&self) -> Result<()> {

@@ -17,6 +17,7 @@ use super::world::World;
 use crate::ccl::{Library, NcclResult, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
+use crate::recorder::{Operation, What};
 
 impl View {
     /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator
@@ -72,7 +73,7 @@ impl View {
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut [T], op: Operator) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         self.over_slices::<T>(
-            "all_reduce",
+            ("all_reduce", What::of(Operation::AllReduce).reducing(op as i32)),
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
@@ -88,10 +89,15 @@ impl View {
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut [T], root: usize) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         let count = |size: usize| root_rank("broadcast", dim, root, size).map(|_| values.len());
-        self.over_slices::<T>("broadcast", dim, count, |library, comm, count| {
-            // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
-            unsafe { library.broadcast(at, at, count, T::DTYPE, root as i32, comm, std::ptr::null_mut()) }
-        })
+        self.over_slices::<T>(
+            ("broadcast", What::of(Operation::Broadcast).with(root as i32)),
+            dim,
+            count,
+            |library, comm, count| {
+                // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
+                unsafe { library.broadcast(at, at, count, T::DTYPE, root as i32, comm, std::ptr::null_mut()) }
+            },
+        )
     }
 
     /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
@@ -99,7 +105,7 @@ impl View {
     pub fn all_gather<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_of_each_rank("all_gather", ("recv", recv.len()), ("send", send.len()), size);
-        self.over_slices::<T>("all_gather", dim, count, |library, comm, count| {
+        self.over_slices::<T>(("all_gather", What::of(Operation::AllGather)), dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `recv` has room for `count` elements of each rank.
             unsafe { library.all_gather(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
         })
@@ -110,10 +116,15 @@ impl View {
     pub fn reduce_scatter<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], op: Operator) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_of_each_rank("reduce_scatter", ("send", send.len()), ("recv", recv.len()), size);
-        self.over_slices::<T>("reduce_scatter", dim, count, |library, comm, count| {
-            // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
-            unsafe { library.reduce_scatter(from, to, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
-        })
+        self.over_slices::<T>(
+            ("reduce_scatter", What::of(Operation::ReduceScatter).reducing(op as i32)),
+            dim,
+            count,
+            |library, comm, count| {
+                // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
+                unsafe { library.reduce_scatter(from, to, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
+            },
+        )
     }
 
     /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
@@ -121,7 +132,7 @@ impl View {
     pub fn all_to_all<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_for_each_rank("all_to_all", send.len(), recv.len(), size);
-        self.over_slices::<T>("all_to_all", dim, count, |library, comm, count| {
+        self.over_slices::<T>(("all_to_all", What::of(Operation::AllToAll)), dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
             unsafe { library.all_to_all(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
         })
@@ -213,7 +224,7 @@ impl View {
     /// where the work would outlast the borrow of the slices.
     fn over_slices<T: Element>(
         &self,
-        name: &str,
+        (name, what): (&str, What),
         dim: &str,
         count: impl FnOnce(usize) -> Result<usize>,
         issue: impl FnOnce(&Library, RawComm, usize) -> NcclResult,
@@ -221,7 +232,7 @@ impl View {
         self.check_slices(name)?;
         self.along_dim(dim, |view, index| {
             let count = count(view.mesh().dim_size(index))?;
-            let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
+            let operands = Operands::new(count, T::DTYPE, std::ptr::null_mut()).of(what);
             view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
         })
     }

@@ -5,20 +5,21 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
 use super::path::{Path, Step};
-use super::root::{LifeFlag, RootComms};
+use super::root::{Issued, LifeFlag, RootComms};
 use super::world::World;
 use crate::ccl::{CallName, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::recorder::Group;
 
 /// The communicators of a view's dimensions, which can be read in a few nanoseconds. Holding them
 /// keeps no world alive.
 pub(crate) struct DimComms {
     /// Whether the root mesh is alive.
     life: Arc<LifeFlag>,
-    /// The communicator of each dimension, with the name under which calls along the dimension are
-    /// issued. `None` where this rank is not in the view, or there are no communicators at all.
-    comms: Vec<Option<(Arc<Communicator>, CallName)>>,
+    /// The communicator of each dimension, with what calls along the dimension need beside it.
+    /// `None` where this rank is not in the view, or there are no communicators at all.
+    comms: Vec<Option<Issued>>,
 }
 
 impl DimComms {
@@ -26,8 +27,7 @@ impl DimComms {
     /// ended; the view then says why.
     #[inline]
     pub(crate) fn ready(&self, index: usize) -> Option<RawComm> {
-        let (communicator, _) = self.comms.get(index)?.as_ref()?;
-        let raw = communicator.raw();
+        let raw = self.comms.get(index)?.as_ref()?.communicator.raw();
         (!raw.is_null() && self.life.is_alive()).then_some(raw)
     }
 }
@@ -260,25 +260,30 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        let Some(Some((communicator, _))) = self.comms.comms.get(index) else {
+        let Some(Some(issued)) = self.comms.comms.get(index) else {
             return Err(Error::internal(format!(
                 "dimension {} of {} has no communicator planned",
                 self.mesh.dim_name(index),
                 self.mesh.describe()
             )));
         };
-        Ok(communicator)
+        Ok(&issued.communicator)
     }
 
     /// The communicator along dimension `index` that was planned and is not made yet.
     pub(super) fn planned(&self, index: usize) -> Option<&Arc<Communicator>> {
-        let (communicator, _) = self.comms.comms.get(index)?.as_ref()?;
+        let communicator = &self.comms.comms.get(index)?.as_ref()?.communicator;
         (communicator.state() == State::Unmade).then_some(communicator)
     }
 
     /// The name under which calls along dimension `index` are issued.
     pub(super) fn call_name(&self, index: usize) -> &CallName {
-        self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)
+        self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |issued| &issued.call)
+    }
+
+    /// The group along dimension `index` in the recording of this process.
+    pub(super) fn recorded_group(&self, index: usize) -> Option<&Arc<Group>> {
+        Some(&self.comms.comms.get(index)?.as_ref()?.group)
     }
 
     /// Fails for an index that no dimension has. The C ABI takes names, but Rust programs pass an

@@ -277,6 +277,7 @@ impl World {
             self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
         }
         self.comms.share_nothing();
+        self.rendezvous.record().end();
         outcome
     }
 

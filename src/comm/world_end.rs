@@ -48,6 +48,7 @@ impl World {
         }
         let ended = call.run(|work| self.finalize_all(work.peers));
         self.comms().share_nothing();
+        self.rendezvous().record().end();
         ended
     }
 
@@ -70,6 +71,7 @@ impl World {
         let wait = self.wait(self.rendezvous().timeout());
         let _ = self.finalize_all(Peers::none(&wait));
         self.comms().share_nothing();
+        self.rendezvous().record().end();
     }
 
     fn finalize_all(&self, peers: Peers<'_>) -> Result<()> {

@@ -12,6 +12,7 @@ use super::make::find;
 use super::operation::operation;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::comm::{BufferShape, Operands, end_group_in_vain};
+use crate::recorder::{Operation, What};
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
 ///
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn dm_all_reduce(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream).of(What::of(Operation::AllReduce).reducing(op));
         call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn dm_reduce(
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
         let buffers = [("send", send), ("recv", recv.cast_const())];
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream).of(What::of(Operation::Reduce).reducing(op).with(root));
         if at_root {
             call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
@@ -138,7 +139,7 @@ pub unsafe extern "C" fn dm_broadcast(
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
         let buffers = [("recv", recv.cast_const()), ("send", send)];
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream).of(What::of(Operation::Broadcast).with(root));
         if at_root {
             call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn dm_all_gather(
     // SAFETY: the caller's contract.
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_gather", mesh, dim, |call, index| {
-        let operands = Operands { count: send_count, dtype, stream };
+        let operands = Operands::new(send_count, dtype, stream).of(What::of(Operation::AllGather));
         call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -220,7 +221,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_reduce_scatter", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
-        let operands = Operands { count: recv_count, dtype, stream };
+        let operands = Operands::new(recv_count, dtype, stream).of(What::of(Operation::ReduceScatter).reducing(op));
         call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Scatter)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -262,7 +263,7 @@ pub unsafe extern "C" fn dm_all_to_all(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_to_all", mesh, dim, |call, index| {
         call.view.check_all_to_all(call.name, dtype)?;
-        let operands = Operands { count: count_per_peer, dtype, stream };
+        let operands = Operands::new(count_per_peer, dtype, stream).of(What::of(Operation::AllToAll));
         call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -305,7 +306,7 @@ pub unsafe extern "C" fn dm_send(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_send", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && send.is_null())?;
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream).of(What::of(Operation::Send).with(peer));
         call.run(index, operands, &[("send", send)], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.send(send, count, dtype, peer, comm, stream) }
@@ -345,7 +346,7 @@ pub unsafe extern "C" fn dm_recv(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_recv", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && recv.is_null())?;
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream).of(What::of(Operation::Recv).with(peer));
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.recv(recv, count, dtype, peer, comm, stream) }

@@ -18,7 +18,7 @@ use super::host::HostIdentity;
 use super::incarnation::{Incarnation, Tickets};
 use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
-use super::launcher::Place;
+use super::launcher::{self, Place};
 use super::local_place::LocalPlace;
 use super::losses::Losses;
 use super::newcomer::Newcomer;
@@ -27,8 +27,10 @@ use super::running::{self, Running};
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
+use crate::digest::Fnv1a;
 use crate::error::{Error, Result, Status};
 use crate::logging::{Me, set_rank};
+use crate::recorder::{self, Group, Kind, Operation, Recorded};
 use crate::wait::{Deadline, Wait};
 
 /// What a process has met where it joins.
@@ -88,7 +90,7 @@ impl World {
         let local = LocalPlace::on_one_host(&place);
         let (device_type, offline) = (device_type.to_owned(), options.offline);
         let mut world = World { device_type, place, local, timeout, offline, session: None };
-        let mut prepared = prepare(world.place.size);
+        let mut prepared = recorder::open().and_then(|()| prepare(world.place.size));
         if options.offline {
             return Ok((world, prepared?));
         }
@@ -99,6 +101,7 @@ impl World {
         }
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) }.with_deadline(deadline);
         let mut server = None;
+        let joining = world.record_joining();
         let joined = world.meet((method, how), options.store.clone(), &wait).and_then(|(session, join, met)| {
             server = session.server.clone();
             let serves = if server.is_some() { " and serves it" } else { "" };
@@ -116,6 +119,7 @@ impl World {
             Ok(())
         });
         let joined = joined.map_err(|error| explain(server.as_ref(), error));
+        joining.0.set_ends_well(joined.is_ok());
         match (prepared, joined) {
             // A mismatch between the ranks says more than a failure of this rank alone.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
@@ -123,6 +127,19 @@ impl World {
             (Ok(_), Err(error)) => Err(world.with_reach(error)),
             (Ok(prepared), Ok(())) => Ok((world, prepared)),
         }
+    }
+
+    /// Records that this process begins to join. The world has no name yet, so the ranks that join
+    /// are known by the address where they meet.
+    fn record_joining(&self) -> (Recorded, Group) {
+        let Place { rank, size, address, job, launcher, .. } = &self.place;
+        let address = address.as_ref().map_or_else(String::new, |(host, port)| format!("{host}:{port}"));
+        let key = Fnv1a::default().text("join").text(&address).number(*job).number(*size as u64);
+        let ranks: Vec<u32> = (0..*size as u32).collect();
+        let group = Group::open(Kind::Scope, &recorder::World::default(), key, (*rank, *size), &ranks, "the join");
+        let text = format!("dm_world_init({launcher}, {address})");
+        let recorded = group.begin_agreement(Operation::Agreement, &text);
+        (recorded, group)
     }
 
     /// Returns the error of a join to which some ranks did not come. The message says why they may
@@ -258,6 +275,8 @@ impl World {
             leftovers.note(format!("{}/session", join.prefix));
             leftovers.note(format!("{}/tokens", join.prefix));
         }
+        let names = [&*launcher::job_name(), store.name(), self.place.launcher];
+        let record = recorder::World::open(&prefix, rank, world_size, names);
         let membership = Membership {
             store: Arc::clone(&store),
             losses: Arc::clone(&losses),
@@ -268,6 +287,7 @@ impl World {
             me: rank,
             served,
             serving: served && rank == 0,
+            record: record.clone(),
         };
         let epoch = match running {
             None => CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world"))),
@@ -276,7 +296,7 @@ impl World {
         let newcomer = running.map(|running| Newcomer::new(running, counts));
         let door = DoorWatch::default();
         let session =
-            Session { me, epoch, losses, leftovers, door, newcomer, store, prefix, size_there, served, server };
+            Session { me, epoch, losses, leftovers, door, newcomer, store, prefix, size_there, served, server, record };
         Ok((session, join, met))
     }
 

@@ -15,6 +15,7 @@ use super::losses::Losses;
 use super::newcomer::Newcomer;
 use super::store::{Server, Store};
 use crate::error::{Error, Result, Status};
+use crate::recorder;
 use crate::wait::Wait;
 
 /// A job as one of its ranks sees it.
@@ -59,6 +60,8 @@ pub(super) struct Session {
     pub(super) size_there: Option<usize>,
     /// Whether rank 0 serves the store.
     pub(super) served: bool,
+    /// The world in the recording of this process.
+    pub(super) record: recorder::World,
     /// The server, if this process runs it.
     pub(super) server: Option<Arc<Server>>,
 }
@@ -193,7 +196,8 @@ impl World {
         let serving = session.served && self.place.rank == 0;
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
         let (tickets, epoch, served) = (Tickets::default(), 0, session.served);
-        Membership { store, losses, members, tickets, epoch, me, served, serving, left }
+        let record = session.record.clone();
+        Membership { store, losses, members, tickets, epoch, me, served, serving, left, record }
     }
 
     /// Begins this process's way through the decisions of the world. `epoch` is the one in which
@@ -224,6 +228,7 @@ impl World {
             epoch.world = Some(Arc::new(scope));
         }
         session.losses.turns().enter(epoch.number);
+        session.record.set_epoch(epoch.number);
         session.epoch.replace(epoch);
         session.door.look_again();
         Ok(())
@@ -239,6 +244,12 @@ impl World {
         let session = self.session()?;
         let Session { store, prefix, losses, epoch, door, .. } = session;
         Ok(door.count(Door { store: &**store, prefix, losses, epoch }))
+    }
+
+    /// Returns the world in the recording of this process. An offline world is not recorded.
+    pub(crate) fn record(&self) -> recorder::World {
+        let session = self.session.as_deref().filter(|_| !fork::is_child());
+        session.map_or_else(recorder::World::default, |session| session.record.clone())
     }
 
     /// Returns how many processes have joined the world under this rank before this one.

@@ -14,6 +14,7 @@ use crate::group::{self, Task};
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
+use crate::recorder;
 use crate::segment::MAX_RANKS;
 use crate::setup::{ChildInit, ChildOperation, Init};
 use crate::shrink::{Shrink, SpanShrink};
@@ -56,6 +57,7 @@ unsafe fn init(
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { comm.write(std::ptr::null_mut()) };
     timeout::check_environment()?;
+    recorder::open().map_err(Error::argument)?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use super::header::Header;
@@ -11,6 +11,7 @@ use super::layout::HEADER_BYTES;
 use crate::error::{Error, Result};
 use crate::fork::{self, Private};
 use crate::machine;
+use crate::memory_file::{self, owned, resize, seal};
 use crate::types::ncclSystemError;
 
 /// The version of the layout. It changes with the layout, so that ranks with different versions of
@@ -69,9 +70,8 @@ impl Drop for Mapping {
 
 /// Makes a new segment, which has only a header, and returns its descriptor.
 pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
-    // SAFETY: the name is a C string, and the result is a new descriptor or -1.
-    let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) };
     let refused = |reason| machine::explained_call("memfd_create", &reason);
+    let fd = memory_file::open(NAME);
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;
     seal(&fd, libc::F_SEAL_SHRINK)?;
@@ -84,46 +84,6 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
         (&raw mut (*header).token).write(token);
     }
     Ok(fd)
-}
-
-/// Turns the result of a system call into a descriptor or the error.
-///
-/// # Safety
-/// `fd` is an open descriptor that nobody else owns, or negative.
-unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's contract.
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
-}
-
-/// Sets the size of a segment.
-pub(super) fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
-    // Beyond the limit on file sizes the kernel does not only refuse: it sends SIGXFSZ, which ends
-    // the process. So the limit is checked first.
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    if bytes as libc::rlim_t > limit.rlim_cur {
-        let limit = limit.rlim_cur;
-        return Err(Error::new(
-            ncclSystemError,
-            format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
-        ));
-    }
-    // SAFETY: the call only takes a descriptor that this process owns.
-    if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
-        return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
-    }
-    Ok(())
-}
-
-/// Forbids every process to change the segment's size: `seals` says whether to forbid shrinking or
-/// growing. If the segment could shrink, a rank that touches the lost part would get SIGBUS.
-pub(super) fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
-    // SAFETY: the call only takes a descriptor that this process owns.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(Error::system("sealing the size of shared memory", io::Error::last_os_error()));
-    }
-    Ok(())
 }
 
 /// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no

@@ -25,8 +25,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic;
 use std::time::{Duration, Instant};
 
+use self::file::Mapping;
 pub(crate) use self::file::{LAYOUT_VERSION, create, open};
-use self::file::{Mapping, resize, seal};
 use self::header::RankBits;
 pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
@@ -35,6 +35,7 @@ pub(crate) use self::lobby::Lobby;
 use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::labels::{self, Labels};
+use crate::memory_file::{resize, seal};
 use crate::process::ProcessId;
 use crate::types::ncclInvalidUsage;
 

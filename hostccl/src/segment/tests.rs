@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::file::{Mapping, resize};
+use super::file::Mapping;
 use super::*;
+use crate::memory_file::resize;
 use crate::types::*;
 
 #[test]

@@ -12,25 +12,40 @@ use super::{DimComm, Life, RootComms};
 use crate::ccl::CallName;
 use crate::error::{Result, Status};
 use crate::layout::Dim;
+use crate::mesh::Mesh;
+use crate::recorder::{self, Group, Kind};
 use crate::wait::{Wait, Watch};
+
+/// What calls along a dimension need.
+pub(in crate::comm) struct Issued {
+    pub(in crate::comm) communicator: Arc<Communicator>,
+    /// The name under which the calls are issued.
+    pub(in crate::comm) call: CallName,
+    /// The group in the recording of this process.
+    pub(in crate::comm) group: Arc<Group>,
+}
 
 /// The root's communicators.
 impl RootComms {
     /// The communicator of a dimension; `None` where none was ever planned.
     pub(in crate::comm) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
-        self.issued(name, dim).map(|issued| issued.0)
+        self.issued(name, dim).map(|issued| issued.communicator)
     }
 
-    /// The communicator of a dimension, with the name under which calls along the dimension are
-    /// issued. Where this root is a range and has no such dimension itself, the outer root may have
+    /// The communicator of a dimension, with what calls along the dimension need beside it. Where this root is a range and has no such dimension itself, the outer root may have
     /// it.
-    pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<(Arc<Communicator>, CallName)> {
+    pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<Issued> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
         // The last one counts, because a communicator is made anew when an earlier one has failed.
         let of_name = |known: &&DimComm| same(known) && known.name == name;
         let found = dims.iter().rev().find(of_name).or_else(|| dims.iter().rev().find(same));
-        found.map(|known| (Arc::clone(&known.communicator), known.call)).or_else(|| {
+        let issued = |known: &DimComm| Issued {
+            communicator: Arc::clone(&known.communicator),
+            call: known.call,
+            group: Arc::clone(&known.group),
+        };
+        found.map(issued).or_else(|| {
             let (_, dim) = self.mesh.outer_dim(dim)?;
             self.outer.upgrade()?.issued(name, &dim)
         })
@@ -65,13 +80,33 @@ impl RootComms {
         options: &DimOptions,
     ) {
         communicator.add_user();
+        let call = CallName::new(&self.id, name, dim.pairs());
+        let group = Arc::new(self.record_dim(name, &call, communicator.group()));
         self.dims.write().unwrap_or_else(PoisonError::into_inner).push(DimComm {
             name: name.to_owned(),
             dim: dim.clone(),
             communicator: Held::new(Arc::clone(communicator)),
-            call: CallName::new(&self.id, name, dim.pairs()),
+            call,
             options: options.clone(),
+            group,
         });
+    }
+
+    /// Records a dimension's group, in which calls have that name. A rank outside a range has no
+    /// group there.
+    fn record_dim(&self, name: &str, call: &CallName, group: &Mesh) -> Group {
+        let Ok(rank) = group.local_rank(0) else { return Group::default() };
+        let record = self.world.as_ref().map_or_else(recorder::World::default, |world| world.rendezvous().record());
+        let ranks: Vec<u32> = group.ranks().as_slice().iter().map(|rank| *rank as u32).collect();
+        let key = ranks.iter().fold(record.digest().number(call.tag()), |key, rank| key.number((*rank).into()));
+        let name = format!("{}/{name}", self.id);
+        Group::open(Kind::Dimension, &record, key, (rank, ranks.len()), &ranks, &name)
+    }
+
+    /// Records that no further call is made along the dimensions of this root and its ranges.
+    pub(in crate::comm) fn close_groups(&self) {
+        self.dims.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|known| known.group.close());
+        self.ranges().iter().for_each(|range| range.close_groups());
     }
 
     /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the
@@ -168,7 +203,7 @@ impl RootComms {
     pub(in crate::comm) fn take_communicators(&self) -> Vec<(Held, bool)> {
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
-        let of_dims = dims.into_iter().map(|known| (known.communicator, true));
+        let of_dims = dims.into_iter().map(|known| (Held::new(Arc::clone(&known.communicator)), true));
         parent.into_iter().map(|parent| (parent, false)).chain(of_dims).collect()
     }
 

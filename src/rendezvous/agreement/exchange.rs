@@ -7,6 +7,7 @@ use super::round::Round;
 use super::verdict::Verdict;
 use super::waiting::{Found, may_follow_from_a_loss};
 use crate::error::{Error, Result, Status};
+use crate::recorder::Operation;
 use crate::wait::{Deadline, Wait};
 
 /// How long [`Round::failed`] waits for the report of a failure.
@@ -58,6 +59,7 @@ impl Round {
     /// deadline has passed, this function takes a moment at most. Returns whether the others can
     /// read the failure: `false` when the store did not take the failure.
     pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
+        self.recorded.set_ends_well(false);
         if self.membership.members.len() < 2 {
             return true;
         }
@@ -66,6 +68,11 @@ impl Round {
         }
         let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
         self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false)
+    }
+
+    /// Records that this rank goes on to make communicators for the call.
+    pub(crate) fn note_making(&self) {
+        self.recorded.set_operation(Operation::MakeComms);
     }
 
     /// Does what [`fail`](Round::fail) does for a rank that was aborted. The verdict says that this
@@ -104,7 +111,9 @@ impl Round {
         if self.membership.members.len() < 2 {
             return Ok(());
         }
+        self.recorded.set_ends_well(false);
         self.reach_verdict("/end", Part::Equal(None), wait)?;
+        self.recorded.set_ends_well(true);
         let published = self.membership.left.take_under(&self.key("/data", ""));
         if !published.is_empty() {
             self.membership.store.forget(published, wait);

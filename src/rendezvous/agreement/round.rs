@@ -10,6 +10,7 @@ use super::departures::{self, Departures};
 use super::members::Members;
 use super::verdict::{Reason, Verdict, ranges, split};
 use crate::error::{Error, Result, Status};
+use crate::recorder::{self, Recorded};
 use crate::rendezvous::incarnation::{Incarnation, Tickets};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
@@ -43,6 +44,8 @@ pub(in crate::rendezvous) struct Membership {
     pub(in crate::rendezvous) serving: bool,
     /// The keys that this rank has left in the store for calls of this scope.
     pub(in crate::rendezvous) left: ScopeKeys,
+    /// The world in the recording of this process.
+    pub(in crate::rendezvous) record: recorder::World,
 }
 
 impl Membership {
@@ -166,6 +169,9 @@ pub struct Round {
     pub(super) is_behind: Arc<AtomicBool>,
     /// The ranks that have ended the mesh of the call; `None` where the call concerns no mesh.
     pub(super) departures: Option<Arc<Departures>>,
+    /// The call in the recording of this process. A round in which this rank takes no part is not
+    /// recorded.
+    pub(super) recorded: Recorded,
 }
 
 /// How far the search for deadlocks of one rank in one call is.
@@ -235,6 +241,7 @@ impl Round {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
+            recorded: Recorded::NONE,
         }
     }
 

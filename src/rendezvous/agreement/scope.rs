@@ -11,6 +11,7 @@ use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
 use crate::error::{Error, Result, Status};
+use crate::recorder::{Group, Kind, Operation, Recorded};
 use crate::wait::Wait;
 
 /// A set of ranks that make collective calls in the same order.
@@ -33,6 +34,8 @@ pub struct Scope {
     /// The ranks that have ended the mesh of the scope's calls; `None` where the calls concern no
     /// mesh.
     departures: Option<Arc<Departures>>,
+    /// The scope in the recording of this process, from its first call on.
+    group: Arc<OnceLock<Group>>,
 }
 
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
@@ -51,6 +54,7 @@ impl Scope {
             is_behind: Arc::default(),
             refusals: Arc::default(),
             departures: None,
+            group: Arc::default(),
         }
     }
 
@@ -66,6 +70,7 @@ impl Scope {
             is_behind: Arc::clone(&self.is_behind),
             refusals: Arc::clone(&self.refusals),
             departures: Some(Arc::clone(departures)),
+            group: Arc::clone(&self.group),
         }
     }
 
@@ -160,6 +165,7 @@ impl Scope {
         self.check_turn(call)?;
         let round = Round { failure: part.failure.cloned(), offers: part.offers.clone(), ..self.join_next(call) };
         if self.membership.members.len() < 2 {
+            round.recorded.set_ends_well(true);
             return Ok(Some(round));
         }
         if self.over.load(Ordering::SeqCst) && round.has_lost() {
@@ -177,6 +183,7 @@ impl Scope {
         match settled {
             Ok(Settled::Agreed) => {
                 self.membership.store.forget(removable, wait);
+                round.recorded.set_ends_well(true);
                 Ok(Some(round))
             }
             Ok(Settled::PassedOver) => {
@@ -305,7 +312,20 @@ impl Scope {
     /// it.
     pub(super) fn join_next(&self, call: &str) -> Round {
         self.refusals.store(0, Ordering::SeqCst);
-        self.next_round(call)
+        let recorded = self.group().begin_agreement(operation_of(call), call);
+        Round { recorded, ..self.next_round(call) }
+    }
+
+    /// The scope in the recording.
+    fn group(&self) -> &Group {
+        self.group.get_or_init(|| {
+            let Membership { members, me, record, .. } = &*self.membership;
+            let ranks: Vec<u32> = (0..members.len()).map(|position| members.rank(position) as u32).collect();
+            let key = record.digest().text(&self.prefix);
+            let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);
+            let name = if matches!(members, Members::All(_)) { "the world" } else { name.trim_start_matches('/') };
+            Group::open(Kind::Scope, record, key, (*me, members.len()), &ranks, name)
+        })
     }
 
     /// Begins the next call. A rank that refuses the call takes no part in it.
@@ -327,6 +347,7 @@ impl Scope {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
+            recorded: Recorded::NONE,
         }
     }
 }
@@ -338,6 +359,16 @@ struct Part<'a> {
     offers: Option<String>,
     /// Why this rank cannot do its work, if it cannot.
     failure: Option<&'a Error>,
+}
+
+/// What the recording says that a call of this text does.
+fn operation_of(call: &str) -> Operation {
+    let function = call.split('(').next().unwrap_or_default();
+    match function {
+        _ if function.ends_with("barrier") => Operation::Barrier,
+        _ if function.ends_with("_bytes") => Operation::StoreBytes,
+        _ => Operation::Agreement,
+    }
 }
 
 fn names_in_line(names: Vec<&str>) -> String {

@@ -60,6 +60,7 @@ impl Scope {
             if lost.contains(&round.my_rank()) {
                 return Err(round.is_taken_for_lost());
             }
+            round.recorded.set_ends_well(true);
             return Ok(AgreedLosses { lost, number: round.number });
         }
     }

@@ -37,6 +37,7 @@ pub(super) fn membership(store: Arc<dyn Store>, losses: Arc<Losses>, members: Me
         served: false,
         serving: false,
         left,
+        record: Default::default(),
     }
 }
 

@@ -91,6 +91,13 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
     Ok(place)
 }
 
+/// Returns the name of the job, as the environment has it; empty where it has none.
+pub(super) fn job_name() -> String {
+    let env = |name: &str| std::env::var(name).ok().filter(|value| !matches!(value.as_str(), "" | "none"));
+    let name = env("TORCHELASTIC_RUN_ID").or_else(|| Some(format!("slurm-{}", env("SLURM_JOB_ID")?)));
+    name.or_else(|| env("PMIX_NAMESPACE")).unwrap_or_default()
+}
+
 /// Makes the place of explicit options, which say which rank this is. The environment may still say
 /// where the ranks meet: by MASTER_ADDR and MASTER_PORT, or by its launcher's variables where they
 /// name the same rank and size.

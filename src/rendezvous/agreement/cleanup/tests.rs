@@ -55,7 +55,8 @@ fn scope(
     let left = ScopeKeys::new(&members, leftovers, Some(0));
     let serving = served && members.rank(me) == 0;
     let (store, losses, tickets) = (Arc::new(store.clone()), Arc::clone(losses), Tickets::default());
-    let membership = Membership { store, losses, members, tickets, epoch: 0, me, served, serving, left };
+    let membership =
+        Membership { store, losses, members, tickets, epoch: 0, me, served, serving, left, record: Default::default() };
     Scope::new(membership, prefix.to_owned())
 }
 

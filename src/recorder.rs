@@ -1,0 +1,281 @@
+//! What this library records of the process's calls, for `devicemesh why` and for messages.
+//!
+//! hostccl's module of the same name has the memory, and the crate `recording` writes it. Here are
+//! the owners of the places in the recording: a world, a group of ranks, and a call that runs.
+//! Nothing here fails: where there is no recording, all of it does nothing.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hostccl::recorder::get;
+pub(crate) use recording::Operation;
+use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, WorldFacts};
+
+use crate::digest::Fnv1a;
+use crate::error::{Error, Result};
+
+/// Opens the recording of this process, unless it is open or turned off.
+pub(crate) fn open() -> Result<()> {
+    hostccl::recorder::open().map_err(Error::invalid)
+}
+
+/// What an operation does, beside its count, type and stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct What {
+    operation: Operation,
+    /// The reduction, as an `ncclRedOp_t`; 0 where the operation reduces nothing.
+    reduction: u8,
+    /// The root or the peer; [`NO_PEER`] for none.
+    peer: i32,
+    /// The number of elements, where it is not that of the operands.
+    count: Option<usize>,
+}
+
+impl What {
+    /// An operation without reduction, root and peer.
+    pub(crate) const fn of(operation: Operation) -> What {
+        What { operation, reduction: 0, peer: NO_PEER, count: None }
+    }
+
+    /// The operation with that reduction. The operators that a program has made have numbers of
+    /// their own on each rank, and count as one.
+    #[must_use]
+    pub(crate) fn reducing(self, op: i32) -> What {
+        What { reduction: op.clamp(0, 5) as u8, ..self }
+    }
+
+    /// The operation with that root or peer.
+    #[must_use]
+    pub(crate) fn with(self, peer: i32) -> What {
+        What { peer, ..self }
+    }
+
+    /// The operation with that number of elements, where the operands do not say it.
+    #[must_use]
+    pub(crate) fn counting(self, count: usize) -> What {
+        What { count: Some(count), ..self }
+    }
+
+    /// The call of this operation with `count` elements.
+    #[inline]
+    pub(crate) fn call(self, count: usize, dtype: i32, stream: *mut c_void) -> Call {
+        let What { operation, reduction, peer, .. } = self;
+        let count = self.count.unwrap_or(count) as u64;
+        Call { operation, dtype: dtype as u8, reduction, count, peer, stream: stream.addr() as u32 }
+    }
+}
+
+/// A world in the recording. Clones are one world, which ends there with the last clone at the
+/// latest.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct World(Option<Arc<WorldPlace>>);
+
+/// The place of a world in the recording.
+#[derive(Debug)]
+struct WorldPlace {
+    place: recording::World,
+    /// Equal on all ranks of the world, and on no rank of another world.
+    key: u64,
+    has_ended: AtomicBool,
+}
+
+impl World {
+    /// Records that this process is rank `rank` of `size` in a world. `name` is equal on all ranks
+    /// of the world, and on no rank of another world.
+    pub(crate) fn open(name: &str, rank: usize, size: usize, [job, store, launcher]: [&str; 3]) -> World {
+        let key = Fnv1a::default().text(name).value();
+        let place = get().and_then(|it| it.open_world(&WorldFacts { key, rank, size, job, store, launcher }));
+        World(place.map(|place| Arc::new(WorldPlace { place, key, has_ended: AtomicBool::new(false) })))
+    }
+
+    /// Records that the world has ended on this rank.
+    pub(crate) fn end(&self) {
+        self.0.iter().for_each(|world| world.end());
+    }
+
+    /// Records the epoch of the world.
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        let Some(world) = self.0.as_ref().filter(|world| !world.has_ended.load(Ordering::SeqCst)) else { return };
+        if let Some(recorder) = get() {
+            recorder.set_epoch(world.place, u32::try_from(epoch).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// The beginning of the keys of the world's groups.
+    pub(crate) fn digest(&self) -> Fnv1a {
+        Fnv1a::default().number(self.0.as_ref().map_or(0, |world| world.key))
+    }
+}
+
+impl WorldPlace {
+    fn end(&self) {
+        // The place of a world that has ended may be another world's by now.
+        if !self.has_ended.swap(true, Ordering::SeqCst) {
+            get().into_iter().for_each(|recorder| recorder.close_world(self.place));
+        }
+    }
+}
+
+impl Drop for WorldPlace {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a group of ranks makes together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Operations along a dimension of a mesh.
+    Dimension = 0,
+    /// Agreements, and other calls through the store.
+    Scope = 1,
+}
+
+/// A group of ranks in the recording. Its place is free when it is closed or dropped.
+#[derive(Debug)]
+pub(crate) struct Group {
+    channel: Channel,
+    is_closed: AtomicBool,
+}
+
+impl Group {
+    /// Records a group of `size` ranks in which this process is `rank`. `key` is equal on all ranks
+    /// of the group, and on no rank of another group. `members` are its ranks of the world, in the
+    /// order of the group; it is empty where the group has all ranks of the world.
+    pub(crate) fn open(
+        kind: Kind,
+        world: &World,
+        key: Fnv1a,
+        (rank, size): (usize, usize),
+        members: &[u32],
+        name: &str,
+    ) -> Group {
+        let world = world.0.as_ref().map(|world| world.place);
+        let facts = ChannelFacts { kind: kind as u8, key: key.value(), world, rank, members, size, name };
+        let channel = get().map_or(Channel::NONE, |recorder| recorder.open_channel(&facts));
+        Group { channel, is_closed: AtomicBool::new(false) }
+    }
+
+    /// Records that the group makes no more calls, so that another group can get its place.
+    pub(crate) fn close(&self) {
+        // The place of a closed group may be another group's by now.
+        if !self.is_closed.swap(true, Ordering::SeqCst) {
+            get().into_iter().for_each(|recorder| recorder.set_channel_state(self.channel, ChannelState::Closed));
+        }
+    }
+
+    /// Records that the group has failed.
+    pub(crate) fn fail(&self) {
+        if !self.is_closed.load(Ordering::SeqCst) {
+            get().into_iter().for_each(|recorder| recorder.set_channel_state(self.channel, ChannelState::Failed));
+        }
+    }
+
+    #[inline]
+    fn channel(&self) -> Channel {
+        if self.is_closed.load(Ordering::Relaxed) { Channel::NONE } else { self.channel }
+    }
+
+    /// Records that a call begins.
+    #[inline]
+    pub(crate) fn begin(&self, call: &Call) -> Recorded {
+        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.begin(self.channel(), call)))
+    }
+
+    /// Records a call that waits for the end of the thread's group.
+    #[inline]
+    pub(crate) fn queue(&self, call: &Call) -> Recorded {
+        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.queue(self.channel(), call)))
+    }
+
+    /// Records that the ranks begin to agree on the call `text`.
+    pub(crate) fn begin_agreement(&self, operation: Operation, text: &str) -> Recorded {
+        Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.begin_agreement(self.channel(), operation, text)))
+    }
+}
+
+impl Default for Group {
+    /// A group that is not recorded.
+    fn default() -> Group {
+        Group { channel: Channel::NONE, is_closed: AtomicBool::new(true) }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A call that has begun. Dropping it records that it has failed, unless
+/// [`set_ends_well`](Recorded::set_ends_well) says otherwise.
+#[derive(Debug)]
+#[must_use = "dropping it records that the call has failed"]
+pub(crate) struct Recorded {
+    entry: Entry,
+    /// Whether the call has ended well when it is dropped.
+    ends_well: AtomicBool,
+}
+
+impl Recorded {
+    /// A call that is not recorded.
+    pub(crate) const NONE: Recorded = Recorded { entry: Entry::NONE, ends_well: AtomicBool::new(false) };
+
+    #[inline]
+    fn of(entry: Entry) -> Recorded {
+        Recorded { entry, ends_well: AtomicBool::new(false) }
+    }
+
+    /// Notes whether dropping the call means that it has ended well. The ranks have agreed on such
+    /// a call, and it has no other work.
+    pub(crate) fn set_ends_well(&self, ends_well: bool) {
+        self.ends_well.store(ends_well, Ordering::Relaxed);
+    }
+
+    /// Records that a queued call runs now.
+    pub(crate) fn start(&self) {
+        if let Some(recorder) = get() {
+            recorder.start(self.entry);
+        }
+    }
+
+    /// Records that the call has gone on to another part of its work.
+    pub(crate) fn set_operation(&self, operation: Operation) {
+        if let Some(recorder) = get() {
+            recorder.set_operation(self.entry, operation);
+        }
+    }
+
+    /// Records that the call has ended well. `has_waited` says whether it may have waited for
+    /// another rank: then the recording gets the time of the end, which takes longer.
+    #[inline]
+    pub(crate) fn done(self, has_waited: bool) {
+        self.end(EntryState::Done, has_waited);
+    }
+
+    /// Records that the call was handed to a stream.
+    #[inline]
+    pub(crate) fn issued(self) {
+        self.end(EntryState::Issued, true);
+    }
+
+    #[inline]
+    fn end(self, state: EntryState, has_waited: bool) {
+        let entry = self.entry;
+        std::mem::forget(self);
+        match get() {
+            Some(recorder) if has_waited => recorder.end(entry, state),
+            Some(recorder) => recorder.end_at_once(entry, state),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        let state = if *self.ends_well.get_mut() { EntryState::Done } else { EntryState::Failed };
+        get().into_iter().for_each(|recorder| recorder.end(self.entry, state));
+    }
+}
