@@ -75,8 +75,8 @@ struct Context {
 }
 
 /// Whether NCCL tells this plugin of the calls on its communicators. Then nobody else needs to
-/// record calls of NCCL.
-pub(crate) fn is_active() -> bool {
+/// record them.
+pub(crate) fn records_its_calls() -> bool {
     COMMUNICATORS.load(Ordering::Relaxed) > 0
 }
 
@@ -197,26 +197,14 @@ pub static ncclProfiler_v4: Profiler<InitV4> = Profiler {
 /// The plugin for NCCL 2.28.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL looks for this name")]
-pub static ncclProfiler_v5: Profiler<InitV5> = Profiler {
-    name: c"libdevicemesh".as_ptr(),
-    init: init_v5,
-    start_event,
-    stop_event,
-    record_event_state,
-    finalize,
-};
+pub static ncclProfiler_v5: Profiler<InitV5> =
+    Profiler { name: c"libdevicemesh".as_ptr(), init: init_v5, start_event, stop_event, record_event_state, finalize };
 
 /// The plugin for NCCL 2.29 and later.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL looks for this name")]
-pub static ncclProfiler_v6: Profiler<InitV5> = Profiler {
-    name: c"libdevicemesh".as_ptr(),
-    init: init_v6,
-    start_event,
-    stop_event,
-    record_event_state,
-    finalize,
-};
+pub static ncclProfiler_v6: Profiler<InitV5> =
+    Profiler { name: c"libdevicemesh".as_ptr(), init: init_v6, start_event, stop_event, record_event_state, finalize };
 
 unsafe extern "C" fn init_v3(context: *mut *mut c_void, events: *mut c_int) -> NcclResult {
     // SAFETY: NCCL's pointers are valid for the call.
@@ -364,11 +352,7 @@ unsafe extern "C" fn start_event_v4(
 
 /// # Safety
 /// The context is one of `begin`, or NULL. `event` is an event of version 5 or 6.
-unsafe extern "C" fn start_event(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *const c_void,
-) -> NcclResult {
+unsafe extern "C" fn start_event(context: *mut c_void, handle: *mut *mut c_void, event: *const c_void) -> NcclResult {
     // SAFETY: the caller's contract.
     unsafe { start(context, handle, event, *event.cast::<u64>()) }
 }

@@ -130,7 +130,9 @@ fn stragglers(timeline: &Timeline, together: &[Together]) -> Vec<Straggler> {
     }
     let rank = |call: &TimedCall| timeline.ranks[call.process].rank;
     let mut late: BTreeMap<u32, Late> = BTreeMap::new();
-    for calls in together.iter().filter(|calls| is_meeting(calls[0].operation)) {
+    // Ranks that start or end at different times wait in scopes, and nobody is late there.
+    let counts = |call: &TimedCall| is_meeting(call.operation) && !timeline.groups[&call.group].is_scope;
+    for calls in together.iter().filter(|calls| counts(calls[0])) {
         let Some(last) = calls.iter().max_by(|one, other| one.begun.total_cmp(&other.begun)) else { continue };
         let entry = late.entry(rank(last)).or_default();
         entry.calls += 1;

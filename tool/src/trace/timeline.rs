@@ -38,6 +38,8 @@ pub struct Group {
     pub name: String,
     /// The number of ranks.
     pub size: u32,
+    /// Whether it is a scope in which ranks agree, and no dimension or communicator.
+    pub is_scope: bool,
 }
 
 /// One call of one process.
@@ -117,7 +119,8 @@ impl Timeline {
             let last = process.snapshot.calls.iter().map(|call| call.ended.unwrap_or(call.begun)).max().unwrap_or(0);
             let last = process.time(last.max(facts.later.ticks));
             for channel in &process.snapshot.channels {
-                let group = Group { name: channel.name.clone(), size: channel.size };
+                let (name, is_scope) = (channel.name.clone(), channel.kind == 1);
+                let group = Group { name, size: channel.size, is_scope };
                 timeline.groups.entry(channel.key).or_insert(group);
                 timeline.calls.extend(process.snapshot.calls_of(channel).map(|call| TimedCall {
                     process: index,
@@ -247,7 +250,7 @@ pub mod tests {
         let rank = |rank| RankFacts { rank, pid: 100 + rank, host: "alpha".to_owned(), calls_begun: 1 };
         Timeline {
             ranks: (0..3).map(rank).collect(),
-            groups: [(7, Group { name: "mesh/dp".to_owned(), size: 3 })].into(),
+            groups: [(7, Group { name: "mesh/dp".to_owned(), size: 3, is_scope: false })].into(),
             calls: calls.into_iter().collect(),
         }
     }
