@@ -4,6 +4,9 @@
 //! the owners of the places in the recording: a world, a group of ranks, and a call that runs.
 //! Nothing here fails: where there is no recording, all of it does nothing.
 
+mod late;
+mod words;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +15,7 @@ use hostccl::recorder::get;
 pub(crate) use recording::Operation;
 use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, WorldFacts};
 
+pub(crate) use self::late::explained;
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 
@@ -137,6 +141,11 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Group {
     channel: Channel,
+    kind: Kind,
+    /// Equal on all ranks of the group, and on no rank of another group of this kind.
+    key: u64,
+    /// This process's rank in the group.
+    rank: u32,
     is_closed: AtomicBool,
 }
 
@@ -155,7 +164,7 @@ impl Group {
         let world = world.0.as_ref().map(|world| world.place);
         let facts = ChannelFacts { kind: kind as u8, key: key.value(), world, rank, members, size, name };
         let channel = get().map_or(Channel::NONE, |recorder| recorder.open_channel(&facts));
-        Group { channel, is_closed: AtomicBool::new(false) }
+        Group { channel, kind, key: key.value(), rank: rank as u32, is_closed: AtomicBool::new(false) }
     }
 
     /// Records that the group makes no more calls, so that another group can get its place.
@@ -199,7 +208,7 @@ impl Group {
 impl Default for Group {
     /// A group that is not recorded.
     fn default() -> Group {
-        Group { channel: Channel::NONE, is_closed: AtomicBool::new(true) }
+        Group { channel: Channel::NONE, kind: Kind::Dimension, key: 0, rank: 0, is_closed: AtomicBool::new(true) }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::ccl::{
     CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, records_its_calls, result,
 };
 use crate::error::{Error, Result, Status};
-use crate::recorder::{Operation, Recorded, What};
+use crate::recorder::{self, Operation, Recorded, What};
 
 /// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
@@ -148,10 +148,11 @@ impl View {
         // So the communicator is left before.
         outcome.map_err(|unexplained| {
             let error = self.explain(name, communicator, unexplained);
+            let Some(group) = self.recorded_group(index) else { return error };
             if communicator.earlier_failure().is_some() {
-                self.recorded_group(index).into_iter().for_each(|group| group.fail());
+                group.fail();
             }
-            error
+            recorder::explained(error, group)
         })?;
         if let Some(recorded) =
             groups::note(communicator, recorded, || format!("{name} along {}", self.mesh().dim_name(index)))

@@ -11,7 +11,7 @@ use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
 use crate::error::{Error, Result, Status};
-use crate::recorder::{Group, Kind, Operation, Recorded};
+use crate::recorder::{self, Group, Kind, Operation, Recorded};
 use crate::wait::Wait;
 
 /// A set of ranks that make collective calls in the same order.
@@ -197,7 +197,7 @@ impl Scope {
                 if error.status() == Status::PeerLost && round.has_lost() {
                     self.over.store(true, Ordering::SeqCst);
                 }
-                Err(error)
+                Err(recorder::explained(error, self.group()))
             }
         }
     }
