@@ -21,6 +21,9 @@ fn main() {
     // x86_64 is rust-lld.
     println!("cargo::rustc-cdylib-link-arg=-fuse-ld=bfd");
     println!("cargo::rustc-cdylib-link-arg=-Wl,--default-symver");
+    // dlclose leaves the library mapped, because threads, handlers of pthread_atfork and the
+    // recording outlive the call. NCCL closes its profiler plugin when its last communicator ends.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
     // OUT_DIR is <profile>/build/<package>/out.
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");

@@ -164,8 +164,11 @@ impl Snapshot {
     pub fn of_file(file: &File) -> io::Result<Snapshot> {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = vec![0; layout::WORDS * 8];
-            file.read_exact_at(&mut bytes, 0)?;
-            Ok(bytes)
+            match file.read_exact_at(&mut bytes, 0) {
+                // `of_bytes` says that the file is too short.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Vec::new()),
+                read => read.map(|()| bytes),
+            }
         };
         Snapshot::of_bytes(&read()?, &read()?, &read()?)
     }

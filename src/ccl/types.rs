@@ -15,8 +15,8 @@ pub(crate) use hostccl::types::NCCL_SPLIT_NOCOLOR as NO_COLOR;
 pub mod result {
     pub use hostccl::types::{
         ncclInProgress as IN_PROGRESS, ncclInvalidArgument as INVALID_ARGUMENT, ncclInvalidUsage as INVALID_USAGE,
-        ncclRemoteError as REMOTE_ERROR, ncclSuccess as SUCCESS, ncclTimeout as TIMEOUT,
-        ncclUnhandledCudaError as UNHANDLED_CUDA_ERROR,
+        ncclRemoteError as REMOTE_ERROR, ncclSuccess as SUCCESS, ncclSystemError as SYSTEM_ERROR,
+        ncclTimeout as TIMEOUT, ncclUnhandledCudaError as UNHANDLED_CUDA_ERROR,
     };
 }
 

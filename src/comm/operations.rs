@@ -9,7 +9,9 @@ use super::failure::is_repeated;
 use super::groups;
 use super::polling::{millis, poll_until_done};
 use super::view::View;
-use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
+use crate::ccl::{
+    CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, records_its_calls, result,
+};
 use crate::error::{Error, Result, Status};
 use crate::recorder::{self, Operation, Recorded, What};
 
@@ -134,8 +136,11 @@ impl View {
             false => self.through_gate(name, index, communicator, call, |raw| {
                 let checked = library.check_pointers(raw, buffers);
                 checked.map_err(|error| Unexplained::Known(error.within(name)))?;
-                // The calls of one group begin in the order in which they get here.
-                recorded = record();
+                // The calls of one group begin in the order in which they get here. Where NCCL tells
+                // of its calls itself, they are recorded once, with the ends of their kernels.
+                if !records_its_calls() {
+                    recorded = record();
+                }
                 self.finish(name, communicator, raw, issue(library, raw))
             }),
         };

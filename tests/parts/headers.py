@@ -18,14 +18,19 @@ def header_functions():
     return set(re.findall(r"\b(dm_\w+)\(", text))
 
 
+def plugin_symbols():
+    """The structures that NCCL looks for in a profiler plugin (src/ccl/profiler.rs)."""
+    return {f"ncclProfiler_v{version}" for version in (3, 4, 5, 6)}
+
+
 def exports():
-    """Exactly the header's functions are exported. Each has the SONAME as its default version,
-    and the linker adds the version's own name."""
+    """Exactly the header's functions and the profiler plugin are exported. Each has the SONAME as
+    its default version, and the linker adds the version's own name."""
     version = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M)
     soname = f"libdevicemesh.so.{version.group(1)}.{version.group(2)}"
     output = run(["nm", "-D", "--defined-only", "--with-symbol-versions", LIBRARY / "libdevicemesh.so"])
     exported = {line.split()[-1] for line in output.splitlines() if line.strip()}
-    declared = {f"{name}@@{soname}" for name in header_functions()} | {soname}
+    declared = {f"{name}@@{soname}" for name in header_functions() | plugin_symbols()} | {soname}
     if exported != declared:
         raise Failure(f"only exported: {sorted(exported - declared)}; only declared: {sorted(declared - exported)}")
     dynamic = run(["readelf", "-d", LIBRARY / "libdevicemesh.so"])

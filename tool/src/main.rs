@@ -17,6 +17,7 @@ mod other_launchers;
 mod pages;
 mod proc;
 mod ps;
+mod recordings;
 mod run;
 mod show;
 mod stdio;
@@ -24,6 +25,7 @@ mod store;
 mod style;
 mod suggestions;
 mod terminal;
+mod trace;
 mod why;
 mod words;
 
@@ -82,6 +84,10 @@ enum Command {
     /// Start it as the job: under devicemesh run, torchrun, mpirun or srun. Rank 0 reports.
     #[command(after_long_help = check::HELP)]
     Check(check::Options),
+    /// Show what the ranks of a job did, from their recordings: what each dimension costs, who
+    /// waits for whom, and a trace for Perfetto
+    #[command(after_long_help = trace::HELP)]
+    Trace(trace::Options),
     /// Print the completions for a shell
     #[command(
         after_long_help = "Examples:\n  source <(devicemesh completions bash)\n  devicemesh completions zsh > ~/.zfunc/_devicemesh\n  devicemesh completions fish > ~/.config/fish/completions/devicemesh.fish"
@@ -121,6 +127,7 @@ fn main() -> ExitCode {
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
         Command::Check(options) => ("check", check::check(&options)),
+        Command::Trace(options) => ("trace", trace::trace(&options)),
         Command::Completions(options) => ("completions", pages::completions(&options, Arguments::command())),
         Command::Man(options) => ("man", pages::manual(&options, Arguments::command())),
     };
