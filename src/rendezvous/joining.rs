@@ -274,7 +274,7 @@ impl World {
             leftovers.note(format!("{}/tokens", join.prefix));
         }
         let names = [&*launcher::job_name(), store.name(), self.place.launcher];
-        let record = recorder::World::open(&prefix, rank, world_size, names);
+        let record = recorder::World::open(&prefix, rank, size, names);
         let membership = Membership {
             store: Arc::clone(&store),
             losses: Arc::clone(&losses),
