@@ -383,12 +383,12 @@ typedef struct dm_store_callbacks {
   int32_t (*remove)(void *user_data, const char *key);
   /**
    * Stores len bytes under key if the value there is the expected one, atomically over all
-   * ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes of
-   * the value that stands under key then to stands, and writes the length of that whole value to
-   * len_out (0: the key is not there). Returns 0, also where the value was another one. dm_recover
-   * needs it: with add and set alone a rank that dies between the two would leave a decision that
-   * nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
-   * DM_STATUS_UNSUPPORTED.
+   * ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes
+   * of the value that stands under key then to stands, and writes the length of that whole
+   * value to len_out (0: the key is not there). Returns 0, also where the value was another
+   * one. dm_recover needs it: with add and set alone a rank that dies between the two would
+   * leave a decision that nobody can make any more. All ranks have it, or none has. May be
+   * NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
    */
   int32_t (*compare_set)(void *user_data,
                          const char *key,
@@ -2683,8 +2683,9 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * a process for its life; the coordinate belongs to the place.
  *
  * With DM_RECOVER_GROW new processes under ranks that the job did not have fill further indices of
- * the outermost dimension, when an index gets all of its ranks. The ranks that are there keep their
- * coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is complete.
+ * the outermost dimension, when an index gets all of its ranks. The ranks that are there keep
+ * their coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is
+ * complete.
  *
  * All ranks get the same epoch, or the same error. A rank that was taken for lost or left out gets
  * DM_STATUS_NOT_MEMBER: the others go on without it, and it ends. Losses during the call begin it
@@ -2707,8 +2708,9 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
  * DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
  * DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
- * dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
- * than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT
+ * (also another dim than before, and a root mesh that no recovery gave), DM_STATUS_CCL,
+ * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_recover(const struct dm_mesh *mesh,
                      const struct dm_recover_options *options,

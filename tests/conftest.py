@@ -106,7 +106,8 @@ def nothing_left(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     until = time.monotonic() + PATIENCE
-    # To look at all processes of the machine takes 3 ms, so this is done once where nothing is left.
+    # To look at all processes of the machine takes 3 ms, so this is done once where nothing is
+    # left.
     while True:
         running, left = marked(mark), left_in_memory(shared)
         if not (running or left) or time.monotonic() > until:

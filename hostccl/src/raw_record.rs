@@ -1,4 +1,5 @@
-//! Calls of programs that use the engine's C functions themselves, in the recording of this process.
+//! Calls of programs that use the engine's C functions themselves, in the recording of this
+//! process.
 //!
 //! A call of a mesh has a name ([`Name`]), and the mesh records it. A call without a name is
 //! recorded here, in a group of the recording that belongs to the communicator. The first such call

@@ -193,7 +193,8 @@ fn page() -> Option<&'static Page> {
 
 /// The page at an address that `PAGE` has had.
 fn page_at(page: *mut Page) -> Option<&'static Page> {
-    // SAFETY: the address is NULL, or that of a page that is never unmapped. Zeros are a valid page.
+    // SAFETY: the address is NULL, or that of a page that is never unmapped. Zeros are a valid
+    // page.
     unsafe { page.as_ref() }
 }
 

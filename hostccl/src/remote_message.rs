@@ -170,8 +170,8 @@ impl RemoteMessage {
             // The room is that of the longest head, so that a head with more bytes than this rank
             // expects arrives, too.
             let mut head: Box<[u8]> = vec![0; HEAD_BYTES + INLINE_BYTES].into();
-            // SAFETY: the head, the question and the caller's buffer outlive the transfers, and nobody
-            // touches them before their end.
+            // SAFETY: the head, the question and the caller's buffer outlive the transfers, and
+            // nobody touches them before their end.
             unsafe {
                 transfers.push(Transfer::recv(&span.wire, peer, back, head.as_mut_ptr(), head.len()));
                 if inline < bytes {
@@ -188,8 +188,8 @@ impl RemoteMessage {
         let data = unsafe { std::slice::from_raw_parts(from, inline) };
         let head: Box<[u8]> = [&head.encode()[..], data].concat().into();
         let is_whole = inline == bytes;
-        // SAFETY: the head, the question and the caller's buffer outlive the transfers, and nobody else
-        // touches them.
+        // SAFETY: the head, the question and the caller's buffer outlive the transfers, and nobody
+        // else touches them.
         unsafe {
             transfers.push(Transfer::recv(&span.wire, peer, of_question(back), question, QUESTION_BYTES));
             let send = if is_whole { Transfer::send } else { Transfer::send_soon };
@@ -214,7 +214,8 @@ impl RemoteMessage {
             }
         };
         self.stage = Stage::Bytes;
-        // SAFETY: the caller's buffer holds a short message. There is nothing to copy of a long one.
+        // SAFETY: the caller's buffer holds a short message. There is nothing to copy of a long
+        // one.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         Ok(())
     }

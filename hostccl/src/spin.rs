@@ -36,9 +36,9 @@ pub(crate) fn spin_then_yield(
         || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), &changed)
 }
 
-/// Polls a wire for at most 50 us, and yields between two polls. Time in which another thread had the
-/// processor does not count. Each poll is a system call, so polls are less
-/// frequent than the reads of [`spin_then_yield`].
+/// Polls a wire for at most 50 us, and yields between two polls. Time in which another thread had
+/// the processor does not count. Each poll is a system call, so polls are less frequent than the
+/// reads of [`spin_then_yield`].
 ///
 /// A rank that shares its processor with others polls just as long. The kernel delivers a message
 /// on the sender's processor, and wakes a sleeping receiver there, because the kernel expects the
@@ -122,7 +122,8 @@ static YIELDING: Yielding = Yielding::new();
 static YIELDING_IN_MEETINGS: Yielding = Yielding::new();
 /// A wait for words in memory ends after this number of yields in which other threads ran.
 const MAX_TAKEN: u32 = 2;
-/// A wait for a message of a large call ends after this number of yields in which other threads ran.
+/// A wait for a message of a large call ends after this number of yields in which other threads
+/// ran.
 const MAX_TAKEN_ON_WIRE: u32 = 20;
 /// A wait in a meeting ends after this number of yields in which other threads ran.
 const MAX_TAKEN_IN_MEETINGS: u32 = 50;

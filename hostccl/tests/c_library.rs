@@ -139,8 +139,8 @@ fn the_header_leaves_a_real_nccl_h_alone() {
     compile("nccl-after", &format!("#include <hostccl.h>\n#include <nccl.h>\n{extension}"));
 }
 
-/// Compiles and links a program of the folder tests/c as C and as C++, and runs it with each of these
-/// lists of arguments.
+/// Compiles and links a program of the folder tests/c as C and as C++, and runs it with each of
+/// these lists of arguments.
 #[track_caller]
 fn link_and_run(name: &str, runs: &[[&str; 2]]) {
     let folder = scratch(name);

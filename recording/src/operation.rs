@@ -53,8 +53,8 @@ operations! {
     /// An all-to-all in which each rank has counts of its own. The recorded count is what this rank
     /// sends.
     AllToAllV = 12, "all-to-allv";
-    /// An all-gather in which each rank has a count of its own. The recorded count is what this rank
-    /// receives.
+    /// An all-gather in which each rank has a count of its own. The recorded count is what this
+    /// rank receives.
     AllGatherV = 13, "all-gatherv";
     /// A reduce-scatter in which each rank has a count of its own. The recorded count is what this
     /// rank sends.

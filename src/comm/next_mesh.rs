@@ -1,5 +1,5 @@
-//! The mesh of the next epoch, as each of its ranks makes it: its layout, its communicators, and what
-//! the recovery has come to.
+//! The mesh of the next epoch, as each of its ranks makes it: its layout, its communicators, and
+//! what the recovery has come to.
 
 use std::sync::Arc;
 

@@ -129,8 +129,9 @@ pub struct dm_recovery {
 /// a process for its life; the coordinate belongs to the place.
 ///
 /// With DM_RECOVER_GROW new processes under ranks that the job did not have fill further indices of
-/// the outermost dimension, when an index gets all of its ranks. The ranks that are there keep their
-/// coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is complete.
+/// the outermost dimension, when an index gets all of its ranks. The ranks that are there keep
+/// their coordinates, and dm_world_size grows. dm_waiting counts such processes when an index is
+/// complete.
 ///
 /// All ranks get the same epoch, or the same error. A rank that was taken for lost or left out gets
 /// DM_STATUS_NOT_MEMBER: the others go on without it, and it ends. Losses during the call begin it
@@ -153,8 +154,9 @@ pub struct dm_recovery {
 /// DM_STATUS_NOT_MEMBER, DM_STATUS_PEER_LOST (the store went with a lost rank: no call goes on),
 /// DM_STATUS_ABORTED (the job has ended; dm_world_abort; a mesh of an earlier epoch),
 /// DM_STATUS_UNSUPPORTED (a mesh without a world, an offline world, a world over
-/// dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT (also another dim
-/// than before, and a root mesh that no recovery gave), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// dm_store_callbacks without compare_set), DM_STATUS_NOT_FOUND (dim), DM_STATUS_INVALID_ARGUMENT
+/// (also another dim than before, and a root mesh that no recovery gave), DM_STATUS_CCL,
+/// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// options is NULL or points to struct_size bytes; its dim is NULL or NUL-terminated; mesh_out is

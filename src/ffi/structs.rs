@@ -208,12 +208,12 @@ pub struct dm_store_callbacks {
     /// service, some kilobytes for each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
     /// Stores len bytes under key if the value there is the expected one, atomically over all
-    /// ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes of
-    /// the value that stands under key then to stands, and writes the length of that whole value to
-    /// len_out (0: the key is not there). Returns 0, also where the value was another one. dm_recover
-    /// needs it: with add and set alone a rank that dies between the two would leave a decision that
-    /// nobody can make any more. All ranks have it, or none has. May be NULL: then dm_recover is
-    /// DM_STATUS_UNSUPPORTED.
+    /// ranks; an expected_len of 0 means that the key is not there. Copies at most capacity bytes
+    /// of the value that stands under key then to stands, and writes the length of that whole
+    /// value to len_out (0: the key is not there). Returns 0, also where the value was another
+    /// one. dm_recover needs it: with add and set alone a rank that dies between the two would
+    /// leave a decision that nobody can make any more. All ranks have it, or none has. May be
+    /// NULL: then dm_recover is DM_STATUS_UNSUPPORTED.
     pub compare_set: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,

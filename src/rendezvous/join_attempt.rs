@@ -122,11 +122,11 @@ struct LeftKeys {
 
 static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 
-/// Collects the keys that a rank leaves in a world whose keys begin with `prefix`. When the rank has
-/// left the world, the store is told, and these keys are remembered for [`clean_up`]. `counter` is
-/// the key that counts the joins of this rank. `size` is the number of ranks of the world by then.
-/// It is 0 for a process that was no member of the world: what it has left stays, and the ranks of
-/// the world are counted without it.
+/// Collects the keys that a rank leaves in a world whose keys begin with `prefix`. When the rank
+/// has left the world, the store is told, and these keys are remembered for [`clean_up`].
+/// `counter` is the key that counts the joins of this rank. `size` is the number of ranks of the
+/// world by then. It is 0 for a process that was no member of the world: what it has left stays,
+/// and the ranks of the world are counted without it.
 pub(super) fn leftovers(
     store: &Arc<dyn Store>,
     rank: usize,

@@ -64,7 +64,8 @@ enum Command {
     /// List the jobs of this user on this host: ranks, elapsed time, state, memory and CPU
     #[command(after_long_help = ps::HELP)]
     Ps(ps::PsOptions),
-    /// Say why a job stands still: which rank did not come to which call, where it is, and who waits
+    /// Say why a job stands still: which rank did not come to which call, where it is, and who
+    /// waits
     #[command(after_long_help = why::HELP)]
     Why(why::Options),
     /// Become a node of a job (`devicemesh run --hosts` starts this on each host)

@@ -115,7 +115,8 @@ pub fn why(options: &Options) -> Result<u8, Failure> {
     loop {
         look(options)?;
         sleep(pause);
-        // A terminal shows the newest answer alone, and elsewhere an empty line divides the answers.
+        // A terminal shows the newest answer alone, and elsewhere an empty line divides the
+        // answers.
         if !options.json {
             print(if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "\n" })?;
         }

@@ -104,7 +104,8 @@ class Against(unittest.TestCase):
         before = numpy.array(x)
         program = jax.jit(lambda *operands: dict(everything(ours, *operands, 0)))
         judge = jax.jit(lambda *operands: dict(everything(theirs, *operands, 1)))
-        # The first rank of a group judges for all of it, which saves the others most of the tracing.
+        # The first rank of a group judges for all of it, which saves the others most of the
+        # tracing.
         judged = {what: numpy.asarray(value) for what, value in judge(xs, directions, weights).items()} if place == 0 else None
         expected = mesh.get_group(dim).broadcast_object(judged)
         mine = x, directions[place], weights[place]

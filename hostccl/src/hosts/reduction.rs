@@ -210,8 +210,9 @@ impl<'a> Reducing<'a> {
         for rail in self.served().filter(|_| gets(span, root, me)) {
             for host in work.other_hosts() {
                 let Block { start, count } = self.piece(rail, host, length);
-                // SAFETY: the piece lies in the result. The other host sends the result of this piece
-                // when it has got all of this host's partial sums, so nobody reads them any more.
+                // SAFETY: the piece lies in the result. The other host sends the result of this
+                // piece when it has got all of this host's partial sums, so nobody reads them any
+                // more.
                 unsafe { results.recv(self.server(rail, host), SECOND, result.add(start * size), count * size) };
             }
         }
@@ -256,8 +257,8 @@ impl<'a> Reducing<'a> {
         for rail in self.served() {
             for host in work.other_hosts().filter(|host| gets(span, root, *host)) {
                 let Block { start, count } = self.piece(rail, me, length);
-                // SAFETY: the piece lies in the result, and nobody changes it before the messages have
-                // gone.
+                // SAFETY: the piece lies in the result, and nobody changes it before the messages
+                // have gone.
                 unsafe {
                     let from = chunk.result.add(start * size);
                     chunk.results.send(self.server(rail, host), SECOND, from, count * size);

@@ -1,4 +1,5 @@
-//! A small all-gather that is a part of another call: of a split over several hosts, or of a growth.
+//! A small all-gather that is a part of another call: of a split over several hosts, or of a
+//! growth.
 
 use std::sync::Arc;
 

@@ -136,8 +136,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
         unsafe { self.isend(peer, tag, from, bytes) }
     }
 
-    /// Begins to receive a message of at most `bytes` bytes. A receive of a long message may wait as
-    /// [`isend_soon`](Wire::isend_soon) may.
+    /// Begins to receive a message of at most `bytes` bytes. A receive of a long message may wait
+    /// as [`isend_soon`](Wire::isend_soon) may.
     ///
     /// # Safety
     /// The buffer stays valid, and nobody else touches it, for as long as in

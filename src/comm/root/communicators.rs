@@ -31,8 +31,8 @@ impl RootComms {
         self.issued(name, dim).map(|issued| issued.communicator)
     }
 
-    /// The communicator of a dimension, with what calls along the dimension need beside it. Where this root is a range and has no such dimension itself, the outer root may have
-    /// it.
+    /// The communicator of a dimension, with what calls along the dimension need beside it. Where
+    /// this root is a range and has no such dimension itself, the outer root may have it.
     pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<Issued> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();

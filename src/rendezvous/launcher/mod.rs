@@ -27,8 +27,8 @@ use family::{Family, KUBERNETES, MPI, SLURM, TORCH, partial};
 use variables::{Number, Variables};
 
 /// The variable by which the ranks of `devicemesh run` differ from those of torchrun. Its value is
-/// the job's MASTER_ADDR and MASTER_PORT, as "host:port". Where the store has several jobs, one after
-/// the other (`devicemesh run --store`), the number of the job follows: "host:port/7".
+/// the job's MASTER_ADDR and MASTER_PORT, as "host:port". Where the store has several jobs, one
+/// after the other (`devicemesh run --store`), the number of the job follows: "host:port/7".
 pub const STARTED_BY_RUN: &str = "DM_STARTED_BY_RUN";
 
 /// The facts that a launcher states about this process.
@@ -46,8 +46,8 @@ pub struct Place {
     /// The host and the port where the ranks meet.
     pub address: Option<(String, u16)>,
     /// The digest of the job's identity from which the port was made, or the number of the job in a
-    /// store that has several jobs; otherwise 0. Jobs that meet at one address keep their keys apart
-    /// by it.
+    /// store that has several jobs; otherwise 0. Jobs that meet at one address keep their keys
+    /// apart by it.
     pub job: u64,
     /// Whether the launcher serves a store there already (torchrun's agent, `devicemesh run`).
     pub agent: bool,
@@ -147,8 +147,8 @@ impl Place {
         Ok(())
     }
 
-    /// Whether the address is that of the store of a `devicemesh run`. Returns the number of the job
-    /// in that store, or 0 where the store has one job alone.
+    /// Whether the address is that of the store of a `devicemesh run`. Returns the number of the
+    /// job in that store, or 0 where the store has one job alone.
     fn is_store_of_run(&self, env: &Variables) -> Option<u64> {
         let (host, port) = self.address.as_ref()?;
         let store = env.text(STARTED_BY_RUN)?;

@@ -119,8 +119,8 @@ impl CallbackStore {
     /// value that stands.
     fn set_if_absent(&self, compare_set: CompareSet, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         let (c_key, mut stands, mut len) = (self.key(key)?, vec![0u8; FIRST_CAPACITY], 0);
-        // SAFETY: the expected value has length 0, the buffer has the capacity that is said, and the
-        // caller's contract holds for the rest.
+        // SAFETY: the expected value has length 0, the buffer has the capacity that is said, and
+        // the caller's contract holds for the rest.
         let code = unsafe {
             compare_set(
                 self.user_data,

@@ -1,11 +1,13 @@
-/* A job of (dp, tp=2) that grows along dp when processes beyond its ranks come (tests/test_grow.py).
+/* A job of (dp, tp=2) that grows along dp when processes beyond its ranks come
+ * (tests/test_grow.py).
  *
  *     grow FOLDER MAX_SIZE WORDS
  *
- * The ranks make steps until the file FOLDER/stop is there. WORDS has some of: "fixed" (the mesh must
- * not grow), "deaf" (the ranks do not look who waits, so only a loss begins a recovery), "old" (a
- * process asks for the mesh of the start, which it is not in), "short" (a process does not wait long
- * at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0: no limit. */
+ * The ranks make steps until the file FOLDER/stop is there. WORDS has some of: "fixed" (the mesh
+ * must not grow), "deaf" (the ranks do not look who waits, so only a loss begins a recovery),
+ * "old" (a process asks for the mesh of the start, which it is not in), "short" (a process does
+ * not wait long at the door), "brief" (a recovery may take 3 s, and is tried again). MAX_SIZE 0:
+ * no limit. */
 #include <devicemesh.h>
 
 #include <stdarg.h>

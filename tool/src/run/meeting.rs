@@ -27,8 +27,8 @@ pub struct Meeting {
     /// numbered), and a port that is free there [port: 29400]
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
     pub rdzv_endpoint: Option<(String, u16)>,
-    /// The `devicemesh store` in which the ranks meet, the same on all nodes. Without it a node of the
-    /// job serves the store, and the job ends with that node [default: DM_STORE] [port: 29400]
+    /// The `devicemesh store` in which the ranks meet, the same on all nodes. Without it a node of
+    /// the job serves the store, and the job ends with that node [default: DM_STORE] [port: 29400]
     #[arg(long, value_name = "HOST[:PORT]", value_parser = service, conflicts_with = "rdzv_endpoint")]
     pub store: Option<(String, u16)>,
     /// A name for the job, the same on all nodes. A node with another name is refused. Without a

@@ -19,8 +19,9 @@
 //! | `devicemesh/run/success` | set with `--restart rank` when a rank has ended well |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
-//! In the store of a service (`--store`, see [`service`]), which has one job after the other, `run/`
-//! is followed by the number of the job ([`board`]). There is no `served`, and two keys more:
+//! In the store of a service (`--store`, see [`service`]), which has one job after the other,
+//! `run/` is followed by the number of the job ([`board`]). There is no `served`, and two keys
+//! more:
 //!
 //! | key | value |
 //! |---|---|

@@ -48,8 +48,8 @@ impl Job<'_> {
         }
     }
 
-    /// Says that a node is lost and the job goes on. A starter of several hosts says it once for all
-    /// nodes.
+    /// Says that a node is lost and the job goes on. A starter of several hosts says it once for
+    /// all nodes.
     pub fn tell_missed(&self, node: Option<u32>, text: String) {
         match (&self.control, node) {
             (Some(_), Some(node)) => say_gone(node, text),

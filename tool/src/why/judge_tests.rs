@@ -199,7 +199,8 @@ fn other_counts_are_the_first_difference() {
 #[test]
 fn crossed_dimensions_are_a_circle() {
     let ranks = ranks();
-    // Rank 0 waits in dp for rank 4, rank 4 in tp for rank 5, and so on: 5 in dp for 1, 1 in tp for 0.
+    // Rank 0 waits in dp for rank 4, rank 4 in tp for rank 5, and so on: 5 in dp for 1, 1 in tp
+    // for 0.
     for rank in [0, 5] {
         let _ = ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
     }

@@ -345,8 +345,8 @@ impl Connection {
     }
 
     /// Puts the next frames into the head and the payload. Returns whether there are any. Short
-    /// messages are copied into the head, so one system call writes several of them. That ends their
-    /// requests, because their buffers are not needed any more.
+    /// messages are copied into the head, so one system call writes several of them. That ends
+    /// their requests, because their buffers are not needed any more.
     fn load(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> bool {
         self.head.clear();
         self.head_written = 0;

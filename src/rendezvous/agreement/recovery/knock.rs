@@ -8,9 +8,10 @@
 //! ```
 //!
 //! This is a note: the newcomer and the seat that it asks for, and then the text of the mesh for
-//! which it asks (wanted.rs). The key `<prefix>/door` counts the notes, and `<prefix>/door/<k>` holds the k-th
-//! one (notes.rs). Nobody removes a note while the world lives, because members read the notes in
-//! order: whoever has not read a note that is gone would never find the later ones.
+//! which it asks (wanted.rs). The key `<prefix>/door` counts the notes, and `<prefix>/door/<k>`
+//! holds the k-th one (notes.rs). Nobody removes a note while the world lives, because members
+//! read the notes in order: whoever has not read a note that is gone would never find the later
+//! ones.
 //!
 //! A newcomer that asks for another mesh than that of the job is refused by the next epoch. Before
 //! a rank proposes such an epoch, it leaves the reason under `<prefix>/door/<k>/why`.
@@ -68,9 +69,10 @@ pub(in crate::rendezvous) fn door_note(prefix: &str, number: usize) -> String {
 /// decision has seen the first `seen` notes and whose mesh has `seats` seats.
 ///
 /// A newcomer whose seat is one of these counts where its note is a later one. One that knocked
-/// before got no place then. A newcomer beyond the seats counts only together with all others of its
-/// index of the outermost dimension, because the mesh grows by whole indices. So the ranks of a host
-/// that come one after the other are a reason for one recovery. Lost processes do not count.
+/// before got no place then. A newcomer beyond the seats counts only together with all others of
+/// its index of the outermost dimension, because the mesh grows by whole indices. So the ranks of
+/// a host that come one after the other are a reason for one recovery. Lost processes do not
+/// count.
 pub(in crate::rendezvous) fn count_waiting(
     notes: &[Note],
     (seen, seats): (usize, usize),

@@ -79,8 +79,8 @@ impl Starter<'_> {
         }
     }
 
-    /// Whether the job goes on when this host is lost: with `--restart rank`, once the nodes have met,
-    /// and unless the store is lost with the host.
+    /// Whether the job goes on when this host is lost: with `--restart rank`, once the nodes have
+    /// met, and unless the store is lost with the host.
     fn goes_on_without(&self, index: usize) -> bool {
         let is_for_ranks = self.options.restart.standing().unit == Some(Unit::Rank);
         let is_needed = index == 0 && !self.has_service;
@@ -88,8 +88,8 @@ impl Starter<'_> {
         self.left_behind.contains(&index) || (is_for_ranks && self.has_met && !is_needed && !is_ending)
     }
 
-    /// Goes on without a host that is lost. Its connection is closed, because a node there that is cut
-    /// off from the others must end its ranks.
+    /// Goes on without a host that is lost. Its connection is closed, because a node there that is
+    /// cut off from the others must end its ranks.
     fn leave_behind(&mut self, index: usize, text: &str) {
         let is_own = self.losses.is_own(index);
         if !self.left_behind.insert(index) {

@@ -235,8 +235,8 @@ fn one_too_many(rendezvous: &Rendezvous, entries: &[Entry]) -> Cause {
     Cause::Refused { message }
 }
 
-/// This node's share of the ranks. Node 0 has the first ranks. `job` is the number of the job in the
-/// store of a service.
+/// This node's share of the ranks. Node 0 has the first ranks. `job` is the number of the job in
+/// the store of a service.
 fn assign(rendezvous: &Rendezvous, job: Option<u64>, entries: &[Entry], arrival: u32) -> Result<Assignment, Cause> {
     let numbers = numbers(entries);
     let index = arrival as usize - 1;

@@ -2,8 +2,8 @@
 //!
 //! The service has one job after the other. The node that writes the key `first` of the next number
 //! has begun that job, and the others join it. A job has left the store when the tools of all nodes
-//! that came to it have gone, so a job that was killed keeps nobody waiting. Each start of a job that
-//! starts again (`--restart job`) is a job of its own here.
+//! that came to it have gone, so a job that was killed keeps nobody waiting. Each start of a job
+//! that starts again (`--restart job`) is a job of its own here.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -130,8 +130,8 @@ fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
         words += 1;
         gone.extend(LastWord::read(&word).map(|word| word.arrival));
     }
-    // A node says who it is when its last word is left, so a tool that has no entry has gone, too, or
-    // is about to find out that it comes too late.
+    // A node says who it is when its last word is left, so a tool that has no entry has gone, too,
+    // or is about to find out that it comes too late.
     let left: Vec<u32> = (1..=arrived).filter(|arrival| !gone.contains(arrival)).collect();
     let entries: Vec<String> = left.iter().map(|arrival| key(&keys::node(arrival))).collect();
     let is_there = store.present(&entries, wait)?.contains(&true);

@@ -77,8 +77,8 @@ pub struct Reached {
     pub place: Place,
     /// Its server, where this node serves it.
     pub server: Option<Server>,
-    /// Whether this node has begun the job: it serves the store, or it was the first one in the store
-    /// of a service.
+    /// Whether this node has begun the job: it serves the store, or it was the first one in the
+    /// store of a service.
     pub begins: bool,
 }
 

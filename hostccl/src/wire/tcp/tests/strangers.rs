@@ -81,8 +81,8 @@ fn wire_with_silence(millis: u64) -> Arc<Tcp> {
     Tcp::open(Options { silence: Duration::from_millis(millis), ..options() }, || ()).unwrap()
 }
 
-/// How many messages of [`EAGER_BYTES`] a wire sends before the peer has taken any. The kernels have
-/// no room for all of them.
+/// How many messages of [`EAGER_BYTES`] a wire sends before the peer has taken any. The kernels
+/// have no room for all of them.
 const MANY: u64 = (CREDIT / (EAGER_BYTES + COST)) as u64;
 
 /// Sends [`MANY`] messages, for which the kernels have no room.
