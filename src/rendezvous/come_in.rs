@@ -38,28 +38,29 @@ impl World {
         newcomer.is_some_and(|newcomer| self.place.rank >= newcomer.running.size)
     }
 
-    /// Comes into the running job that this process has joined: knocks, waits until a decision lets
-    /// this process in, and makes its part of the mesh with the other ranks.
+    /// Takes this process into the running job that it has joined: knocks, waits for a decision that
+    /// lets this process in, and makes its part of the mesh together with the other ranks.
     ///
-    /// src/comm calls it in dm_init where [`is_at_door`](World::is_at_door) holds. `make` makes
-    /// this rank's part of the mesh of the recovery's epoch, as dm_recover does on the ranks that
-    /// were there before: the scopes of the world belong to that epoch when it is called
-    /// ([`enter_epoch`](World::enter_epoch)), and its result must not be used before this function
-    /// returns it. It may be called several times, because a rank may be lost meanwhile; what an
-    /// earlier call has made has to end before the next one makes anything, as in dm_recover when a
-    /// mesh breaks. The verdict on the mesh is reached in here.
+    /// src/comm calls this function in dm_init where [`is_at_door`](World::is_at_door) holds.
+    ///
+    /// `make` makes this rank's part of the mesh of an epoch, as dm_recover does on the ranks that
+    /// were there before. The scopes of the world belong to that epoch by then
+    /// ([`enter_epoch`](World::enter_epoch)). `make` may be called several times, because a rank
+    /// may be lost meanwhile. What one call has made must end before the next call makes anything.
+    /// This function reaches the verdict on the mesh, so nobody may use the result of `make` before
+    /// this function has returned it.
     ///
     /// Returns the process's way through the decisions, which later calls of dm_recover use, and
-    /// what `make` has returned. That is `None` where this process got a seat of a replica that is
-    /// not whole: it is a member that is not in the mesh, whose dm_init gives a mesh without this
-    /// rank, and whose dm_recover waits for a place.
+    /// the result of `make`. The result is `None` where this process got a seat in a replica that
+    /// lacks other ranks. Such a process is a member of the job, but not of the mesh: its dm_init
+    /// gives a mesh without this rank, and its dm_recover waits for a place in the mesh.
     ///
-    /// Fails with `DM_STATUS_TIMEOUT` when no decision has let it in until the deadline; the next
-    /// call goes on waiting, and must ask for the same mesh. Fails with `DM_STATUS_MISMATCH` when
-    /// it is refused, with `DM_STATUS_INVALID_STATE` when the job has ended, and with
-    /// `DM_STATUS_NOT_MEMBER` when the others take it for lost: these errors are final. Every other
-    /// error is that of the recovery, which all ranks get, and the next call comes to the next
-    /// turn.
+    /// Fails with `DM_STATUS_TIMEOUT` when no decision has let this process in before the deadline.
+    /// The next call then continues the wait, and must ask for the same mesh. These errors are
+    /// final: `DM_STATUS_MISMATCH` when this process is refused, `DM_STATUS_INVALID_STATE` when the
+    /// job has ended, and `DM_STATUS_NOT_MEMBER` when the others take this process for lost. Every
+    /// other error is the error of the recovery, which all ranks get, and the next call takes part
+    /// in the next turn.
     #[doc(hidden)]
     pub fn come_in<T>(
         &self,
