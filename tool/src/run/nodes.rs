@@ -30,6 +30,7 @@
 //!
 //! Every wait also waits for the cause.
 
+mod attempt;
 mod board;
 mod entry;
 mod heir;

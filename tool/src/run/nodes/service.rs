@@ -12,12 +12,12 @@ use devicemesh::error::{Error, Result, Status};
 use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
 use devicemesh::wait::{Deadline, Wait};
 
+use super::attempt::{SECRET, TRY, locked_out, why};
 use super::board::{Board, of_job};
 use super::entry::LastWord;
 use super::keys::{self, FIRST, JOBS, NODES, OVER, SERVED};
 use super::place::Place;
 use super::progress::Progress;
-use super::reach::{SECRET, TRY, locked_out, why};
 use super::shared::Reached;
 use crate::run::rendezvous::Rendezvous;
 
