@@ -11,7 +11,7 @@ def build_variables():
     In a checkout where nobody has worked yet, cargo builds without debug information, each crate in
     one part, and without what would speed up the next build: that saves the processors a quarter of
     the time. A checkout in which somebody has called cargo has the folder `incremental`. There the
-    tests use what those calls have built."""
+    tests use what those calls have built. .ci/run has these settings, too."""
     if (TARGET / "debug/incremental").exists():
         return {}
     quick = {"CARGO_INCREMENTAL": "0", "CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_PROFILE_DEV_CODEGEN_UNITS": "1"}
