@@ -182,6 +182,9 @@ fn an_old_rank_that_dies_before_it_grows_is_named_on_all_others() {
         let began = Instant::now();
         let [first, second, _] = &mut ranks[..] else { panic!() };
         all_name(vec![first, second, &mut new], began, "rank 2", &hosts);
+        // A new rank that comes now learns it, too.
+        let began = Instant::now();
+        all_name(vec![&mut start_new("come", "a", 3, 4, &id)], began, "rank 2", &hosts);
     }
 }
 
