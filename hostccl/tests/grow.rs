@@ -189,7 +189,8 @@ fn ranks_that_do_not_fit_together_all_learn_it() {
 fn a_new_rank_does_not_wait_for_a_communicator_that_has_ended() {
     let all = Barrier::new(3);
     let given = Mutex::new(None);
-    let endings: [(&str, fn(ncclComm_t) -> ncclResult_t); 3] = [
+    type End = fn(ncclComm_t) -> ncclResult_t;
+    let endings: [(&str, End); 3] = [
         // SAFETY: each is given a live token once.
         ("destroyed", |comm| unsafe { ncclCommDestroy(comm) }),
         // SAFETY: as above.

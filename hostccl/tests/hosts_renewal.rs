@@ -57,7 +57,7 @@ fn say_grown(grown: Result<Comm, String>, rank: usize) {
     match &grown {
         Ok(grown) => {
             let half = grown.split((rank % 2) as c_int, 0).unwrap();
-            let (all, half) = (gather(&grown, rank as i64), gather(&half, rank as i64));
+            let (all, half) = (gather(grown, rank as i64), gather(&half, rank as i64));
             say(&format!("rank {} of {all:?} and {half:?}", grown.rank()));
         }
         Err(error) => say(error),
