@@ -285,13 +285,21 @@ impl InitOperation for Grow {
 
 impl Drop for Grow {
     fn drop(&mut self) {
-        if let Stage::Exchanging(gather) = &mut self.stage {
-            // A failure of the parent has been reported already.
-            let _ = gather.pass().leave(&self.parent);
-            if self.is_under_way {
-                let error = self.parent.check().err().unwrap_or_else(|| Error::usage("the growth was given up"));
-                self.parent.end_growth(&error);
+        let failure = |comm: &Arc<Comm>| comm.check().err();
+        let why = |error: Option<Error>| error.unwrap_or_else(|| Error::usage("the growth was given up"));
+        match &mut self.stage {
+            Stage::Exchanging(gather) => {
+                // A failure of the parent has been reported already.
+                let _ = gather.pass().leave(&self.parent);
+                if self.is_under_way {
+                    self.parent.end_growth(&why(failure(&self.parent)));
+                }
             }
+            Stage::Joining(join) if self.is_under_way => {
+                let error = join.comm().and_then(failure).or_else(|| failure(&self.parent));
+                join.fail(&why(error));
+            }
+            Stage::Joining(_) => {}
         }
     }
 }

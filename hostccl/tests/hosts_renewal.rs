@@ -57,7 +57,7 @@ fn say_grown(grown: Result<Comm, String>, rank: usize) {
     match &grown {
         Ok(grown) => {
             let half = grown.split((rank % 2) as c_int, 0).unwrap();
-            let (all, half) = (gather(&grown, rank as i64), gather(&half, rank as i64));
+            let (all, half) = (gather(grown, rank as i64), gather(&half, rank as i64));
             say(&format!("rank {} of {all:?} and {half:?}", grown.rank()));
         }
         Err(error) => say(error),
@@ -182,6 +182,9 @@ fn an_old_rank_that_dies_before_it_grows_is_named_on_all_others() {
         let began = Instant::now();
         let [first, second, _] = &mut ranks[..] else { panic!() };
         all_name(vec![first, second, &mut new], began, "rank 2", &hosts);
+        // A new rank that comes now learns it, too.
+        let began = Instant::now();
+        all_name(vec![&mut start_new("come", "a", 3, 4, &id)], began, "rank 2", &hosts);
     }
 }
 
