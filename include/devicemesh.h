@@ -1367,8 +1367,8 @@ dm_status dm_waiting(const struct dm_world *world, int32_t *count_out);
  * dm_init that began the job. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come;
  * the next dm_init goes on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank
  * lives), DM_STATUS_INVALID_STATE (the job has ended), DM_STATUS_NOT_MEMBER (the others take it
- * for lost), and those of dm_recover. Where a spare has the place, this process becomes a spare. A
- * rank that is not in the mesh of its dm_init is not let in.
+ * for lost), and those of dm_recover. Where a spare has the place, and where its rank is not in the
+ * mesh of its dm_init, this process becomes a spare.
  */
 dm_status dm_init(const char *device_type,
                   const int32_t *shape,

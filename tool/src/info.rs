@@ -51,6 +51,7 @@ const OWN: [&str; 17] = [
     STARTED_BY_RUN,
     "DM_MESH_SIZE",
     "DM_JOIN",
+    "DM_STORE",
     "DM_RSH_AGENT",
 ];
 

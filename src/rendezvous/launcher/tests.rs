@@ -152,7 +152,10 @@ fn devicemesh_run_differs_from_torchrun() {
     let launcher = |run: &str| detect_in(&format!("{TORCHRUN} DM_STARTED_BY_RUN={run}")).unwrap().launcher;
     assert_eq!(launcher("vm:41829"), "devicemesh run");
     assert_eq!(launcher("127.0.0.1:29400"), "torchrun", "a torchrun that a rank of devicemesh run started");
-    assert_eq!((launcher("vm:41829/7"), launcher("vm:418290"), launcher("vm:41829/x")), ("devicemesh run", "torchrun", "torchrun"));
+    assert_eq!(
+        (launcher("vm:41829/7"), launcher("vm:418290"), launcher("vm:41829/x")),
+        ("devicemesh run", "torchrun", "torchrun")
+    );
 }
 
 #[test]

@@ -55,7 +55,8 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         .collect();
     let terms =
         Terms { ends: view.asks_end, min_size: usize::from(job.least), max_size: Some(SEATS), ..Terms::default() };
-    let (here, stateful, lost) = (names(job, view.here & view.epoch.members), names(job, view.stateful), names(job, view.lost));
+    let (here, stateful, lost) =
+        (names(job, view.here & view.epoch.members), names(job, view.stateful), names(job, view.lost));
     let seen = Seen {
         epoch: &epoch,
         is_made: view.is_made,
@@ -80,7 +81,8 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
         }
         (Decision::Epoch(plan), Theirs::Epoch(epoch)) => {
             let seat = |seat: usize| epoch.seats.get(seat).copied().flatten();
-            let has_seats = (0..SEATS).all(|at| seat(at) == (plan.mesh[at] != NOBODY).then(|| name(job, plan.mesh[at])));
+            let has_seats =
+                (0..SEATS).all(|at| seat(at) == (plan.mesh[at] != NOBODY).then(|| name(job, plan.mesh[at])));
             let stateless = plan.used & !view.stateful;
             has_seats
                 && epoch.members() == names(job, plan.members)

@@ -66,7 +66,8 @@ impl Meeting {
             return Ok(self.store.clone());
         }
         let Some(text) = variable(STORE_VARIABLE) else { return Ok(None) };
-        let wrong = |error: String| Failure::new(2, format!("environment variable {STORE_VARIABLE} is {text:?}: {error}"));
+        let wrong =
+            |error: String| Failure::new(2, format!("environment variable {STORE_VARIABLE} is {text:?}: {error}"));
         service(&text).map(Some).map_err(wrong)
     }
 

@@ -43,6 +43,7 @@ mod progress;
 mod reach;
 mod service;
 mod shared;
+mod tries;
 mod watch;
 
 use std::io;

@@ -12,8 +12,8 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP, SIGUSR1, S
 
 use super::control::{SILENCE, when_without_starter};
 use super::failures::LISTED;
-use super::losses::Held;
 use super::job::{Starter, without_end};
+use super::losses::Held;
 use super::node::{Node, State};
 use super::process::MESSAGE;
 use super::words::{Word, line};

@@ -1,6 +1,5 @@
 //! Finds the job's store, or serves it.
 
-use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -18,18 +17,14 @@ use super::port::{is_taken_by_a_stranger, listener};
 use super::progress::Progress;
 use super::service;
 use super::shared::Reached;
+use super::tries::{SECRET, TRY, locked_out, why};
 use crate::run::rendezvous::{Origin, Rendezvous, is_here, is_loopback};
 
-/// How long one attempt to connect lasts. After that a node that could serve the store itself
-/// checks whether its port is free now.
-pub const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served, and how long the port may
 /// be in use by a process of another user that gives no answer as a store.
 const MARKED: Duration = Duration::from_secs(10);
 /// How long node 0 looks for a store at an endpoint that is at another host.
 const ELSEWHERE: Duration = Duration::from_secs(3);
-/// The variable that the errors about a secret name.
-pub const SECRET: &str = "DM_STORE_SECRET";
 /// The pause before a node looks again whether the server of a job that is over has gone.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -165,17 +160,6 @@ fn nobody_serves(rendezvous: &Rendezvous, place: &Place, error: &Error) -> Error
     ))
 }
 
-/// The error of a node that the store refuses because of its secret. Where one terminal shows all
-/// nodes, the error names the node. The name stands behind a semicolon, so that a starter of
-/// hundreds of such nodes shows the error once.
-pub fn locked_out(rendezvous: &Rendezvous, error: Error) -> Error {
-    let host = |node: u32| Some((node, rendezvous.hosts.get(node as usize)?));
-    match rendezvous.node.and_then(host) {
-        Some((node, host)) => Error::store(format!("{}; node {node} ({host}) was refused", error.message())),
-        None => error,
-    }
-}
-
 /// Returns the store of a job at the endpoint, where node 0 cannot serve it because of that error:
 /// the endpoint is at another host, where a node with the same number serves it. Both nodes learn
 /// of each other in that store. Fails if the store wants another secret.
@@ -226,15 +210,6 @@ fn no_store(rendezvous: &Rendezvous) -> Error {
         "what listens at {} is no store: choose another port with --rdzv-endpoint",
         rendezvous.store()
     ))
-}
-
-/// Returns why a connection failed, because the error's own message has only the time of the last
-/// try.
-pub fn why(error: &Error) -> String {
-    match error.os_error() {
-        0 => error.message().to_owned(),
-        code => io::Error::from_raw_os_error(code).to_string(),
-    }
 }
 
 /// Whether the job of this store is not over.
