@@ -303,7 +303,11 @@ std::optional<dm::Mesh> join()
 {
   std::int64_t ticket = 0;
   try {
-    const dm::World world = dm::World::init(device::type);
+    dm::WorldOptions place;
+    // A rank whose host is cut off while it joins ends then, and not after the ten minutes that it
+    // has without this.
+    if (options.timeout.count() > 0) place.timeout = options.timeout + std::chrono::seconds(30);
+    const dm::World world = dm::World::init(device::type, place);
     ticket = world.info().ticket;
     dm::InitOptions wishes;
     wishes.world = world;

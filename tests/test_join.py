@@ -152,6 +152,22 @@ def test_a_process_whose_place_a_spare_has_is_a_spare(heal, tmp_path):
     assert set(last.values()) == {"is done with 3 replicas"}, said
 
 
+def test_a_lost_spare_comes_back_as_a_spare(heal):
+    """The spare 6 is killed, and started again. It is a spare again at the next recovery, in which a
+    rank of the mesh comes back, and takes the place of the rank that is lost then."""
+    job = heal(7, spares=1, steps=20000)
+    job.wait_for("is at step 20")
+    assert job.kill(6)
+    job.wait_for("rank 6 is process")
+    assert job.kill(3)
+    # Either of the two may be there first.
+    job.wait_for("rank 0 goes on in epoch 1 with 1 lost|rank 0 goes on in epoch 1 with 2 lost")
+    last, said = job.end([])
+    assert job.process.returncode == 0 and len(last) == 7, said
+    done = [words for words in last.values() if words == "is done with 3 replicas"]
+    assert len(done) == 6 and list(last.values()).count("waited until the job had ended") == 1, said
+
+
 @pytest.mark.alone
 def test_time_to_the_next_step_with_a_new_process(programs, tmp_path):
     """From SIGKILL to the first all-reduce of the full mesh, 8 ranks. docs/reliability.md has what was

@@ -28,7 +28,7 @@ impl RootComms {
                 wanted.mesh().dim_name(0)
             )));
         }
-        // A spare that was lost asks for a place that no mesh has, so nobody lets it in.
+        // In the place of a spare that was lost a process asks for no seat.
         let seat = ranks.iter().position(|known| *known == rank).unwrap_or(usize::MAX);
         let options = RecoverOptions::default();
         let job = Job { world, before: &wanted, is_newcomer: true, index: 0, options: &options, wait };

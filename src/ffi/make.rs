@@ -71,11 +71,11 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// has made exist, and no other rank takes part in this dm_init. The arguments are those of the
 /// dm_init that began the job. A process whose rank the job did not have asks for the mesh with
 /// further indices of the outermost dimension, which has its rank, and is let in when others fill
-/// the rest of its index (DM_RECOVER_GROW). Where a spare has the place, this process becomes a
-/// spare. Errors of such a process: DM_STATUS_TIMEOUT (no recovery has come; the next dm_init goes
-/// on waiting), DM_STATUS_MISMATCH (it asks for another mesh, or its rank lives),
-/// DM_STATUS_INVALID_STATE (the job has ended), DM_STATUS_NOT_MEMBER (the others take it for lost),
-/// and those of dm_recover. A rank that is not in the mesh of its dm_init is not let in.
+/// the rest of its index (DM_RECOVER_GROW). Where a spare has the place, and where a rank of the
+/// job is not in the mesh of its dm_init, this process becomes a spare. Errors of such a process:
+/// DM_STATUS_TIMEOUT (no recovery has come; the next dm_init goes on waiting), DM_STATUS_MISMATCH
+/// (it asks for another mesh, or its rank lives), DM_STATUS_INVALID_STATE (the job has ended),
+/// DM_STATUS_NOT_MEMBER (the others take it for lost), and those of dm_recover.
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated;

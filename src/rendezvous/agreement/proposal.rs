@@ -40,7 +40,8 @@ pub struct Seen<'a> {
 pub struct Knock {
     /// The newcomer.
     pub process: Incarnation,
-    /// The seat that it asks for. A number beyond the seats lets the mesh grow.
+    /// The seat that it asks for. A number beyond the seats lets the mesh grow, and `usize::MAX`
+    /// asks for no seat: the newcomer takes the place of a spare.
     pub seat: usize,
     /// Whether it asks for the mesh of the job. One that does not is refused.
     pub fits: bool,
@@ -236,17 +237,20 @@ struct Seating<'a> {
 
 impl Seating<'_> {
     /// Gives newcomers the empty seats for which they ask, in the order in which they came. A
-    /// newcomer whose seat another rank has, which was a spare, is a spare itself from now on.
+    /// newcomer whose seat another rank has, which was a spare, is a spare itself from now on, and
+    /// so is one that asks for no seat.
     fn let_in(&mut self, waiting: &[Knock]) {
         for knock in waiting {
-            let holder = self.epoch.seats.get(knock.seat).copied();
-            match holder.filter(|_| self.is_new(knock.process)) {
+            if !self.is_new(knock.process) {
+                continue;
+            }
+            match self.epoch.seats.get(knock.seat) {
                 Some(None) => self.seat(knock.seat, knock.process),
-                Some(Some(_)) => {
+                None if knock.seat != usize::MAX => {}
+                Some(Some(_)) | None => {
                     self.epoch.spares.push(knock.process);
                     self.ready.insert(knock.process);
                 }
-                None => {}
             }
         }
         self.epoch.spares.sort_unstable();

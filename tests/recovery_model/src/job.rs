@@ -13,7 +13,7 @@ pub struct Job {
     /// How many ranks wait as spares.
     pub spares: u8,
     /// For each newcomer, the seat that it asks for. A newcomer may start at any time. A number of
-    /// at least `seats` lets the mesh grow.
+    /// at least `seats` lets the mesh grow. [`NO_SEAT`] is a newcomer in the place of the first spare.
     pub newcomers: &'static [u8],
     /// How many processes die at most.
     pub losses: u8,
@@ -46,6 +46,9 @@ pub enum Silent {
     /// The others go on without them.
     LeftOut,
 }
+
+/// What a newcomer asks for that takes the place of a spare.
+pub const NO_SEAT: u8 = u8::MAX;
 
 impl Job {
     /// Returns a job of that many ranks to which nothing happens.
@@ -82,7 +85,11 @@ impl Job {
     /// Returns the rank of a process. A newcomer for a seat of the start has the rank that held the
     /// seat then. Two processes of one rank are never members at the same time.
     pub(crate) fn rank(&self, process: u8) -> u8 {
-        self.claim(process).filter(|seat| *seat < self.seats).unwrap_or(process)
+        match self.claim(process) {
+            Some(NO_SEAT) => self.seats,
+            Some(seat) if seat < self.seats => seat,
+            _ => process,
+        }
     }
 
     pub(crate) fn has(&self, mistake: Mistake) -> bool {

@@ -32,7 +32,7 @@ mod protocol;
 mod state;
 
 pub use checker::{Checked, Violation};
-pub use job::{Job, Mistake, Silent};
+pub use job::{Job, Mistake, NO_SEAT, Silent};
 pub use properties::{Goal, Property};
 
 /// Visits every state that the job can reach. Returns how many there are, or a shortest way to a

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashSet};
 use devicemesh::rendezvous as library;
 use library::{Decision as Theirs, Epoch, Incarnation, Knock, Passed, Replicas, Seen, Terms};
 
-use crate::job::Job;
+use crate::job::{Job, NO_SEAT};
 use crate::state::{Decision, NOBODY, Plan, SEATS, Set, Why, one};
 
 /// What a process of the model sees when it proposes.
@@ -48,7 +48,8 @@ pub(crate) fn compare(job: &Job, view: &View, mine: &Decision) {
     let epoch = epoch(job, &view.epoch);
     let door: Vec<Knock> = members(view.door)
         .filter_map(|process| {
-            let (seat, fits) = (usize::from(job.claim(process)?), job.misfit != Some(process));
+            let seat = job.claim(process).map(|seat| if seat == NO_SEAT { usize::MAX } else { usize::from(seat) })?;
+            let fits = job.misfit != Some(process);
             Some(Knock { process: name(job, process), seat, fits })
         })
         .collect();

@@ -207,8 +207,8 @@ impl Rank<'_> {
 
     /// Returns what this process proposes, by what it sees now: the ranks that are here and not
     /// lost, in their seats; newcomers in the empty seats that they ask for; spares in those that
-    /// are still empty. A newcomer whose seat another rank has is a spare from now on. Spares and
-    /// benched ranks that are not here stay what they are.
+    /// are still empty. A newcomer whose seat another rank has, or which asks for none, is a spare
+    /// from now on. Spares and benched ranks that are not here stay what they are.
     fn proposal(&self, state: &State, number: u8) -> Decision {
         let (store, mine) = (&state.store, state.process(self.number));
         let epoch = &mine.plan;
@@ -239,7 +239,8 @@ impl Rank<'_> {
             if has_rank(plan.members, name) && !self.job.has(Mistake::DoorForAll) {
                 continue;
             }
-            if plan.mesh[seat] != NOBODY && !self.job.has(Mistake::DoorForAll) {
+            let is_taken = seat >= plan.mesh.len() || plan.mesh[seat] != NOBODY;
+            if is_taken && !self.job.has(Mistake::DoorForAll) {
                 (plan.members, ready) = (plan.members | one(name), ready | one(name));
                 continue;
             }

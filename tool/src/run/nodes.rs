@@ -45,6 +45,7 @@ mod progress;
 mod reach;
 mod service;
 mod shared;
+mod tries;
 mod watch;
 
 use std::io;

@@ -14,22 +14,26 @@ use devicemesh::wait::{Deadline, Wait};
 
 use super::attempt::{SECRET, TRY, locked_out, why};
 use super::board::{Board, of_job};
-use super::entry::LastWord;
+use super::entry::{Entry, LastWord};
 use super::keys::{self, FIRST, JOBS, NODES, OVER, SERVED};
 use super::place::Place;
 use super::progress::Progress;
 use super::shared::Reached;
+use super::tries::{SECRET, TRY, locked_out, why};
 use crate::run::rendezvous::Rendezvous;
 
 /// How long the node that begins a job may take until it says who it is.
 const BEGINS: Duration = Duration::from_secs(10);
+/// How long a node that the job there does not take waits until it is refused. The store notices
+/// within moments that the nodes of a job were killed.
+const LEAVES: Duration = Duration::from_secs(2);
 /// The pause before a node looks again whether the job before has left the store.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a node finds of the newest job in the store.
 enum Found {
-    /// It runs, or its nodes meet.
-    Current,
+    /// It runs, or its nodes meet. So many of them have come.
+    Current(u32),
     /// A node begins it, and has not said yet who it is.
     Begins,
     /// It is over, and some of its nodes are still there.
@@ -49,7 +53,7 @@ pub fn enter(rendezvous: &Rendezvous, place: Place, wait: &Wait, progress: &mut 
     }
     let hint = store.try_get(JOBS, wait)?.and_then(|text| String::from_utf8_lossy(&text).parse().ok());
     let (mut job, mut begins_since): (u64, Option<Instant>) = (hint.unwrap_or(0), None);
-    let me = unique();
+    let (me, began) = (unique(), Instant::now());
     loop {
         wait.look_around()?;
         while store.try_get(&of_job(job + 1, FIRST), wait)?.is_some() {
@@ -57,7 +61,11 @@ pub fn enter(rendezvous: &Rendezvous, place: Place, wait: &Wait, progress: &mut 
         }
         let found = if job == 0 { Found::HasLeft } else { look(&store, job, wait)? };
         match found {
-            Found::Current => break,
+            Found::Current(arrived) => {
+                if began.elapsed() > LEAVES || takes(&store, job, arrived, rendezvous, wait)? {
+                    break;
+                }
+            }
             Found::Begins if begins_since.get_or_insert_with(Instant::now).elapsed() < BEGINS => {}
             Found::IsEnding => progress.tell(|| match rendezvous.restart.restarts {
                 0 => format!("the job before this one to leave {}", place.at),
@@ -139,8 +147,17 @@ fn look(store: &TcpStore, job: u64, wait: &Wait) -> Result<Found> {
         (false, true) => Found::Begins,
         (false, false) => Found::HasLeft,
         (true, _) if store.try_get(&key(OVER), wait)?.is_some() => Found::IsEnding,
-        (true, _) => Found::Current,
+        (true, _) => Found::Current(arrived),
     })
+}
+
+/// Whether the job there takes this node: it is the same job, and not all of its nodes have come.
+fn takes(store: &TcpStore, job: u64, arrived: u32, rendezvous: &Rendezvous, wait: &Wait) -> Result<bool> {
+    let first = store.get(&of_job(job, &keys::node(1)[keys::PREFIX.len()..]), wait)?;
+    // The node finds later what is wrong with an entry that cannot be read.
+    let Ok(first) = Entry::read(&first) else { return Ok(true) };
+    let is_full = arrived >= first.nodes && !rendezvous.heals;
+    Ok(!is_full && Entry::of_this_node(rendezvous).strangeness(&first, rendezvous).is_none())
 }
 
 /// A value that no other tool has.
