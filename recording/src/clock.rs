@@ -39,7 +39,11 @@ impl Clock {
 
     /// The present moment on all clocks.
     pub fn moment(self) -> Moment {
-        Moment { ticks: self.ticks(), monotonic: nanoseconds(libc::CLOCK_MONOTONIC), real: nanoseconds(libc::CLOCK_REALTIME) }
+        Moment {
+            ticks: self.ticks(),
+            monotonic: nanoseconds(libc::CLOCK_MONOTONIC),
+            real: nanoseconds(libc::CLOCK_REALTIME),
+        }
     }
 }
 
