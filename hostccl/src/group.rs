@@ -119,8 +119,11 @@ pub(crate) fn end() -> Result<ncclResult_t> {
             None => {
                 group.recorded.iter().for_each(RawRecord::start);
                 let done = perform(std::mem::take(&mut group.tasks))?;
-                let has_waited = recorder::take_waited();
-                group.recorded.drain(..).for_each(|recorded| recorded.done(has_waited));
+                // A call with a name asks itself later whether it has waited.
+                if !group.recorded.is_empty() {
+                    let has_waited = recorder::take_waited();
+                    group.recorded.drain(..).for_each(|recorded| recorded.done(has_waited));
+                }
                 Ok(done)
             }
         },
@@ -137,6 +140,7 @@ pub(crate) fn is_open() -> bool {
 pub(crate) fn settle(recorded: RawRecord, is_queued: bool, outcome: Result<ncclResult_t>) -> Result<ncclResult_t> {
     let done = outcome?;
     match is_queued {
+        _ if recorded.is_none() => {}
         true => GROUP.with_borrow_mut(|group| group.recorded.push(recorded)),
         false => recorded.done(recorder::take_waited()),
     }

@@ -65,6 +65,11 @@ impl RawRecord {
         RawRecord(if is_queued { recorder.queue(channel, &call) } else { recorder.begin(channel, &call) })
     }
 
+    /// Whether the call is not recorded.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0 == Entry::NONE
+    }
+
     /// Records that a queued call runs now.
     pub(crate) fn start(&self) {
         recorder::get().into_iter().for_each(|recorder| recorder.start(self.0));

@@ -124,7 +124,7 @@ pub fn open() -> std::result::Result<(), String> {
         (Ok(()), _) => Ok(()),
         (Err(error), Some(folder)) => Err(format!(
             "{FOLDER} is {}, where this process cannot keep its recording: {}",
-            folder.display(),
+            folder.to_string_lossy(),
             error.message()
         )),
         (Err(error), None) => {

@@ -164,17 +164,19 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         let found = ranks.iter().find(|known| known.world.rank == rank)?.found;
         Some(content(&found.snapshot, call))
     };
-    let mut first: Option<(u64, (u32, RecordedCall), (u32, RecordedCall))> = None;
+    // The number of the call, and what the two ranks call there.
+    type Differs = (u64, [(u32, RecordedCall); 2]);
+    let mut first: Option<Differs> = None;
     for (at, (rank, calls)) in all.iter().enumerate() {
         for (other, others) in &all[at + 1..] {
             let differs = calls.iter().find_map(|call| {
                 let same = others.iter().find(|other| other.in_channel == call.in_channel)?;
-                (same.digest != call.digest).then_some((call.in_channel, (*rank, *call), (*other, *same)))
+                (same.digest != call.digest).then_some((call.in_channel, [(*rank, *call), (*other, *same)]))
             });
             first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
         }
     }
-    let (number, (rank, call), (other, others)) = first?;
+    let (number, [(rank, call), (other, others)]) = first?;
     let is_earlier = call.call.operation == others.call.operation
         && (call.call.count, call.call.dtype, call.call.peer)
             == (others.call.count, others.call.dtype, others.call.peer)

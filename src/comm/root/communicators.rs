@@ -98,18 +98,19 @@ impl RootComms {
         let group = communicator.group();
         let Ok(rank) = group.local_rank(0) else { return Group::default() };
         let record = self.world.as_ref().map_or_else(recorder::World::default, |world| world.rendezvous().record());
-        let ranks: Vec<u32> = group.ranks().as_slice().iter().map(|rank| *rank as u32).collect();
+        let (size, rank_at) = (group.size(), |position| group.translate_rank(0, position).unwrap_or(-1));
         // A dimension that gets another communicator, because the first one has failed, is another
         // group.
         let key = record.digest().number(call.tag()).text(communicator.agreed_name().unwrap_or_default());
-        let key = ranks.iter().fold(key, |key, rank| key.number((*rank).into()));
+        // The groups along a dimension have no rank in common.
+        let key = key.number(rank_at(0) as u64);
         // The first mesh of a job is "mesh", so that messages about a job with one mesh are short.
         let mesh = match self.id.strip_prefix("mesh1") {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("mesh{rest}"),
             _ => self.id.clone(),
         };
         let name = format!("{mesh}/{name}");
-        Group::open(Kind::Dimension, &record, key, (rank, ranks.len()), &ranks, &name)
+        Group::open(Kind::Dimension, &record, key, (rank, size), &recorder::members(size, rank_at), &name)
     }
 
     /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the
