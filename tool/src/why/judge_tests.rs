@@ -26,6 +26,8 @@ struct Rank {
     words: &'static [AtomicU64],
     recorder: Recorder,
     state: State,
+    /// The number of ranks on each host.
+    local_size: usize,
     rank: u32,
     tp: Channel,
     dp: Channel,
@@ -60,7 +62,7 @@ impl Rank {
         let scope = open(1, 1, rank, &[0, 1, 2, 3, 4, 5, 6, 7], "the world");
         let tp = open(0, 10 + u64::from(row), column, &[0, 1, 2, 3].map(|at| row * 4 + at), "mesh/tp");
         let dp = open(0, 20 + u64::from(column), row, &[column, column + 4], "mesh/dp");
-        Rank { words, recorder, state: State::Sleeps, rank, tp, dp, scope }
+        Rank { words, recorder, state: State::Sleeps, local_size: 8, rank, tp, dp, scope }
     }
 
     /// Makes this many all-reduces from beginning to end.
@@ -84,8 +86,9 @@ impl Rank {
         now.ticks += 12_000_000_000;
         let mut timeline = Timeline::new(&snapshot, Some(now), now.real, None);
         timeline.until = now.real;
-        let mut place = Place::new("devicemesh run", self.rank as usize, 8, Some(self.rank as usize));
-        place.local_size = Some(8);
+        let rank = self.rank as usize;
+        let mut place = Place::new("devicemesh run", rank, 8, Some(rank % self.local_size));
+        place.local_size = Some(self.local_size);
         Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
     }
 }
@@ -237,6 +240,26 @@ fn a_rank_whose_process_is_gone_has_died() {
         "{text}"
     );
     assert!(text.contains("rank 6 has no process on this host"), "{text}");
+}
+
+#[test]
+fn ranks_of_other_hosts_are_not_called_dead() {
+    let mut ranks = ranks();
+    ranks.truncate(4);
+    for rank in &mut ranks {
+        rank.local_size = 4;
+        let _ = rank.recorder.begin_agreement(rank.scope, Operation::Barrier, "dm_barrier()");
+    }
+    headline(
+        &ranks,
+        Kind::Elsewhere,
+        &[0, 1, 2, 3],
+        "ranks 0-3 have waited in dm_barrier() for 12 s for ranks 4-7, which are not seen on this host",
+    );
+    // A rank of this host that is missing, too, is the one that is named.
+    let three: Vec<&Rank> = ranks.iter().take(3).collect();
+    let (first, text) = said(&three);
+    assert_eq!(first, Some((Kind::Gone, vec![3])), "{text}");
 }
 
 #[test]
