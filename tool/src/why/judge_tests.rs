@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use recording::{
-    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
-    layout,
+    Call, Channel, ChannelFacts, ChannelState, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts, layout,
 };
 
 use super::find::Found;
@@ -68,12 +67,18 @@ impl Rank {
     /// Makes this many all-reduces from beginning to end.
     fn done(&self, channel: Channel, times: usize) {
         for _ in 0..times {
-            self.recorder.end(self.recorder.begin(channel, &all_reduce(4)), EntryState::Done);
+            self.ends(channel, &all_reduce(4), EntryState::Done);
         }
     }
 
-    fn begin(&self, channel: Channel, call: &Call) -> Entry {
-        self.recorder.begin(channel, call)
+    /// Begins a call that does not end.
+    fn begin(&self, channel: Channel, call: &Call) {
+        let _ = self.recorder.begin(channel, call);
+    }
+
+    /// Begins a call that ends in this state.
+    fn ends(&self, channel: Channel, call: &Call, state: EntryState) {
+        self.recorder.end(self.recorder.begin(channel, call), state);
     }
 
     fn process(&self) -> Process {
@@ -137,7 +142,7 @@ fn a_rank_that_has_skipped_a_call_is_behind() {
     for rank in &ranks {
         rank.done(rank.tp, 5);
         if rank.rank != 6 {
-            let _ = rank.begin(rank.tp, &all_reduce(4));
+            rank.begin(rank.tp, &all_reduce(4));
         }
     }
     // Ranks 0 to 3 are all in their call, and rank 6 is missing in the other group.
@@ -158,9 +163,9 @@ fn the_root_of_a_chain_is_named() {
             1 => rank.done(rank.dp, 1),
             5 => {
                 rank.done(rank.dp, 1);
-                let _ = rank.begin(rank.dp, &all_reduce(4));
+                rank.begin(rank.dp, &all_reduce(4));
             }
-            4 | 6 | 7 => drop(rank.begin(rank.tp, &all_reduce(4))),
+            4 | 6 | 7 => rank.begin(rank.tp, &all_reduce(4)),
             _ => {}
         }
     }
@@ -192,8 +197,8 @@ fn other_counts_are_the_first_difference() {
     for rank in ranks.iter().take(4) {
         rank.done(rank.tp, 2);
         let count = if rank.rank == 2 { 8 } else { 4 };
-        rank.recorder.end(rank.begin(rank.tp, &all_reduce(count)), EntryState::Done);
-        let _ = rank.begin(rank.tp, &all_reduce(4));
+        rank.ends(rank.tp, &all_reduce(count), EntryState::Done);
+        rank.begin(rank.tp, &all_reduce(4));
     }
     let expected = "rank 2 calls all-reduce of 8 float32 (sum) as call 3 of mesh/tp (ranks 0-3), and the other 3 ranks call all-reduce of 4 float32 (sum)";
     headline(&ranks, Kind::Differs, &[2], expected);
@@ -204,10 +209,10 @@ fn crossed_dimensions_are_a_circle() {
     let ranks = ranks();
     // Rank 0 waits in dp for rank 4, rank 4 in tp for rank 5, and so on: 5 in dp for 1, 1 in tp for 0.
     for rank in [0, 5] {
-        let _ = ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
+        ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
     }
     for rank in [1, 2, 3, 4, 6, 7] {
-        let _ = ranks[rank].begin(ranks[rank].tp, &all_reduce(4));
+        ranks[rank].begin(ranks[rank].tp, &all_reduce(4));
     }
     let all: Vec<&Rank> = ranks.iter().collect();
     let (first, text) = said(&all);
@@ -218,7 +223,7 @@ fn crossed_dimensions_are_a_circle() {
 #[test]
 fn a_stopped_rank_is_named_even_inside_the_call() {
     let mut ranks = ranks();
-    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    ranks.iter().take(4).for_each(|rank| rank.begin(rank.tp, &all_reduce(4)));
     ranks[2].state = State::Stopped;
     headline(
         &ranks,
@@ -231,7 +236,7 @@ fn a_stopped_rank_is_named_even_inside_the_call() {
 #[test]
 fn a_rank_whose_process_is_gone_has_died() {
     let ranks = ranks();
-    ranks.iter().for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    ranks.iter().for_each(|rank| rank.begin(rank.tp, &all_reduce(4)));
     let living: Vec<&Rank> = ranks.iter().filter(|rank| rank.rank != 6).collect();
     let (first, text) = said(&living);
     assert_eq!(first, Some((Kind::Gone, vec![6])), "{text}");
@@ -267,8 +272,10 @@ fn an_open_group_of_calls_is_named() {
     let ranks = ranks();
     for rank in &ranks[..4] {
         match rank.rank {
-            1 => drop(rank.recorder.queue(rank.tp, &all_reduce(4))),
-            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+            1 => {
+                let _ = rank.recorder.queue(rank.tp, &all_reduce(4));
+            }
+            _ => rank.begin(rank.tp, &all_reduce(4)),
         }
     }
     headline(
@@ -282,7 +289,7 @@ fn an_open_group_of_calls_is_named() {
 #[test]
 fn a_call_in_which_nobody_is_missing_is_slow() {
     let ranks = ranks();
-    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(1 << 30))));
+    ranks.iter().take(4).for_each(|rank| rank.begin(rank.tp, &all_reduce(1 << 30)));
     headline(
         &ranks,
         Kind::Slow,
@@ -295,14 +302,14 @@ fn a_call_in_which_nobody_is_missing_is_slow() {
 fn a_message_that_nobody_sends_is_named() {
     let ranks = ranks();
     let receive = Call { operation: Operation::Recv, reduction: 0, peer: 1, ..all_reduce(4) };
-    let _ = ranks[0].begin(ranks[0].tp, &receive);
+    ranks[0].begin(ranks[0].tp, &receive);
     headline(
         &ranks,
         Kind::NoMessage,
         &[1],
         "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s",
     );
-    let _ = ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
+    ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
     let all: Vec<&Rank> = ranks.iter().collect();
     assert_eq!(said(&all).0.unwrap().0, Kind::Slow);
 }
@@ -313,7 +320,7 @@ fn a_rank_that_has_left_is_named() {
     for rank in &ranks[..4] {
         match rank.rank {
             3 => rank.recorder.set_channel_state(rank.tp, ChannelState::Closed),
-            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+            _ => rank.begin(rank.tp, &all_reduce(4)),
         }
     }
     headline(
@@ -331,8 +338,7 @@ fn a_job_that_is_gone_is_judged_by_its_last_calls() {
         rank.state = State::Gone;
         rank.done(rank.tp, 2);
         if rank.rank < 4 && rank.rank != 2 {
-            let failed = rank.begin(rank.tp, &all_reduce(4));
-            rank.recorder.end(failed, EntryState::Failed);
+            rank.ends(rank.tp, &all_reduce(4), EntryState::Failed);
         }
     }
     headline(
@@ -348,7 +354,7 @@ fn calls_that_streams_have_are_compared_by_their_numbers() {
     let ranks = ranks();
     for rank in &ranks[..4] {
         for _ in 0..if rank.rank == 2 { 5 } else { 9 } {
-            rank.recorder.end(rank.begin(rank.tp, &all_reduce(4)), EntryState::Issued);
+            rank.ends(rank.tp, &all_reduce(4), EntryState::Issued);
         }
     }
     headline(
