@@ -85,10 +85,10 @@ impl Rank {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
         let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
         let mut now = snapshot.process.clock.moment();
-        // The calls are 12 s old.
-        now.monotonic += 12_000_000_000;
-        now.real += 12_000_000_000;
-        now.ticks += 12_000_000_000;
+        // The calls are 12.5 s old.
+        now.monotonic += 12_500_000_000;
+        now.real += 12_500_000_000;
+        now.ticks += 12_500_000_000;
         let mut timeline = Timeline::new(&snapshot, Some(now), now.real, None);
         timeline.until = now.real;
         let rank = self.rank as usize;
@@ -217,7 +217,7 @@ fn crossed_dimensions_are_a_circle() {
     let all: Vec<&Rank> = ranks.iter().collect();
     let (first, text) = said(&all);
     assert_eq!(first.unwrap().0, Kind::Crossed, "{text}");
-    assert!(text.starts_with("train: two dimensions are crossed: rank 0 waits in all-reduce 1 of mesh/dp (ranks 0, 4) for rank 4, and rank 4 waits in all-reduce 1 of mesh/tp"), "{text}");
+    assert!(text.starts_with("train: two dimensions are crossed: rank 0 waits in all-reduce 1 of mesh/dp (ranks 0, 4) for rank 4, rank 4 waits in all-reduce 1 of mesh/tp"), "{text}");
 }
 
 #[test]
