@@ -106,6 +106,13 @@ pub fn judge(job: &Job, after: f64) -> Verdict<'_> {
     Verdict { job, groups, waits, findings }
 }
 
+/// Ranks that are the cause of waits, and the edges of these waits.
+#[derive(Default)]
+struct Cause<'a> {
+    ranks: Vec<usize>,
+    edges: Vec<&'a Edge>,
+}
+
 struct Judge<'a> {
     job: &'a Job,
     groups: &'a [Group<'a>],
@@ -170,7 +177,7 @@ impl Judge<'_> {
     /// What is wrong with the ranks for which the others wait in the end. Ranks with one cause are
     /// one finding.
     fn causes<'r>(&self, graph: &Graph<'_>, roots: impl Iterator<Item = &'r usize>) -> Vec<Finding> {
-        let mut found: BTreeMap<(Kind, usize, u64), (Vec<usize>, Vec<&Edge>)> = BTreeMap::new();
+        let mut found: BTreeMap<(Kind, usize, u64), Cause> = BTreeMap::new();
         for root in roots {
             let mut by_call: BTreeMap<(usize, u64), Vec<&Edge>> = BTreeMap::new();
             for edge in graph.into(*root) {
@@ -184,11 +191,11 @@ impl Judge<'_> {
             let Some(((group, number), edges)) = most else { continue };
             let kind = self.kind(*root, edges[0].reason);
             let entry = found.entry((kind, *group, *number)).or_default();
-            entry.0.push(*root);
-            entry.1.extend(edges.iter().copied());
+            entry.ranks.push(*root);
+            entry.edges.extend(edges.iter().copied());
         }
-        let finding = |((kind, group, number), (ranks, edges)): (_, (Vec<usize>, Vec<&Edge>))| {
-            self.finding(kind, ranks, group, number, &edges, graph)
+        let finding = |((kind, group, number), cause): (_, Cause)| {
+            self.finding(kind, cause.ranks, group, number, &cause.edges, graph)
         };
         found.into_iter().filter_map(finding).collect()
     }

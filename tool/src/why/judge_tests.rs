@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use recording::{
-    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
-    layout,
+    Call, Channel, ChannelFacts, ChannelState, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts, layout,
 };
 
 use super::find::Found;
@@ -26,6 +25,8 @@ struct Rank {
     words: &'static [AtomicU64],
     recorder: Recorder,
     state: State,
+    /// The number of ranks on each host.
+    local_size: usize,
     rank: u32,
     tp: Channel,
     dp: Channel,
@@ -60,32 +61,39 @@ impl Rank {
         let scope = open(1, 1, rank, &[0, 1, 2, 3, 4, 5, 6, 7], "the world");
         let tp = open(0, 10 + u64::from(row), column, &[0, 1, 2, 3].map(|at| row * 4 + at), "mesh/tp");
         let dp = open(0, 20 + u64::from(column), row, &[column, column + 4], "mesh/dp");
-        Rank { words, recorder, state: State::Sleeps, rank, tp, dp, scope }
+        Rank { words, recorder, state: State::Sleeps, local_size: 8, rank, tp, dp, scope }
     }
 
     /// Makes this many all-reduces from beginning to end.
     fn done(&self, channel: Channel, times: usize) {
         for _ in 0..times {
-            self.recorder.end(self.recorder.begin(channel, &all_reduce(4)), EntryState::Done);
+            self.ends(channel, &all_reduce(4), EntryState::Done);
         }
     }
 
-    fn begin(&self, channel: Channel, call: &Call) -> Entry {
-        self.recorder.begin(channel, call)
+    /// Begins a call that does not end.
+    fn begin(&self, channel: Channel, call: &Call) {
+        let _ = self.recorder.begin(channel, call);
+    }
+
+    /// Begins a call that ends in this state.
+    fn ends(&self, channel: Channel, call: &Call, state: EntryState) {
+        self.recorder.end(self.recorder.begin(channel, call), state);
     }
 
     fn process(&self) -> Process {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
         let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
         let mut now = snapshot.process.clock.moment();
-        // The calls are 12 s old.
-        now.monotonic += 12_000_000_000;
-        now.real += 12_000_000_000;
-        now.ticks += 12_000_000_000;
+        // The calls are 12.5 s old.
+        now.monotonic += 12_500_000_000;
+        now.real += 12_500_000_000;
+        now.ticks += 12_500_000_000;
         let mut timeline = Timeline::new(&snapshot, Some(now), now.real, None);
         timeline.until = now.real;
-        let mut place = Place::new("devicemesh run", self.rank as usize, 8, Some(self.rank as usize));
-        place.local_size = Some(8);
+        let rank = self.rank as usize;
+        let mut place = Place::new("devicemesh run", rank, 8, Some(rank % self.local_size));
+        place.local_size = Some(self.local_size);
         Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
     }
 }
@@ -134,7 +142,7 @@ fn a_rank_that_has_skipped_a_call_is_behind() {
     for rank in &ranks {
         rank.done(rank.tp, 5);
         if rank.rank != 6 {
-            let _ = rank.begin(rank.tp, &all_reduce(4));
+            rank.begin(rank.tp, &all_reduce(4));
         }
     }
     // Ranks 0 to 3 are all in their call, and rank 6 is missing in the other group.
@@ -155,9 +163,9 @@ fn the_root_of_a_chain_is_named() {
             1 => rank.done(rank.dp, 1),
             5 => {
                 rank.done(rank.dp, 1);
-                let _ = rank.begin(rank.dp, &all_reduce(4));
+                rank.begin(rank.dp, &all_reduce(4));
             }
-            4 | 6 | 7 => drop(rank.begin(rank.tp, &all_reduce(4))),
+            4 | 6 | 7 => rank.begin(rank.tp, &all_reduce(4)),
             _ => {}
         }
     }
@@ -189,8 +197,8 @@ fn other_counts_are_the_first_difference() {
     for rank in ranks.iter().take(4) {
         rank.done(rank.tp, 2);
         let count = if rank.rank == 2 { 8 } else { 4 };
-        rank.recorder.end(rank.begin(rank.tp, &all_reduce(count)), EntryState::Done);
-        let _ = rank.begin(rank.tp, &all_reduce(4));
+        rank.ends(rank.tp, &all_reduce(count), EntryState::Done);
+        rank.begin(rank.tp, &all_reduce(4));
     }
     let expected = "rank 2 calls all-reduce of 8 float32 (sum) as call 3 of mesh/tp (ranks 0-3), and the other 3 ranks call all-reduce of 4 float32 (sum)";
     headline(&ranks, Kind::Differs, &[2], expected);
@@ -202,21 +210,21 @@ fn crossed_dimensions_are_a_circle() {
     // Rank 0 waits in dp for rank 4, rank 4 in tp for rank 5, and so on: 5 in dp for 1, 1 in tp
     // for 0.
     for rank in [0, 5] {
-        let _ = ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
+        ranks[rank].begin(ranks[rank].dp, &all_reduce(4));
     }
     for rank in [1, 2, 3, 4, 6, 7] {
-        let _ = ranks[rank].begin(ranks[rank].tp, &all_reduce(4));
+        ranks[rank].begin(ranks[rank].tp, &all_reduce(4));
     }
     let all: Vec<&Rank> = ranks.iter().collect();
     let (first, text) = said(&all);
     assert_eq!(first.unwrap().0, Kind::Crossed, "{text}");
-    assert!(text.starts_with("train: two dimensions are crossed: rank 0 waits in all-reduce 1 of mesh/dp (ranks 0, 4) for rank 4, and rank 4 waits in all-reduce 1 of mesh/tp"), "{text}");
+    assert!(text.starts_with("train: two dimensions are crossed: rank 0 waits in all-reduce 1 of mesh/dp (ranks 0, 4) for rank 4, rank 4 waits in all-reduce 1 of mesh/tp"), "{text}");
 }
 
 #[test]
 fn a_stopped_rank_is_named_even_inside_the_call() {
     let mut ranks = ranks();
-    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    ranks.iter().take(4).for_each(|rank| rank.begin(rank.tp, &all_reduce(4)));
     ranks[2].state = State::Stopped;
     headline(
         &ranks,
@@ -229,7 +237,7 @@ fn a_stopped_rank_is_named_even_inside_the_call() {
 #[test]
 fn a_rank_whose_process_is_gone_has_died() {
     let ranks = ranks();
-    ranks.iter().for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(4))));
+    ranks.iter().for_each(|rank| rank.begin(rank.tp, &all_reduce(4)));
     let living: Vec<&Rank> = ranks.iter().filter(|rank| rank.rank != 6).collect();
     let (first, text) = said(&living);
     assert_eq!(first, Some((Kind::Gone, vec![6])), "{text}");
@@ -241,12 +249,34 @@ fn a_rank_whose_process_is_gone_has_died() {
 }
 
 #[test]
+fn ranks_of_other_hosts_are_not_called_dead() {
+    let mut ranks = ranks();
+    ranks.truncate(4);
+    for rank in &mut ranks {
+        rank.local_size = 4;
+        let _ = rank.recorder.begin_agreement(rank.scope, Operation::Barrier, "dm_barrier()");
+    }
+    headline(
+        &ranks,
+        Kind::Elsewhere,
+        &[0, 1, 2, 3],
+        "ranks 0-3 have waited in dm_barrier() for 12 s for ranks 4-7, which are not seen on this host",
+    );
+    // A rank of this host that is missing, too, is the one that is named.
+    let three: Vec<&Rank> = ranks.iter().take(3).collect();
+    let (first, text) = said(&three);
+    assert_eq!(first, Some((Kind::Gone, vec![3])), "{text}");
+}
+
+#[test]
 fn an_open_group_of_calls_is_named() {
     let ranks = ranks();
     for rank in &ranks[..4] {
         match rank.rank {
-            1 => drop(rank.recorder.queue(rank.tp, &all_reduce(4))),
-            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+            1 => {
+                let _ = rank.recorder.queue(rank.tp, &all_reduce(4));
+            }
+            _ => rank.begin(rank.tp, &all_reduce(4)),
         }
     }
     headline(
@@ -260,7 +290,7 @@ fn an_open_group_of_calls_is_named() {
 #[test]
 fn a_call_in_which_nobody_is_missing_is_slow() {
     let ranks = ranks();
-    ranks.iter().take(4).for_each(|rank| drop(rank.begin(rank.tp, &all_reduce(1 << 30))));
+    ranks.iter().take(4).for_each(|rank| rank.begin(rank.tp, &all_reduce(1 << 30)));
     headline(
         &ranks,
         Kind::Slow,
@@ -273,14 +303,14 @@ fn a_call_in_which_nobody_is_missing_is_slow() {
 fn a_message_that_nobody_sends_is_named() {
     let ranks = ranks();
     let receive = Call { operation: Operation::Recv, reduction: 0, peer: 1, ..all_reduce(4) };
-    let _ = ranks[0].begin(ranks[0].tp, &receive);
+    ranks[0].begin(ranks[0].tp, &receive);
     headline(
         &ranks,
         Kind::NoMessage,
         &[1],
         "rank 1 does not send; rank 0 has waited in recv 1 of mesh/tp (ranks 0-3) for 12 s",
     );
-    let _ = ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
+    ranks[1].begin(ranks[1].tp, &Call { operation: Operation::Send, peer: 0, ..receive });
     let all: Vec<&Rank> = ranks.iter().collect();
     assert_eq!(said(&all).0.unwrap().0, Kind::Slow);
 }
@@ -291,7 +321,7 @@ fn a_rank_that_has_left_is_named() {
     for rank in &ranks[..4] {
         match rank.rank {
             3 => rank.recorder.set_channel_state(rank.tp, ChannelState::Closed),
-            _ => drop(rank.begin(rank.tp, &all_reduce(4))),
+            _ => rank.begin(rank.tp, &all_reduce(4)),
         }
     }
     headline(
@@ -309,8 +339,7 @@ fn a_job_that_is_gone_is_judged_by_its_last_calls() {
         rank.state = State::Gone;
         rank.done(rank.tp, 2);
         if rank.rank < 4 && rank.rank != 2 {
-            let failed = rank.begin(rank.tp, &all_reduce(4));
-            rank.recorder.end(failed, EntryState::Failed);
+            rank.ends(rank.tp, &all_reduce(4), EntryState::Failed);
         }
     }
     headline(
@@ -326,7 +355,7 @@ fn calls_that_streams_have_are_compared_by_their_numbers() {
     let ranks = ranks();
     for rank in &ranks[..4] {
         for _ in 0..if rank.rank == 2 { 5 } else { 9 } {
-            rank.recorder.end(rank.begin(rank.tp, &all_reduce(4)), EntryState::Issued);
+            rank.ends(rank.tp, &all_reduce(4), EntryState::Issued);
         }
     }
     headline(

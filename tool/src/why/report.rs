@@ -35,11 +35,18 @@ pub struct Row<'a> {
     pub seconds: Option<f64>,
 }
 
+/// The ranks of a row, and the longest time since their calls began or ended.
+#[derive(Default)]
+struct At {
+    ranks: Vec<usize>,
+    seconds: Option<f64>,
+}
+
 /// The positions of all ranks in all groups. The ranks that are behind come first.
 pub fn rows<'a>(verdict: &Verdict<'_>) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
     for (at, group) in verdict.groups.iter().enumerate() {
-        let mut found: BTreeMap<(u64, &str, String), (Vec<usize>, Option<f64>)> = BTreeMap::new();
+        let mut found: BTreeMap<(u64, &str, String), At> = BTreeMap::new();
         for member in &group.members {
             let (Some(rank), Some(seat)) = (member.rank, member.seat) else { continue };
             let timeline = &seat.process.timeline;
@@ -54,25 +61,21 @@ pub fn rows<'a>(verdict: &Verdict<'_>) -> Vec<Row<'a>> {
             let content = call.map_or_else(String::new, |call| content(&seat, call, group, verdict));
             let seconds = since.and_then(|ticks| timeline.seconds_since(ticks));
             let entry = found.entry((seat.channel.calls_begun, state, content)).or_default();
-            entry.0.push(rank);
-            entry.1 = entry.1.max_by(seconds);
+            entry.ranks.push(rank);
+            entry.seconds = later(entry.seconds, seconds);
         }
-        let row =
-            |((begun, state, content), (ranks, seconds))| Row { group: at, ranks, begun, content, state, seconds };
+        let row = |((begun, state, content), found): (_, At)| {
+            let At { ranks, seconds } = found;
+            Row { group: at, ranks, begun, content, state, seconds }
+        };
         rows.extend(found.into_iter().map(row));
     }
     rows
 }
 
 /// The larger of two times, of which each may be unknown.
-trait Larger {
-    fn max_by(self, other: Option<f64>) -> Option<f64>;
-}
-
-impl Larger for Option<f64> {
-    fn max_by(self, other: Option<f64>) -> Option<f64> {
-        self.into_iter().chain(other).reduce(f64::max)
-    }
+fn later(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    one.into_iter().chain(other).reduce(f64::max)
 }
 
 fn word(state: EntryState, is_over: bool) -> &'static str {
@@ -152,7 +155,7 @@ fn positions(verdict: &Verdict<'_>, width: Option<usize>, style: Style) -> Strin
         match merged.get_mut(at) {
             Some((_, ranks, seconds)) => {
                 ranks.extend(&row.ranks);
-                *seconds = seconds.max_by(row.seconds);
+                *seconds = later(*seconds, row.seconds);
             }
             None => merged.push((row, row.ranks.clone(), row.seconds)),
         }

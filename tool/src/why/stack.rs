@@ -83,9 +83,15 @@ impl Stacks {
     fn add_frames(&mut self, pid: u32, threads: &mut [Thread]) {
         use nix::errno::Errno;
 
-        let Some(mut modules) = modules::Modules::of(pid) else {
-            self.refusal = refusal(pid);
-            return;
+        let mut modules = match modules::Modules::of(pid) {
+            Ok(modules) => modules,
+            Err(error) => {
+                // A process that has ended meanwhile has no stack.
+                if error.kind() == std::io::ErrorKind::PermissionDenied {
+                    self.refusal = refusal(pid);
+                }
+                return;
+            }
         };
         let unwound: Vec<Vec<u64>> = threads
             .iter()

@@ -306,7 +306,7 @@ impl Verdict<'_> {
         let own = self.waits.iter().enumerate().filter(|(_, wait)| wait.rank == rank);
         let running =
             own.filter(|(_, wait)| wait.call.state == EntryState::Running).max_by_key(|(_, wait)| wait.call.number);
-        let ago = |ticks: u64| process.timeline.seconds_since(ticks).map_or(String::new(), |seconds| time(seconds));
+        let ago = |ticks: u64| process.timeline.seconds_since(ticks).map_or(String::new(), time);
         if let Some((at, wait)) = running {
             return format!("it has been in {} for {}", self.call_of(at), ago(wait.call.begun));
         }

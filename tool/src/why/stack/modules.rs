@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -49,10 +50,10 @@ struct Mapped {
 }
 
 impl Modules {
-    /// The files that a process has mapped. `None` where the process's memory may not be read.
-    pub fn of(pid: u32) -> Option<Modules> {
-        let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    /// The files that a process has mapped. Fails where the process's memory may not be read.
+    pub fn of(pid: u32) -> io::Result<Modules> {
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let mut modules =
             Modules { unwinder: UnwinderNative::new(), cache: CacheNative::new(), memory, files: Vec::new() };
         for (name, (range, first)) in ranges(&maps) {
@@ -62,7 +63,7 @@ impl Modules {
             };
             modules.add(bytes.unwrap_or_default(), range, first, name, inside(pid, name));
         }
-        Some(modules)
+        Ok(modules)
     }
 
     fn read(&self, range: &Range<u64>) -> Option<Vec<u8>> {
