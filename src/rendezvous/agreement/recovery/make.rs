@@ -68,15 +68,17 @@ impl Recovery {
     fn await_made(&self, mine: std::result::Result<(), &Error>, wait: &Wait) -> Result<String> {
         let in_mesh = self.epoch.in_mesh();
         if in_mesh.contains(&self.me) {
+            // A rank whose part was not made in time has no time left, and the others must know.
+            let soon = Recovery::soon(wait);
             if let Err(error) = mine {
                 if let Some(verdict) = self.news_of_a_loss(&in_mesh, error, wait)? {
                     return Ok(verdict);
                 }
                 let error = Verdict::of_failure(self.me.rank, &format!("epoch {}", self.epoch_number), error);
-                return self.settle(&failed(&error), wait);
+                return self.settle(&failed(&error), &soon);
             }
-            self.membership.put(self.made(self.me), b"1", wait)?;
-            self.membership.count(self.made_count(), 1, wait)?;
+            self.membership.put(self.made(self.me), b"1", &soon)?;
+            self.membership.count(self.made_count(), 1, &soon)?;
         }
         let (store, losses) = (&self.membership.store, &self.membership.losses);
         loop {

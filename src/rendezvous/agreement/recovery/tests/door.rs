@@ -480,8 +480,9 @@ fn a_newcomer_has_its_whole_time_for_the_mesh() {
     job.die_first(&[1]);
     let own = Wait::after(Duration::from_secs(2));
     let mut newcomer = Newcomer::of(&job, 1, 1);
-    let late = newcomer.comes_in_with(|_| Ok(()), &Wait::after(Duration::ZERO)).unwrap_err();
+    let late = newcomer.comes_in_with(|_| Ok(()), &Wait::after(Duration::from_millis(200))).unwrap_err();
     assert_eq!(late.status(), Status::Timeout);
+    await_knock(&job, 1);
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             let mut rank = job.rank(0);
