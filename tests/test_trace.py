@@ -70,7 +70,7 @@ def test_the_tables(traces):
 
 def test_what_is_no_recording_is_refused(tmp_path):
     empty = run(TOOL, "trace", tmp_path, code=1).stderr
-    assert "no recording" in empty and "DM_TRACE_DIR" in empty, empty
+    assert "has no recordings" in empty and "DM_TRACE_DIR" in empty, empty
     text = tmp_path / "notes.txt"
     text.write_text("not a recording")
     wrong = run(TOOL, "trace", text, code=1).stderr

@@ -1,6 +1,6 @@
-//! Finds and reads recordings.
+//! Finds and reads recordings in files.
 
-use std::fs::{File, read_dir};
+use std::fs::{File, metadata, read_dir};
 use std::path::{Path, PathBuf};
 
 use recording::Snapshot;
@@ -8,43 +8,44 @@ use recording::Snapshot;
 use crate::failure::Failure;
 
 /// The end of the names of recordings in files.
-const SUFFIX: &str = "dmrec";
+pub const EXTENSION: &str = "dmrec";
 
-/// Reads the recordings in these files and folders. Fails where there is none, and where a file
-/// that was named is no recording.
-pub fn read_files(paths: &[PathBuf]) -> Result<Vec<Snapshot>, Failure> {
-    let mut snapshots = Vec::new();
+/// The files that are named, and the recordings in the folders that are named, in the order of
+/// their names. Fails with a message where a folder has none.
+pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
     for path in paths {
-        if !path.is_dir() {
-            snapshots.push(read(path)?);
+        let cannot = |error| cannot_read(path, &error);
+        if !metadata(path).map_err(cannot)?.is_dir() {
+            files.push(path.clone());
             continue;
         }
-        let entries = read_dir(path).map_err(|error| cannot_read(path, &error))?;
-        let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        files.retain(|file| file.extension().is_some_and(|suffix| suffix == SUFFIX));
-        files.sort();
-        for file in files {
-            snapshots.push(read(&file)?);
+        let entries = read_dir(path).map_err(cannot)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let is_recording = |file: &PathBuf| file.extension().is_some_and(|extension| extension == EXTENSION);
+        let mut found: Vec<PathBuf> = entries.filter(is_recording).collect();
+        if found.is_empty() {
+            return Err(format!(
+                "{} has no recordings: no file whose name ends in .{EXTENSION}; the processes of a job leave some with DM_TRACE_DIR={}",
+                path.display(),
+                path.display()
+            ));
         }
+        found.sort();
+        files.append(&mut found);
     }
-    match snapshots.is_empty() {
-        false => Ok(snapshots),
-        true => {
-            let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            let said = format!(
-                "no recording (*.{SUFFIX}) in {}: set DM_TRACE_DIR to a folder for the processes of the job",
-                names.join(", ")
-            );
-            Err(Failure::new(1, said))
-        }
-    }
+    Ok(files)
 }
 
-fn read(path: &Path) -> Result<Snapshot, Failure> {
-    let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
-    Snapshot::of_file(&file).map_err(|error| cannot_read(path, &error))
+/// Reads the recordings in these files and folders. Fails where a file is no recording.
+pub fn read_files(paths: &[PathBuf]) -> Result<Vec<Snapshot>, Failure> {
+    let failed = |message| Failure::new(1, message);
+    let read = |path: PathBuf| {
+        let snapshot = File::open(&path).and_then(|file| Snapshot::of_file(&file));
+        snapshot.map_err(|error| failed(cannot_read(&path, &error)))
+    };
+    files(paths).map_err(failed)?.into_iter().map(read).collect()
 }
 
-fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(1, format!("cannot read {}: {error}", path.display()))
+fn cannot_read(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
 }

@@ -17,11 +17,10 @@ use super::exit_code::NOT_MADE;
 use super::process::{Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
+use crate::recordings::{EXTENSION, files};
 
 /// The name of the anonymous file of a recording, as its links in /proc/PID/fd show it.
 const ANONYMOUS: &str = "/memfd:devicemesh-recording";
-/// The end of the name of a recording's file in DM_TRACE_DIR.
-const EXTENSION: &str = "dmrec";
 
 /// What was found.
 #[derive(Default)]
@@ -75,34 +74,19 @@ fn add_dead(found: &mut Found, folders: &BTreeSet<PathBuf>) {
         found.processes.iter().flat_map(|process| &process.snapshot.worlds).map(|world| world.key).collect();
     let living: BTreeSet<u32> = found.processes.iter().map(|process| process.snapshot.process.pid).collect();
     for folder in folders {
-        let files = of_files(std::slice::from_ref(folder)).unwrap_or_default();
+        let left = of_files(std::slice::from_ref(folder)).unwrap_or_default();
         let is_of_same = |process: &Process| process.snapshot.worlds.iter().any(|world| keys.contains(&world.key));
         let is_new =
             |process: &Process| process.state == State::Unknown || !living.contains(&process.snapshot.process.pid);
-        found.processes.extend(files.processes.into_iter().filter(|process| is_of_same(process) && is_new(process)));
+        found.processes.extend(left.processes.into_iter().filter(|process| is_of_same(process) && is_new(process)));
     }
 }
 
 /// The recordings in files, and in the files of folders.
 pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
-    let mut files = Vec::new();
-    for path in paths {
-        let cannot = |error| Failure::new(NOT_MADE, format!("cannot read {}: {error}", path.display()));
-        if !fs::metadata(path).map_err(cannot)?.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let entries = fs::read_dir(path).map_err(cannot)?.filter_map(|entry| Some(entry.ok()?.path()));
-        let before = files.len();
-        files.extend(entries.filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION)));
-        if files.len() == before {
-            let why = format!("{} has no recordings: no file whose name ends in .{EXTENSION}", path.display());
-            return Err(Failure::new(NOT_MADE, why));
-        }
-    }
     let (host, usual, running) = (host_name(), length_of_tick(), Running::now());
     let mut found = Found::default();
-    for path in files {
+    for path in files(paths).map_err(|why| Failure::new(NOT_MADE, why))? {
         match File::open(&path).and_then(|file| read(&file)) {
             Ok((snapshot, bytes, now)) => {
                 let is_here = snapshot.process.host == host;
