@@ -67,8 +67,8 @@ impl Moment {
     }
 }
 
-/// The nanoseconds of a clock of the kernel. The C library is asked, because it also finds the clock
-/// under valgrind, which hides the kernel's page of functions (vDSO).
+/// The nanoseconds of a clock of the kernel. The C library is asked, because it also finds the
+/// clock under valgrind, which hides the kernel's page of functions (vDSO).
 fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the place for the time is writable. The call fails only for a clock that is unknown.

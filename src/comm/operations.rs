@@ -136,8 +136,9 @@ impl View {
             false => self.through_gate(name, index, communicator, call, |raw| {
                 let checked = library.check_pointers(raw, buffers);
                 checked.map_err(|error| Unexplained::Known(error.within(name)))?;
-                // The calls of one group begin in the order in which they get here. Where NCCL tells
-                // of its calls itself, they are recorded once, with the ends of their kernels.
+                // The calls of one group begin in the order in which they get here. Where NCCL
+                // tells of its calls itself, they are recorded once, with the ends of their
+                // kernels.
                 if !records_its_calls() {
                     recorded = record();
                 }

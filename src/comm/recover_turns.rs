@@ -1,5 +1,5 @@
-//! The turns of one recovery: this rank ends its part of the mesh, comes to a turn, enters the epoch
-//! of its decision, and comes to the next turn where a rank was lost meanwhile.
+//! The turns of one recovery: this rank ends its part of the mesh, comes to a turn, enters the
+//! epoch of its decision, and comes to the next turn where a rank was lost meanwhile.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ impl Job<'_> {
         let was_in_mesh = recovery.is_in_mesh();
         // The others train on while a rank is not in the mesh, so it has no state by then.
         let mut has_state = recovery.is_stateful() || (was_in_mesh && self.options.has_state);
-        // After a recovery that failed this process may be in a later epoch than the mesh. Others hold
-        // the places of those then that the communicators of the mesh blame.
+        // After a recovery that failed this process may be in a later epoch than the mesh. Others
+        // hold the places of those then that the communicators of the mesh blame.
         let is_of_past = self.before.is_of_past_epoch();
         let mut blamed = if is_of_past { Vec::new() } else { self.before.lost_in_communicators() };
         let (call, terms) = (self.text(recovery), self.terms());

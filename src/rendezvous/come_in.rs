@@ -38,8 +38,8 @@ impl World {
         newcomer.is_some_and(|newcomer| self.place.rank >= newcomer.running.size)
     }
 
-    /// Takes this process into the running job that it has joined: knocks, waits for a decision that
-    /// lets this process in, and makes its part of the mesh together with the other ranks.
+    /// Takes this process into the running job that it has joined: knocks, waits for a decision
+    /// that lets this process in, and makes its part of the mesh together with the other ranks.
     ///
     /// src/comm calls this function in dm_init where [`is_at_door`](World::is_at_door) holds.
     ///

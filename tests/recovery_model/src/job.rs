@@ -13,7 +13,8 @@ pub struct Job {
     /// How many ranks wait as spares.
     pub spares: u8,
     /// For each newcomer, the seat that it asks for. A newcomer may start at any time. A number of
-    /// at least `seats` lets the mesh grow. [`NO_SEAT`] is a newcomer in the place of the first spare.
+    /// at least `seats` lets the mesh grow. [`NO_SEAT`] is a newcomer in the place of the first
+    /// spare.
     pub newcomers: &'static [u8],
     /// How many processes die at most.
     pub losses: u8,
