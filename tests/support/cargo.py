@@ -9,8 +9,8 @@ def build_variables():
     """Variables for each call of cargo that builds the Rust tests or what they share.
 
     In a checkout where nobody has worked yet, cargo builds without debug information, a crate in
-    four parts, and without what would speed up the next build, because that takes the processors less
-    time. A checkout in which somebody has called cargo has the folder `incremental`. There the
+    four parts, and without what would speed up the next build, because that takes the processors
+    less time. A checkout in which somebody has called cargo has the folder `incremental`. There the
     tests use what those calls have built. .ci/run has these settings, too."""
     if (TARGET / "debug/incremental").exists():
         return {}
