@@ -104,3 +104,20 @@ impl Way {
 pub(super) fn first_epoch(world: &rendezvous::World, mesh: &Mesh, dim: usize) -> Epoch {
     Epoch::first(world.size_at_join(), Replicas { sizes: mesh.shape(), dim }, &mesh.root_ranks())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The other ranks are told of refusals, and not of this one.
+    #[test]
+    fn a_second_thread_that_recovers_has_refused_nothing() {
+        let recovering = Recovering::default();
+        let held = recovering.lock().expect("nobody recovers");
+        let error = recovering.lock().err().expect("another thread recovers");
+        assert!(Recovering::is_busy(&error), "{error}");
+        assert!(!Recovering::is_busy(&Error::invalid_state("there is nothing to recover")));
+        drop(held);
+        assert!(recovering.lock().is_ok());
+    }
+}
