@@ -45,7 +45,6 @@ mod progress;
 mod reach;
 mod service;
 mod shared;
-mod tries;
 mod watch;
 
 use std::io;

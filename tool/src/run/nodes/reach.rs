@@ -18,7 +18,6 @@ use super::port::{is_taken_by_a_stranger, listener};
 use super::progress::Progress;
 use super::service;
 use super::shared::Reached;
-use super::tries::{SECRET, TRY, locked_out, why};
 use crate::run::rendezvous::{Origin, Rendezvous, is_here, is_loopback};
 
 /// How long the tool that serves the store may take to mark it as served, and how long the port may

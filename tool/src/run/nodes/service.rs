@@ -19,7 +19,6 @@ use super::keys::{self, FIRST, JOBS, NODES, OVER, SERVED};
 use super::place::Place;
 use super::progress::Progress;
 use super::shared::Reached;
-use super::tries::{SECRET, TRY, locked_out, why};
 use crate::run::rendezvous::Rendezvous;
 
 /// How long the node that begins a job may take until it says who it is.
