@@ -149,10 +149,20 @@ pub(crate) struct Group {
     is_closed: AtomicBool,
 }
 
+/// The most members whose ranks are listed. A world may say that it is enormous.
+const MOST_MEMBERS: usize = recording::layout::MEMBER_WORDS * 2;
+
+/// The ranks of a group of `size` ranks for the recording. They are not listed where they do not
+/// fit.
+pub(crate) fn members(size: usize, rank_at: impl Fn(usize) -> i32) -> Vec<u32> {
+    let listed = if size > MOST_MEMBERS { 0 } else { size };
+    (0..listed).map(|position| rank_at(position) as u32).collect()
+}
+
 impl Group {
     /// Records a group of `size` ranks in which this process is `rank`. `key` is equal on all ranks
     /// of the group, and on no rank of another group. `members` are its ranks of the world, in the
-    /// order of the group; it is empty where the group has all ranks of the world.
+    /// order of the group, as [`members`] gives them.
     pub(crate) fn open(
         kind: Kind,
         world: &World,
@@ -230,7 +240,10 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// A call that is not recorded.
-    pub(crate) const NONE: Recorded = Recorded { entry: Entry::NONE, ends_well: AtomicBool::new(false) };
+    #[inline]
+    pub(crate) fn none() -> Recorded {
+        Recorded::of(Entry::NONE)
+    }
 
     #[inline]
     fn of(entry: Entry) -> Recorded {

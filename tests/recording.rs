@@ -1,6 +1,7 @@
 //! What other processes read in the recording of a process that runs, waits or has ended
 //! (docs/recording.md). The ranks are processes of their own.
 
+use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -10,11 +11,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use devicemesh::comm::{MeshOptions, Operator, RootComms, View, World, WorldOptions};
+use devicemesh::ccl::RawComm;
+use devicemesh::comm::{DimOptions, MeshOptions, Operator, RootComms, View, World, WorldOptions};
 use devicemesh::error::Error;
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::rendezvous::JoinOptions;
-use recording::{EntryState, Operation, RecordedCall, RecordedChannel, Snapshot};
+use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, Snapshot};
 
 /// The variable that tells a child process what to do: its rank, the size of the world, its role,
 /// and the port at which the ranks meet.
@@ -105,8 +107,7 @@ fn join(rank: usize, size: usize, port: u16) -> Result<Arc<World>, Error> {
 }
 
 fn mesh_within(world: &Arc<World>, shape: &[usize], names: &[&str], timeout: Duration) -> View {
-    let (world_size, rank) = (world.size(), world.rank());
-    let spec = MeshSpec { device_type: "cpu", shape, names: Some(names), ranks: None, world_size, rank };
+    let spec = MeshSpec::new("cpu", shape, world.size(), world.rank()).names(names);
     let options = MeshOptions::default().timeout(timeout);
     View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap())
 }
@@ -129,6 +130,12 @@ fn child() {
             mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum).unwrap();
             world.finalize(None).unwrap();
         }
+        "deadline" => deadline(&world),
+        "elsewhere" => elsewhere(&world),
+        "crossed" => crossed(&world),
+        "differs" => differs(&world),
+        "raw" => raw(&world),
+        "forks" => forks(world),
         "alone" => {
             say("joined");
             wait_for_parent();
@@ -158,6 +165,117 @@ fn waits(world: &Arc<World>) {
     say("finalized");
     wait_for_parent();
     world.finalize(None).unwrap();
+}
+
+/// What a call that fails says.
+fn say_outcome(outcome: Result<(), Error>) {
+    match outcome {
+        Ok(()) => say("done"),
+        Err(error) => say(format_args!("{}: {}", error.status().name(), error.message())),
+    }
+}
+
+/// Rank 0 waits in its second all-reduce, in which rank 1 does not come.
+fn deadline(world: &Arc<World>) {
+    let mesh = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let mut values = [1.0_f32; 8];
+    mesh.all_reduce("dp", &mut values, Operator::Sum).unwrap();
+    if world.rank() == 0 {
+        say_outcome(mesh.all_reduce("dp", &mut values, Operator::Sum));
+    } else {
+        wait_for_parent();
+    }
+}
+
+/// Rank 0 waits in an all-reduce while rank 1 waits for it in a barrier of the world, and then the
+/// other way round.
+fn elsewhere(world: &Arc<World>) {
+    let short = Duration::from_millis(500);
+    let mesh = mesh_within(world, &[2], &["dp"], short);
+    if world.rank() == 0 {
+        say_outcome(mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
+        wait_for_parent();
+        say_outcome(world.barrier(Some(short)));
+    } else {
+        let _ = world.barrier(Some(Duration::from_secs(2)));
+        say("has left the barrier");
+        wait_for_parent();
+    }
+}
+
+/// The two ranks call along dimensions of two meshes with communicators of their own, in different
+/// orders.
+fn crossed(world: &Arc<World>) {
+    let first = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
+    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(Duration::from_secs(2));
+    let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
+    let mut values = [1.0_f32; 8];
+    match world.rank() {
+        0 => say_outcome(first.all_reduce("dp", &mut values, Operator::Sum)),
+        _ => say_outcome(second.all_reduce("tp", &mut values, Operator::Sum)),
+    }
+    wait_for_parent();
+}
+
+/// Rank 1 leaves the second of three calls out.
+fn differs(world: &Arc<World>) {
+    let mesh = mesh_within(world, &[2], &["dp"], Duration::from_secs(20));
+    let call = |count: usize| mesh.all_reduce("dp", &mut vec![1.0_f32; count], Operator::Sum);
+    call(8).unwrap();
+    if world.rank() == 0 {
+        say_outcome(call(16));
+    } else {
+        say_outcome(call(8));
+    }
+    wait_for_parent();
+}
+
+/// The program calls the engine's C functions itself.
+fn raw(world: &Arc<World>) {
+    let mesh = View::init(world, &[world.size()], &["dp"]).unwrap();
+    mesh.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum).unwrap();
+    type AllReduce = unsafe extern "C" fn(*const f32, *mut f32, usize, i32, i32, RawComm, *mut c_void) -> i32;
+    let comm = mesh.comm(0).unwrap();
+    let symbol = mesh.symbol("ncclAllReduce").unwrap();
+    // SAFETY: the symbol is the function of that name in the engine's API.
+    let all_reduce: AllReduce = unsafe { std::mem::transmute(symbol) };
+    let mut values = [1.0_f32; 4];
+    let at = values.as_mut_ptr();
+    for _ in 0..2 {
+        // SAFETY: the buffer has four elements, and the communicator lives.
+        assert_eq!(unsafe { all_reduce(at, at, 4, 7, 0, comm, std::ptr::null_mut()) }, 0);
+    }
+    say("called");
+    wait_for_parent();
+    mesh.root_comms().finalize().unwrap();
+    say("finalized");
+    wait_for_parent();
+}
+
+/// A child that is forked when the world has ended has nothing of the recording, and may have one
+/// of its own.
+fn forks(world: Arc<World>) {
+    assert!(hostccl::recorder::get().is_some());
+    world.finalize(None).unwrap();
+    drop(world);
+    // SAFETY: the child ends with _exit. It allocates, which the C library allows after a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(|| {
+            assert!(hostccl::recorder::get().is_none() && recordings(std::process::id()).is_empty());
+            let _world = join(0, 1, 1).unwrap();
+            let own = Snapshot::of_file(&recordings(std::process::id())[0]).unwrap();
+            assert_eq!((own.process.pid, own.worlds.len()), (std::process::id(), 1));
+        });
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this process's own, and the status is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    say(format_args!("the child has ended with {status}"));
+    assert_eq!(recordings(std::process::id()).len(), 1);
 }
 
 fn find<'a>(snapshot: &'a Snapshot, name: &str) -> &'a RecordedChannel {
@@ -242,7 +360,7 @@ fn a_rank_that_waits_is_read_from_outside() {
     ranks.iter_mut().for_each(Rank::go_on);
     ranks.iter().for_each(|rank| assert_eq!(rank.says(), "finalized"));
     let ended = ranks[0].recording();
-    assert_eq!(find(&ended, "mesh/dp").state, recording::ChannelState::Closed);
+    assert_eq!(find(&ended, "mesh/dp").state, ChannelState::Closed);
     assert!(!ended.worlds[0].has_ended);
     ranks.iter_mut().for_each(Rank::go_on);
     ranks.iter_mut().for_each(Rank::ends_well);
@@ -291,6 +409,76 @@ fn a_folder_that_is_of_no_use_is_an_error_and_the_switch_turns_all_off() {
     off.ends_well();
 }
 
+/// The line of a rank, whose parts must all be there.
+fn says_all(rank: &Rank, parts: &[&str]) {
+    let said = rank.says();
+    for part in parts {
+        assert!(said.contains(part), "no {part:?} in {said:?}");
+    }
+}
+
+#[test]
+fn the_error_at_the_deadline_says_where_the_late_rank_is() {
+    let mut ranks = start(2, "deadline");
+    let place = "; rank 1 is at all-reduce 1 of mesh/dp; this rank is in all-reduce 2 of mesh/dp";
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", "rank 1 did not come within 500 ms", place]);
+    ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn the_error_at_the_deadline_says_where_else_the_late_rank_waits() {
+    let mut ranks = start(2, "elsewhere");
+    let place =
+        "; rank 1 has made no call of mesh/dp and is in dm_world_barrier(); this rank is in all-reduce 1 of mesh/dp";
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", place]);
+    assert_eq!(ranks[1].says(), "has left the barrier");
+    ranks[0].go_on();
+    ranks[0].says();
+    ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn dimensions_that_are_called_in_different_orders_are_named() {
+    let mut ranks = start(2, "crossed");
+    let crossed = "rank 1 has made no call of mesh/dp and is in all-reduce 1 of mesh2/tp, which this rank has not begun: these ranks call along mesh/dp and mesh2/tp in different orders";
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", crossed]);
+    ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn the_first_call_that_differs_is_named() {
+    let mut ranks = start(2, "differs");
+    let first = "; the first call of mesh/dp in which these ranks differ is call 2: rank 0 all-reduce of 16 float32 (sum), rank 1 all-reduce of 8 float32 (sum)";
+    ranks.iter().for_each(|rank| says_all(rank, &["DM_STATUS_MISMATCH: ", first]));
+    ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn a_forked_child_has_a_recording_of_its_own() {
+    let mut rank = Rank::start(0, 1, "forks", 1, &[]);
+    assert_eq!(rank.says(), "the child has ended with 0");
+    rank.ends_well();
+}
+
+#[test]
+fn raw_calls_are_recorded_for_their_communicator() {
+    let mut ranks = start(2, "raw");
+    ranks.iter().for_each(|rank| assert_eq!(rank.says(), "called"));
+    let snapshots: Vec<Snapshot> = ranks.iter().map(Rank::recording).collect();
+    let of_kind = |snapshot: &Snapshot| snapshot.channels.iter().filter(|it| it.kind == 2).cloned().collect::<Vec<_>>();
+    let raw: Vec<RecordedChannel> = snapshots.iter().flat_map(of_kind).collect();
+    let [first, second] = &raw[..] else { panic!("{raw:#?}") };
+    assert_eq!((first.key, first.digest, first.size), (second.key, second.digest, 2));
+    assert_eq!((first.rank, second.rank, &*first.members), (0, 1, &[0, 1][..]));
+    assert_eq!((first.calls_begun, first.calls_ended, &*first.name), (2, 2, "mesh_dp"));
+    // A call of the mesh is no raw call.
+    assert_eq!(find(&snapshots[0], "mesh/dp").calls_begun, 1);
+    ranks.iter_mut().for_each(Rank::go_on);
+    ranks.iter().for_each(|rank| assert_eq!(rank.says(), "finalized"));
+    assert_eq!(of_kind(&ranks[0].recording())[0].state, ChannelState::Closed);
+    ranks.iter_mut().for_each(Rank::ends_well);
+}
+
 #[test]
 fn meshes_that_are_made_again_and_again_give_their_places_back() {
     // One process as one rank, so that the recording is this process's own.
@@ -307,5 +495,6 @@ fn meshes_that_are_made_again_and_again_give_their_places_back() {
     }
     let snapshot = Snapshot::of_file(&recordings(std::process::id())[0]).unwrap();
     assert_eq!(snapshot.process.channels_left_out, before);
-    assert!(snapshot.channels.len() < 40, "{} places", snapshot.channels.len());
+    let open = snapshot.channels.iter().filter(|channel| channel.state == ChannelState::Open).count();
+    assert!(open < 40, "{open} groups are open");
 }

@@ -19,7 +19,9 @@ def quoted(kind):
 
 
 def alike(message):
-    """A message without what differs from run to run: handles, ports, processes."""
+    """A message without what differs from run to run: handles, ports, processes, and what the
+    recordings of the ranks that are still there say (tests/recording.rs tests that)."""
+    message = re.sub(r"; (the first call of \S+ in which these ranks differ|rank \d+ (is at|has made|has begun)) .*", "", message)
     return re.sub(r"\(pid \d+\)|(?<=process )\d+|0x[0-9a-f]{8,}|(?<=127\.0\.0\.1:)\d{4,}", "#", message)
 
 

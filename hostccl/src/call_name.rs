@@ -32,6 +32,11 @@ impl Name {
     /// The name of a call to which the caller gave none.
     pub(crate) const NONE: Name = Name { tag: UNNAMED, text: [0; NAME_BYTES] };
 
+    /// Whether the caller gave no name.
+    pub(crate) fn is_none(&self) -> bool {
+        self.tag == UNNAMED
+    }
+
     /// Names the calling thread's next call. The tag 0 stands for no name.
     pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) {
         let tag = if tag == 0 { UNNAMED } else { tag.clamp(UNNAMED + 1, NO_TAG - 1) };

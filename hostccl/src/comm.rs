@@ -10,11 +10,13 @@ use std::time::Duration;
 use crate::blame::Blame;
 use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{Event, Watch};
+use crate::host::checksum;
 use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
 use crate::rails::Rails;
+use crate::recorder::OwnedChannel;
 use crate::remote::Remote;
 use crate::segment::Segment;
 use crate::span::Span;
@@ -67,6 +69,8 @@ pub(crate) struct Comm {
     pub(crate) peer_processes: Vec<OnceLock<Arc<Process>>>,
     /// The process of this rank.
     pub(crate) own_process: ProcessId,
+    /// The communicator in the recording of this process, for calls without a name.
+    pub(crate) raw_group: OwnedChannel,
 }
 
 impl Comm {
@@ -100,6 +104,15 @@ impl Comm {
             timeout_millis: AtomicU64::new(0),
             peer_processes: (0..nranks).map(|_| OnceLock::new()).collect(),
             own_process,
+            raw_group: OwnedChannel::default(),
+        }
+    }
+
+    /// A number that is equal on all ranks of the communicator, and that no other communicator has.
+    pub(crate) fn key(&self) -> u64 {
+        match &self.span {
+            Some(span) => span.comm,
+            None => checksum(&self.segment.token()),
         }
     }
 

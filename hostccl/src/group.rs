@@ -22,6 +22,8 @@ use crate::message::{Message, Side};
 use crate::operation::Operation;
 use crate::places::Place;
 use crate::progress::{self, Lane};
+use crate::raw_record::RawRecord;
+use crate::recorder;
 use crate::remote_message::RemoteMessage;
 use crate::setup::{ChildInit, Init};
 use crate::thread;
@@ -52,6 +54,8 @@ struct Group {
     tasks: Vec<Task>,
     /// The error of the first call that could not be made.
     error: Option<Error>,
+    /// The calls without a name, in the recording of this process.
+    recorded: Vec<RawRecord>,
 }
 
 impl Drop for Group {
@@ -112,9 +116,35 @@ pub(crate) fn end() -> Result<ncclResult_t> {
         None => Ok(ncclSuccess),
         Some(mut group) => match group.error.take() {
             Some(error) => Err(error),
-            None => perform(std::mem::take(&mut group.tasks)),
+            None => {
+                group.recorded.iter().for_each(RawRecord::start);
+                let done = perform(std::mem::take(&mut group.tasks))?;
+                // A call with a name asks itself later whether it has waited.
+                if !group.recorded.is_empty() {
+                    let has_waited = recorder::take_waited();
+                    group.recorded.drain(..).for_each(|recorded| recorded.done(has_waited));
+                }
+                Ok(done)
+            }
         },
     }
+}
+
+/// Whether the calling thread has begun a group and not ended it.
+pub(crate) fn is_open() -> bool {
+    GROUP.with_borrow(|group| group.depth > 0)
+}
+
+/// Ends the recording of a call that was submitted with that outcome. In a group (`is_queued`) the
+/// end of the group does so.
+pub(crate) fn settle(recorded: RawRecord, is_queued: bool, outcome: Result<ncclResult_t>) -> Result<ncclResult_t> {
+    let done = outcome?;
+    match is_queued {
+        _ if recorded.is_none() => {}
+        true => GROUP.with_borrow_mut(|group| group.recorded.push(recorded)),
+        false => recorded.done(recorder::take_waited()),
+    }
+    Ok(done)
 }
 
 /// Makes the open group fail at its end with `error`. Does nothing when no group is open.
@@ -172,7 +202,7 @@ impl Made {
 
 /// Does what [`submit`] does for one collective. Outside a group it allocates no list of calls.
 pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Made>) -> Result<ncclResult_t> {
-    if GROUP.with_borrow(|group| group.depth) > 0 {
+    if is_open() {
         return submit(|| {
             Ok(vec![match make()? {
                 Made::Here(collective) => Task::Collective(collective),

@@ -25,9 +25,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use recording::{Recorder, layout};
+use recording::{Channel, ChannelState, Recorder, layout};
 
 use crate::error::{Error, Result};
 use crate::fork::{Closed, map_apart};
@@ -123,12 +124,31 @@ pub fn open() -> std::result::Result<(), String> {
         (Ok(()), _) => Ok(()),
         (Err(error), Some(folder)) => Err(format!(
             "{FOLDER} is {}, where this process cannot keep its recording: {}",
-            folder.display(),
+            folder.to_string_lossy(),
             error.message()
         )),
         (Err(error), None) => {
             log::warn!("this process records nothing, because it cannot get the memory: {}", error.message());
             Ok(())
+        }
+    }
+}
+
+/// A place in the recording that is opened when it is first needed, and closed with its owner.
+#[derive(Debug, Default)]
+pub(crate) struct OwnedChannel(OnceLock<Channel>);
+
+impl OwnedChannel {
+    pub(crate) fn get_or_open(&self, open: impl FnOnce() -> Channel) -> Channel {
+        *self.0.get_or_init(open)
+    }
+}
+
+impl Drop for OwnedChannel {
+    fn drop(&mut self) {
+        // A forked child has no recorder of its parent.
+        if let (Some(channel), Some(recorder)) = (self.0.get(), get()) {
+            recorder.set_channel_state(*channel, ChannelState::Closed);
         }
     }
 }

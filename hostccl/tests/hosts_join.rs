@@ -280,7 +280,7 @@ fn ranks_in_the_makers_segment_leave_it_for_a_remote_one() {
     let here = start(&id, 3, &[(&[0], &[]), (&[2], &[])]);
     for process in &here {
         process.until("it has mapped the segment of the id", |folder| {
-            std::fs::read_to_string(folder.join("maps")).is_ok_and(|maps| maps.contains("/memfd:"))
+            std::fs::read_to_string(folder.join("maps")).is_ok_and(|maps| maps.contains("/memfd:hostccl"))
         });
     }
     let there = Process::start(&id, 3, &[1], &[("DM_HOSTCCL_HOST", "other")]);

@@ -7,8 +7,6 @@
 //!
 //! The length of a tick is not known to the writer. A reader computes it from two [`Moment`]s.
 
-use rustix::time::{ClockId, clock_gettime};
-
 /// Which clock gives the ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
@@ -33,7 +31,7 @@ impl Clock {
     #[inline]
     pub fn ticks(self) -> u64 {
         let ticks = match self {
-            Clock::Monotonic => nanoseconds(ClockId::Monotonic),
+            Clock::Monotonic => nanoseconds(libc::CLOCK_MONOTONIC),
             Clock::Counter => counter::read(),
         };
         ticks.max(1)
@@ -41,7 +39,11 @@ impl Clock {
 
     /// The present moment on all clocks.
     pub fn moment(self) -> Moment {
-        Moment { ticks: self.ticks(), monotonic: nanoseconds(ClockId::Monotonic), real: nanoseconds(ClockId::Realtime) }
+        Moment {
+            ticks: self.ticks(),
+            monotonic: nanoseconds(libc::CLOCK_MONOTONIC),
+            real: nanoseconds(libc::CLOCK_REALTIME),
+        }
     }
 }
 
@@ -65,8 +67,12 @@ impl Moment {
     }
 }
 
-fn nanoseconds(clock: ClockId) -> u64 {
-    let time = clock_gettime(clock);
+/// The nanoseconds of a clock of the kernel. The C library is asked, because it also finds the clock
+/// under valgrind, which hides the kernel's page of functions (vDSO).
+fn nanoseconds(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place for the time is writable. The call fails only for a clock that is unknown.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

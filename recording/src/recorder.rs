@@ -71,7 +71,7 @@ impl Channel {
 
 /// A call that was begun.
 #[must_use = "the call looks unfinished until `end` is called"]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
     number: u64,

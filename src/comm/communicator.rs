@@ -191,6 +191,11 @@ impl Communicator {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
+    /// The name under which the ranks of an agreed call know it; `None` where it has no such name.
+    pub(super) fn agreed_name(&self) -> Option<&str> {
+        self.agreed_name.get().map(String::as_str)
+    }
+
     /// Sets the name under which the ranks of an agreed call know it. A name that was set before
     /// stays.
     pub(super) fn set_agreed_name(&self, name: String) {

@@ -123,7 +123,7 @@ impl View {
         }
         groups::check_usable(library)?;
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
-        let (call, mut recorded) = (self.call_name(index), Recorded::NONE);
+        let (call, mut recorded) = (self.call_name(index), Recorded::none());
         let record = || self.record(index, operands, groups::in_group(library));
         let outcome = match library.is_host_engine() {
             true => {
@@ -161,7 +161,7 @@ impl View {
     /// thread's group.
     #[inline]
     fn record(&self, index: usize, operands: Operands, in_group: bool) -> Recorded {
-        let Some(group) = self.recorded_group(index) else { return Recorded::NONE };
+        let Some(group) = self.recorded_group(index) else { return Recorded::none() };
         let call = operands.what.call(operands.count, operands.dtype, operands.stream);
         if in_group { group.queue(&call) } else { group.begin(&call) }
     }

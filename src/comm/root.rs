@@ -42,16 +42,37 @@ pub(super) enum Life {
 }
 
 /// A root mesh's [`Life`], shared with everything that must stop when the mesh ends.
-pub(super) struct LifeFlag(AtomicU8);
+pub(super) struct LifeFlag {
+    /// The [`Life`] as a number.
+    life: AtomicU8,
+    /// The groups along the dimensions of the root and its ranges, in the recording of this
+    /// process. Their places are free when the root ends.
+    groups: Mutex<Vec<Weak<Group>>>,
+}
 
 impl LifeFlag {
     fn new() -> Arc<LifeFlag> {
-        Arc::new(LifeFlag(AtomicU8::new(Life::Alive as u8)))
+        Arc::new(LifeFlag { life: AtomicU8::new(Life::Alive as u8), groups: Mutex::default() })
+    }
+
+    /// Notes a group whose place in the recording is free when the root ends.
+    pub(super) fn note_group(&self, group: &Arc<Group>) {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        // The list is cleaned before it would grow.
+        if groups.len() == groups.capacity() {
+            groups.retain(|known| known.strong_count() > 0);
+        }
+        groups.push(Arc::downgrade(group));
+    }
+
+    fn close_groups(&self) {
+        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.close());
     }
 
     #[inline]
     pub(super) fn is_alive(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Life::Alive as u8
+        self.life.load(Ordering::Acquire) == Life::Alive as u8
     }
 }
 
@@ -320,7 +341,7 @@ impl RootComms {
 /// The root's life.
 impl RootComms {
     pub(super) fn life(&self) -> Life {
-        match self.life.0.load(Ordering::SeqCst) {
+        match self.life.life.load(Ordering::SeqCst) {
             0 => Life::Alive,
             1 => Life::Aborted,
             2 => Life::Finalized,
@@ -336,10 +357,11 @@ impl RootComms {
     /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
     /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
+        let flag = &self.life;
         let ends =
-            self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            flag.life.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if ends {
-            self.close_groups();
+            flag.close_groups();
         }
         ends
     }

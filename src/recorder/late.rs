@@ -10,10 +10,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use recording::{EntryState, Operation, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
+use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
 
-use super::Group;
 use super::words::{content, short};
+use super::{Group, Kind};
 use crate::error::{Error, Status};
 use crate::printable::printable;
 
@@ -38,7 +38,9 @@ struct Rank<'a> {
 /// The error of a call of `group`, with what the recordings of this host say of it.
 pub(crate) fn explained(error: Error, group: &Group) -> Error {
     let is_meant = matches!(error.status(), Status::Timeout | Status::Mismatch);
-    match is_meant.then(|| sentences(group, error.ranks())).flatten() {
+    // The ranks of a mismatch are not late, and its message says what they call.
+    let late = if error.status() == Status::Timeout { error.ranks() } else { &[] };
+    match is_meant.then(|| sentences(group, late)).flatten() {
         Some(text) => error.followed_by(&format!("; {text}")),
         None => error,
     }
@@ -79,7 +81,8 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
     if let (false, Some(call)) = (late.is_empty(), &call) {
         said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
     }
-    said.extend(difference(&ranks, group, &name));
+    // A rank that refuses its own agreement goes on with the others, so scopes may differ.
+    said.extend(Some(group).filter(|it| it.kind == Kind::Dimension).and_then(|it| difference(&ranks, it, &name)));
     (!said.is_empty()).then(|| said.join("; "))
 }
 
@@ -161,22 +164,23 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         let found = ranks.iter().find(|known| known.world.rank == rank)?.found;
         Some(content(&found.snapshot, call))
     };
-    let mut first: Option<(u64, (u32, RecordedCall), (u32, RecordedCall))> = None;
+    // The number of the call, and what the two ranks call there.
+    type Differs = (u64, [(u32, RecordedCall); 2]);
+    let mut first: Option<Differs> = None;
     for (at, (rank, calls)) in all.iter().enumerate() {
         for (other, others) in &all[at + 1..] {
             let differs = calls.iter().find_map(|call| {
                 let same = others.iter().find(|other| other.in_channel == call.in_channel)?;
-                (same.digest != call.digest).then_some((call.in_channel, (*rank, *call), (*other, *same)))
+                (same.digest != call.digest).then_some((call.in_channel, [(*rank, *call), (*other, *same)]))
             });
             first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
         }
     }
-    let (number, (rank, call), (other, others)) = first?;
+    let (number, [(rank, call), (other, others)]) = first?;
     let is_earlier = call.call.operation == others.call.operation
         && (call.call.count, call.call.dtype, call.call.peer)
             == (others.call.count, others.call.dtype, others.call.peer)
-        && call.call.reduction == others.call.reduction
-        && !is_agreement(&call);
+        && call.call.reduction == others.call.reduction;
     if is_earlier {
         return Some(format!("ranks {rank} and {other} have made different calls of {name} before call {number}"));
     }
@@ -185,13 +189,6 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         text(rank, &call)?,
         text(other, &others)?
     ))
-}
-
-fn is_agreement(call: &RecordedCall) -> bool {
-    matches!(
-        call.call.operation,
-        Operation::Agreement | Operation::Barrier | Operation::StoreBytes | Operation::MakeComms
-    )
 }
 
 fn is_group(channel: &RecordedChannel, group: &Group) -> bool {

@@ -135,7 +135,7 @@ impl World {
         let Place { rank, size, address, job, launcher, .. } = &self.place;
         let address = address.as_ref().map_or_else(String::new, |(host, port)| format!("{host}:{port}"));
         let key = Fnv1a::default().text("join").text(&address).number(*job).number(*size as u64);
-        let ranks: Vec<u32> = (0..*size as u32).collect();
+        let ranks = recorder::members(*size, |rank| rank as i32);
         let group = Group::open(Kind::Scope, &recorder::World::default(), key, (*rank, *size), &ranks, "the join");
         let text = format!("dm_world_init({launcher}, {address})");
         let recorded = group.begin_agreement(Operation::Agreement, &text);

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use recording::Operation;
+
 use super::arguments::{check_buffer, check_overlap, check_peer, check_root, check_size, data_type};
 use crate::call_name::Name;
 use crate::collective::{Call, Kind};
@@ -9,6 +11,7 @@ use crate::error::Result;
 use crate::group::{self, Made, Task};
 use crate::handle;
 use crate::message::{Message, Side};
+use crate::raw_record::{RawRecord, What};
 use crate::remote_message::RemoteMessage;
 use crate::types::*;
 
@@ -38,8 +41,9 @@ impl RawCall {
     /// # Safety
     /// The buffers hold what a call of that kind reads and writes, and stay valid until it is over.
     unsafe fn submit(self) -> Result<ncclResult_t> {
-        let name = Name::take_next();
-        group::submit_collective(|| {
+        let (name, is_queued) = (Name::take_next(), group::is_open());
+        let mut recorded = RawRecord::NONE;
+        let outcome = group::submit_collective(|| {
             let handle = handle::find(self.comm)?;
             let comm = handle.for_operation()?.clone();
             let dtype = data_type(self.datatype)?;
@@ -58,9 +62,13 @@ impl RawCall {
             let recv = check_buffer("recvbuff", self.recvbuff, self.count, receives)?;
             check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
+            let what =
+                What { operation: self.kind.operation(), count: self.count, dtype, reduction: self.op, peer: root };
+            recorded = RawRecord::begin(&comm, &name, is_queued, what);
             // SAFETY: the caller's contract.
             unsafe { Made::new(comm, call, None, name) }
-        })
+        });
+        group::settle(recorded, is_queued, outcome)
     }
 }
 
@@ -202,14 +210,18 @@ unsafe fn message(
     peer: c_int,
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
-    let call = Name::take_next();
-    group::submit(|| {
+    let (call, is_queued) = (Name::take_next(), group::is_open());
+    let mut recorded = RawRecord::NONE;
+    let outcome = group::submit(|| {
         let handle = handle::find(comm)?;
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
         check_size(count, 1, dtype)?;
         let peer = check_peer(peer, comm.whole().1)?;
         let side = side(check_buffer(name, buffer, count, true)?);
+        let operation = if matches!(side, Side::Send(_)) { Operation::Send } else { Operation::Recv };
+        let what = What { operation, count, dtype, reduction: None, peer: Some(peer) };
+        recorded = RawRecord::begin(&comm, &call, is_queued, what);
         let seat = comm.span.as_ref().map_or(Some(peer), |span| span.seat_of(peer));
         // SAFETY: the caller's contract.
         let task = unsafe {
@@ -219,7 +231,8 @@ unsafe fn message(
             }
         };
         Ok(vec![task])
-    })
+    });
+    group::settle(recorded, is_queued, outcome)
 }
 
 pub(crate) unsafe fn ncclSend(

@@ -9,6 +9,7 @@ use crate::collective::{Call, Kind, Ragged};
 use crate::error::{Error, Result};
 use crate::group::{self, Made};
 use crate::handle;
+use crate::raw_record::{RawRecord, What};
 use crate::types::*;
 
 /// The counts and displacements of one buffer, as the caller passed them.
@@ -55,8 +56,9 @@ unsafe fn submit(
     op: Option<ncclRedOp_t>,
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
-    let name = Name::take_next();
-    group::submit_collective(|| {
+    let (name, is_queued) = (Name::take_next(), group::is_open());
+    let mut recorded = RawRecord::NONE;
+    let outcome = group::submit_collective(|| {
         let handle = handle::find(comm)?;
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
@@ -82,6 +84,10 @@ unsafe fn submit(
         let recv = check_buffer("recvbuff", recvbuff, most(to), true)?;
         let sent = Blocks { at: send.addr(), blocks: from };
         check_apart(sent, Blocks { at: recv.addr(), blocks: to }, dtype.size(), in_place).map_err(Error::argument)?;
+        let sum = |blocks: &[Block]| blocks.iter().map(|block| block.count).sum();
+        let count = if kind == Kind::AllGatherV { sum(to) } else { sum(from) };
+        let what = What { operation: kind.operation(), count, dtype, reduction: op, peer: None };
+        recorded = RawRecord::begin(&comm, &name, is_queued, what);
         // A buffer with one block has this block for every rank.
         let of_all = |blocks: Option<Vec<Block>>, own: Vec<Block>| blocks.unwrap_or_else(|| own.repeat(n));
         let ragged = Ragged::new(of_all(sends, own_send), of_all(receives, own_recv));
@@ -91,7 +97,8 @@ unsafe fn submit(
         }
         // SAFETY: the caller's contract.
         unsafe { Made::new(comm, call, Some(ragged), name) }
-    })
+    });
+    group::settle(recorded, is_queued, outcome)
 }
 
 pub(crate) unsafe fn hostcclAlltoAllv(

@@ -1,5 +1,7 @@
 //! The checked arguments of a collective.
 
+use recording::Operation;
+
 use crate::types::*;
 
 /// The kind of a collective.
@@ -21,6 +23,24 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// The operation in the recording of the process.
+    pub(crate) fn operation(self) -> Operation {
+        match self {
+            Kind::AllReduce => Operation::AllReduce,
+            Kind::Reduce => Operation::Reduce,
+            Kind::Broadcast => Operation::Broadcast,
+            Kind::AllGather => Operation::AllGather,
+            Kind::ReduceScatter => Operation::ReduceScatter,
+            Kind::AllToAll => Operation::AllToAll,
+            Kind::Gather => Operation::Gather,
+            Kind::Scatter => Operation::Scatter,
+            Kind::Split => Operation::MakeComms,
+            Kind::AllToAllV => Operation::AllToAllV,
+            Kind::AllGatherV => Operation::AllGatherV,
+            Kind::ReduceScatterV => Operation::ReduceScatterV,
+        }
+    }
+
     const ALL: [(Kind, &'static str); 12] = [
         (Kind::AllReduce, "ncclAllReduce"),
         (Kind::Reduce, "ncclReduce"),

@@ -105,6 +105,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// The token of the segment, which no other segment has.
+    pub(crate) fn token(&self) -> [u8; 16] {
+        self.mapping.header().token
+    }
+
     /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides the
     /// number of ranks, and with it the size. A rank that comes with another number ends the
     /// communicator, but does not resize the segment, because other ranks may have mapped it

@@ -12,7 +12,6 @@ use super::{DimComm, Life, RootComms};
 use crate::ccl::CallName;
 use crate::error::{Result, Status};
 use crate::layout::Dim;
-use crate::mesh::Mesh;
 use crate::recorder::{self, Group, Kind};
 use crate::wait::{Wait, Watch};
 
@@ -81,7 +80,8 @@ impl RootComms {
     ) {
         communicator.add_user();
         let call = CallName::new(&self.id, name, dim.pairs());
-        let group = Arc::new(self.record_dim(name, &call, communicator.group()));
+        let group = Arc::new(self.record_dim(name, &call, communicator));
+        self.life.note_group(&group);
         self.dims.write().unwrap_or_else(PoisonError::into_inner).push(DimComm {
             name: name.to_owned(),
             dim: dim.clone(),
@@ -94,19 +94,23 @@ impl RootComms {
 
     /// Records a dimension's group, in which calls have that name. A rank outside a range has no
     /// group there.
-    fn record_dim(&self, name: &str, call: &CallName, group: &Mesh) -> Group {
+    fn record_dim(&self, name: &str, call: &CallName, communicator: &Communicator) -> Group {
+        let group = communicator.group();
         let Ok(rank) = group.local_rank(0) else { return Group::default() };
         let record = self.world.as_ref().map_or_else(recorder::World::default, |world| world.rendezvous().record());
-        let ranks: Vec<u32> = group.ranks().as_slice().iter().map(|rank| *rank as u32).collect();
-        let key = ranks.iter().fold(record.digest().number(call.tag()), |key, rank| key.number((*rank).into()));
-        let name = format!("{}/{name}", self.id);
-        Group::open(Kind::Dimension, &record, key, (rank, ranks.len()), &ranks, &name)
-    }
-
-    /// Records that no further call is made along the dimensions of this root and its ranges.
-    pub(in crate::comm) fn close_groups(&self) {
-        self.dims.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|known| known.group.close());
-        self.ranges().iter().for_each(|range| range.close_groups());
+        let (size, rank_at) = (group.size(), |position| group.translate_rank(0, position).unwrap_or(-1));
+        // A dimension that gets another communicator, because the first one has failed, is another
+        // group.
+        let key = record.digest().number(call.tag()).text(communicator.agreed_name().unwrap_or_default());
+        // The groups along a dimension have no rank in common.
+        let key = key.number(rank_at(0) as u64);
+        // The first mesh of a job is "mesh", so that messages about a job with one mesh are short.
+        let mesh = match self.id.strip_prefix("mesh1") {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("mesh{rest}"),
+            _ => self.id.clone(),
+        };
+        let name = format!("{mesh}/{name}");
+        Group::open(Kind::Dimension, &record, key, (rank, size), &recorder::members(size, rank_at), &name)
     }
 
     /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the

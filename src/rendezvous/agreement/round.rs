@@ -241,7 +241,7 @@ impl Round {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
-            recorded: Recorded::NONE,
+            recorded: Recorded::none(),
         }
     }
 

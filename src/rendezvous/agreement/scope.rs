@@ -320,7 +320,7 @@ impl Scope {
     fn group(&self) -> &Group {
         self.group.get_or_init(|| {
             let Membership { members, me, record, .. } = &*self.membership;
-            let ranks: Vec<u32> = (0..members.len()).map(|position| members.rank(position) as u32).collect();
+            let ranks = recorder::members(members.len(), |position| members.rank(position));
             let key = record.digest().text(&self.prefix);
             let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);
             let name = if matches!(members, Members::All(_)) { "the world" } else { name.trim_start_matches('/') };
@@ -347,7 +347,7 @@ impl Scope {
             shared: OnceLock::new(),
             is_behind: Arc::clone(&self.is_behind),
             departures: self.departures.clone(),
-            recorded: Recorded::NONE,
+            recorded: Recorded::none(),
         }
     }
 }

@@ -1,0 +1,94 @@
+//! Calls of programs that use the engine's C functions themselves, in the recording of this process.
+//!
+//! A call of a mesh has a name ([`Name`]), and the mesh records it. A call without a name is
+//! recorded here, in a group of the recording that belongs to the communicator. The first such call
+//! opens the group, and the end of the communicator closes it.
+
+use recording::{Call, ChannelFacts, Entry, EntryState, NO_PEER, Operation};
+
+use crate::call_name::Name;
+use crate::comm::Comm;
+use crate::recorder;
+use crate::types::{DataType, ncclRedOp_t};
+
+/// The kind of these groups in the recording.
+const RAW: u8 = 2;
+
+/// What a call does, for the recording.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct What {
+    /// The operation.
+    pub(crate) operation: Operation,
+    /// The number of elements.
+    pub(crate) count: usize,
+    /// The type of the elements.
+    pub(crate) dtype: DataType,
+    /// The reduction as the caller passed it; `None` for a call that reduces nothing.
+    pub(crate) reduction: Option<ncclRedOp_t>,
+    /// The root or the peer, as a rank of the whole communicator.
+    pub(crate) peer: Option<usize>,
+}
+
+/// A call in the recording. Dropping it records that it has failed.
+#[derive(Debug)]
+pub(crate) struct RawRecord(Entry);
+
+impl RawRecord {
+    /// A call that is not recorded.
+    pub(crate) const NONE: RawRecord = RawRecord(Entry::NONE);
+
+    /// Records that a call begins, or where `is_queued`, that it waits for the end of the thread's
+    /// group. A call with a name is not recorded.
+    pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: What) -> RawRecord {
+        let Some(recorder) = recorder::get().filter(|_| name.is_none()) else { return RawRecord::NONE };
+        let channel = comm.raw_group.get_or_open(|| {
+            let (rank, size) = comm.whole();
+            let global = comm.labels.global_ranks.get();
+            let members: Vec<u32> = global.iter().flat_map(|ranks| ranks.iter()).map(|rank| *rank as u32).collect();
+            let facts = ChannelFacts {
+                kind: RAW,
+                key: comm.key(),
+                world: None,
+                rank,
+                members: &members,
+                size,
+                name: comm.name(),
+            };
+            recorder.open_channel(&facts)
+        });
+        // Operators of the program have numbers of their own on each rank, and count as one.
+        let reduction = what.reduction.map_or(0, |op| op.clamp(0, 5) as u8);
+        let peer = what.peer.map_or(NO_PEER, |peer| peer as i32);
+        let dtype = what.dtype as u8;
+        let call = Call { operation: what.operation, dtype, reduction, count: what.count as u64, peer, stream: 0 };
+        RawRecord(if is_queued { recorder.queue(channel, &call) } else { recorder.begin(channel, &call) })
+    }
+
+    /// Whether the call is not recorded.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0 == Entry::NONE
+    }
+
+    /// Records that a queued call runs now.
+    pub(crate) fn start(&self) {
+        recorder::get().into_iter().for_each(|recorder| recorder.start(self.0));
+    }
+
+    /// Records that the call has ended well. `has_waited` says whether it has waited for another
+    /// rank.
+    pub(crate) fn done(self, has_waited: bool) {
+        let entry = self.0;
+        std::mem::forget(self);
+        match recorder::get() {
+            Some(recorder) if has_waited => recorder.end(entry, EntryState::Done),
+            Some(recorder) => recorder.end_at_once(entry, EntryState::Done),
+            None => {}
+        }
+    }
+}
+
+impl Drop for RawRecord {
+    fn drop(&mut self) {
+        recorder::get().into_iter().for_each(|recorder| recorder.end(self.0, EntryState::Failed));
+    }
+}
