@@ -65,8 +65,9 @@ impl Verdict<'_> {
 
     /// Whether it is the group in which ranks join a world.
     fn is_join(&self, group: usize) -> bool {
-        let mut seats = self.groups[group].members.iter().filter_map(|member| member.seat);
-        seats.all(|seat| seat.channel.world.is_none())
+        let group = &self.groups[group];
+        let mut seats = group.members.iter().filter_map(|member| member.seat);
+        group.is_scope && seats.all(|seat| seat.channel.world.is_none())
     }
 
     /// The ranks of a group.
