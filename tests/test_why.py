@@ -16,16 +16,16 @@ from support.processes import environment, run, words
 PATIENCE = 60.0
 # For each way: the kind of the first finding, its ranks, and a part of its sentence.
 WAYS = {
-    "sleep": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
-    "spin": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
-    "stop": ("stopped", [3], "the other 3 ranks have waited in all-reduce 6 of mesh1/tp (ranks 0-3) for"),
-    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks failed in all-reduce 6 of mesh1/tp (ranks 0-3)"),
+    "sleep": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "spin": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "stop": ("stopped", [3], "the other 3 ranks have waited in all-reduce 6 of mesh/tp (ranks 0-3) for"),
+    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks failed in all-reduce 6 of mesh/tp (ranks 0-3)"),
     "store": ("behind", [3], "rank 3 has not called dm_flatten(dims=(dp, tp), name=all); the other 7 ranks have waited in it for"),
-    "group": ("queued", [3], "rank 3 has put all-reduce 6 of mesh1/tp (ranks 0-3) into a group of calls and has not ended the group"),
-    "count": ("differs", [3], "rank 3 calls all-reduce of 8 float32 (sum) as call 6 of mesh1/tp (ranks 0-3), "
+    "group": ("queued", [3], "rank 3 has put all-reduce 6 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group"),
+    "count": ("differs", [3], "rank 3 calls all-reduce of 8 float32 (sum) as call 6 of mesh/tp (ranks 0-3), "
                               "and the other 3 ranks call all-reduce of 4 float32 (sum)"),
-    "dimension": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3)"),
-    "skip": ("behind", [3], "rank 3 has not called all-reduce 7 of mesh1/tp (ranks 0-3); the other 3 ranks have waited in it for"),
+    "dimension": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)"),
+    "skip": ("behind", [3], "rank 3 has not called all-reduce 7 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
     "crossed": ("crossed", None, "two dimensions are crossed: rank "),
     "join": ("not joined", [3], "rank 3 has not joined the world; the other 7 ranks have waited in dm_world_init("),
 }
@@ -88,12 +88,12 @@ def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
     until("behind", job.pid)
     said = run(TOOL, "why", "--after", "0.3s", job.pid, code=1).stdout
     lines = said.splitlines()
-    assert lines[0].startswith("hang: rank 3 has not called all-reduce 6 of mesh1/tp"), said
+    assert lines[0].startswith("hang: rank 3 has not called all-reduce 6 of mesh/tp"), said
     assert "; 4 more ranks wait for these in other groups" in lines[0], said
-    assert lines[1].startswith("  rank 3 (pid ") and "sleeps; its last call, all-reduce 3 of mesh1/dp (ranks 3, 7), ended" in lines[1], said
+    assert lines[1].startswith("  rank 3 (pid ") and "sleeps; its last call, all-reduce 3 of mesh/dp (ranks 3, 7), ended" in lines[1], said
     # Where the system lets this user trace processes, the stack ends in the program's own code.
     assert "main at programs/hang.c:" in said or "no stacks: " in said, said
-    rows = [line.split() for line in lines if line.startswith("mesh1/tp ")]
+    rows = [line.split() for line in lines if line.startswith("mesh/tp ")]
     assert [(row[1], row[2]) for row in rows] == [("3", "5"), ("0-2,", "4-7")] or rows[0][1:3] == ["3", "5"], said
     quiet = run(TOOL, "why", "--after", "0.3s", "--no-stacks", job.pid, code=1).stdout
     assert "hang.c:" not in quiet and "rank 3 (pid " in quiet, quiet
@@ -104,7 +104,7 @@ def test_a_job_that_goes_on_is_not_stuck(hang):
     end = time.monotonic() + PATIENCE
     while True:
         report, code = why("--after", "30s", job.pid)
-        if code == 0 and any(group["name"] == "mesh1/tp" for found in report["jobs"] for group in found["groups"]):
+        if code == 0 and any(group["name"] == "mesh/tp" for found in report["jobs"] for group in found["groups"]):
             break
         assert time.monotonic() < end, report
         time.sleep(0.1)
@@ -126,7 +126,7 @@ def test_recordings_of_a_job_that_is_gone(hang, tmp_path):
     (found,) = gone["jobs"]
     first = found["findings"][0]
     assert code == 1 and (first["kind"], first["ranks"]) == ("behind", [3]), gone
-    assert "rank 3 has not called all-reduce 6 of mesh1/tp (ranks 0-3)" in first["sentence"], gone
+    assert "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)" in first["sentence"], gone
     assert {rank["state"] for rank in found["ranks"]} == {"gone"}, gone
     # The recordings of some ranks alone say that the others are not seen.
     some, code = why(*files[:4])

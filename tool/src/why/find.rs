@@ -22,6 +22,9 @@ use crate::recordings::{EXTENSION, files};
 /// The name of the anonymous file of a recording, as its links in /proc/PID/fd show it.
 const ANONYMOUS: &str = "/memfd:devicemesh-recording";
 
+/// So often the list of processes is read at most.
+const MOST_LISTS: usize = 8;
+
 /// What was found.
 #[derive(Default)]
 pub struct Found {
@@ -38,24 +41,13 @@ pub struct Found {
 pub fn live() -> Found {
     let mut found = Found::default();
     let mut folders = BTreeSet::new();
-    for pid in own_pids() {
-        let place = place(pid);
-        if let Some(place) = &place {
-            found.started.push((pid, place.clone()));
-        }
+    for (pid, Candidate { place, files }) in candidates() {
         // A process with two copies of the library has two recordings.
-        for (path, file) in recordings_of(pid) {
+        for (path, file) in files {
             match read(&file) {
                 Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
-                    let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
-                    found.processes.push(Process {
-                        pid,
-                        state: state(pid),
-                        snapshot,
-                        bytes,
-                        timeline,
-                        place: place.clone(),
-                    });
+                    let (timeline, state) = (Timeline::new(&snapshot, Some(now), now.real, None), state(pid));
+                    found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: place.clone() });
                     folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
                 }
                 // A forked child may have its parent's descriptors.
@@ -63,8 +55,41 @@ pub fn live() -> Found {
                 Err(error) => found.unreadable.push(format!("the recording of process {pid}: {error}")),
             }
         }
+        found.started.extend(place.map(|place| (pid, place)));
     }
     add_dead(&mut found, &folders);
+    found
+}
+
+/// A process that may be a rank.
+struct Candidate {
+    /// The place in the job that the launcher gave.
+    place: Option<Place>,
+    /// Its recordings, and where they stand if they have names.
+    files: Vec<(Option<PathBuf>, File)>,
+}
+
+/// This user's processes. The recordings are opened here and read afterwards, all at one time,
+/// because the search takes long on a busy host. For the same reason the list of processes is read
+/// again until it has no new ranks: a rank that starts while the others are looked at has not died.
+fn candidates() -> BTreeMap<u32, Candidate> {
+    let mut found: BTreeMap<u32, Candidate> = BTreeMap::new();
+    for _ in 0..MOST_LISTS {
+        let mut is_new = false;
+        for pid in own_pids().collect::<Vec<u32>>() {
+            let is_done = |known: &Candidate| known.place.is_none() || !known.files.is_empty();
+            if found.get(&pid).is_some_and(is_done) {
+                continue;
+            }
+            let candidate = Candidate { place: place(pid), files: recordings_of(pid) };
+            let had_files = !candidate.files.is_empty();
+            let is_rank = candidate.place.is_some() || had_files;
+            is_new |= found.insert(pid, candidate).map_or(is_rank, |_| had_files);
+        }
+        if !is_new {
+            break;
+        }
+    }
     found
 }
 

@@ -111,11 +111,11 @@ impl<'a> Group<'a> {
 /// The groups of a job, the dimensions first. A group that has ended for all of its ranks is left
 /// out.
 pub fn groups(job: &Job) -> Vec<Group<'_>> {
-    let mut found: BTreeMap<u64, Vec<(usize, Seat)>> = BTreeMap::new();
+    let mut found: BTreeMap<(u8, u64), Vec<(usize, Seat)>> = BTreeMap::new();
     for (at, rank) in job.ranks.iter().enumerate() {
         let Seen::Recorded(process) = &rank.seen else { continue };
         for channel in &process.snapshot.channels {
-            found.entry(channel.key).or_default().push((at, Seat { process, channel }));
+            found.entry((channel.kind, channel.key)).or_default().push((at, Seat { process, channel }));
         }
     }
     let is_open = |seats: &Vec<(usize, Seat)>| seats.iter().any(|(_, seat)| !seat.is_closed());

@@ -63,6 +63,13 @@ impl Verdict<'_> {
         listed(ranges(numbers), MOST_RANGES)
     }
 
+    /// Whether it is the group in which ranks join a world.
+    fn is_join(&self, group: usize) -> bool {
+        let group = &self.groups[group];
+        let mut seats = group.members.iter().filter_map(|member| member.seat);
+        group.is_scope && seats.all(|seat| seat.channel.world.is_none())
+    }
+
     /// The ranks of a group.
     pub fn members(&self, group: usize) -> Vec<usize> {
         self.groups[group].members.iter().filter_map(|member| member.rank).collect()
@@ -129,6 +136,11 @@ impl Verdict<'_> {
             |place: &str| format!("{waiters} {} in {place}{}", self.have_waited(finding), self.since(finding));
         let first = match kind {
             Kind::Behind => format!("{culprits} {has} not called {call}; {}", wait_in(&where_waited)),
+            // Before the world is there, nobody knows whether the ranks have been started.
+            Kind::Gone if self.is_join(*group) => {
+                let wait = wait_in(&call);
+                format!("{culprits} {has} no process here: not started yet, or ended; {wait}")
+            }
             Kind::Gone => format!("{culprits} {has} died: {}; {}", gone(ranks.len()), wait_in(&call)),
             Kind::Stopped => format!("{culprits} {is} stopped{}; {}", self.stopped_by(ranks), wait_in(&call)),
             Kind::Differs => self.difference(finding),

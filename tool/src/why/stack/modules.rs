@@ -13,6 +13,7 @@ use devicemesh::printable::printable;
 use framehop::{
     CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module, UnwindRegsNative, Unwinder, UnwinderNative,
 };
+use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 
 use crate::words::cut;
@@ -57,11 +58,14 @@ impl Modules {
         let mut modules =
             Modules { unwinder: UnwinderNative::new(), cache: CacheNative::new(), memory, files: Vec::new() };
         for (name, (range, first)) in ranges(&maps) {
-            let bytes = match name {
-                "[vdso]" => modules.read(&range),
-                _ => fs::read(inside(pid, name)).ok(),
-            };
-            modules.add(bytes.unwrap_or_default(), range, first, name, inside(pid, name));
+            let path = inside(pid, name);
+            if name == "[vdso]" {
+                let bytes = modules.read(&range).unwrap_or_default();
+                modules.add(&*bytes, range, first, name, path);
+            } else if let Ok(file) = File::open(&path) {
+                // Only the parts that are used are read: a file may have gigabytes.
+                modules.add(&ReadCache::new(file), range, first, name, path);
+            }
         }
         Ok(modules)
     }
@@ -73,8 +77,8 @@ impl Modules {
     }
 
     /// Adds a file. `first` is where its beginning is mapped.
-    fn add(&mut self, bytes: Vec<u8>, range: Range<u64>, first: u64, name: &str, path: PathBuf) {
-        let Ok(file) = object::File::parse(&*bytes) else { return };
+    fn add<'d>(&mut self, data: impl ReadRef<'d>, range: Range<u64>, first: u64, name: &str, path: PathBuf) {
+        let Ok(file) = object::File::parse(data) else { return };
         let Some(lowest) = file.segments().map(|segment| segment.address() - segment.file_range().0).min() else {
             return;
         };
@@ -84,15 +88,13 @@ impl Modules {
             let range = section.address()..section.address() + section.size();
             Some((range, section.uncompressed_data().ok()?.into_owned()))
         };
-        let (text, frames, index) = (section(".text"), section(".eh_frame"), section(".eh_frame_hdr"));
+        let (frames, index) = (section(".eh_frame"), section(".eh_frame_hdr"));
         let address = |section: &Option<(Range<u64>, Vec<u8>)>| section.as_ref().map(|(range, _)| range.clone());
         let info = ExplicitModuleSectionInfo {
             base_svma: 0,
-            text_svma: address(&text),
             eh_frame_svma: address(&frames),
             eh_frame_hdr_svma: address(&index),
             got_svma: address(&section(".got")),
-            text: text.map(|(_, bytes)| bytes),
             eh_frame: frames.map(|(_, bytes)| bytes),
             eh_frame_hdr: index.map(|(_, bytes)| bytes),
             debug_frame: section(".debug_frame").map(|(_, bytes)| bytes),
@@ -168,7 +170,7 @@ impl Modules {
 impl Mapped {
     /// The name of the function that has an address of the file.
     fn symbol(&mut self, address: u64) -> Option<&str> {
-        let symbols = self.symbols.get_or_insert_with(|| symbols(&fs::read(&self.path).unwrap_or_default()));
+        let symbols = self.symbols.get_or_insert_with(|| symbols(&self.path));
         let before = symbols.partition_point(|(start, _, _)| *start <= address);
         let (start, size, name) = symbols.get(before.checked_sub(1)?)?;
         (address - start < *size).then_some(name.as_str())
@@ -176,11 +178,13 @@ impl Mapped {
 }
 
 /// The functions of a file: their addresses, sizes and names.
-fn symbols(bytes: &[u8]) -> Vec<(u64, u64, String)> {
-    let Ok(file) = object::File::parse(bytes) else { return Vec::new() };
+fn symbols(path: &Path) -> Vec<(u64, u64, String)> {
+    let Ok(data) = File::open(path).map(ReadCache::new) else { return Vec::new() };
+    let Ok(file) = object::File::parse(&data) else { return Vec::new() };
     let all = file.symbols().chain(file.dynamic_symbols()).filter(|symbol| symbol.kind() == SymbolKind::Text);
-    let entry =
-        |symbol: object::Symbol<'_, '_>| Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()));
+    let entry = |symbol: object::Symbol<'_, '_, &ReadCache<File>>| {
+        Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()))
+    };
     let mut symbols: Vec<(u64, u64, String)> = all.filter_map(entry).collect();
     symbols.sort();
     symbols
