@@ -57,7 +57,7 @@ enum Command {
     /// Start the ranks of a program on this host, or on each of several, with the environment that
     /// torchrun gives, and end all when one fails
     #[command(after_long_help = run::HELP, override_usage = "devicemesh run [OPTIONS] [--] <PROGRAM> [ARGUMENT]...")]
-    Run(run::Options),
+    Run(Box<run::Options>),
     /// Serve the store in which the ranks of a job meet, so that it outlives every rank and node
     #[command(after_long_help = store::HELP)]
     Store(store::Options),

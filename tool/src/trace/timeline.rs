@@ -188,23 +188,31 @@ pub fn is_meeting(operation: Operation) -> bool {
     )
 }
 
+/// A call of one rank, in nanoseconds of its host's clock.
+struct OnHost {
+    host: usize,
+    begun: f64,
+    ended: f64,
+}
+
 /// The calls that all ranks of a group on at least two hosts have made and ended.
 fn meetings(processes: &[Process]) -> Vec<Meeting> {
-    // For each call, the ranks that have made it: the host, the beginning and the end.
-    let mut calls: BTreeMap<(u64, u64), (u32, Vec<(usize, f64, f64)>)> = BTreeMap::new();
+    // For each call, the size of its group, and the ranks that have made it.
+    let mut calls: BTreeMap<(u64, u64), (u32, Vec<OnHost>)> = BTreeMap::new();
     for process in processes {
         for channel in &process.snapshot.channels {
             let made = process.snapshot.calls_of(channel).filter(|call| counts_as_meeting(call));
             for (call, ended) in made.filter_map(|call| Some((call, call.ended?))) {
                 let (_, ranks) = calls.entry((channel.key, call.in_channel)).or_insert((channel.size, Vec::new()));
-                ranks.push((process.host, process.time(call.begun), process.time(ended)));
+                let (begun, ended) = (process.time(call.begun), process.time(ended));
+                ranks.push(OnHost { host: process.host, begun, ended });
             }
         }
     }
     let mut meetings = Vec::new();
     for (_, ranks) in calls.values().filter(|(size, ranks)| ranks.len() == *size as usize && *size > 1) {
         let mut hosts: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
-        for (host, begun, ended) in ranks {
+        for OnHost { host, begun, ended } in ranks {
             let (last, first) = hosts.entry(*host).or_insert((f64::NEG_INFINITY, f64::INFINITY));
             *last = last.max(*begun);
             *first = first.min(*ended);
