@@ -117,7 +117,7 @@ def test_recordings_of_a_job_that_is_gone(hang, tmp_path):
     until("behind", job.pid)
     files = sorted(tmp_path.glob("*.dmrec"))
     assert len(files) == 8, files
-    living, code = why(tmp_path)
+    living, code = why("--after", "0.3s", tmp_path)
     assert code == 1 and living["jobs"][0]["findings"][0]["ranks"] == [3], living
     job.send_signal(signal.SIGTERM)
     job.send_signal(signal.SIGTERM)
@@ -142,7 +142,7 @@ def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
         data = bytearray(file.read_bytes())
         data[160:168] = b"other\0\0\0"
         file.write_bytes(data)
-    report, code = why(tmp_path)
+    report, code = why("--after", "0.3s", tmp_path)
     (found,) = report["jobs"]
     assert code == 1 and found["findings"][0]["ranks"] == [3], report
     assert {(rank["host"], rank["state"]) for rank in found["ranks"]} == {("other", "unknown")}, report

@@ -21,6 +21,8 @@ use crate::words::cut;
 /// A stack is cut after so many frames.
 const MOST_FRAMES: usize = 48;
 
+/// A file with more bytes has no names where it has no lines.
+const LARGEST: u64 = 256 << 20;
 /// The name of a function is cut after so many characters.
 const LONGEST_NAME: usize = 100;
 
@@ -179,12 +181,13 @@ impl Mapped {
 
 /// The functions of a file: their addresses, sizes and names.
 fn symbols(path: &Path) -> Vec<(u64, u64, String)> {
-    let Ok(data) = File::open(path).map(ReadCache::new) else { return Vec::new() };
-    let Ok(file) = object::File::parse(&data) else { return Vec::new() };
+    // The file is read as a whole, because each name would be two system calls otherwise.
+    let is_small = fs::metadata(path).is_ok_and(|file| file.len() <= LARGEST);
+    let Some(data) = is_small.then(|| fs::read(path).ok()).flatten() else { return Vec::new() };
+    let Ok(file) = object::File::parse(&*data) else { return Vec::new() };
     let all = file.symbols().chain(file.dynamic_symbols()).filter(|symbol| symbol.kind() == SymbolKind::Text);
-    let entry = |symbol: object::Symbol<'_, '_, &ReadCache<File>>| {
-        Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()))
-    };
+    let entry =
+        |symbol: object::Symbol<'_, '_>| Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()));
     let mut symbols: Vec<(u64, u64, String)> = all.filter_map(entry).collect();
     symbols.sort();
     symbols
