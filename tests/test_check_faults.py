@@ -28,7 +28,7 @@ def test_a_rank_without_address_space_is_named(victim):
     """The rank gets no memory for one of these: a thread, the communicator of all ranks, the
     communicator of a dimension, or the buffers of the check."""
     refusals = 0
-    for kib in (9_000, 20_000, 30_000, 36_000, 44_000, 54_000, 200_000):
+    for kib in (12_000, 20_000, 30_000, 36_000, 44_000, 54_000, 200_000):
         script = f'[ "$RANK" = {victim} ] && ulimit -v {kib}; exec "$0" check 2,2 --no-measure --quiet'
         job = processes.launch(4, "sh", "-c", script, TOOL, env=clean(), code=None, merged=True)
         # Where even the program's own loader gets no memory, the check has not begun.

@@ -72,7 +72,8 @@ int main(void)
     dm_store_callbacks callbacks = store_callbacks();
     if (decides) callbacks.compare_set = store_compare_set;
     for (int32_t rank = 0; rank < kRanks; ++rank) {
-      jobs[rank] = (job){rank, &callbacks, decides};
+      const job mine = {rank, &callbacks, decides};
+      jobs[rank] = mine;
       if (pthread_create(&threads[rank], NULL, one_rank, &jobs[rank]) != 0) exit(1);
     }
     for (int32_t rank = 0; rank < kRanks; ++rank) pthread_join(threads[rank], NULL);

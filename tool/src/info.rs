@@ -38,6 +38,8 @@ const OWN: [&str; 18] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
+    "DM_RECORDER",
+    "DM_TRACE_DIR",
     "CUDA_VISIBLE_DEVICES",
     "DM_CHECK_POINTERS",
     "DM_WIRE",
