@@ -34,7 +34,7 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 18] = [
+const OWN: [&str; 20] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
