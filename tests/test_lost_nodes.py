@@ -16,7 +16,7 @@ from netlab import Lab
 from sshd import Sshd
 from support.paths import LINK, TOOL
 from support.pinned import Unavailable
-from support.processes import environment, wait_until
+from support.processes import MARK, environment, marked, wait_until
 from support.tool import PATIENCE
 
 NODES = ("alpha", "beta", "gamma")
@@ -222,7 +222,8 @@ def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
     lab.wait_for("rank 4 is at step 20")
     pid = tools_of_hosts(lab, 4)
     # The ssh to gamma is a process of the host of the store.
-    found = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_ssh_to("gamma", name)]
+    # Other tests may have a host of that name at the same time.
+    found = [one for one in marked(os.environ[MARK]) if is_ssh_to("gamma", one)]
     assert len(found) == 1, found
     os.kill(found[0], signal.SIGKILL)
     lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks\n")

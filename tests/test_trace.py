@@ -19,21 +19,26 @@ dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
 data = array("f", [1.0] * 4096)
 for step in range(10):
     tp.all_reduce(data)
+began = time.monotonic()
 for step in range(10):
     if mesh.get_rank() == 2:
         time.sleep(0.03)
     dp.all_reduce(data)
+if mesh.get_rank() == 0:
+    print("took", time.monotonic() - began)
 mesh.finalize()
 """
 
 
 @pytest.fixture
 def traces(tmp_path):
-    """The folder of the recordings of four ranks, of which rank 2 comes late."""
+    """The folder of the recordings of four ranks, of which rank 2 comes late. The file `took` there
+    has the seconds that the calls along dp took on rank 0, by another clock."""
     folder = tmp_path / "traces"
     folder.mkdir()
-    run(TOOL, "run", "-n", 4, "--rdzv-id", "late", "--", sys.executable, "-c", LATE,
-        env=environment(PYTHONPATH=ROOT / "bindings/python", DM_TRACE_DIR=folder))
+    said = run(TOOL, "run", "-n", 4, "--rdzv-id", "late", "--", sys.executable, "-c", LATE,
+        env=environment(PYTHONPATH=ROOT / "bindings/python", DM_TRACE_DIR=folder)).stdout
+    (folder / "took").write_text(said.split()[1])
     return folder
 
 
@@ -41,18 +46,23 @@ def test_the_late_rank_is_named(traces, tmp_path):
     summary = json.loads(run(TOOL, "trace", traces, "-o", tmp_path / "late.json", "--json").stdout)
     latest = summary["stragglers"][0]
     assert (latest["rank"], latest["mostly_in"].rpartition("/")[2], latest["mostly_rank"]) == (2, "dp", 0), summary
-    assert 0.25 < latest["waited_seconds"] < 3 and latest["last_in"] >= 10, summary
+    assert latest["waited_seconds"] > 0.2 and latest["last_in"] >= 10, summary
     costs = {(cost["group"].rpartition("/")[2], cost["operation"]): cost for cost in summary["costs"]}
     for name in ("dp", "tp"):
         cost = costs[name, "all-reduce"]
         assert (cost["calls"], cost["bytes"], cost["size_class"]) == (40, 40 * 16384, 16384), cost
     # The wait is a part of the time, and not of the transfer.
     dp = costs["dp", "all-reduce"]
-    assert dp["seconds"] > 0.25 and dp["transfer_seconds"] < 0.2 and dp["busbw_gbps"] > 0, dp
+    assert dp["seconds"] > 0.25 and 0 < dp["transfer_seconds"] < dp["seconds"] and dp["busbw_gbps"] > 0, dp
 
     events = json.loads((tmp_path / "late.json").read_text())["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     calls = [event for event in events if event["ph"] == "X"]
+    # The trace's clock counts as another one does.
+    took = float((traces / "took").read_text())
+    dp = [call for call in calls if call["cat"].endswith("/dp") and lanes[call["tid"]] == "rank 0"]
+    traced = (dp[-1]["ts"] + dp[-1]["dur"] - dp[0]["ts"]) / 1e6
+    assert abs(traced - took) < 0.1 * took + 0.02, (traced, took)
     by_rank = Counter(lanes[call["tid"]] for call in calls if call["cat"].endswith("/dp"))
     assert by_rank == {f"rank {rank}": 10 for rank in range(4)}, by_rank
     # In one lane, no call begins before the one before it has ended. (Times are rounded to 1 ns.)

@@ -38,7 +38,7 @@ impl RawRecord {
     /// A call that is not recorded.
     pub(crate) const NONE: RawRecord = RawRecord(Entry::NONE);
 
-    /// Records that a call begins, or where `is_queued`, that it waits for the end of the thread's
+    /// Records that a call begins. With `is_queued` the call waits for the end of the thread's
     /// group. A call with a name is not recorded.
     pub(crate) fn begin(comm: &Comm, name: &Name, is_queued: bool, what: What) -> RawRecord {
         let Some(recorder) = recorder::get().filter(|_| name.is_none()) else { return RawRecord::NONE };

@@ -1,8 +1,8 @@
 //! `ncclCommSplit` of a communicator that this rank has revoked.
 //!
 //! The calls of such a communicator have ended in the middle, so its ranks cannot take the steps of
-//! a split in it. They meet as for a shrink, which needs the memory of the communicator only and
-//! excludes nobody. Then they split the communicator that they have made so, and leave it.
+//! a split in it. They first make a new communicator as for a shrink that excludes nobody, which
+//! needs the memory of the old one only. They split the new one, and then leave it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where what stands in a recording.
+//! The layout of a recording: which word holds which value.
 //!
 //! A recording is [`WORDS`] words of 64 bits, in the byte order of the machine:
 //!
@@ -15,7 +15,8 @@
 //! an odd number before it changes the slot, and to the next even number afterwards. A reader that
 //! finds an odd stamp skips the slot. A reader that looks at a live process may read a slot while
 //! it is written. So it copies the memory three times, and takes the second copy of those slots
-//! whose stamps are equal in the first and the third.
+//! whose stamps are equal in the first and the third. The end of a call and its state change later,
+//! without the stamp of the call: the end first.
 
 /// The first word of every recording: "dm-rec" and the version of this layout, 1.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"dm-rec\x00\x01");
@@ -33,7 +34,8 @@ pub mod header {
     /// the recording began.
     pub const BEGAN: usize = 2;
     /// The same three values of a later moment. The writer renews them from time to time, so that
-    /// a reader can compute the length of a tick from a recording whose process is gone.
+    /// a reader can compute the length of a tick from a recording whose process is gone. They have
+    /// the stamp [`LATER_STAMP`].
     pub const LATER: usize = 5;
     /// The writing process: its process number, in its own process-id namespace.
     pub const PID: usize = 8;
@@ -53,6 +55,8 @@ pub mod header {
     pub const VERSION: usize = 14;
     /// The number of words of [`VERSION`].
     pub const VERSION_WORDS: usize = 3;
+    /// The stamp of [`LATER`].
+    pub const LATER_STAMP: usize = 17;
     /// The name of the host, as bytes of text: eight words.
     pub const HOST: usize = 20;
     /// The number of words of [`HOST`].

@@ -9,14 +9,16 @@ use crate::layout::{self, call, channel, header, world};
 use crate::operation::{Call, Operation};
 use crate::snapshot::{ChannelState, EntryState};
 
-/// After so many calls the second moment of the clock is renewed.
-const RENEW_EVERY: u64 = 4096;
+/// The second moment of the clock is renewed with the first call that comes so many ticks later:
+/// 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.
+const RENEW_AFTER: u64 = 1 << 27;
 
 /// Writes the recording of this process. All threads may use it at the same time.
 pub struct Recorder {
     words: &'static [AtomicU64],
     clock: Clock,
-    /// Held while a world or a channel is opened or closed.
+    /// Held while a world or a channel is opened, changed or closed, and while the second moment of
+    /// the clock is renewed.
     opening: Mutex<()>,
 }
 
@@ -56,17 +58,27 @@ pub struct ChannelFacts<'a> {
     pub name: &'a str,
 }
 
-/// The place of a world in the header.
+/// A world in the recording: its place in the header, which may be copied and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct World(u8);
+pub struct World {
+    place: u8,
+    /// The stamp that the place had when the world was opened. Another world in the place has
+    /// another one.
+    stamp: u64,
+}
 
-/// A group of ranks in the recording. It is the place of a channel, so it may be copied and kept.
+/// A group of ranks in the recording: the place of a channel, which may be copied and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Channel(u16);
+pub struct Channel {
+    place: u16,
+    /// The stamp that the place had when the group was opened. Another group in the place has
+    /// another one.
+    stamp: u64,
+}
 
 impl Channel {
     /// A group that is not recorded, because all places were taken. Its calls are not recorded.
-    pub const NONE: Channel = Channel(u16::MAX);
+    pub const NONE: Channel = Channel { place: u16::MAX, stamp: 0 };
 }
 
 /// A call that was begun.
@@ -98,7 +110,7 @@ impl Recorder {
         recorder.set_text(header::HOST, header::HOST_WORDS, host);
         recorder.set_text(header::VERSION, header::VERSION_WORDS, version);
         recorder.set_moment(header::BEGAN);
-        recorder.set_moment(header::LATER);
+        recorder.renew_moment();
         words[header::MAGIC].store(layout::MAGIC, Release);
         recorder
     }
@@ -121,18 +133,28 @@ impl Recorder {
             self.set_text(base + world::STORE, world::STORE_WORDS, facts.store);
             self.set_text(base + world::LAUNCHER, world::LAUNCHER_WORDS, facts.launcher);
         });
-        Some(World(place as u8))
+        Some(World { place: place as u8, stamp: self.get(base + world::STAMP) })
     }
 
-    /// Records the epoch of a world.
+    /// Records the epoch of a world. Does nothing for a world that has ended.
     pub fn set_epoch(&self, world: World, epoch: u32) {
-        self.set(world_base(world.0.into()) + world::EPOCH, epoch.into());
+        self.change_world(world, |_| epoch.into());
     }
 
     /// Records that a world has ended. Its place may be used again.
     pub fn close_world(&self, world: World) {
-        let word = world_base(world.0.into()) + world::EPOCH;
-        self.set(word, self.get(word) | 1 << 32);
+        self.change_world(world, |epoch| epoch | 1 << 32);
+        self.renew_moment();
+    }
+
+    fn change_world(&self, world: World, change: impl FnOnce(u64) -> u64) {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let base = world_base(world.place.into());
+        let epoch = self.get(base + world::EPOCH);
+        // The place of a world that has ended may be another world's by now.
+        if self.get(base + world::STAMP) == world.stamp && epoch >> 32 == 0 {
+            self.set(base + world::EPOCH, change(epoch));
+        }
     }
 
     /// Records a group. Where all places are taken by groups that are open, gives
@@ -149,7 +171,7 @@ impl Recorder {
         let base = channel_base(place);
         let members = self.write_members(facts.members);
         self.rewrite(base + channel::STAMP, || {
-            let world = facts.world.map_or(255, |world| u64::from(world.0));
+            let world = facts.world.map_or(255, |world| u64::from(world.place));
             self.set(base + channel::KIND, u64::from(facts.kind) | world << 16);
             self.set(base + channel::KEY, facts.key);
             self.set(base + channel::RANK, pair(facts.rank, facts.size));
@@ -161,16 +183,24 @@ impl Recorder {
             self.set(base + channel::FIRST_CALL, self.get(header::NEXT_CALL));
         });
         self.set(header::CHANNELS_OPENED, opened + 1);
-        Channel(place as u16)
+        Channel { place: place as u16, stamp: self.get(base + channel::STAMP) }
     }
 
     /// Records that a group has failed or was closed. A group that has failed keeps its place until
     /// it is closed.
     pub fn set_channel_state(&self, channel: Channel, state: ChannelState) {
-        if channel != Channel::NONE {
-            let word = channel_base(channel.0.into()) + channel::KIND;
-            self.set(word, self.get(word) & !(0xff << 8) | (state as u64) << 8);
+        if channel == Channel::NONE {
+            return;
         }
+        let base = channel_base(channel.place.into());
+        let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        // The place of a group that was closed may be another group's by now.
+        if self.get(base + channel::STAMP) == channel.stamp && !self.is_closed(channel.place.into()) {
+            let kind = self.get(base + channel::KIND);
+            self.set(base + channel::KIND, kind & !(0xff << 8) | (state as u64) << 8);
+        }
+        drop(opening);
+        self.renew_moment();
     }
 
     /// Records that a call begins. The calls of one channel, other than messages, begin one after
@@ -193,7 +223,7 @@ impl Recorder {
             return Entry::NONE;
         }
         let call = |count| Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 };
-        let digest = call(fnv1a(text)).digest(self.get(channel_base(channel.0.into()) + channel::DIGEST));
+        let digest = call(fnv1a(text)).digest(self.get(channel_base(channel.place.into()) + channel::DIGEST));
         self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest)
     }
 
@@ -212,7 +242,7 @@ impl Recorder {
         if channel == Channel::NONE {
             return Entry::NONE;
         }
-        let digest = self.get(channel_base(channel.0.into()) + channel::DIGEST);
+        let digest = self.get(channel_base(channel.place.into()) + channel::DIGEST);
         let digest = if call.operation.is_message() { digest } else { call.digest(digest) };
         self.write_call(channel, call, state, digest)
     }
@@ -220,7 +250,7 @@ impl Recorder {
     /// Writes a call that begins into the ring. `digest` is that of the channel after the call.
     #[inline]
     fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64) -> Entry {
-        let base = channel_base(channel.0.into());
+        let base = channel_base(channel.place.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
         let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
@@ -229,7 +259,8 @@ impl Recorder {
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);
         fence(Release);
-        let what = u64::from(channel.0)
+        let ticks = self.clock.ticks();
+        let what = u64::from(channel.place)
             | u64::from(call.operation as u8) << 16
             | u64::from(call.dtype) << 24
             | u64::from(call.reduction) << 32
@@ -238,7 +269,7 @@ impl Recorder {
         self.set(slot + call::NUMBER, in_channel);
         self.set(slot + call::COUNT, call.count);
         self.set(slot + call::PEER, u64::from(call.peer as u32) | u64::from(call.stream) << 32);
-        self.set(slot + call::BEGUN, self.clock.ticks());
+        self.set(slot + call::BEGUN, ticks);
         self.set(slot + call::ENDED, 0);
         self.set(slot + call::DIGEST, digest);
         self.words[slot + call::STAMP].store(stamp, Release);
@@ -246,9 +277,7 @@ impl Recorder {
             self.set(base + channel::DIGEST, digest);
             self.set(base + channel::LAST_CALL, number + 1);
         }
-        if number % RENEW_EVERY == 0 {
-            self.set_moment(header::LATER);
-        }
+        self.renew_after(ticks);
         Entry { number, in_channel, channel, is_message }
     }
 
@@ -261,7 +290,9 @@ impl Recorder {
     /// [`EntryState::Issued`] where the call was handed to a stream and nobody waits for it here.
     #[inline]
     pub fn end(&self, entry: Entry, state: EntryState) {
-        self.end_at(entry, state, self.clock.ticks());
+        let ticks = self.clock.ticks();
+        self.end_at(entry, state, ticks);
+        self.renew_after(ticks);
     }
 
     /// Records the end of a call that did not wait for another rank. It gets the time of its
@@ -279,9 +310,12 @@ impl Recorder {
         if state == EntryState::Failed || entry.is_message || entry.channel == Channel::NONE {
             return;
         }
-        let base = channel_base(entry.channel.0.into());
-        // Another group may have got the place while the call ran.
-        if entry.in_channel <= self.get(base + channel::CALLS_BEGUN) {
+        let base = channel_base(entry.channel.place.into());
+        // Another group may have got the place while the call ran, and a later call may have ended
+        // before this one.
+        if entry.number >= self.get(base + channel::FIRST_CALL)
+            && entry.in_channel > self.get(base + channel::CALLS_ENDED)
+        {
             self.set(base + channel::CALLS_ENDED, entry.in_channel);
         }
     }
@@ -306,9 +340,20 @@ impl Recorder {
         entry.number != u64::MAX && self.get(slot_base(entry.number) + call::STAMP) == (entry.number + 1) * 2
     }
 
-    /// Renews the second moment of the clock, as calls do from time to time.
-    pub fn renew_moment(&self) {
-        self.set_moment(header::LATER);
+    /// Renews the second moment of the clock where it is old at `ticks`.
+    #[inline]
+    fn renew_after(&self, ticks: u64) {
+        if ticks.saturating_sub(self.get(header::LATER)) > RENEW_AFTER {
+            self.renew_moment();
+        }
+    }
+
+    /// Renews the second moment of the clock, unless another thread changes the header.
+    #[cold]
+    fn renew_moment(&self) {
+        if let Ok(_opening) = self.opening.try_lock() {
+            self.rewrite(header::LATER_STAMP, || self.set_moment(header::LATER));
+        }
     }
 
     fn is_closed(&self, place: usize) -> bool {

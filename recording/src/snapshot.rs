@@ -194,7 +194,8 @@ impl Snapshot {
             version: words.text(header::VERSION, header::VERSION_WORDS),
             clock,
             began: words.moment(header::BEGAN),
-            later: words.moment(header::LATER),
+            // Where the process was killed while it wrote the later moment, the first one is taken.
+            later: words.moment(words.steady(header::LATER_STAMP).map_or(header::BEGAN, |_| header::LATER)),
             calls_begun: words.get(header::NEXT_CALL),
             channels_left_out: words.get(header::CHANNELS_LEFT_OUT),
         };
@@ -330,6 +331,14 @@ impl Words {
         let stamp = self.steady(base + call::STAMP)?;
         let (what, peer) = (self.get(base + call::WHAT), self.get(base + call::PEER));
         let byte = |at: u32| (what >> at) as u8;
+        let ended = Some(self.get(base + call::ENDED)).filter(|ended| *ended != 0);
+        // The writer sets the end and then the state, without the stamp. A copy that has the state
+        // alone was made between the two.
+        let state = match *EntryState::ALL.iter().find(|state| **state as u8 == byte(40))? {
+            EntryState::Queued => EntryState::Queued,
+            state if ended.is_some() => state,
+            _ => EntryState::Running,
+        };
         Some(RecordedCall {
             number: stamp / 2 - 1,
             channel: what as u16,
@@ -342,9 +351,9 @@ impl Words {
                 peer: if peer as u32 == NO_PEER as u32 { NO_PEER } else { peer as u32 as i32 },
                 stream: (peer >> 32) as u32,
             },
-            state: *EntryState::ALL.iter().find(|state| **state as u8 == byte(40))?,
+            state,
             begun: self.get(base + call::BEGUN),
-            ended: Some(self.get(base + call::ENDED)).filter(|ended| *ended != 0),
+            ended,
             digest: self.get(base + call::DIGEST),
         })
     }

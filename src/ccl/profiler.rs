@@ -2,10 +2,10 @@
 //! tells this library of each collective and message that it launches, also of those that a program
 //! calls itself. They go into the recording of the process, as the calls of this library do.
 //!
-//! The interface is that of NCCL's sources (plugins/profiler, Apache-2.0). A release looks for the
-//! newest version that it knows, and then for older ones:
+//! The interface is that of NCCL's sources (plugins/profiler, Apache-2.0). A release looks for
+//! the newest version of the interface that it knows first, and then for older ones:
 //!
-//! | NCCL | version | differs from the one before in |
+//! | NCCL | version | what is new |
 //! |---|---|---|
 //! | 2.26 | 3 | |
 //! | 2.27 | 4 | the communicator's name, hash, size and rank go to `init`, and no longer into each event |

@@ -4,7 +4,7 @@
 //!
 //! A reader finds the recordings of this user's processes in /proc. It begins with the processes
 //! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
-//! other. The search ends after [`LONGEST`], so no error comes later than that by it.
+//! other. The search looks at no further process after [`LONGEST`].
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -167,14 +167,18 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
     // The number of the call, and what the two ranks call there.
     type Differs = (u64, [(u32, RecordedCall); 2]);
     let mut first: Option<Differs> = None;
-    for (at, (rank, calls)) in all.iter().enumerate() {
-        for (other, others) in &all[at + 1..] {
-            let differs = calls.iter().find_map(|call| {
-                let same = others.iter().find(|other| other.in_channel == call.in_channel)?;
-                (same.digest != call.digest).then_some((call.in_channel, [(*rank, *call), (*other, *same)]))
-            });
-            first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
-        }
+    // Ranks whose digests are equal have made equal calls, so each rank is compared with one.
+    let (one, calls) = all.iter().max_by_key(|(_, calls)| calls.len())?;
+    for (other, others) in &all {
+        let same = |call: &RecordedCall| {
+            let at = others.binary_search_by_key(&call.in_channel, |other| other.in_channel).ok()?;
+            Some(others[at])
+        };
+        let differs = calls.iter().find_map(|call| {
+            let same = same(call).filter(|same| same.digest != call.digest)?;
+            Some((call.in_channel, [(*one, *call), (*other, same)]))
+        });
+        first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
     }
     let (number, [(rank, call), (other, others)]) = first?;
     let is_earlier = call.call.operation == others.call.operation

@@ -2,8 +2,11 @@
 
 use std::fs::{File, metadata, read_dir};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use recording::Snapshot;
+use recording::clock::Clock;
 
 use crate::failure::Failure;
 
@@ -44,6 +47,14 @@ pub fn read_files(paths: &[PathBuf]) -> Result<Vec<Snapshot>, Failure> {
         snapshot.map_err(|error| failed(cannot_read(&path, &error)))
     };
     files(paths).map_err(failed)?.into_iter().map(read).collect()
+}
+
+/// The nanoseconds of a tick on this host. It takes 2 ms.
+pub fn length_of_tick() -> Option<f64> {
+    let clock = Clock::of_this_machine();
+    let before = clock.moment();
+    sleep(Duration::from_millis(2));
+    before.nanoseconds_per_tick(&clock.moment())
 }
 
 fn cannot_read(path: &Path, error: &std::io::Error) -> String {

@@ -67,7 +67,7 @@ pub struct Options {
 pub fn trace(options: &Options) -> Result<u8, Failure> {
     let snapshots = recordings::read_files(&options.recordings)?;
     let job = choose(&snapshots, options.job.as_deref())?;
-    let timeline = Timeline::new(&snapshots, &job);
+    let timeline = Timeline::new(&snapshots, &job).map_err(|why| Failure::new(1, why))?;
     if let Some(path) = &options.output {
         let text = chrome::chrome(&timeline).map_err(|error| Failure::new(1, error.to_string()))?;
         std::fs::write(path, text)
@@ -103,7 +103,7 @@ fn processes(number: usize) -> String {
 /// The tables, and the range of time that they cover.
 fn text(timeline: &Timeline, summary: &Summary, job: &str, width: Option<usize>, style: Style) -> String {
     let spent = timeline.calls.iter().map(|call| call.ended).fold(0.0, f64::max);
-    let begun: u64 = timeline.ranks.iter().map(|rank| rank.calls_begun).sum();
+    let begun = timeline.ranks.iter().fold(0u64, |sum, rank| sum.saturating_add(rank.calls_begun));
     let mut out = format!(
         "{}: {}, {} in {}",
         style.bold(&printable(job)),

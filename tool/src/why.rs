@@ -19,6 +19,7 @@ mod stack;
 mod waits;
 mod words;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -40,6 +41,7 @@ use crate::duration::{duration, limit};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
 use crate::ps::jobs::{MADE_ID, NO_ID, program};
+use crate::recordings::EXTENSION;
 use crate::stdio::{print, say};
 use crate::style::{Style, When};
 use crate::terminal;
@@ -151,18 +153,26 @@ fn look(options: &Options) -> Result<u8, Failure> {
     Ok(if is_stuck { STUCK } else { 0 })
 }
 
+/// The most recordings of one process that are copied.
+const MOST_COPIES: usize = 16;
+
 /// Copies the recordings of the jobs into a folder.
 fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
     let cannot =
         |path: &Path, error: io::Error| Failure::new(NOT_MADE, format!("cannot write {}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
-    let mut saved = 0usize;
+    let mut written: BTreeSet<PathBuf> = BTreeSet::new();
     for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
-        let path = folder.join(process.file_name());
+        let stem = process.file_stem();
+        // A process has two recordings where it has two copies of the library.
+        let names = (0..).map(|copy| if copy == 0 { stem.clone() } else { format!("{stem}-{copy}") });
+        let paths = names.map(|name| folder.join(format!("{name}.{EXTENSION}")));
+        let path = paths.take(MOST_COPIES).find(|path| !written.contains(path));
+        let Some(path) = path else { continue };
         fs::write(&path, process.copy()).map_err(|error| cannot(&path, error))?;
-        saved += 1;
+        written.insert(path);
     }
-    let text = format!("{} saved in {}\n", count(saved, "recording"), printable(&folder.to_string_lossy()));
+    let text = format!("{} saved in {}\n", count(written.len(), "recording"), printable(&folder.to_string_lossy()));
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
     Ok(0)
 }

@@ -3,8 +3,8 @@
 //! (`"ph": "M"`). Times are in microseconds.
 //!
 //! Each host is a process of the trace, and each rank a lane (a thread). Calls of one rank that
-//! overlap, as those of a group do, are put into further lanes of the rank, because a lane may hold
-//! calls only that do not overlap. The name of a call begins with its dimension, because Perfetto
+//! overlap, as those of a group do, are put into further lanes of the rank, because calls in
+//! one lane must not overlap. The name of a call begins with its dimension, because Perfetto
 //! chooses the colour by the name.
 
 use std::collections::BTreeMap;

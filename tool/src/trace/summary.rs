@@ -67,7 +67,7 @@ impl Summary {
     }
 }
 
-/// The collectives that all ranks of their groups have made and ended, or handed to a stream.
+/// The collectives that have ended on all ranks of their groups.
 fn together(timeline: &Timeline) -> Vec<Together<'_>> {
     let mut calls: BTreeMap<(u64, u64), Together> = BTreeMap::new();
     for call in timeline.calls.iter().filter(|call| !call.operation.is_message()) {
@@ -98,7 +98,7 @@ fn costs(timeline: &Timeline, together: &[Together]) -> Vec<Cost> {
             busbw_gbps: None,
         });
         cost.calls += 1;
-        cost.bytes += call.bytes;
+        cost.bytes = cost.bytes.saturating_add(call.bytes);
         cost.seconds += (call.ended - call.begun) / 1e9;
     }
     // The bytes on the bus and the seconds of the transfers.

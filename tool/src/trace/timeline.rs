@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use devicemesh::ccl::element_size;
+use devicemesh::rendezvous::host_name;
 use recording::{EntryState, Operation, RecordedCall, Snapshot};
 
 use super::clocks::{Meeting, offsets};
+use crate::recordings::length_of_tick;
 
 /// The name of the job of processes that have joined no world.
 const NO_WORLD: &str = "no-world";
@@ -60,8 +62,8 @@ pub struct TimedCall {
     pub state: EntryState,
     /// When the call began, in nanoseconds since the first call.
     pub begun: f64,
-    /// When the call ended, in nanoseconds since the first call. Where it had not ended, when the
-    /// recording ends.
+    /// When the call ended, in nanoseconds since the first call. A call that has not ended gets the
+    /// time of the recording's last moment.
     pub ended: f64,
 }
 
@@ -85,8 +87,17 @@ impl Process<'_> {
 }
 
 impl Timeline {
-    /// The timeline of the job with that name in these recordings.
-    pub fn new(snapshots: &[Snapshot], job: &str) -> Timeline {
+    /// The timeline of the job with that name in these recordings. Fails with a message where no
+    /// recording of another host is long enough to tell how fast that host's clock counts.
+    pub fn new(snapshots: &[Snapshot], job: &str) -> Result<Timeline, String> {
+        let of_job = |snapshot: &&Snapshot| job_and_rank(snapshot).is_some_and(|(of, _)| of == job);
+        let here = host_name();
+        let mut lengths: BTreeMap<&str, f64> = length_of_tick().map(|length| (&*here, length)).into_iter().collect();
+        for snapshot in snapshots.iter().filter(of_job) {
+            if let Some(length) = snapshot.nanoseconds_per_tick(None) {
+                lengths.insert(&snapshot.process.host, length);
+            }
+        }
         let mut hosts: Vec<&str> = Vec::new();
         let mut processes: Vec<Process> = Vec::new();
         for snapshot in snapshots {
@@ -96,13 +107,18 @@ impl Timeline {
                 hosts.push(name);
                 hosts.len() - 1
             });
-            let tick = snapshot.nanoseconds_per_tick(None).unwrap_or(1.0);
+            let own = snapshot.nanoseconds_per_tick(None);
+            let tick = own.or_else(|| lengths.get(name).copied()).ok_or_else(|| {
+                format!(
+                    "the recordings of host {name} are shorter than 1 ms, so they do not tell how fast its clock counts"
+                )
+            })?;
             processes.push(Process { snapshot, rank, host, tick });
         }
         processes.sort_by_key(|process| (process.rank, process.snapshot.process.began.real));
         let real = real_differences(&processes, hosts.len());
         let offsets = offsets(&real, &meetings(&processes));
-        Timeline::with_offsets(&processes, &offsets)
+        Ok(Timeline::with_offsets(&processes, &offsets))
     }
 
     fn with_offsets(processes: &[Process], offsets: &[f64]) -> Timeline {
@@ -159,7 +175,7 @@ pub fn jobs(snapshots: &[Snapshot]) -> BTreeMap<String, usize> {
 /// the job [`NO_WORLD`] and has its rank in its largest communicator. `None` for a process without
 /// groups.
 fn job_and_rank(snapshot: &Snapshot) -> Option<(String, u32)> {
-    let world = snapshot.worlds.iter().rev().max_by_key(|world| !world.has_ended);
+    let world = snapshot.worlds.iter().max_by_key(|world| !world.has_ended);
     let largest = snapshot.channels.iter().max_by_key(|channel| channel.size);
     let of_world = world.map(|world| (world.job.clone(), world.rank));
     of_world.or_else(|| Some((NO_WORLD.to_owned(), largest?.rank)))
@@ -170,9 +186,9 @@ fn job_and_rank(snapshot: &Snapshot) -> Option<(String, u32)> {
 fn real_differences(processes: &[Process], hosts: usize) -> Vec<f64> {
     let zero = |host: usize| {
         let process = processes.iter().find(|process| process.host == host);
-        process.map_or(0, |it| it.snapshot.process.later.real as i64 - it.snapshot.process.later.monotonic as i64)
+        process.map_or(0.0, |it| it.snapshot.process.later.real as f64 - it.snapshot.process.later.monotonic as f64)
     };
-    (0..hosts).map(|host| (zero(host) - zero(0)) as f64).collect()
+    (0..hosts).map(|host| zero(host) - zero(0)).collect()
 }
 
 /// Whether the operation ends on no rank before it has begun on every rank.

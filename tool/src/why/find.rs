@@ -4,12 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::{Place, detect};
-use recording::clock::{Clock, Moment};
+use recording::clock::Moment;
 use recording::{Snapshot, layout};
 use rustix::process::geteuid;
 
@@ -17,12 +15,12 @@ use super::exit_code::NOT_MADE;
 use super::process::{Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
-use crate::recordings::{EXTENSION, files};
+use crate::recordings::{EXTENSION, files, length_of_tick};
 
 /// The name of the anonymous file of a recording, as its links in /proc/PID/fd show it.
 const ANONYMOUS: &str = "/memfd:devicemesh-recording";
 
-/// So often the list of processes is read at most.
+/// The list of processes is read at most this many times.
 const MOST_LISTS: usize = 8;
 
 /// What was found.
@@ -210,12 +208,4 @@ impl Running {
 fn own_pids() -> impl Iterator<Item = u32> {
     let user = geteuid().as_raw();
     proc::pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user))
-}
-
-/// The nanoseconds of a tick on this host.
-fn length_of_tick() -> Option<f64> {
-    let clock = Clock::of_this_machine();
-    let before = clock.moment();
-    sleep(Duration::from_millis(2));
-    before.nanoseconds_per_tick(&clock.moment())
 }

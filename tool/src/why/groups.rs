@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use recording::{ChannelState, EntryState, RecordedCall, RecordedChannel};
 
-use super::job::{Job, Seen};
+use super::job::{Job, MOST_RANKS, Seen};
 use super::process::{AGREEMENTS, Process};
 
 /// A group of ranks that make calls together.
@@ -149,6 +149,6 @@ fn group<'a>(job: &Job, seats: &[(usize, Seat<'a>)]) -> Group<'a> {
             None => Member { rank: rank_of(member), seat: None },
         }
     };
-    let members = (0..size).map(member).collect();
+    let members = (0..size.min(MOST_RANKS as u32)).map(member).collect();
     Group { name: &any.channel.name, is_scope: any.channel.kind == AGREEMENTS, members }
 }

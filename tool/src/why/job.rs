@@ -7,6 +7,10 @@ use devicemesh::rendezvous::launcher::Place;
 use super::find::Found;
 use super::process::{Process, State};
 
+/// The most ranks of a job or a group that are looked at. A recording may say any number, and each
+/// rank takes memory.
+pub const MOST_RANKS: usize = 1 << 20;
+
 /// A job: processes whose worlds have one key. Where processes are in several worlds, these worlds
 /// belong to one job.
 pub struct Job {
@@ -14,7 +18,7 @@ pub struct Job {
     pub id: String,
     /// The ranks, by their numbers. Those that are not seen here are among them.
     pub ranks: Vec<Rank>,
-    /// Whether all processes that have recordings are gone.
+    /// Whether no process that has a recording runs here, and some are gone.
     pub is_over: bool,
     /// The places of the ranks in `ranks`, by the key of a world and the rank in that world.
     index: BTreeMap<(u64, u32), usize>,
@@ -62,8 +66,8 @@ impl Job {
         self.ranks.binary_search_by_key(&number, |rank| rank.number).ok()
     }
 
-    /// Whether the rank does not go on by itself, so that it waits for nobody. In a job that is
-    /// gone, this is about the time when it was not.
+    /// Whether the rank does not go on by itself, so that it waits for nobody. For a job that is
+    /// gone, the answer holds for the time when it ran.
     pub fn is_halted(&self, rank: usize) -> bool {
         match &self.ranks[rank].seen {
             Seen::Recorded(process) => process.state.is_halted() && !self.is_over,
@@ -71,18 +75,19 @@ impl Job {
         }
     }
 
-    /// Sets the end of the time that is looked at: for a job that is gone, the last moment that its
-    /// recordings have.
+    /// Sets the end of the time that is looked at: where no process of the job runs on this host, the
+    /// last moment that the recordings have.
     fn end_at_last_moment(&mut self) {
         let recorded = self.ranks.iter_mut().filter_map(|rank| match &mut rank.seen {
             Seen::Recorded(process) => Some(process),
             _ => None,
         });
         let mut processes: Vec<&mut Box<Process>> = recorded.collect();
-        if processes.iter().any(|process| process.state != State::Gone) {
+        if processes.iter().any(|process| process.runs_here()) {
             return;
         }
-        self.is_over = true;
+        // Nobody knows whether a process of another host still runs. Its copy is judged as it was.
+        self.is_over = processes.iter().any(|process| process.state == State::Gone);
         let last = |process: &Process| {
             let ticks = process.snapshot.calls.iter().flat_map(|call| [Some(call.begun), call.ended]).flatten();
             let real = ticks.filter_map(|ticks| process.timeline.real(ticks));
@@ -154,6 +159,7 @@ impl Part {
             worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
         let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
         let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
+        let size = size.min(MOST_RANKS);
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
         let number = |process: &Process| {
             let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));

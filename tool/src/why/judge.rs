@@ -132,7 +132,8 @@ impl Judge<'_> {
         let seen: Vec<&Edge> = self.edges.iter().filter(is_seen).collect();
         let graph = Graph::new(seen.iter().copied(), &ends);
         let mut findings = self.unexplained(&graph);
-        // A rank that is in a call in which nobody is missing is late elsewhere for this reason.
+        // A rank that is held in a call in which nobody is missing is late in other groups because
+        // of that, so it is no cause there.
         let held = findings.iter().filter(|finding| finding.kind != Kind::AllFailed);
         let held: BTreeSet<usize> = held.flat_map(|finding| &finding.ranks).copied().collect();
         findings.extend(self.differences(&graph));
@@ -155,8 +156,8 @@ impl Judge<'_> {
                 found.entry((self.waits[edge.wait].group, number)).or_default().push(edge);
             }
         }
-        // Where two ranks differ from a later call on than two others, the first difference is the
-        // cause of the later one.
+        // Two pairs of ranks may differ first at different calls. The earliest difference is the
+        // cause of the later ones.
         let mut first: BTreeMap<usize, u64> = BTreeMap::new();
         found.keys().for_each(|(group, number)| {
             first.entry(*group).or_insert(*number);

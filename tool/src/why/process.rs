@@ -77,12 +77,13 @@ impl Process {
         !matches!(self.state, State::Gone | State::Unknown)
     }
 
-    /// The name of a file for a copy of the recording. It has the form of those in DM_TRACE_DIR.
-    pub fn file_name(&self) -> String {
+    /// The name of a file for a copy of the recording, without its end. It has the form of those in
+    /// DM_TRACE_DIR.
+    pub fn file_stem(&self) -> String {
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
         let host: String = self.host().chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
         let start = Stat::read(self.pid).filter(|_| self.runs_here()).map_or(0, |stat| stat.started);
-        format!("{host}-{}-{start}.dmrec", self.snapshot.process.pid)
+        format!("{host}-{}-{start}", self.snapshot.process.pid)
     }
 
     /// The memory of the recording, with the present moment of its clock where the process runs
@@ -95,6 +96,8 @@ impl Process {
                 let word = (header::LATER + at) * 8;
                 bytes[word..word + 8].copy_from_slice(&value.to_ne_bytes());
             }
+            let stamp = header::LATER_STAMP * 8;
+            bytes[stamp..stamp + 8].copy_from_slice(&2u64.to_ne_bytes());
         }
         bytes
     }

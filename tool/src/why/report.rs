@@ -13,8 +13,8 @@ use crate::style::Style;
 use crate::terminal;
 use crate::words::count;
 
-/// So many further findings, ranks that are the cause, and rows of the table are shown. `--json`
-/// has all.
+/// The most further findings, ranks that are the cause, and rows of the table that are shown.
+/// `--json` has all.
 const MOST_FINDINGS: usize = 5;
 pub const MOST_RANKS: usize = 8;
 const MOST_ROWS: usize = 40;
@@ -149,7 +149,7 @@ fn positions(verdict: &Verdict<'_>, width: Option<usize>, style: Style) -> Strin
     // A name, a number and a content, with the place of its row.
     let mut places: BTreeMap<(&str, u64, &str, &str), usize> = BTreeMap::new();
     let mut merged: Vec<(&Row<'_>, Vec<usize>, Option<f64>)> = Vec::new();
-    for row in rows.iter().filter(|row| row.begun > 0 || row.state == "waits") {
+    for row in rows.iter().filter(|row| row.begun > 0 || ["waits", "waited"].contains(&row.state)) {
         let key = (verdict.groups[row.group].name, row.begun, row.content.as_str(), row.state);
         let at = *places.entry(key).or_insert(merged.len());
         match merged.get_mut(at) {

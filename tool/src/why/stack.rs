@@ -29,11 +29,11 @@ use super::process::Process;
 use crate::proc;
 use crate::words::count;
 
-/// So many threads of a process are looked at.
+/// The most threads of a process that are looked at.
 const MOST_THREADS: usize = 32;
 /// The beginnings of the names of this library's files.
 const LIBRARIES: [&str; 2] = ["libdevicemesh.", "libhostccl."];
-/// So many frames of a thread are shown. `--json` has all.
+/// The most frames of a thread that are shown. `--json` has all.
 const SHOWN_FRAMES: usize = 16;
 
 /// A thread of a process.

@@ -37,9 +37,9 @@ pub struct Edge {
 pub enum Reason {
     /// The rank has made another call, of that number in the group.
     Differs(u64),
-    /// The rank does not go on: it is stopped or gone, or not in this host.
+    /// The rank does not go on: it is stopped or gone, or its process is not known here.
     Absent,
-    /// The rank has called it in a group of calls that it has not ended.
+    /// The rank has put the call into a group of calls that the rank has not ended.
     Queued(u64),
     /// The rank's call of that number has failed.
     Failed(u64),

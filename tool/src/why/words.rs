@@ -10,7 +10,7 @@ use super::judge::{Finding, Kind, Verdict};
 use super::process::{Process, State};
 use crate::words::{count, listed, ranges};
 
-/// So many ranges of ranks are named in a sentence.
+/// The most ranges of ranks that a sentence names.
 const MOST_RANGES: usize = 8;
 /// The names of the reductions, by their `ncclRedOp_t` numbers.
 const REDUCTIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];

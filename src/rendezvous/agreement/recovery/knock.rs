@@ -68,8 +68,8 @@ pub(in crate::rendezvous) fn door_note(prefix: &str, number: usize) -> String {
 /// Returns how many of those that have left these notes are a reason to recover, in an epoch whose
 /// decision has seen the first `seen` notes and whose mesh has `seats` seats.
 ///
-/// A newcomer whose seat is one of these counts where its note is a later one. One that knocked
-/// before got no place then. A newcomer beyond the seats counts only together with all others of
+/// A newcomer for one of these seats counts if that decision has not seen its note. If the
+/// decision has seen the note, it gave the newcomer no place. A newcomer beyond the seats counts only together with all others of
 /// its index of the outermost dimension, because the mesh grows by whole indices. So the ranks of
 /// a host that come one after the other are a reason for one recovery. Lost processes do not
 /// count.

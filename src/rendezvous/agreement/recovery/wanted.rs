@@ -6,8 +6,9 @@
 //! dm_init(shape=(3, 2), names=(dp, tp))
 //! ```
 //!
-//! These are the size of the outermost dimension and the number of ranks of each of its indices,
-//! what must be equal on all processes, and the whole call for messages. The size of the outermost
+//! The first line has the size of the outermost dimension and the number of ranks of each of its
+//! indices. The second line has what must be equal on all processes, and the third line the whole
+//! call for messages. The size of the outermost
 //! dimension and the list of ranks are not among what must be equal, because a job grows along that
 //! dimension.
 

@@ -81,13 +81,14 @@ impl Modules {
     /// Adds a file. `first` is where its beginning is mapped.
     fn add<'d>(&mut self, data: impl ReadRef<'d>, range: Range<u64>, first: u64, name: &str, path: PathBuf) {
         let Ok(file) = object::File::parse(data) else { return };
-        let Some(lowest) = file.segments().map(|segment| segment.address() - segment.file_range().0).min() else {
+        let Some(lowest) = file.segments().map(|segment| segment.address().wrapping_sub(segment.file_range().0)).min()
+        else {
             return;
         };
         let bias = first.wrapping_sub(lowest);
         let section = |name: &str| {
             let section = file.section_by_name(name)?;
-            let range = section.address()..section.address() + section.size();
+            let range = section.address()..section.address().saturating_add(section.size());
             Some((range, section.uncompressed_data().ok()?.into_owned()))
         };
         let (frames, index) = (section(".eh_frame"), section(".eh_frame_hdr"));

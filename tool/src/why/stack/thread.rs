@@ -9,7 +9,7 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// A thread that waits in a driver cannot be stopped. So long it is given.
+/// How long the tool waits until a thread stops. A thread that waits in a driver does not.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Runs `look` with the program counter and the registers of a thread, which does not run
