@@ -168,7 +168,7 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
     type Differs = (u64, [(u32, RecordedCall); 2]);
     let mut first: Option<Differs> = None;
     // Ranks whose digests are equal have made equal calls, so each rank is compared with one.
-    let (one, calls) = all.iter().max_by_key(|(_, calls)| calls.len())?;
+    let (one, calls) = all.iter().rev().max_by_key(|(_, calls)| calls.len())?;
     for (other, others) in &all {
         let same = |call: &RecordedCall| {
             let at = others.binary_search_by_key(&call.in_channel, |other| other.in_channel).ok()?;
@@ -176,7 +176,9 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         };
         let differs = calls.iter().find_map(|call| {
             let same = same(call).filter(|same| same.digest != call.digest)?;
-            Some((call.in_channel, [(*one, *call), (*other, same)]))
+            let mut both = [(*one, *call), (*other, same)];
+            both.sort_by_key(|(rank, _)| *rank);
+            Some((call.in_channel, both))
         });
         first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
     }
