@@ -27,58 +27,25 @@
 //!
 //! NCCL keeps a handle for each event and gives it back later, also as the parent of other events.
 //! NCCL does not say when it is done with a handle. So a handle is a number and owns no memory: the
-//! number of the call in this module, and the kind of the event. [`CALLS`] keeps what belongs to
-//! the last calls. A handle whose call is not kept any more is ignored.
+//! number of the call in the module `calls`, and whether it is its launch or one of its channels.
+//! A handle whose call is not kept any more is ignored.
+
+mod calls;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder};
+use recording::{Call, NO_PEER, Operation};
 
+pub(crate) use self::calls::records_its_calls;
+use self::calls::{Communicator, Described, end_channel, end_launch};
 use super::types::{DATA_TYPES, NcclResult, result};
-use crate::digest::Fnv1a;
 
 /// The kinds of events, as NCCL numbers them.
 const COLLECTIVE: u64 = 1 << 1;
 const MESSAGE: u64 = 1 << 2;
 const KERNEL: u64 = 1 << 6;
 const COPY_COLLECTIVE: u64 = 1 << 12;
-
-/// How many launched calls are kept until their kernels have ended.
-const CALLS: usize = 4096;
-
-/// How many communicators tell this plugin of their calls.
-static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
-/// The number of the next call. 0 is no call.
-static NEXT: AtomicU64 = AtomicU64::new(1);
-/// The calls that were launched last. Call `n` stands at place `n % 4096`.
-static LAUNCHED: Mutex<Vec<Launched>> = Mutex::new(Vec::new());
-
-/// A call whose kernels have not ended.
-#[derive(Clone, Copy)]
-struct Launched {
-    /// The number of the call; 0 for none.
-    number: u64,
-    /// The call in the recording.
-    entry: Entry,
-    /// How many of NCCL's channels have not ended the call.
-    channels: u8,
-}
-
-/// A communicator of NCCL, as the context of its events.
-struct Context {
-    /// The group in the recording. With version 3 it is opened at the first event, because `init`
-    /// is not told which communicator it is for.
-    channel: OnceLock<Channel>,
-}
-
-/// Whether NCCL tells this plugin of the calls on its communicators. Then nobody else needs to
-/// record them.
-pub(crate) fn records_its_calls() -> bool {
-    COMMUNICATORS.load(Ordering::Relaxed) > 0
-}
 
 /// The beginning of every event, as version 5 and 6 have it. Version 3 and 4 have one byte in the
 /// place of `kind`; the other seven bytes say nothing there.
@@ -197,14 +164,26 @@ pub static ncclProfiler_v4: Profiler<InitV4> = Profiler {
 /// The plugin for NCCL 2.28.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL looks for this name")]
-pub static ncclProfiler_v5: Profiler<InitV5> =
-    Profiler { name: c"libdevicemesh".as_ptr(), init: init_v5, start_event, stop_event, record_event_state, finalize };
+pub static ncclProfiler_v5: Profiler<InitV5> = Profiler {
+    name: c"libdevicemesh".as_ptr(),
+    init: init_v5::<{ COLLECTIVE | MESSAGE | KERNEL }>,
+    start_event,
+    stop_event,
+    record_event_state,
+    finalize,
+};
 
 /// The plugin for NCCL 2.29 and later.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL looks for this name")]
-pub static ncclProfiler_v6: Profiler<InitV5> =
-    Profiler { name: c"libdevicemesh".as_ptr(), init: init_v6, start_event, stop_event, record_event_state, finalize };
+pub static ncclProfiler_v6: Profiler<InitV5> = Profiler {
+    name: c"libdevicemesh".as_ptr(),
+    init: init_v5::<{ COLLECTIVE | MESSAGE | KERNEL | COPY_COLLECTIVE }>,
+    start_event,
+    stop_event,
+    record_event_state,
+    finalize,
+};
 
 unsafe extern "C" fn init_v3(context: *mut *mut c_void, events: *mut c_int) -> NcclResult {
     // SAFETY: NCCL's pointers are valid for the call.
@@ -222,24 +201,14 @@ unsafe extern "C" fn init_v4(
     _log: *const c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's pointers are valid for the call.
-    unsafe { begin(context, events, COLLECTIVE | MESSAGE | KERNEL, Some((borrowed(name), hash, rank, ranks))) }
+    unsafe {
+        let described = Described { name: borrowed(name), hash, rank, size: ranks };
+        begin(context, events, COLLECTIVE | MESSAGE | KERNEL, Some(described))
+    }
 }
 
-unsafe extern "C" fn init_v5(
-    context: *mut *mut c_void,
-    hash: u64,
-    events: *mut c_int,
-    name: *const c_char,
-    _hosts: c_int,
-    ranks: c_int,
-    rank: c_int,
-    _log: *const c_void,
-) -> NcclResult {
-    // SAFETY: NCCL's pointers are valid for the call.
-    unsafe { begin(context, events, COLLECTIVE | MESSAGE | KERNEL, Some((borrowed(name), hash, rank, ranks))) }
-}
-
-unsafe extern "C" fn init_v6(
+/// `init` of version 5 and 6, which differ in the kinds of events.
+unsafe extern "C" fn init_v5<const KINDS: u64>(
     context: *mut *mut c_void,
     hash: u64,
     events: *mut c_int,
@@ -251,14 +220,13 @@ unsafe extern "C" fn init_v6(
 ) -> NcclResult {
     // SAFETY: NCCL's pointers are valid for the call.
     unsafe {
-        let kinds = COLLECTIVE | MESSAGE | KERNEL | COPY_COLLECTIVE;
-        begin(context, events, kinds, Some((borrowed(name), hash, rank, ranks)))
+        let described = Described { name: borrowed(name), hash, rank, size: ranks };
+        begin(context, events, KINDS, Some(described))
     }
 }
 
-/// Prepares the recording of a communicator that NCCL makes. `group` is what `init` was told of
-/// the communicator: its name, hash, rank and size. Without a recording NCCL is told to do without
-/// the plugin, so it loses no time.
+/// Prepares the recording of a communicator that NCCL makes, and asks for these kinds of events.
+/// Without a recording NCCL is told to do without the plugin, so it loses no time.
 ///
 /// # Safety
 /// `context` and `events` can be written.
@@ -266,38 +234,15 @@ unsafe fn begin(
     context: *mut *mut c_void,
     events: *mut c_int,
     kinds: u64,
-    group: Option<(&CStr, u64, c_int, c_int)>,
+    described: Option<Described<'_>>,
 ) -> NcclResult {
-    if hostccl::recorder::open().is_err() {
-        return result::SYSTEM_ERROR;
-    }
-    let Some(recorder) = hostccl::recorder::get() else { return result::SYSTEM_ERROR };
-    let channel = OnceLock::new();
-    if let Some((name, hash, rank, size)) = group {
-        let _ = channel.set(open(recorder, name, hash, rank, size));
-    }
-    COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
+    let Some(communicator) = Communicator::new(described) else { return result::SYSTEM_ERROR };
     // SAFETY: the caller's contract.
     unsafe {
-        *context = Box::into_raw(Box::new(Context { channel })).cast();
+        *context = Box::into_raw(Box::new(communicator)).cast();
         *events = kinds as c_int;
     }
     result::SUCCESS
-}
-
-/// Opens the group of a communicator in the recording.
-fn open(recorder: &Recorder, name: &CStr, hash: u64, rank: c_int, size: c_int) -> Channel {
-    let name = name.to_string_lossy();
-    recorder.open_channel(&ChannelFacts {
-        kind: 2,
-        // The hash is equal on all ranks of a communicator, and so is the name.
-        key: Fnv1a::default().text("NCCL's profiler").number(hash).text(&name).value(),
-        world: None,
-        rank: rank.max(0) as usize,
-        members: &[],
-        size: size.max(0) as usize,
-        name: if name.is_empty() { "a communicator without name" } else { &name },
-    })
 }
 
 /// # Safety
@@ -309,34 +254,24 @@ unsafe extern "C" fn start_event_v3(
 ) -> NcclResult {
     // SAFETY: the caller's contract. The kind is the byte at the beginning.
     unsafe {
+        let communicator = communicator(context);
+        // Nobody says how large the communicator is.
+        let open = |name, hash, rank| {
+            communicator.inspect(|it| it.open_later(&Described { name: borrowed(name), hash, rank, size: 0 }))
+        };
         *handle = match u64::from(*event.cast::<u8>()) {
             COLLECTIVE => {
-                let Event { rank, body, .. } = &*event.cast::<Event<Named<Collective>>>();
-                open_named(context, body.name, body.hash, *rank);
-                handle_of(launch(context, &body.body.call(), 0), false)
+                let Event { rank, body: Named { name, hash, body }, .. } = &*event.cast::<Event<Named<Collective>>>();
+                launched(open(*name, *hash, *rank), &body.call(), 0)
             }
             MESSAGE => {
-                let Event { rank, body, .. } = &*event.cast::<Event<Named<Message>>>();
-                open_named(context, body.name, body.hash, *rank);
-                handle_of(launch(context, &body.body.call(), 0), false)
+                let Event { rank, body: Named { name, hash, body }, .. } = &*event.cast::<Event<Named<Message>>>();
+                launched(open(*name, *hash, *rank), &body.call(), 0)
             }
             _ => ptr::null_mut(),
         };
     }
     result::SUCCESS
-}
-
-/// Opens the group of a communicator at its first event, which has its name and its hash. Nobody
-/// says how large it is.
-///
-/// # Safety
-/// The context is one of `begin`, or NULL. `name` is a text, or NULL.
-unsafe fn open_named(context: *mut c_void, name: *const c_char, hash: u64, rank: c_int) {
-    // SAFETY: the caller's contract.
-    let (context, name) = unsafe { (context.cast::<Context>().as_ref(), borrowed(name)) };
-    if let (Some(context), Some(recorder)) = (context, hostccl::recorder::get()) {
-        context.channel.get_or_init(|| open(recorder, name, hash, rank, 0));
-    }
 }
 
 /// # Safety
@@ -358,23 +293,24 @@ unsafe extern "C" fn start_event(context: *mut c_void, handle: *mut *mut c_void,
 }
 
 /// # Safety
-/// As [`start_event`], for an event of that kind.
+/// The contract of [`start_event`]. The event is of that kind.
 unsafe fn start(context: *mut c_void, handle: *mut *mut c_void, event: *const c_void, kind: u64) -> NcclResult {
     // SAFETY: the caller's contract.
     unsafe {
+        let communicator = communicator(context);
         *handle = match kind {
             COLLECTIVE => {
                 let of = &(*event.cast::<Event<Collective>>()).body;
-                handle_of(launch(context, &of.call(), of.channels), false)
+                launched(communicator, &of.call(), of.channels)
             }
             // A copy engine has no kernel, and its event ends when its work is handed over.
             COPY_COLLECTIVE => {
                 let of = &(*event.cast::<Event<Collective>>()).body;
-                handle_of(launch(context, &of.call(), 0), false)
+                launched(communicator, &of.call(), 0)
             }
             MESSAGE => {
                 let of = &(*event.cast::<Event<Message>>()).body;
-                handle_of(launch(context, &of.call(), of.channels), false)
+                launched(communicator, &of.call(), of.channels)
             }
             KERNEL => handle_of(number_of((*event.cast::<Event<u8>>()).parent).0, true),
             _ => ptr::null_mut(),
@@ -423,38 +359,25 @@ impl Message {
     }
 }
 
-/// Records that a call is launched. Returns its number; 0 where it is not recorded.
+/// The communicator of a context.
 ///
 /// # Safety
 /// The context is one of `begin`, or NULL.
-unsafe fn launch(context: *mut c_void, call: &Call, channels: u8) -> u64 {
+unsafe fn communicator<'a>(context: *mut c_void) -> Option<&'a Communicator> {
     // SAFETY: the caller's contract.
-    let context = unsafe { context.cast::<Context>().as_ref() };
-    let (Some(context), Some(recorder)) = (context, hostccl::recorder::get()) else { return 0 };
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let entry = recorder.begin(*context.channel.get().unwrap_or(&Channel::NONE), call);
-    let mut launched = launched();
-    launched[number as usize % CALLS] = Launched { number, entry, channels };
-    number
+    unsafe { context.cast::<Communicator>().as_ref() }
+}
+
+/// The handle of a call that is launched on a communicator.
+fn launched(communicator: Option<&Communicator>, call: &Call, channels: u8) -> *mut c_void {
+    handle_of(communicator.map_or(0, |communicator| communicator.launch(call, channels)), false)
 }
 
 /// Ends a launch, or what one of NCCL's channels does of a call.
 extern "C" fn stop_event(handle: *mut c_void) -> NcclResult {
-    let (number, is_kernel) = number_of(handle);
-    let Some(recorder) = hostccl::recorder::get() else { return result::SUCCESS };
-    let mut launched = launched();
-    let call = &mut launched[number as usize % CALLS];
-    if number == 0 || call.number != number {
-        return result::SUCCESS;
-    }
-    if !is_kernel {
-        recorder.end(call.entry, EntryState::Issued);
-        return result::SUCCESS;
-    }
-    call.channels = call.channels.saturating_sub(1);
-    if call.channels == 0 {
-        call.number = 0;
-        recorder.end(call.entry, EntryState::Done);
+    match number_of(handle) {
+        (number, false) => end_launch(number),
+        (number, true) => end_channel(number),
     }
     result::SUCCESS
 }
@@ -469,25 +392,11 @@ extern "C" fn record_event_state(_handle: *mut c_void, _state: c_int, _values: *
 /// # Safety
 /// The context is one of `begin` and was not given here before, or NULL.
 unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {
-    if context.is_null() {
-        return result::SUCCESS;
-    }
-    // SAFETY: the caller's contract.
-    let context = unsafe { Box::from_raw(context.cast::<Context>()) };
-    COMMUNICATORS.fetch_sub(1, Ordering::Relaxed);
-    if let (Some(recorder), Some(channel)) = (hostccl::recorder::get(), context.channel.get()) {
-        recorder.set_channel_state(*channel, ChannelState::Closed);
+    if !context.is_null() {
+        // SAFETY: the caller's contract.
+        drop(unsafe { Box::from_raw(context.cast::<Communicator>()) });
     }
     result::SUCCESS
-}
-
-/// The calls that were launched last. The table is made at the first call.
-fn launched() -> MutexGuard<'static, Vec<Launched>> {
-    let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if launched.is_empty() {
-        launched.resize(CALLS, Launched { number: 0, entry: Entry::NONE, channels: 0 });
-    }
-    launched
 }
 
 /// The handle of a call's launch, or of what a channel does of it. NULL for call 0.
