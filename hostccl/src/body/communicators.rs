@@ -43,6 +43,23 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
     Ok(ncclSuccess)
 }
 
+/// Does what all calls do first that make a communicator of `nranks` ranks without a parent or with
+/// new ranks: `comm`, which messages call `name`, is NULL until the communicator is there.
+///
+/// # Safety
+/// `comm` is NULL, or can be written.
+pub(super) unsafe fn prepare(name: &str, comm: *mut ncclComm_t, nranks: c_int) -> Result<()> {
+    check_out(name, comm)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { comm.write(std::ptr::null_mut()) };
+    timeout::check_environment()?;
+    recorder::open().map_err(Error::argument)?;
+    if nranks < 1 || nranks as u32 > MAX_RANKS {
+        return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
+    }
+    Ok(())
+}
+
 /// Returns the task by which one rank joins a communicator of that id.
 ///
 /// # Safety
@@ -55,16 +72,10 @@ unsafe fn init(
     device: c_int,
     config: Config,
 ) -> Result<Task> {
-    check_out("comm", comm)?;
-    // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { comm.write(std::ptr::null_mut()) };
-    timeout::check_environment()?;
+    // SAFETY: the caller's contract.
+    unsafe { prepare("comm", comm, nranks) }?;
     if id.grows_from != 0 {
         return Err(Error::argument("the unique id was made by ncclCommGetUniqueId: pass it to ncclCommGrow"));
-    }
-    recorder::open().map_err(Error::argument)?;
-    if nranks < 1 || nranks as u32 > MAX_RANKS {
-        return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }
     if rank < 0 || rank >= nranks {
         return Err(Error::argument(format!("rank {rank} is not in 0..{nranks}")));

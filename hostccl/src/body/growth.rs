@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::arguments::check_out;
-use super::communicators::join_by;
+use super::communicators::{join_by, prepare};
 use crate::call_name::Name;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -12,9 +12,7 @@ use crate::group::{self, Task};
 use crate::grow::Grow;
 use crate::handle::{self, Handle};
 use crate::id::Id;
-use crate::segment::MAX_RANKS;
 use crate::setup::Init;
-use crate::timeout;
 use crate::types::*;
 
 pub(crate) unsafe fn ncclCommGetUniqueId(comm: ncclComm_t, unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
@@ -36,13 +34,8 @@ pub(crate) unsafe fn ncclCommGrow(
 ) -> Result<ncclResult_t> {
     let call = Name::take_next();
     group::submit(|| {
-        check_out("new_comm", new_comm)?;
-        // SAFETY: not NULL, and valid by the caller's contract.
-        unsafe { new_comm.write(std::ptr::null_mut()) };
-        timeout::check_environment()?;
-        if nranks < 1 || nranks as u32 > MAX_RANKS {
-            return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
-        }
+        // SAFETY: the caller's contract.
+        unsafe { prepare("new_comm", new_comm, nranks) }?;
         // SAFETY: NULL, or valid by the caller's contract.
         let id = unsafe { unique_id.as_ref() }.map(Id::parse).transpose()?;
         if id.is_some_and(|id| id.grows_from == 0) {
