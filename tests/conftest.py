@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from support.machine import forget_machine
 from support.paths import ROOT, SCRATCH
 from support.ports import Ports
-from support.processes import MARK, gone, marked
+from support.processes import MARK, environment, gone, kill_all, marked
 from support.programs import Programs
 from support.ranks import Ranks
 
@@ -145,6 +146,21 @@ def start_ranks(free_port):
     yield start
     for ranks in started:
         ranks.end()
+
+
+@pytest.fixture
+def spawn():
+    """Starts a process with pipes, and without this one's variables of the tool and the library; it
+    ends with the test."""
+    started = []
+
+    def one(*command, **variables):
+        started.append(subprocess.Popen([str(word) for word in command], env=environment(without=["DM_", "NO_COLOR"], **variables), text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield one
+    kill_all(started)
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,14 @@ import re
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 
 import pytest
 
 from support.paths import TOOL
-from support.processes import environment, kill_all, run, wait_until
-from support.tool import HERE, PATIENCE, SLEEP, ends
+from support.processes import environment, run, wait_until
+from support.tool import HERE, PATIENCE, SLEEP, ends, line
 
 # How often the rank, or the job, was started again.
 COUNT = "$TORCHELASTIC_RESTART_COUNT"
@@ -32,18 +31,12 @@ print(*(os.environ.get(name, "-") for name in ("RANK", "TORCHELASTIC_RESTART_COU
 
 
 @pytest.fixture
-def start():
-    """Starts a tool; it ends with the test."""
-    started = []
-
+def start(spawn):
+    """Starts a job; its tool ends with the test."""
     def begin(*options, script=SLEEP, program=(), **variables):
-        command = [TOOL, "run", *map(str, options), "--", *(program or ("/bin/sh", "-c", script))]
-        started.append(subprocess.Popen(command, env=environment(without=["NO_COLOR", "DM_"], **variables), stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return started[-1]
+        return spawn(TOOL, "run", *options, "--", *(program or ("/bin/sh", "-c", script)), **variables)
 
-    yield begin
-    kill_all(started)
+    return begin
 
 
 @pytest.fixture
@@ -60,10 +53,6 @@ def nodes(start, free_port):
 
 def last(err):
     return err.splitlines()[-1]
-
-
-def line(tool):
-    return tool.stdout.readline().strip()
 
 
 def says(tool, text):

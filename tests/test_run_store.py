@@ -4,31 +4,16 @@ test_lost_nodes.py has real ranks on hosts of their own."""
 import os
 import re
 import signal
-import subprocess
 
 import pytest
 
 from support.paths import TOOL
-from support.processes import environment, kill_all, run
-from support.tool import HERE, PATIENCE, SLEEP, ends
+from support.processes import environment, run
+from support.tool import HERE, PATIENCE, SLEEP, ends, line
 
 QUICK = ("--failure-grace", "0.1", "--grace-period", "1")
 # What each rank says of the store and of its job there.
 PLACE = "echo $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_USE_AGENT_STORE $DM_STARTED_BY_RUN"
-
-
-@pytest.fixture
-def spawn():
-    """Starts the tool; it ends with the test."""
-    started = []
-
-    def one(*command, **variables):
-        started.append(subprocess.Popen([TOOL, *map(str, command)], env=environment(without=["DM_", "NO_COLOR"], **variables), text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        return started[-1]
-
-    yield one
-    kill_all(started)
 
 
 @pytest.fixture
@@ -37,7 +22,7 @@ def store(spawn, free_port):
     address = f"127.0.0.1:{free_port()}"
 
     def serve():
-        service = spawn("store", "--listen", address)
+        service = spawn(TOOL, "store", "--listen", address)
         assert service.stdout.readline().startswith(f"serving tcp://{address}"), service.stderr.read()
         service.address, service.again = address, serve
         return service
@@ -49,13 +34,9 @@ def store(spawn, free_port):
 def nodes(spawn, store):
     """A function that starts nodes of one job, one for each text of options."""
     def begin(*each, script=SLEEP, **variables):
-        return [spawn("run", "--store", store.address, "--nnodes", 2, *QUICK, *options.split(), "--", "/bin/sh", "-c", script, **variables) for options in each]
+        return [spawn(TOOL, "run", "--store", store.address, "--nnodes", 2, *QUICK, *options.split(), "--", "/bin/sh", "-c", script, **variables) for options in each]
 
     return begin
-
-
-def line(tool):
-    return tool.stdout.readline().strip()
 
 
 def says(tool, text):
@@ -98,7 +79,7 @@ def test_another_job_at_the_same_time_is_refused(nodes, spawn, store, tmp_path):
     script, go = waiting(tmp_path)
     both = nodes("-n 1", "-n 1", script=script)
     assert sorted(line(node) for node in both) == ["0", "1"]
-    other = spawn("run", "--store", store.address, "-n", 1, "--", "true")
+    other = spawn(TOOL, "run", "--store", store.address, "-n", 1, "--", "true")
     assert re.search(rf"tcp://{store.address} serves the job .* Two jobs need two `devicemesh store`s at one time", ends(other, 1)[1])
     (more, ) = nodes("-n 1", script=script)
     assert "for another job at the same time start another `devicemesh store`" in ends(more, 1)[1]
@@ -157,27 +138,27 @@ def test_a_job_starts_again_when_the_store_is_back(nodes, store):
 
 
 def test_the_variable_names_the_store(spawn, store):
-    tool = spawn("run", "-n", 1, "--", "/bin/sh", "-c", PLACE, DM_STORE=f"tcp://{store.address}")
+    tool = spawn(TOOL, "run", "-n", 1, "--", "/bin/sh", "-c", PLACE, DM_STORE=f"tcp://{store.address}")
     assert ends(tool, 0)[0] == f"0 1 {store.address} True {store.address}/1\n"
     # A tool that a rank starts has a job of its own.
     nested = f"exec {TOOL} run -n 1 -- sh -c 'echo $MASTER_PORT'"
-    tool = spawn("run", "-n", 1, "--", "/bin/sh", "-c", nested, DM_STORE=store.address)
+    tool = spawn(TOOL, "run", "-n", 1, "--", "/bin/sh", "-c", nested, DM_STORE=store.address)
     assert ends(tool, 0)[0] != store.address.split(":")[1] + "\n"
-    assert re.search(r"environment variable DM_STORE is \"h:x\": \"x\" is no port", ends(spawn("run", "-n", 1, "--", "true", DM_STORE="h:x"), 2)[1])
+    assert re.search(r"environment variable DM_STORE is \"h:x\": \"x\" is no port", ends(spawn(TOOL, "run", "-n", 1, "--", "true", DM_STORE="h:x"), 2)[1])
 
 
 def test_what_is_no_store_is_refused(spawn, store, free_port, tmp_path):
-    assert "cannot be used with" in ends(spawn("run", "--store", "a", "--rdzv-endpoint", "b", "--", "true"), 2)[1]
+    assert "cannot be used with" in ends(spawn(TOOL, "run", "--store", "a", "--rdzv-endpoint", "b", "--", "true"), 2)[1]
     # The store of another `devicemesh run`, which ends with that run.
     script, go = waiting(tmp_path)
     port = free_port()
-    other = spawn("run", "--rdzv-endpoint", f"127.0.0.1:{port}", "-n", 1, "--", "/bin/sh", "-c", script)
+    other = spawn(TOOL, "run", "--rdzv-endpoint", f"127.0.0.1:{port}", "-n", 1, "--", "/bin/sh", "-c", script)
     line(other)
-    _, err = ends(spawn("run", "--store", f"127.0.0.1:{port}", "-n", 1, "--", "true"), 1)
+    _, err = ends(spawn(TOOL, "run", "--store", f"127.0.0.1:{port}", "-n", 1, "--", "true"), 1)
     assert f"tcp://127.0.0.1:{port} is the store of a devicemesh run, which ends with it: --store must name a `devicemesh store`" in err, err
     go.touch()
     ends(other, 0)
-    _, err = ends(spawn("run", "--store", f"127.0.0.1:{port}", "--rdzv-timeout", "1s", "-n", 1, "--", "true"), 1)
+    _, err = ends(spawn(TOOL, "run", "--store", f"127.0.0.1:{port}", "--rdzv-timeout", "1s", "-n", 1, "--", "true"), 1)
     assert f"nobody serves tcp://127.0.0.1:{port} after 1 s: start `devicemesh store --listen` there" in err, err
 
 
@@ -190,7 +171,7 @@ def test_the_dry_run_names_the_store(store):
 def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
     script, go = waiting(tmp_path)
     script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat); {script}"
-    tool = spawn("run", "--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--",
+    tool = spawn(TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--",
                  "/bin/sh", "-c", script)
     pids = {}
     while len(pids) < 3:
@@ -204,7 +185,7 @@ def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
 
 
 def test_a_list_of_hosts_ends_with_the_store(spawn, store):
-    tool = spawn("run", "--hosts", "127.0.0.1,127.0.0.2", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--", "/bin/sh", "-c",
+    tool = spawn(TOOL, "run", "--hosts", "127.0.0.1,127.0.0.2", "--store", store.address, "-n", 1, *QUICK, "--restart", "rank", "--max-restarts", 1, "--", "/bin/sh", "-c",
                  f"echo $RANK; {SLEEP}")
     assert sorted(line(tool) for _ in range(2)) == ["0", "1"]
     store.kill()

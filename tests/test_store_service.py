@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from support.paths import LIBRARY, ROOT, TOOL
-from support.processes import environment, kill_all, run
+from support.processes import run
 from support.tool import HERE, PATIENCE, ends
 
 RANK = """
@@ -20,20 +19,6 @@ say(f"sum {mesh.sum('tp', 20)}")
 if not os.environ.get("CRASH"):
     mesh.finalize()
 """
-
-
-@pytest.fixture
-def spawn():
-    """Starts a process; it ends with the test."""
-    started = []
-
-    def one(*command, **variables):
-        started.append(subprocess.Popen([str(word) for word in command], env=environment(without=["DM_", "NO_COLOR"], **variables), text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        return started[-1]
-
-    yield one
-    kill_all(started)
 
 
 @pytest.fixture

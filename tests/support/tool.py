@@ -37,6 +37,11 @@ def ends(process, code):
     return out, err
 
 
+def line(tool):
+    """The next line that the tool's ranks print."""
+    return tool.stdout.readline().strip()
+
+
 def all_gone(pids):
     wait_until(lambda: all(map(gone, pids)), f"the processes {pids} have ended", PATIENCE)
 
