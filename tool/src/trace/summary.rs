@@ -56,7 +56,7 @@ pub struct Straggler {
     pub mostly_rank: u32,
 }
 
-/// The same collective on all ranks of a group.
+/// One collective: the call of each rank of its group.
 type Together<'a> = Vec<&'a TimedCall>;
 
 impl Summary {

@@ -92,11 +92,15 @@ impl Timeline {
     pub fn new(snapshots: &[Snapshot], job: &str) -> Result<Timeline, String> {
         let of_job = |snapshot: &&Snapshot| job_and_rank(snapshot).is_some_and(|(of, _)| of == job);
         let here = host_name();
-        let mut lengths: BTreeMap<&str, f64> = length_of_tick().map(|length| (&*here, length)).into_iter().collect();
+        let mut lengths: BTreeMap<&str, f64> = BTreeMap::new();
         for snapshot in snapshots.iter().filter(of_job) {
             if let Some(length) = snapshot.nanoseconds_per_tick(None) {
                 lengths.insert(&snapshot.process.host, length);
             }
+        }
+        let is_short = |snapshot: &Snapshot| !lengths.contains_key(&*snapshot.process.host);
+        if snapshots.iter().filter(of_job).any(|it| it.process.host == here && is_short(it)) {
+            lengths.extend(length_of_tick().map(|length| (&*here, length)));
         }
         let mut hosts: Vec<&str> = Vec::new();
         let mut processes: Vec<Process> = Vec::new();
