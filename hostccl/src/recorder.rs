@@ -17,7 +17,7 @@
 //! child.
 
 use std::cell::{Cell, UnsafeCell};
-use std::ffi::{CStr, OsStr};
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -28,6 +28,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use recording::place::{NAME, file_name};
 use recording::{Channel, ChannelState, Recorder, layout};
 
 use crate::error::{Error, Result};
@@ -37,8 +38,6 @@ use crate::memory_file::{self, check_limit, resize, seal};
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
-/// The name of the anonymous memory in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
-const NAME: &CStr = c"devicemesh-recording";
 /// The variable that turns the recording off.
 const SWITCH: &str = "DM_RECORDER";
 /// The variable that names the folder for recordings that outlive their processes.
@@ -233,12 +232,9 @@ fn memory() -> Result<Closed<OwnedFd>> {
 fn file_in(folder: &Path) -> Result<(Closed<OwnedFd>, PathBuf)> {
     check_limit(BYTES)?;
     let ProcessId { pid, start } = ProcessId::current();
-    let host: String = host_name().chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    let host = host_name();
     // A process that has two copies of this library has two recordings.
-    let mut names = (1..=9).map(|copy| match copy {
-        1 => folder.join(format!("{host}-{pid}-{start}.dmrec")),
-        copy => folder.join(format!("{host}-{pid}-{start}-{copy}.dmrec")),
-    });
+    let mut names = (1..=9).map(|copy| folder.join(file_name(&host, pid, start, copy)));
     let open = |path: &Path| {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -264,11 +260,6 @@ fn file_in(folder: &Path) -> Result<(Closed<OwnedFd>, PathBuf)> {
 
 fn refused(reason: &io::Error) -> Error {
     Error::new(ncclSystemError, machine::explained(reason))
-}
-
-/// Whether a letter may stand in the name of a file as it is.
-fn is_plain(letter: char) -> bool {
-    letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-')
 }
 
 /// Maps the memory of a recording for as long as the process lives.

@@ -33,7 +33,7 @@ pub mod header {
     /// The ticks, the monotonic time and the real time (both in nanoseconds) of one moment, when
     /// the recording began.
     pub const BEGAN: usize = 2;
-    /// The same three values of a later moment. The writer renews them from time to time, so that
+    /// These three values of a later moment. The writer renews them from time to time, so that
     /// a reader can compute the length of a tick from a recording whose process is gone. They have
     /// the stamp [`LATER_STAMP`].
     pub const LATER: usize = 5;

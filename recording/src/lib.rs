@@ -11,6 +11,7 @@
 //! - [`Operation`]: what a call does.
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
+//! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
 //! `recorder` opens it: an anonymous file (memfd), or a file in `DM_TRACE_DIR`.
@@ -18,6 +19,7 @@
 pub mod clock;
 pub mod layout;
 mod operation;
+pub mod place;
 mod recorder;
 mod snapshot;
 

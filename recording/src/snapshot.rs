@@ -162,6 +162,11 @@ pub struct RecordedCall {
 impl Snapshot {
     /// Reads a recording. Fails where the file is none, or one of another layout.
     pub fn of_file(file: &File) -> io::Result<Snapshot> {
+        Snapshot::with_memory(file).map(|(snapshot, _)| snapshot)
+    }
+
+    /// Reads a recording as [`of_file`](Snapshot::of_file) does. Returns the copy of its memory, too.
+    pub fn with_memory(file: &File) -> io::Result<(Snapshot, Vec<u8>)> {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = vec![0; layout::WORDS * 8];
             match file.read_exact_at(&mut bytes, 0) {
@@ -170,7 +175,8 @@ impl Snapshot {
                 read => read.map(|()| bytes),
             }
         };
-        Snapshot::of_bytes(&read()?, &read()?, &read()?)
+        let (before, copy, after) = (read()?, read()?, read()?);
+        Ok((Snapshot::of_bytes(&before, &copy, &after)?, copy))
     }
 
     /// Reads a recording from three copies of its memory, which were made one after the other. What

@@ -6,10 +6,11 @@
 //! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
 //! other. The search looks at no further process after [`LONGEST`].
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use recording::place::recordings_of;
 use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
 
 use super::words::{content, short};
@@ -48,7 +49,7 @@ pub(crate) fn explained(error: Error, group: &Group) -> Error {
 
 /// What the recordings say of the `late` ranks of the world; `None` where they say nothing.
 fn sentences(group: &Group, late: &[i32]) -> Option<String> {
-    let own = Found { pid: std::process::id(), snapshot: Snapshot::of_file(&recording_of(std::process::id())?).ok()? };
+    let own = Found { pid: std::process::id(), snapshot: recording_of(std::process::id())? };
     let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
     let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
     let (members, begun) = (mine.members.clone(), mine.calls_begun);
@@ -62,8 +63,7 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
         if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
             break;
         }
-        let snapshot = recording_of(pid).and_then(|file| Snapshot::of_file(&file).ok());
-        let snapshot = snapshot.filter(|it| it.worlds.iter().any(|world| world.key == key));
+        let snapshot = recording_of(pid).filter(|it| it.worlds.iter().any(|world| world.key == key));
         found.extend(snapshot.map(|snapshot| Found { pid, snapshot }));
     }
     let mut ranks: Vec<Rank<'_>> = Vec::new();
@@ -212,16 +212,10 @@ fn own_processes() -> Vec<u32> {
     pids
 }
 
-/// The recording of a process, by its name among the descriptors.
-fn recording_of(pid: u32) -> Option<File> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.filter_map(Result::ok);
-    let is_recording = |entry: &fs::DirEntry| {
-        let target = fs::read_link(entry.path()).unwrap_or_default();
-        let target = target.to_string_lossy();
-        target.starts_with("/memfd:devicemesh-recording") || target.ends_with(".dmrec")
-    };
-    let entry = entries.into_iter().find(is_recording)?;
-    File::open(entry.path()).ok()
+/// The first recording of a process.
+fn recording_of(pid: u32) -> Option<Snapshot> {
+    let (_, file) = recordings_of(pid).next()?;
+    Snapshot::of_file(&file).ok()
 }
 
 fn is_stopped(pid: u32) -> bool {

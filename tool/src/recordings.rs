@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use recording::Snapshot;
 use recording::clock::Clock;
+use recording::place::{EXTENSION, is_recording};
 
 use crate::failure::Failure;
-
-/// The end of the names of recordings in files.
-pub const EXTENSION: &str = "dmrec";
 
 /// The files that are named, and the recordings in the folders that are named, in the order of
 /// their names. Fails with a message where a folder has none.
@@ -24,8 +22,7 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
             continue;
         }
         let entries = read_dir(path).map_err(cannot)?.filter_map(|entry| Some(entry.ok()?.path()));
-        let is_recording = |file: &PathBuf| file.extension().is_some_and(|extension| extension == EXTENSION);
-        let mut found: Vec<PathBuf> = entries.filter(is_recording).collect();
+        let mut found: Vec<PathBuf> = entries.filter(|file| is_recording(file)).collect();
         if found.is_empty() {
             return Err(format!(
                 "{} has no recordings: no file whose name ends in .{EXTENSION}; the processes of a job leave some with DM_TRACE_DIR={}",

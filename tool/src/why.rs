@@ -41,7 +41,6 @@ use crate::duration::{duration, limit};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
 use crate::ps::jobs::{MADE_ID, NO_ID, program};
-use crate::recordings::EXTENSION;
 use crate::stdio::{print, say};
 use crate::style::{Style, When};
 use crate::terminal;
@@ -154,7 +153,7 @@ fn look(options: &Options) -> Result<u8, Failure> {
 }
 
 /// The most recordings of one process that are copied.
-const MOST_COPIES: usize = 16;
+const MOST_COPIES: u32 = 16;
 
 /// Copies the recordings of the jobs into a folder.
 fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
@@ -163,12 +162,9 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
     fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
     let mut written: BTreeSet<PathBuf> = BTreeSet::new();
     for process in jobs.iter().flat_map(|job| &job.ranks).filter_map(Rank::process) {
-        let stem = process.file_stem();
         // A process has two recordings where it has two copies of the library.
-        let names = (0..).map(|copy| if copy == 0 { stem.clone() } else { format!("{stem}-{copy}") });
-        let paths = names.map(|name| folder.join(format!("{name}.{EXTENSION}")));
-        let path = paths.take(MOST_COPIES).find(|path| !written.contains(path));
-        let Some(path) = path else { continue };
+        let mut paths = (1..=MOST_COPIES).map(|copy| folder.join(process.file_name(copy)));
+        let Some(path) = paths.find(|path| !written.contains(path)) else { continue };
         fs::write(&path, process.copy()).map_err(|error| cannot(&path, error))?;
         written.insert(path);
     }

@@ -2,23 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::launcher::{Place, detect};
+use recording::Snapshot;
 use recording::clock::Moment;
-use recording::{Snapshot, layout};
+use recording::place::recordings_of;
 use rustix::process::geteuid;
 
 use super::exit_code::NOT_MADE;
 use super::process::{Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
-use crate::recordings::{EXTENSION, files, length_of_tick};
-
-/// The name of the anonymous file of a recording, as its links in /proc/PID/fd show it.
-const ANONYMOUS: &str = "/memfd:devicemesh-recording";
+use crate::recordings::{files, length_of_tick};
 
 /// The list of processes is read at most this many times.
 const MOST_LISTS: usize = 8;
@@ -79,7 +77,7 @@ fn candidates() -> BTreeMap<u32, Candidate> {
             if found.get(&pid).is_some_and(is_done) {
                 continue;
             }
-            let candidate = Candidate { place: place(pid), files: recordings_of(pid) };
+            let candidate = Candidate { place: place(pid), files: recordings_of(pid).collect() };
             let had_files = !candidate.files.is_empty();
             let is_rank = candidate.place.is_some() || had_files;
             is_new |= found.insert(pid, candidate).map_or(is_rank, |_| had_files);
@@ -129,28 +127,9 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
 
 /// Reads a recording. Returns its memory, too, and the moment at which it was read.
 fn read(file: &File) -> std::io::Result<(Snapshot, Vec<u8>, Moment)> {
-    let copy = || -> std::io::Result<Vec<u8>> {
-        let mut bytes = vec![0; layout::WORDS * 8];
-        file.read_exact_at(&mut bytes, 0)?;
-        Ok(bytes)
-    };
-    let (before, bytes, after) = (copy()?, copy()?, copy()?);
-    let snapshot = Snapshot::of_bytes(&before, &bytes, &after)?;
+    let (snapshot, bytes) = Snapshot::with_memory(file)?;
     let now = snapshot.process.clock.moment();
     Ok((snapshot, bytes, now))
-}
-
-/// The recordings of a process: their files, and where they stand if they have names.
-fn recordings_of(pid: u32) -> Vec<(Option<PathBuf>, File)> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
-    let recording = |entry: fs::DirEntry| {
-        let target = fs::read_link(entry.path()).ok()?;
-        let is_file = target.extension().is_some_and(|extension| extension == EXTENSION);
-        let is_anonymous = target.to_string_lossy().starts_with(ANONYMOUS);
-        let file = (is_file || is_anonymous).then(|| File::open(entry.path()))?.ok()?;
-        Some((is_file.then_some(target), file))
-    };
-    entries.filter_map(recording).collect()
 }
 
 /// The number of a process in its own PID namespace, which is the number in its recording.

@@ -3,6 +3,7 @@
 use devicemesh::rendezvous::launcher::Place;
 use recording::clock::Moment;
 use recording::layout::header;
+use recording::place::file_name;
 use recording::{ChannelState, RecordedChannel, RecordedWorld, Snapshot};
 
 use crate::proc::Stat;
@@ -77,13 +78,11 @@ impl Process {
         !matches!(self.state, State::Gone | State::Unknown)
     }
 
-    /// The name of a file for a copy of the recording, without its end. It has the form of those in
-    /// DM_TRACE_DIR.
-    pub fn file_stem(&self) -> String {
-        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
-        let host: String = self.host().chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    /// The name of a file for a copy of the recording, in the form of those in DM_TRACE_DIR. `copy` is
+    /// 1, or more where the process has several recordings.
+    pub fn file_name(&self, copy: u32) -> String {
         let start = Stat::read(self.pid).filter(|_| self.runs_here()).map_or(0, |stat| stat.started);
-        format!("{host}-{}-{start}", self.snapshot.process.pid)
+        file_name(self.host(), self.snapshot.process.pid, start, copy)
     }
 
     /// The memory of the recording, with the present moment of its clock where the process runs
