@@ -333,6 +333,7 @@ impl Keeper {
             let why = format!("using the connection to {address}: {reason}");
             return state.lose(peer, Lost { ended: false, why });
         }
+        inner.options.adapt_to_distance(&socket);
         link.connection = Some(Box::new(Connection::new(socket, address, cipher)));
         link.is_connecting = false;
         // If this connection ends too, the reason why earlier tries failed says nothing about that.

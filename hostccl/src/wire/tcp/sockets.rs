@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use socket2::Socket;
 
@@ -66,13 +67,15 @@ pub(super) fn acknowledge(socket: &Socket) {
 }
 
 /// The number of 32-bit words that are read of the kernel's `struct tcp_info`.
-const INFO_WORDS: usize = 36;
-/// The index of the word of `struct tcp_info` that has `tcpi_segs_in`.
+const INFO_WORDS: usize = 38;
+/// The index of the word of `struct tcp_info` that has `tcpi_segs_in` (from Linux 4.2 on).
 const SEGMENTS_IN: usize = 35;
+/// The index of the word that has `tcpi_min_rtt`, in microseconds (from Linux 4.6 on).
+const LEAST_ROUND_TRIP: usize = 37;
 
-/// Returns how many segments have come from the other host, or `None` where the kernel does not
-/// tell (before Linux 4.2). Acknowledgements and answers to probes count.
-pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
+/// Returns one word of the kernel's knowledge about a connection, or `None` where the kernel is too
+/// old to tell.
+fn info(socket: &Socket, word: usize) -> Option<u32> {
     let mut info = [0_u32; INFO_WORDS];
     let mut bytes = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes as many bytes into the array as `bytes` says, and changes `bytes`.
@@ -80,5 +83,21 @@ pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
         let (level, info, bytes) = (libc::IPPROTO_TCP, info.as_mut_ptr().cast(), &raw mut bytes);
         libc::getsockopt(socket.as_raw_fd(), level, libc::TCP_INFO, info, bytes)
     };
-    (answer == 0 && bytes as usize >= size_of_val(&info)).then_some(info[SEGMENTS_IN])
+    let is_told = answer == 0 && bytes as usize >= (word + 1) * size_of::<u32>();
+    is_told.then(|| info[word])
+}
+
+/// Returns how many segments have come from the other host, or `None` where the kernel does not
+/// tell. Acknowledgements and answers to probes count.
+pub(super) fn segments_in(socket: &Socket) -> Option<u32> {
+    info(socket, SEGMENTS_IN)
+}
+
+/// Returns the shortest round trip to the other host that the kernel has seen on a connection, or
+/// `None` where the kernel does not tell or has not seen any.
+pub(super) fn least_round_trip(socket: &Socket) -> Option<Duration> {
+    // A connection without a measured round trip has all bits set.
+    info(socket, LEAST_ROUND_TRIP)
+        .filter(|micros| *micros != u32::MAX)
+        .map(|micros| Duration::from_micros(micros.into()))
 }
