@@ -57,7 +57,11 @@ pub(super) async unsafe fn broadcast(
         let (start, count) = part(length, rail, rails.count, size);
         Block { start, count }
     };
-    let ranges = || chunks(count, work.limits().broadcast / size).map(|range| range.start..range.end.min(count));
+    // The data is cut so that hosts pass on one piece, and seats share one, while the next piece is
+    // on its way. Two hosts of one rank each do neither.
+    let is_cut = rails.count > 1 || span.hosts.len() > 2;
+    let each = if is_cut { work.limits().broadcast / size } else { count };
+    let ranges = || chunks(count, each).map(|range| range.start..range.end.min(count));
     let mut sends = work.transfers();
     let mut pass_on = |range: &Range<usize>, from: *const u8| {
         for number in rails.served(seat, seats) {
