@@ -25,6 +25,7 @@ help:
 	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
 	@echo "make test-all  every test"
 	@echo "make check     formatting, lints, documentation, drift of the header, imports"
+	@echo "make dist      everything that a release consists of, in target/dist"
 	@echo "make install   the library, headers and tool into PREFIX (/usr/local)"
 	@echo "CONTRIBUTING.md has the others: benchmarks, sanitizers, fuzzing, bindings, pages."
 
@@ -69,6 +70,12 @@ abi-record:
 wheel:
 	@mkdir -p target/wheelhouse
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
+
+# Everything that a release consists of: sources with all crates, binaries for both machines,
+# wheels, Debian packages, a bill of materials and checksums, in target/dist
+# (packaging/dist.py --help; ARGS='--machines x86_64 --parts wheels').
+dist:
+	$(PYTHON) packaging/dist.py $(ARGS)
 
 # The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip
 # fetches.
@@ -242,4 +249,4 @@ clean:
 
 .PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
 	header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers \
-	install uninstall abi-record gates fuzz-all deny bare-root
+	install uninstall abi-record gates fuzz-all deny bare-root dist

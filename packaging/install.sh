@@ -4,6 +4,7 @@
 # list of files for CMake, and tests/test_install.py compares the two.
 #
 #   RELEASE                         cargo's folder with the libraries and the tool
+#   TOOL                            a tool that runs on this machine and prints its man page and completions ($RELEASE/devicemesh)
 #   DESTDIR PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR   as make's (GNU coding standards); all but DESTDIR absolute
 set -eu
 action=$1
@@ -75,7 +76,7 @@ put 755 "$RELEASE/devicemesh" "$BINDIR/devicemesh"
 for licence in LICENSE-APACHE LICENSE-MIT; do
   put 644 "$licence" "$DATADIR/doc/devicemesh/$licence"
 done
-sh packaging/tool_files.sh "$RELEASE/devicemesh" "$scratch/tool"
+sh packaging/tool_files.sh "${TOOL:-$RELEASE/devicemesh}" "$scratch/tool"
 (cd "$scratch/tool" && find . -type f) >"$scratch/list"
 while read -r file; do
   case $file in

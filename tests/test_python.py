@@ -219,3 +219,10 @@ def test_threads_along_the_dimensions_of_a_mesh(python, rounds):
     finally:
         processes.kill_all(busy)
     assert output.count(f"{rounds} rounds") == 2, output
+
+
+def test_a_project_of_devicemesh_new_trains(python, tmp_path):
+    run(TOOL, "new", tmp_path / "trainer", "--python")
+    output = run(TOOL, "run", "-n", 8, "--", python, "train.py", cwd=tmp_path / "trainer", **OURS)
+    first, last = (float(loss) for loss in re.search(r"step +1: loss (.+)\n(?:.*\n)*step 200: loss (.+)\n", output).groups())
+    assert first > 10 * last, output

@@ -45,11 +45,8 @@ def native(into: Path) -> list[Path]:
     return made
 
 
-def tag(binaries: list[Path]) -> str:
-    """manylinux_2_N for the newest symbol version of glibc that a binary asks for (PEP 600), or this machine's own platform."""
-    machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
-    if not machine.startswith("linux_") or platform.libc_ver()[0] != "glibc":
-        return machine
+def oldest_glibc(binaries: list[Path]) -> str:
+    """manylinux_2_N for the newest symbol version of glibc that a binary asks for (PEP 600)."""
     # The names stand in the dynamic string table; elsewhere in a file such bytes could only make
     # the tag more careful.
     versions = {(int(major), int(minor))
@@ -57,7 +54,15 @@ def tag(binaries: list[Path]) -> str:
                 for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}
     # manylinux has no profile before 2.5 (PEP 513).
     major, minor = max(versions | {(2, 5)})
-    return f"manylinux_{major}_{minor}_{machine[len('linux_'):]}"
+    return f"manylinux_{major}_{minor}"
+
+
+def tag(binaries: list[Path]) -> str:
+    """The platform tag of binaries that this machine made for itself."""
+    machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    if not machine.startswith("linux_") or platform.libc_ver()[0] != "glibc":
+        return machine
+    return f"{oldest_glibc(binaries)}_{machine[len('linux_'):]}"
 
 
 def version() -> str:

@@ -72,7 +72,7 @@ fn exists(pid: u32) -> bool {
     answered || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-/// The fields of `/proc/<pid>/stat` that the engine needs.
+/// The fields of a process's `stat` file that the engine needs.
 struct Stat {
     /// The letter of its state, for example `Z` for a zombie.
     state: u8,
@@ -86,15 +86,19 @@ struct Stat {
 /// `PF_EXITING` of the kernel's `linux/sched.h`.
 const EXITING: u64 = 4;
 
+/// Reads the `stat` file of the process's first thread, which has the process's own fields.
+///
+/// Programs that emulate a processor (qemu-user) make up `/proc/<pid>/stat` for the process itself,
+/// with another start time than other processes read. The files of threads are the kernel's own.
 fn stat(pid: u32) -> Option<Stat> {
     // One read returns the whole line, and the fields that are needed are in its first 1024 bytes.
     // A rank of a large world reads many of these files, so the buffer is small.
     let mut line = [0; 1024];
-    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+    let length = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok()?.read(&mut line).ok()?;
     parse_stat(&line[..length])
 }
 
-/// Reads the fields 3 (state), 9 (flags) and 22 (start time) of `/proc/<pid>/stat`. Field 2, the
+/// Reads the fields 3 (state), 9 (flags) and 22 (start time) of a `stat` file. Field 2, the
 /// name, may hold any character, but it ends at the last parenthesis.
 fn parse_stat(line: &[u8]) -> Option<Stat> {
     let close = line.iter().rposition(|&byte| byte == b')')?;

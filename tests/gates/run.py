@@ -11,6 +11,7 @@ import sys
 import time
 
 import coverage
+import emulated
 import fuzz
 import memcheck
 import sanitized
@@ -22,6 +23,7 @@ GATES = {
              "the library, the tool, tests/c and tests/cpp under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer"),
     "valgrind": (memcheck.gate, "tests/c under valgrind's memcheck, with leaks as errors"),
     "tsan": (sanitized.thread, "the library, tests/c, tests/cpp and the store's tests under ThreadSanitizer, with an instrumented std"),
+    "aarch64": (emulated.gate, "tests/c, tests/cpp and the tests of the reductions as programs of 64-bit ARM, under qemu-user"),
     "coverage": (coverage.gate, "lines that tests/c, tests/cpp and the Rust tests run, as one figure"),
     "fuzz": (fuzz.gate, "every fuzz target for --seconds (60) from its corpus"),
 }

@@ -12,6 +12,7 @@ mod failure;
 mod info;
 mod labelled;
 mod library;
+mod new;
 mod number_set;
 mod other_launchers;
 mod pages;
@@ -89,6 +90,9 @@ enum Command {
     /// waits for whom, and a trace for Perfetto
     #[command(after_long_help = trace::HELP)]
     Trace(trace::Options),
+    /// Write a small project that trains on eight processes, to begin from
+    #[command(after_long_help = new::HELP)]
+    New(new::Options),
     /// Print the completions for a shell
     #[command(
         after_long_help = "Examples:\n  source <(devicemesh completions bash)\n  devicemesh completions zsh > ~/.zfunc/_devicemesh\n  devicemesh completions fish > ~/.config/fish/completions/devicemesh.fish"
@@ -129,6 +133,7 @@ fn main() -> ExitCode {
         Command::Show(options) => ("show", show::show(&options)),
         Command::Check(options) => ("check", check::check(&options)),
         Command::Trace(options) => ("trace", trace::trace(&options)),
+        Command::New(options) => ("new", new::new(&options)),
         Command::Completions(options) => ("completions", pages::completions(&options, Arguments::command())),
         Command::Man(options) => ("man", pages::manual(&options, Arguments::command())),
     };

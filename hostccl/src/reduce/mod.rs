@@ -14,7 +14,7 @@
 //!
 //! The files, from the bottom up: `isa` (what differs between instruction sets), `element` (the
 //! traits of the types), `wide`, `float8`, `float16` and `native` (the types), `block` (the loops),
-//! and `avx2` (the loops compiled for AVX2).
+//! `avx2` (the loops compiled for AVX2), and `neon` (what 64-bit ARM has).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -24,13 +24,18 @@ mod float16;
 mod float8;
 mod isa;
 mod native;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod target;
 #[cfg(test)]
 mod tests;
 mod wide;
 
 use self::block::{reduce_all, scale_all};
-use self::isa::Plain;
+#[cfg(not(target_arch = "aarch64"))]
+use self::isa::Plain as Always;
+#[cfg(target_arch = "aarch64")]
+use self::neon::Neon as Always;
 pub(crate) use self::target::Target;
 use crate::types::{DataType, ReduceOp};
 
@@ -61,7 +66,7 @@ pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8],
         return unsafe { avx2::reduce(dtype, op, inputs, targets, count) };
     }
     // SAFETY: this function's contract.
-    unsafe { reduce_all::<Plain>(dtype, op, inputs, targets, count) }
+    unsafe { reduce_all::<Always>(dtype, op, inputs, targets, count) }
 }
 
 /// Computes `out[i] = input[i] * scalar` for `i` in `0..count`, in the element type: integers wrap,
@@ -79,5 +84,5 @@ pub(crate) unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, o
         return unsafe { avx2::scale(dtype, scalar, input, out, count) };
     }
     // SAFETY: this function's contract.
-    unsafe { scale_all::<Plain>(dtype, scalar, input, out, count) }
+    unsafe { scale_all::<Always>(dtype, scalar, input, out, count) }
 }

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""`make dist`: everything that a release consists of, in target/dist/VERSION.
+
+  devicemesh-VERSION.tar.gz                   the sources with all crates; builds without a network
+  devicemesh-VERSION-MACHINE-linux.tar.gz     what `make install` installs, for unpacking anywhere
+  devicemesh-VERSION-py3-none-....whl         library, tool and Python package, for each machine
+  devicemesh_jax-VERSION-py3-none-....whl     the handlers for JAX, for this machine
+  libdevicemesh..._VERSION_ARCH.deb           Debian packages, for each machine (deb.py)
+  devicemesh-VERSION.cdx.json                 which crates are in it (CycloneDX)
+  SHA256SUMS
+
+The binaries are for glibc 2.27 and later (sysroot.py). Equal sources and an equal compiler give
+equal bytes: times are those of the commit, and no file has a path of this machine.
+
+    dist.py [--machines x86_64,aarch64] [--parts sources,wheels,...] [--out FOLDER] [--uncommitted]
+
+It needs cargo, and for another machine than this one that machine's Rust target and C compiler
+(rustup target add aarch64-unknown-linux-gnu; Debian: gcc-aarch64-linux-gnu). deb.py says what the
+Debian packages need."""
+
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import deb
+import sysroot
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bindings/python"))
+import build_wheel  # noqa: E402
+
+WORK = ROOT / "target/dist/work"
+PARTS = ["sources", "trees", "wheels", "jax", "debs", "sbom"]
+# What a release has of cargo's products.
+BINARIES = ["libdevicemesh.so", "libdevicemesh.a", "libhostccl.so", "devicemesh"]
+CYCLONEDX = "0.5.9"
+
+
+def run(*command, **options):
+    print("$", *command, flush=True)
+    subprocess.run([str(word) for word in command], check=True, stdin=subprocess.DEVNULL, **options)
+
+
+def output(*command, **options):
+    return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, **options).stdout
+
+
+def committed(allow_changes):
+    """The time of the commit in seconds. The sources of a release are those of a commit."""
+    changes = output("git", "status", "--porcelain", cwd=ROOT).decode()
+    if changes and not allow_changes:
+        sys.exit(f"dist: these files are not committed (--uncommitted leaves them out of the sources):\n{changes}")
+    return int(output("git", "log", "-1", "--format=%ct", cwd=ROOT))
+
+
+def pack(path, entries, time):
+    """Writes a .tar.gz whose bytes follow from the entries: pairs of a name and a file on disk."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, file in sorted(entries):
+            member = archive.gettarinfo(file, name)
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            member.mtime = time
+            member.mode = 0o777 if member.issym() else 0o755 if member.mode & 0o100 else 0o644
+            if member.islnk():
+                member.type, member.linkname, member.size = tarfile.REGTYPE, "", os.path.getsize(file)
+            with open(file, "rb") if member.isreg() else io.BytesIO() as content:
+                archive.addfile(member, content if member.isreg() else None)
+    with open(path, "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=time) as packed:
+        packed.write(buffer.getvalue())
+    print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def files_below(folder, prefix):
+    return [(f"{prefix}/{path.relative_to(folder)}", path)
+            for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+
+
+def sources(out, version, time):
+    """The files of the commit, and the crates that Cargo.lock names. cargo finds them by itself."""
+    folder = WORK / "sources"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(output("git", "archive", "HEAD", cwd=ROOT))) as archive:
+        archive.extractall(folder)
+    place = output("cargo", "vendor", "--locked", "--versioned-dirs", "--quiet", "vendor", cwd=folder).decode()
+    (folder / ".cargo").mkdir(exist_ok=True)
+    with (folder / ".cargo/config.toml").open("a") as config:
+        config.write(f"# The crates of this release, so that cargo needs no network.\n{place}")
+    pack(out / f"devicemesh-{version}.tar.gz", files_below(folder, f"devicemesh-{version}"), time)
+
+
+def c_compiler(machine):
+    return "cc" if machine == platform.machine() else f"{machine}-linux-gnu-gcc"
+
+
+def binaries(machine):
+    """Builds for a machine, and returns the folder of the binaries without debug information."""
+    target = f"{machine}-unknown-linux-gnu"
+    compiler = c_compiler(machine)
+    if shutil.which(compiler) is None:
+        sys.exit(f"dist: no {compiler} on the PATH, which links for {machine} (Debian: gcc-{machine}-linux-gnu)")
+    cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+    flags = [f"-Clink-arg={argument}" for argument in sysroot.link_arguments(machine, ROOT / "target/dist")]
+    flags += [f"--remap-path-prefix={ROOT}=/devicemesh", f"--remap-path-prefix={cargo_home}=/cargo"]
+    name = target.upper().replace("-", "_")
+    environment = {
+        **os.environ, f"CARGO_TARGET_{name}_LINKER": compiler, f"CARGO_TARGET_{name}_RUSTFLAGS": " ".join(flags),
+        "CARGO_PROFILE_RELEASE_DEBUG": "0", "CARGO_INCREMENTAL": "0", "CARGO_TARGET_DIR": str(ROOT / "target/dist/cargo")
+    }
+    run("cargo", "build", "--release", "--locked", "--quiet", "--target", target, env=environment, cwd=ROOT)
+    made = WORK / machine
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    strip = "strip" if compiler == "cc" else f"{machine}-linux-gnu-strip"
+    for name in BINARIES:
+        shutil.copy(ROOT / f"target/dist/cargo/{target}/release/{name}", made / name)
+        run(strip, "--strip-debug", "--enable-deterministic-archives", made / name)
+    return made
+
+
+def installed(machine, made, folder, prefix, libdir):
+    """Installs the binaries of a machine below a folder, as `make install` does."""
+    shutil.rmtree(folder, ignore_errors=True)
+    places = {"PREFIX": prefix, "LIBDIR": libdir, "INCLUDEDIR": f"{prefix}/include", "BINDIR": f"{prefix}/bin",
+              "DATADIR": f"{prefix}/share", "MANDIR": f"{prefix}/share/man"}
+    # The tool writes its own man page and completions. A tool of another machine cannot run here.
+    tool = made if machine == platform.machine() else WORK / platform.machine()
+    environment = {**os.environ, **places, "RELEASE": str(made), "DESTDIR": str(folder), "TOOL": str(tool / "devicemesh")}
+    run("sh", "packaging/install.sh", "install", env=environment, cwd=ROOT)
+    return folder
+
+
+def wheel(out, made):
+    """The wheel of the Python package, with a machine's binaries."""
+    package = ROOT / "bindings/python/devicemesh"
+    files = {f"devicemesh/{path.name}": path.read_bytes() for path in sorted([*package.glob("*.py"), package / "py.typed"])}
+    files.update({f"devicemesh/_native/{name}": made / name for name in build_wheel.NATIVE})
+    machine = made.name
+    tag = f"{build_wheel.oldest_glibc([made / name for name in build_wheel.NATIVE])}_{machine}"
+    name = build_wheel.write(str(out), files, tag)
+    print(f"{name}: {(out / name).stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def sbom(out, version):
+    """The bill of materials, which cargo-cyclonedx makes. The tool is built once in target/tools."""
+    tools = ROOT / "target/tools"
+    program = shutil.which("cargo-cyclonedx") or tools / "bin/cargo-cyclonedx"
+    if not Path(program).exists():
+        run("cargo", "install", "--quiet", "--debug", "--locked", "--root", tools, "--version", CYCLONEDX, "cargo-cyclonedx")
+    run(program, "cyclonedx", "--format", "json", "--all", "--override-filename", "devicemesh.cdx", "--quiet",
+        cwd=ROOT, env={**os.environ, "SOURCE_DATE_EPOCH": str(committed(True))})
+    # The tool writes one file into the folder of each package. That of the tool has all crates.
+    shutil.move(ROOT / "tool/devicemesh.cdx.json", out / f"devicemesh-{version}.cdx.json")
+    for path in ROOT.glob("**/devicemesh.cdx.json"):
+        path.unlink()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machines", default="x86_64,aarch64")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--uncommitted", action="store_true")
+    options = parser.parse_args()
+    machines, parts = options.machines.split(","), options.parts.split(",")
+    if unknown := set(parts) - set(PARTS) or set(machines) - set(sysroot.PACKAGES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    # The tool of this machine writes the man page for all.
+    machines.sort(key=lambda machine: machine != platform.machine())
+    time, version = committed(options.uncommitted), build_wheel.version()
+    os.environ["SOURCE_DATE_EPOCH"] = str(time)
+    out = (options.out or ROOT / f"target/dist/{version}").resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    if "sources" in parts:
+        sources(out, version, time)
+    for machine in machines if {"trees", "wheels", "debs"} & set(parts) else []:
+        made = binaries(machine)
+        if "trees" in parts:
+            name = f"devicemesh-{version}-{machine}-linux"
+            tree = installed(machine, made, WORK / f"tree-{machine}", "/usr/local", "/usr/local/lib") / "usr/local"
+            pack(out / f"{name}.tar.gz", files_below(tree, name), time)
+        if "wheels" in parts:
+            wheel(out, made)
+        if "debs" in parts:
+            libdir = f"/usr/lib/{machine}-linux-gnu"
+            tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)
+            deb.packages(tree, machine, version, time, out)
+    if "jax" in parts:
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax")
+    if "sbom" in parts:
+        sbom(out, version)
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
+    (out / "SHA256SUMS").write_text("".join(sums))
+    print(f"{len(sums)} files in {out}")
+
+
+if __name__ == "__main__":
+    main()

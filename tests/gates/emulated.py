@@ -1,0 +1,84 @@
+"""Runs tests/c and tests/cpp as programs of another processor, under qemu-user.
+
+The ranks and the library are those of 64-bit ARM. qemu translates their instructions, and the
+kernel is this machine's own. The tool that starts the ranks is this machine's: it starts itself
+again, which an emulated process can do only where the kernel knows qemu (binfmt_misc). This shows what depends on the instruction set and on types of
+the C compiler (char is unsigned there). It does not show the memory order of real ARM processors:
+qemu keeps the order of x86-64 where it runs there."""
+
+import shutil
+
+from harness import STRICT, TARGET, Failure, Skip, launcher, programs, run
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+CROSS = "aarch64-linux-gnu"
+FOLDER = TARGET / "aarch64"
+LIBRARY = FOLDER / TRIPLE / "release"
+COMPILERS = {".c": [f"{CROSS}-gcc", "-std=c11", "-D_GNU_SOURCE"], ".cpp": [f"{CROSS}-g++", "-std=c++17"]}
+# The C library of the other processor, from the packages of the cross compiler.
+LIBC = f"/usr/{CROSS}"
+
+
+# Programs that test what qemu does not do, and why.
+LEFT_OUT = {
+    "fork.c": "the memory of a child is not wiped, because qemu takes madvise(MADV_WIPEONFORK) and does nothing",
+    "free.c": "the kernel's masks of blocked signals are not those of the program, because qemu renumbers signals",
+    "library_threads.c": "as above",
+}
+
+
+def emulator():
+    for name in ("qemu-aarch64-static", "qemu-aarch64"):
+        if shutil.which(name):
+            return [name, "-L", LIBC]
+    raise Skip("no qemu-aarch64 here (Debian: apt-get install qemu-user-static)")
+
+
+def cargo(command, *arguments, qemu, timeout=1800):
+    name = TRIPLE.upper().replace("-", "_")
+    environment = {
+        f"CARGO_TARGET_{name}_LINKER": f"{CROSS}-gcc", f"CARGO_TARGET_{name}_RUNNER": " ".join(qemu),
+        "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", "CARGO_PROFILE_RELEASE_DEBUG": "0", "CARGO_INCREMENTAL": "0"
+    }
+    places = ["--target", TRIPLE, "--target-dir", FOLDER]
+    return run(["cargo", command, "--release", "--quiet", *places, *arguments], env=environment, timeout=timeout)
+
+
+def prepared():
+    """The emulator's command, once everything that the gate needs is there."""
+    qemu = emulator()
+    for program in COMPILERS[".c"][0], COMPILERS[".cpp"][0]:
+        if not shutil.which(program):
+            raise Skip(f"no {program} here (Debian: apt-get install g++-{CROSS})")
+    try:
+        if TRIPLE not in run(["rustup", "target", "list", "--installed"]):
+            run(["rustup", "target", "add", TRIPLE], timeout=600)
+    except (Failure, FileNotFoundError) as why:
+        raise Skip(f"no standard library of Rust for {TRIPLE} (rustup target add): {str(why).splitlines()[0]}") from None
+    return qemu
+
+
+def build(compiler, source, program):
+    link = [f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-pthread"]
+    return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", *link, "-o", program]
+
+
+def gate():
+    qemu = prepared()
+    cargo("build", qemu=qemu)
+    run(["cargo", "build", "--release", "--quiet", "--package", "devicemesh-tool"], timeout=1800)
+    # The gate would show nothing if it ran the library of this machine.
+    header = (LIBRARY / "libdevicemesh.so").read_bytes()[:20]
+    if header[18] != 183:
+        raise Failure(f"{LIBRARY}/libdevicemesh.so is for machine {header[18]} of ELF, not for 64-bit ARM (183)")
+
+    shown = run([*qemu, LIBRARY / "devicemesh", "show", "2,4", "replicate,shard", "--rank", 6])
+    if "rank 6 is at (replicate=1, shard=2)" not in shown:
+        raise Failure(f"the tool of 64-bit ARM shows another mesh:\n{shown}")
+
+    def start(program, count):
+        return [*launcher(TARGET / "release", count), *qemu, program], {"DM_TMP": str(FOLDER / "programs")}
+    passed = programs(FOLDER / "programs", COMPILERS, build, start, 10, lambda source, _: source.name not in LEFT_OUT)
+    # The kernels of the reductions have instructions of their own for this processor.
+    output = cargo("test", "--package", "hostccl", "--lib", "reduce::", qemu=qemu)
+    return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
