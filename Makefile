@@ -98,7 +98,7 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --features cudarc --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
-	$(CARGO) test --workspace --features cudarc --quiet --test header
+	$(CARGO) test --package devicemesh-header --quiet
 	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
 
 # Measures ours and the peers in turn (benches/peers/bench.py --help names the cases).
@@ -207,7 +207,7 @@ docs:
 	@$(PYTHON) docs/reference/build.py
 
 header:
-	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
+	UPDATE_HEADER=1 $(CARGO) test --package devicemesh-header --quiet
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh $(EXAMPLES)/pipeline $(EXAMPLES)/survive $(EXAMPLES)/recover $(EXAMPLES)/elastic
 

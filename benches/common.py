@@ -13,10 +13,11 @@ sys.path.insert(0, str(ROOT / "tests/interop"))
 import pytorch  # noqa: E402
 
 
-def built(bench):
-    """The program of one of Cargo.toml's benches, built in release with the libraries beside it."""
-    built = subprocess.run(["cargo", "bench", "--no-run", "--bench", bench, "--message-format=json"], cwd=ROOT, check=True,
-                           stdout=subprocess.PIPE, text=True)
+def built(kind, bench):
+    """A program of benches/Cargo.toml, built in release with the libraries beside it. `kind` is
+    "bench" or "bin"."""
+    command = ["cargo", "build", "--release", "--package", "devicemesh-benches", f"--{kind}", bench, "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
     return next(message["executable"] for message in messages
                 if message.get("target", {}).get("name") == bench and message.get("executable"))

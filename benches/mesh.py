@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     options = parser.parse_args()
-    bench, python = built("mesh"), interpreter(not options.ours_only)
+    bench, python = built("bench", "mesh"), interpreter(not options.ours_only)
     our_rounds, their_rounds = [], {ranks: [] for ranks in SHAPES}
     for round_number in range(options.rounds):
         for name in in_turn(["ours", *(SHAPES if python else [])], round_number):

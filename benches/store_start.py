@@ -108,7 +108,7 @@ def main():
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    bench, python = built("store_start"), interpreter(not options.ours_only)
+    bench, python = built("bin", "store_start"), interpreter(not options.ours_only)
     alone = own_network()
     servers = {"ours": [bench, "serve"]}
     if python:

@@ -18,7 +18,7 @@ const HELLO: [u8; 10] = [0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4];
 const AGREED: &[u8] = b"0 0 0 0\n";
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     raise_descriptor_limit();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve"] => serve(),

@@ -37,6 +37,7 @@ from parts import headers, programs, rust
 from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip
 from parts.python import pytest_python
 from support.machine import forget_machine
+from support.processes import GATE
 
 # The marks by which pytest selects the Python tests, for each level of the runner.
 MARKS = {"quick": "not long", "rest": "long", "all": ""}
@@ -143,16 +144,16 @@ def has_alone():
 
 
 def mine():
-    """Processes whose program lies in this tree's target folder, by pid."""
+    """Processes whose program lies in this tree's target folder, by pid, except those of a gate."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 program = os.readlink(entry / "exe")
+                if program.startswith(str(TARGET)) and f"{GATE}=".encode() not in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = program
             except OSError:
                 continue
-            if program.startswith(str(TARGET)):
-                found[int(entry.name)] = program
     return found
 
 

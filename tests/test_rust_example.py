@@ -3,7 +3,7 @@ processes."""
 
 import pytest
 
-from support.cargo import build_variables
+from support.cargo import WORKSPACE, build_variables
 from support.paths import TARGET
 from support.processes import environment, launch, run
 
@@ -11,10 +11,8 @@ from support.processes import environment, launch, run
 @pytest.mark.timeout(900)  # cargo compiles the library
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_all_reduce(ranks):
-    # The Rust tests need the same libraries. Without --workspace, cargo would compile them with
-    # other features again.
-    run("cargo", "build", "--quiet", "--workspace", "--example", "all_reduce", "--features", "cudarc", timeout=850,
-        env=environment(**build_variables()))
+    # The build of the Rust tests makes the example, too.
+    run("cargo", "build", "--quiet", *WORKSPACE, "--example", "all_reduce", timeout=850, env=environment(**build_variables()))
     said = launch(ranks, TARGET / "debug/examples/all_reduce").stdout
     lines = sorted(line.replace("on cuda", "on cpu") for line in said.splitlines() if line.startswith("rank "))
     assert lines == [f"rank {rank} on cpu: 1048576 elements are {ranks}, 0 are not {ranks}" for rank in range(ranks)], said

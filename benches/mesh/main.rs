@@ -1,6 +1,6 @@
 //! How long the calls of a mesh take at worlds of 8, 1,024 and 1,048,576 ranks: through the C ABI
 //! of libdevicemesh.so (mesh/library.rs), and the mesh algebra below it by itself.
-//! `cargo bench --bench mesh`; benches/mesh.py runs it beside PyTorch.
+//! `cargo bench -p devicemesh-benches`; benches/mesh.py runs it beside PyTorch.
 //!
 //! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes
 //! by which this process's memory grew at most meanwhile.

@@ -48,7 +48,7 @@ pub(crate) struct Desk {
     wire: Arc<dyn Wire>,
     /// Held by the thread that takes news, because only one thread at a time may do so.
     reading: Mutex<()>,
-    /// The value of the wire's word when news were taken last.
+    /// The value of the wire's word when a thread last took the news.
     seen: AtomicU32,
     /// The members, and the notices that are kept.
     state: Mutex<State>,
@@ -136,8 +136,8 @@ impl Desk {
         state.left.push_back((comm, rank));
     }
 
-    /// Whether this process has an end of a communicator on this wire that it has not left. Of two
-    /// threads that leave and then ask, one at least gets the answer no.
+    /// Whether this process has an end of a communicator on this wire that it has not left. When two
+    /// threads leave and then ask, at least one of them gets the answer no.
     pub(crate) fn has_live_members(&self) -> bool {
         // A member that has left says so before its thread takes the lock here.
         self.members(None).iter().any(|member| !member.is_gone())
@@ -148,8 +148,8 @@ impl Desk {
         self.lock().left.contains(&(comm, rank))
     }
 
-    /// Takes the news that have reached this machine, also those that nobody has read from the wire
-    /// yet. News that another thread is taking just now are taken when this returns.
+    /// Takes all news that has reached this machine, also what nobody has read from the wire yet. If
+    /// another thread is taking news, this function returns when that thread has taken it.
     pub(crate) fn catch_up(&self) {
         // A pass reads a part of what has come. A long message may come all the time.
         let _ = (0..PASSES).find(|_| !self.wire.progress());
@@ -157,8 +157,8 @@ impl Desk {
         self.take();
     }
 
-    /// Takes the wire's news, unless nothing has moved on the wire since they were taken last, or
-    /// another thread is taking them.
+    /// Takes the wire's news, unless nothing has moved on the wire since a thread last took it, or
+    /// another thread is taking it now.
     pub(crate) fn take(&self) {
         let moved = self.wire.moved().value();
         if self.seen.load(Ordering::Acquire) == moved {

@@ -21,7 +21,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Reads the word. What was written before the word was set is visible then.
+    /// Reads the word. The caller then also sees all memory that was written before the word was set.
     pub(crate) fn value(&self) -> u32 {
         self.value.load(Ordering::Acquire)
     }

@@ -119,7 +119,7 @@ pub(crate) fn end() -> Result<ncclResult_t> {
             None => {
                 group.recorded.iter().for_each(RawRecord::start);
                 let done = perform(std::mem::take(&mut group.tasks))?;
-                // A call with a name asks itself later whether it has waited.
+                // A call with a name is recorded by the library, which asks later whether it waited.
                 if !group.recorded.is_empty() {
                     let has_waited = recorder::take_waited();
                     group.recorded.drain(..).for_each(|recorded| recorded.done(has_waited));

@@ -24,7 +24,7 @@ const MAGIC: [u8; 8] = *b"hostccl\x01";
 /// Where the checksum of the bytes before it lies in an id.
 const SUM: usize = 120;
 
-/// Which hosts the ranks of an id are on, as far as its maker knows.
+/// Whether the ranks of an id are on one host or on several, as far as its maker knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
     /// All ranks are on the maker's host. Nobody serves the id.
@@ -52,7 +52,7 @@ pub(crate) struct Id {
     namespace: u64,
     /// Whether the maker shares memory with other processes.
     shares: bool,
-    /// Which hosts the ranks are on.
+    /// Whether the ranks are on one host or on several.
     pub(crate) hosts: Hosts,
     /// Where the maker serves the id; `None` where nobody does.
     pub(crate) address: Option<SocketAddr>,
@@ -220,7 +220,7 @@ impl Id {
         self.open_segment().map(Way::Segment)
     }
 
-    /// Whether this process can open the segment, as far as that can be told beforehand.
+    /// Whether this process can open the segment, as far as this is known before the attempt.
     fn is_reachable(&self) -> Result<bool> {
         let host = Host::current()?;
         if self.creator == ProcessId::current() {

@@ -192,9 +192,8 @@ impl Message {
         }
     }
 
-    /// Takes back this message, of which the receiver has taken nothing, if the receiver waits
-    /// under a name for which another send of this rank waits here, and lets that send go first.
-    /// Returns `None` when this message has to wait in the ring, or has to be written again.
+    /// Lets another send of this rank go first, if the receiver waits for that send's name. For
+    /// this, the function takes this message back, of which the receiver has taken nothing. Returns `None` when this message has to wait in the ring, or has to be written again.
     #[cold]
     fn let_other_send(&mut self) -> Option<Poll> {
         let comm = &self.comm;

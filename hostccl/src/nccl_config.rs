@@ -148,9 +148,9 @@ impl CommConfig {
         if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
     }
 
-    /// Returns a config for a communicator on which no operation ever runs, for the library whose
-    /// `ncclGetVersion` answered `library_version`: with one channel, and without NVLS and networks
-    /// that reduce, where the release has a field for that.
+    /// Returns a config for a communicator on which no operation ever runs. `library_version` is the
+    /// answer of the library's `ncclGetVersion`. The config asks for one channel, and for neither
+    /// NVLS nor networks that reduce, as far as the release has fields for that.
     pub fn least(library_version: i32) -> CommConfig {
         let mut config = CommConfig::unset(library_version);
         let version = u32::try_from(library_version).unwrap_or(0);

@@ -63,7 +63,7 @@ pub(crate) struct RemoteMessage {
     transfers: Vec<Transfer>,
     /// The head, and the bytes of a short message behind it.
     head: Box<[u8]>,
-    /// What the receiver expects.
+    /// The question by which the receiver says what it expects.
     question: Box<[u8; QUESTION_BYTES]>,
     /// The communicator.
     comm: Arc<Comm>,
@@ -249,7 +249,7 @@ impl RemoteMessage {
         let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
         let span = self.comm.span.as_ref().expect("a message to another host has a span");
         let blocker = Blocker::RemoteMessage { peer, sends, tag };
-        // What the head says comes before the fate of the other messages.
+        // The head may say why the other messages never come, so it is awaited first.
         let count = if self.stage == Stage::First && !sends { 1 } else { self.transfers.len() };
         match poll_all(&*span.wire, &mut self.transfers[..count]) {
             Ok(Some(Poll::Blocked { seen, .. })) => Ok(Some(Poll::Blocked { seen, blocker })),

@@ -1,13 +1,13 @@
 //! Turns: which call of this rank is inside a communicator, and which ones wait.
 //!
-//! Calls of several threads under different [names](Name) wait for each other; two calls under one
+//! Calls of several threads under different [names](Name) wait for each other. Two calls under one
 //! name at the same time are refused, because nobody can know which of them belongs to which call
 //! of the other ranks. The module `places` has the words and lists behind this.
 //!
 //! The order in which threads enter may differ from rank to rank. For collectives, rank 0 then
 //! decides which name goes first (module `admission`). For messages, the sender goes by the names
-//! for which the receiver waits (module `message`). So each name makes progress whenever it would
-//! with a communicator of its own.
+//! for which the receiver waits (module `message`). So each name makes progress as if it had a
+//! communicator of its own.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

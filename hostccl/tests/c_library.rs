@@ -1,12 +1,16 @@
 //! Tests of libhostccl.so and hostccl.h as C programs use them: the exports, the SONAME, the header
 //! alone and beside other headers, and a program that is linked and run.
 
+#[path = "../../tests/cargo_build/mod.rs"]
+mod cargo_build;
+
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+
+use cargo_build::shared_engine;
 
 const C: [&str; 4] = ["cc", "-std=c11", "-x", "c"];
 const CXX: [&str; 4] = ["c++", "-std=c++17", "-x", "c++"];
@@ -16,30 +20,11 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Returns the folder of this build's profile. This program is in its folder `deps`.
-fn profile_folder() -> PathBuf {
-    env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().to_owned()
-}
-
 /// Returns the shared library of this profile. It is built here, because tests do not depend on the
-/// crate that makes it. A test among the targets lets cargo give all packages the features that
-/// they have for `cargo test`. Without it cargo would compile hostccl once more.
+/// crate that makes it.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = profile_folder();
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
-        cargo.current_dir(root()).args(["build", "--package", "hostccl-capi", "--package", "hostccl"]);
-        cargo.args(["--lib", "--test", "c_library", "--target-dir"]);
-        cargo.arg(folder.parent().unwrap());
-        if folder.ends_with("release") {
-            cargo.arg("--release");
-        }
-        run(&mut cargo);
-        let library = folder.join("libhostccl.so");
-        assert!(library.exists(), "{} was not built", library.display());
-        library
-    })
+    LIBRARY.get_or_init(shared_engine)
 }
 
 fn soname() -> String {

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs::{self, DirEntry, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The name of a recording in anonymous memory (memfd).
@@ -26,15 +27,17 @@ pub fn is_recording(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == EXTENSION)
 }
 
-/// The recordings that a process has open, each with its path where it has one. A forked child may
-/// have its parent's.
+/// The recordings that a process writes, each with its path where it has one. A forked child may
+/// have its parent's. A process that only reads recordings, such as another `devicemesh why`, has
+/// none: the permissions of the links in /proc tell for what a descriptor was opened.
 pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> {
     let anonymous = format!("/memfd:{}", NAME.to_string_lossy());
     let recording = move |entry: DirEntry| {
         let target = fs::read_link(entry.path()).ok()?;
         let is_file = is_recording(&target);
         let is_wanted = is_file || target.to_string_lossy().starts_with(&anonymous);
-        let file = is_wanted.then(|| File::open(entry.path()))?.ok()?;
+        let is_written = is_wanted && entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o200 != 0);
+        let file = is_written.then(|| File::open(entry.path()))?.ok()?;
         Some((is_file.then_some(target), file))
     };
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
@@ -43,12 +46,26 @@ pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> 
 
 #[cfg(test)]
 mod tests {
-    use super::{file_name, is_recording};
+    use std::fs::{self, File};
+    use std::process::id;
+
+    use super::{EXTENSION, file_name, is_recording, recordings_of};
 
     #[test]
     fn names_are_plain_and_tell_copies_apart() {
         assert_eq!(file_name("alpha", 4711, 99, 1), "alpha-4711-99.dmrec");
         assert_eq!(file_name("a/b c.net", 4711, 99, 2), "a_b_c.net-4711-99-2.dmrec");
         assert!(is_recording("traces/alpha-4711-99.dmrec".as_ref()) && !is_recording("traces/notes".as_ref()));
+    }
+
+    /// Two tools that look at once would otherwise open each other's descriptors without end.
+    #[test]
+    fn a_reader_has_no_recordings() {
+        let path = std::env::temp_dir().join(format!("here-{}-1.{EXTENSION}", id()));
+        let written = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        let read = File::open(&path).unwrap();
+        let found: Vec<_> = recordings_of(id()).filter(|(at, _)| at.as_deref() == Some(&path)).collect();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(found.len(), 1, "{written:?} is one, and {read:?} is none");
     }
 }

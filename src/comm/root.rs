@@ -3,15 +3,17 @@
 mod communicators;
 mod control;
 mod epochs;
+mod life;
 mod ranges;
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub(super) use self::communicators::Issued;
 use self::control::ControlScopes;
+pub(super) use self::life::{Life, LifeFlag};
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
@@ -27,54 +29,6 @@ use crate::mesh::Mesh;
 use crate::recorder::Group;
 use crate::rendezvous::{Departures, Scope};
 use crate::wait::{Cancel, Wait};
-
-/// Whether a root mesh is alive, and how it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Life {
-    Alive = 0,
-    Aborted = 1,
-    Finalized = 2,
-    /// dm_shrink has ended it. Its remaining ranks have another mesh.
-    Shrunk = 3,
-    /// dm_recover has ended it, and all other meshes of its epoch.
-    Recovered = 4,
-}
-
-/// A root mesh's [`Life`], shared with everything that must stop when the mesh ends.
-pub(super) struct LifeFlag {
-    /// The [`Life`] as a number.
-    life: AtomicU8,
-    /// The groups along the dimensions of the root and its ranges, in the recording of this
-    /// process. Their places are free when the root ends.
-    groups: Mutex<Vec<Weak<Group>>>,
-}
-
-impl LifeFlag {
-    fn new() -> Arc<LifeFlag> {
-        Arc::new(LifeFlag { life: AtomicU8::new(Life::Alive as u8), groups: Mutex::default() })
-    }
-
-    /// Notes a group whose place in the recording is free when the root ends.
-    pub(super) fn note_group(&self, group: &Arc<Group>) {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        // The list is cleaned before it would grow.
-        if groups.len() == groups.capacity() {
-            groups.retain(|known| known.strong_count() > 0);
-        }
-        groups.push(Arc::downgrade(group));
-    }
-
-    fn close_groups(&self) {
-        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
-        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.close());
-    }
-
-    #[inline]
-    pub(super) fn is_alive(&self) -> bool {
-        self.life.load(Ordering::Acquire) == Life::Alive as u8
-    }
-}
 
 /// The communicator along one dimension.
 pub(super) struct DimComm {
@@ -341,13 +295,7 @@ impl RootComms {
 /// The root's life.
 impl RootComms {
     pub(super) fn life(&self) -> Life {
-        match self.life.life.load(Ordering::SeqCst) {
-            0 => Life::Alive,
-            1 => Life::Aborted,
-            2 => Life::Finalized,
-            3 => Life::Shrunk,
-            _ => Life::Recovered,
-        }
+        self.life.life()
     }
 
     pub(super) fn life_flag(&self) -> Arc<LifeFlag> {
@@ -357,13 +305,7 @@ impl RootComms {
     /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
     /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
-        let flag = &self.life;
-        let ends =
-            flag.life.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if ends {
-            flag.close_groups();
-        }
-        ends
+        self.life.end(life)
     }
 
     pub(super) fn alive(&self) -> Result<()> {

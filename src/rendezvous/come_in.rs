@@ -1,10 +1,10 @@
 //! A process that joins a running job in place of a rank that was lost, or beyond its ranks
 //! (docs/recovery.md, "The door").
 //!
-//! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world
-//! in whose calls nobody waits for this process yet. dm_init calls [`World::come_in`] then,
-//! which knocks, waits for the decision that lets this process in, and makes the mesh with the
-//! others.
+//! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world.
+//! In the calls of this world nobody waits for this process yet. Then dm_init calls
+//! [`World::come_in`]. It knocks, waits for the decision that lets this process in, and makes the
+//! mesh with the others.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

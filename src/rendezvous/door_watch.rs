@@ -40,7 +40,7 @@ pub(super) struct DoorWatch {
     looking: Mutex<Looking>,
 }
 
-/// What the looks at the door have found.
+/// The findings of the looks at the door.
 #[derive(Default)]
 struct Looking {
     /// The open question for the next note.

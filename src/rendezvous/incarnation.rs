@@ -2,7 +2,7 @@
 //!
 //! A rank that is lost may come back as another process. The store counts the processes of each
 //! rank, so each of them has a ticket: 0 for the first one, 1 for the process that replaces it.
-//! What the store knows about one of them says nothing about the others.
+//! The store notes the loss of each process by itself.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};

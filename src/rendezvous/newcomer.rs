@@ -1,4 +1,4 @@
-//! What a process keeps that has joined a running job (come_in.rs).
+//! The state of a process that has joined a running job (come_in.rs).
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::agreement::AtDoor;
 use super::running::Running;
 
-/// What a process knows of the running job that it has joined.
+/// A process's knowledge of the running job that it has joined.
 pub(super) struct Newcomer {
     /// The facts of the job when it started.
     pub(super) running: Running,

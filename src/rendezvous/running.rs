@@ -12,10 +12,17 @@
 //! NCCL 2.27.3
 //! ```
 //!
-//! These are the nonce of the world and its size, the device type, the version of this library, the
-//! time of the join in seconds since 1970, the number of hosts, the memory that the ranks share
-//! (empty where they are on several hosts, and on other device types than cpu), whether all ranks
-//! reach each other by loopback addresses, and the communicator library, where its version matters.
+//! The lines, from the first to the last:
+//!
+//! 1. the nonce of the world, and its size
+//! 2. the device type
+//! 3. the version of this library
+//! 4. the time of the join in seconds since 1970
+//! 5. the number of hosts
+//! 6. the memory that the ranks share; empty where they are on several hosts, and on other device
+//!    types than cpu
+//! 7. whether all ranks reach each other by loopback addresses
+//! 8. the communicator library, where its version matters
 //!
 //! Rank 0 writes the key when all ranks have come to the join and before it reports that it has
 //! got through. So rank 0 cannot end between a join that succeeds and the key.
@@ -160,14 +167,14 @@ pub(super) struct Found {
     pub(super) prefix: String,
 }
 
-/// Returns the running job that `place`, a rank and the size of the world that it takes itself for
-/// a part of, joins as a newcomer; `None` where it takes part in the join of a new world. `join` is
-/// the prefix of this join.
+/// Returns the running job that this process joins as a newcomer, or `None` where it takes part in
+/// the join of a new world. `place` is the rank of this process and the size of the world, as this
+/// process was told. `join` is the prefix of this join.
 ///
 /// A job runs if it has left the key, its last decision is not the end, and some member of its
-/// newest epoch is not lost. Unless the caller or `DM_JOIN` says that the job runs, the store must
-/// also know who is lost, and that the process is lost that holds this rank: otherwise this process
-/// is more likely a rank that was started twice, or one of another job.
+/// newest epoch is not lost. The caller or `DM_JOIN` may say that the job runs. If they do not, the
+/// store must also know that the process is lost that held this rank. Otherwise this process is
+/// more likely a rank that was started twice, or one of another job.
 ///
 /// Fails where this process cannot be a newcomer of the job that runs.
 pub(super) fn find(
@@ -232,7 +239,7 @@ pub(super) fn first_members(size: usize) -> BTreeSet<Incarnation> {
     (0..size as i32).map(Incarnation::first).collect()
 }
 
-/// What the decisions say of a job.
+/// The state of a job, by its decisions.
 struct Seen {
     /// The newest epoch; `None` where it is the one with which the job has started.
     newest: Option<Epoch>,

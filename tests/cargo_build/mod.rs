@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+/// The packages and features with which tests/support/cargo.py builds the tests. With these, cargo
+/// finds the libraries that it compiled for them.
+const WORKSPACE: [&str; 7] =
+    ["--workspace", "--exclude", "devicemesh-benches", "--exclude", "devicemesh-header", "--features", "cudarc"];
+
 /// Has cargo build something in this test's profile, and gives the place of `file`.
 pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(folder.parent().unwrap());
+    cargo.args(["build", "--quiet"]).args(WORKSPACE).args(what).arg("--target-dir").arg(folder.parent().unwrap());
     if folder.ends_with("release") {
         cargo.arg("--release");
     }
@@ -15,9 +20,8 @@ pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
     folder.join(file)
 }
 
-/// Builds the host engine as a shared library of its own, with the features that its packages have
-/// for `cargo test` (hostccl/tests/c_library.rs says why).
+/// Builds the host engine as a shared library of its own. A test among the targets
+/// lets cargo give all packages the features that they have for `cargo test`.
 pub fn shared_engine() -> PathBuf {
-    let engine = ["--package", "hostccl-capi", "--package", "hostccl", "--lib", "--test", "c_library"];
-    cargo_build(&engine, "libhostccl.so")
+    cargo_build(&["--lib", "--test", "c_library"], "libhostccl.so")
 }

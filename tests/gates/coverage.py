@@ -10,6 +10,7 @@ import shutil
 
 from harness import COMPILERS, HOST, ROOT, SYSROOT, TARGET, Failure, builder, component, launcher, programs, run
 from parts.python import pytest_python
+from support.cargo import WORKSPACE
 
 FOLDER = TARGET / "coverage"
 TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
@@ -34,7 +35,7 @@ def cargo(*command):
 def test_programs():
     """The Rust tests' own executables, which hold the code that they ran."""
     found = []
-    for line in cargo("test", "--workspace", "--no-run", "--quiet", "--message-format=json").splitlines():
+    for line in cargo("test", *WORKSPACE, "--no-run", "--quiet", "--message-format=json").splitlines():
         if line.startswith("{"):
             message = json.loads(line)
             if message.get("executable"):
@@ -45,9 +46,9 @@ def test_programs():
 def gate():
     component("llvm-tools", f"lib/rustlib/{HOST}/bin/llvm-cov")
     shutil.rmtree(FOLDER / "raw", ignore_errors=True)
-    cargo("build", "--workspace", "--quiet")
+    cargo("build", *WORKSPACE, "--quiet")
     objects = test_programs()
-    cargo("test", "--workspace", "--quiet", "--no-fail-fast")
+    cargo("test", *WORKSPACE, "--quiet", "--no-fail-fast")
     library = FOLDER / "build/debug"
 
     def start(program, count):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The gates look at the library in other ways than the tests. `make gates` runs all of them; with
-ARGS="asan fuzz" it runs these two.
+ARGS="asan fuzz" it runs these two. ARGS="asan --quick" is the part of AddressSanitizer's gate that
+.ci/run has: the library, and the programs that reach most of its unsafe code.
 
 A gate first plants a defect, which it must report. A gate that cannot run on this machine says what
 is missing and counts as skipped. The last line is "gates: N passed, N failed, N skipped"."""
@@ -17,6 +18,7 @@ import memcheck
 import sanitized
 from harness import ROOT, Failure, Skip
 from support.machine import forget_machine
+from support.processes import GATE
 
 GATES = {
     "asan": (sanitized.address,
@@ -33,19 +35,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gate", nargs="*", help="; ".join(f"{name}: {what}" for name, (_, what) in GATES.items()))
     parser.add_argument("--seconds", type=int, default=60, help="how long each fuzz target runs")
+    parser.add_argument("--quick", action="store_true", help="with asan: the library and some programs, in a minute")
     options = parser.parse_args()
+    if options.quick and options.gate != ["asan"]:
+        parser.error("only asan has a quick form: asan --quick")
     unknown = set(options.gate) - set(GATES)
     if unknown:
         parser.error(f"no gate {', '.join(sorted(unknown))}; there are {', '.join(GATES)}")
     os.chdir(ROOT)
     forget_machine()
     os.environ["SECONDS_EACH"] = str(options.seconds)
+    os.environ[GATE] = "1"
     counts = {"ok  ": 0, "FAIL": 0, "skip": 0}
-    for name in options.gate or GATES:
-        print(f"---- {name}: {GATES[name][1]}", flush=True)
+    quick = {"asan": (sanitized.quick, "the library and some of tests/c under AddressSanitizer and the other two")}
+    gates = {**GATES, **(quick if options.quick else {})}
+    for name in options.gate or gates:
+        print(f"---- {name}: {gates[name][1]}", flush=True)
         began = time.monotonic()
         try:
-            verdict, text = "ok  ", f": {GATES[name][0]()}"
+            verdict, text = "ok  ", f": {gates[name][0]()}"
         except Skip as why:
             verdict, text = "skip", f": {why}"
         except Failure as failure:

@@ -9,7 +9,7 @@ RUSTC_BOOTSTRAP=1 lets the stable compiler take it, for these builds alone. Thre
 see how the locks and channels of Rust's standard library work. So std is built too, from rustup's
 rust-src, and no report needs to be suppressed."""
 
-from harness import CXX, HOST, PLANTED, STRICT, SYSROOT, TARGET, component, fails_with, launcher, programs, run
+from harness import CXX, HOST, PLANTED, ROOT, STRICT, SYSROOT, TARGET, Failure, Skip, component, fails_with, launcher, programs, run
 from harness import COMPILERS as PLAIN
 
 SANITIZERS = {"asan": "address", "tsan": "thread"}
@@ -22,9 +22,24 @@ OPTIONS = {
 FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
 
 
-def cargo(kind, command, *arguments, timeout=1800):
+# What the quick gate runs: C programs, with their numbers of ranks, that reach most of the code with
+# `unsafe`. They cover shared memory, communicators and their ends, groups, aborts, recovery, forked
+# children, the caller's callbacks, handles, and pointers that are NULL.
+QUICK = {
+    ("abort_threads", 2), ("collectives", 4), ("comms", 2), ("control_stores", 0), ("fork", 4), ("group_abort", 2), ("handles", 0),
+    ("lazy", 4), ("log", 4), ("nulls", 0), ("ragged", 4), ("recover", 8), ("recover_threads", 4), ("reductions", 2), ("serialize", 4),
+    ("shrink", 8), ("threads", 2), ("world_abort", 3),
+}
+# In these, each rank is a host of its own, so that their calls go over the wire.
+QUICK_APART = {"lazy", "ragged", "recover_threads"}
+# Without optimisations and line numbers, cargo builds in half the time.
+QUICK_PROFILE = {"CARGO_PROFILE_RELEASE_OPT_LEVEL": "0", "CARGO_PROFILE_RELEASE_DEBUG": "0", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "4",
+                 "CARGO_INCREMENTAL": "0"}
+
+
+def cargo(kind, command, *arguments, profile=None, timeout=1800):
     """Runs cargo with everything instrumented. Little is optimised, which is quicker to build and
-    leaves stacks that can be read."""
+    leaves stacks that can be read. `profile` holds other settings of cargo's profile."""
     flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
     if kind == "asan":
         # Debug assertions check what unsafe code promises to the standard library, and overflows.
@@ -33,7 +48,8 @@ def cargo(kind, command, *arguments, timeout=1800):
         # ThreadSanitizer puts signals off that come outside a blocking function of libc. rustix
         # must call these functions: during a system call of its own, a SIGCHLD is never handled.
         flags.append("--cfg=rustix_use_libc")
-    environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
+    environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind],
+                   **(profile or {})}
     std = ["-Zbuild-std"] if kind == "tsan" else []
     places = ["--target", HOST, "--target-dir", FOLDER[kind]]
     return run(["cargo", command, "--release", *std, *places, *arguments], env=environment, timeout=timeout)
@@ -44,10 +60,19 @@ def build(kind):
     return FOLDER[kind] / HOST / "release"
 
 
+def runtime_of(kind):
+    """The sanitizer's runtime that comes with rustc."""
+    folder = SYSROOT / "lib/rustlib" / HOST / "lib"
+    found = list(folder.glob(f"librustc*_rt.{kind}.a"))
+    if not found:
+        raise Skip(f"this rustc has no runtime of the sanitizer ({folder}/librustc*_rt.{kind}.a); rustup's toolchains have it")
+    return found[0]
+
+
 def linker(kind, library):
     """Returns a function that compiles a program and returns the command that links it, with
     rustc's runtime in place of the compiler's."""
-    (runtime,) = (SYSROOT / "lib/rustlib" / HOST / "lib").glob(f"librustc*_rt.{kind}.a")
+    runtime = runtime_of(kind)
 
     def command(compiler, source, program):
         objects = f"{program}.o"
@@ -83,15 +108,42 @@ def on_everything(kind, library, slow):
     return programs(FOLDER[kind] / "programs", COMPILERS, linker(kind, library), start, slow)
 
 
+ADDRESS = {
+    "overflow": ["heap-buffer-overflow", "in dm_describe"],
+    "use_after_free": ["heap-use-after-free", "in dm_rank"],
+    "undefined": ["signed integer overflow"],
+    "leak": ["detected memory leaks"],
+}
+
+
 def address():
+    runtime_of("asan")
     library = build("asan")
-    proved("asan", library, {
-        "overflow": ["heap-buffer-overflow", "in dm_describe"],
-        "use_after_free": ["heap-use-after-free", "in dm_rank"],
-        "undefined": ["signed integer overflow"],
-        "leak": ["detected memory leaks"],
-    })
+    proved("asan", library, ADDRESS)
     return on_everything("asan", library, 10)
+
+
+def quick():
+    """AddressSanitizer on the library and the programs of QUICK alone, and on NCCL's profiler
+    interface. The tool that starts the ranks is that of target/release."""
+    runtime_of("asan")
+    run(["cargo", "build", "--release", "--quiet"], timeout=1800)
+    cargo("asan", "rustc", "--package", "devicemesh", "--lib", "--crate-type", "cdylib", "--quiet", profile=QUICK_PROFILE)
+    library, folder = FOLDER["asan"] / HOST / "release", FOLDER["asan"] / "quick"
+    proved("asan", library, ADDRESS)
+
+    def start(program, count):
+        hosts = {"DM_HOSTCCL_SHM": "0"} if program.name in QUICK_APART else {}
+        return [*launcher(TARGET / "release", count), program], {**OPTIONS["asan"], **hosts, "DM_TMP": str(folder)}
+    link = linker("asan", library)
+    passed = programs(folder, COMPILERS, link, start, 10, lambda source, count: source.suffix == ".c" and (source.stem, count) in QUICK)
+    profiler = folder / "profiler"
+    run(link(COMPILERS[".c"], ROOT / "tests/c/programs/profiler.c", profiler))
+    for version in ("3", "6"):
+        run([profiler, library / "libdevicemesh.so", version], env={**OPTIONS["asan"], "DM_TRACE_DIR": str(folder)})
+    if passed != len(QUICK):
+        raise Failure(f"{passed} programs ran, and {len(QUICK)} are in QUICK of tests/gates/sanitized.py")
+    return f"{passed + 2} runs"
 
 
 def thread():

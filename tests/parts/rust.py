@@ -9,12 +9,12 @@ import subprocess
 import threading
 from pathlib import Path
 
-from support.cargo import build_variables
+from support.cargo import WITHOUT, WORKSPACE, build_variables
 from support.pinned import Unavailable, ucx_of_wheel
 
 from .base import ROOT, Failure, Skip, run
 
-BUILD = ["cargo", "test", "--workspace", "--features", "cudarc", "--no-run", "--quiet", "--message-format=json"]
+BUILD = ["cargo", "test", *WORKSPACE, "--no-run", "--quiet", "--message-format=json"]
 BUILD_DEADLINE = 1800
 # The test programs whose ranks are processes: each process is a host of its own, too.
 OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostccl/tests/processes.rs"]
@@ -23,7 +23,8 @@ OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostcc
 def sources():
     """The first source file of each test program of the workspace, relative to ROOT."""
     told = subprocess.run(["cargo", "metadata", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, capture_output=True, text=True)
-    targets = [target for package in json.loads(told.stdout)["packages"] for target in package["targets"]]
+    packages = [package for package in json.loads(told.stdout)["packages"] if package["name"] not in WITHOUT]
+    targets = [target for package in packages for target in package["targets"]]
     return sorted(str(Path(target["src_path"]).relative_to(ROOT)) for target in targets if target["test"] and target["kind"][0] != "bench")
 
 
@@ -58,7 +59,9 @@ class Programs:
             if source not in self.built:
                 raise Failure(f"cargo built no test program of {source}")
             executable, folder = self.built[source]
-            return passed(run([executable, *arguments], timeout=600, cwd=folder, env=variables()))
+            # Some tests call cargo for a library or an example.
+            env = {**build_variables(), **variables()}
+            return passed(run([executable, *arguments], timeout=600, cwd=folder, env=env))
         return body
 
 
@@ -89,7 +92,7 @@ def add(runner):
     # The other tests take the machine's UCX, where there is one.
     runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)
-    documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
+    documentation = ["cargo", "test", *WORKSPACE, "--doc"]
 
     def documented():
         programs.is_done.wait()

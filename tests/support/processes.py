@@ -11,6 +11,8 @@ from .paths import ROOT, TOOL
 
 # The variable whose value tells which test started a process. All its descendants inherit it.
 MARK = "LIBDEVICEMESH_TESTED_BY"
+# A variable of all processes of a gate. A gate may run beside the tests (.ci/run).
+GATE = "LIBDEVICEMESH_GATE"
 
 
 class Failed(AssertionError):

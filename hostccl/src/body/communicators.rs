@@ -43,8 +43,9 @@ pub(crate) unsafe fn hostcclGetUniqueIdFor(unique_id: *mut ncclUniqueId, hosts: 
     Ok(ncclSuccess)
 }
 
-/// Does what all calls do first that make a communicator of `nranks` ranks without a parent or with
-/// new ranks: `comm`, which messages call `name`, is NULL until the communicator is there.
+/// Begins a call that makes a communicator with ranks that have no parent: an init, or a growth. It
+/// checks `nranks` and the environment, and sets `*comm` to NULL, which stays until the communicator
+/// is made. Messages call the parameter `name`.
 ///
 /// # Safety
 /// `comm` is NULL, or can be written.

@@ -8,10 +8,10 @@
 //!   bytes move where the payloads are long.
 //!
 //! A host's call decides in which way the host begins. The hosts exchange their heads even if
-//! their calls differ: a host in the ring that receives a record of a direct exchange sends its
-//! own record to all hosts to which it has sent nothing, and waits for a record of each host from
-//! which it has none. A host that exchanges directly takes the first record of a message of the
-//! ring, which is the sender's. So each host has all heads in the end. A host can complete the
+//! their calls differ. When a host in the ring receives a record of a direct exchange, it leaves the
+//! ring: it sends its own record to all hosts to which it has sent nothing, and waits for a record
+//! of each host from which it has none. When a host that exchanges directly receives a message of
+//! the ring, it takes the first record, which is the sender's. So each host gets all heads. A host can complete the
 //! ring only if all hosts began in the ring, because a host that has left the ring passes no
 //! records on.
 

@@ -213,7 +213,7 @@ pub(crate) struct Channel {
     /// Changes when one more call of either side waits for its turn at this channel, when the
     /// receiver has written `expects`, and when the sender has taken back its message.
     pub(crate) order: Event,
-    /// Which messages the receiver waits for, while the message in the ring is for none of its
+    /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
     pub(crate) expects: Expected,
 }

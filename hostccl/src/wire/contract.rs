@@ -290,7 +290,7 @@ pub(super) fn at_once(make: Make<'_>, times: usize) {
     }
 }
 
-/// Peers may be closed and met again. What was sent before the end arrives.
+/// Peers may be closed and met again. Messages that were sent before the end still arrive.
 pub(super) fn again(make: Make<'_>) {
     let wires = [make(), make()];
     for round in 0..20_u8 {

@@ -103,8 +103,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// How other processes reach this wire.
     fn contact(&self) -> Contact;
 
-    /// Returns the number of the process with that contact. Makes no connection yet. The same
-    /// contact gives the same number, until each `meet` has had its [`close`](Wire::close).
+    /// Returns the number of the process with that contact. Makes no connection yet. Equal
+    /// contacts give one number, until each `meet` has had its [`close`](Wire::close).
     /// `token` lets the two processes prove to each other that they belong together.
     fn meet(&self, contact: &Contact, token: &Token) -> Peer;
 

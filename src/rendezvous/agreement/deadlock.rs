@@ -47,7 +47,7 @@ struct Call {
     /// The index of the call from which the search came here, and the rank that is missing there
     /// and waits here. It is `None` for the call where the search began.
     wanted: Option<(usize, i32)>,
-    /// The note of that rank. What was read about this call holds for as long as the note stands.
+    /// The note of that rank. While the note stays, all that was read about this call is true.
     note: Vec<u8>,
 }
 

@@ -361,7 +361,7 @@ struct Part<'a> {
     failure: Option<&'a Error>,
 }
 
-/// What the recording says that a call of this text does.
+/// Returns the operation as which the recording lists a call of this text.
 fn operation_of(call: &str) -> Operation {
     let function = call.split('(').next().unwrap_or_default();
     match function {

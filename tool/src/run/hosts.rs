@@ -26,6 +26,7 @@ mod forward;
 mod job;
 mod list;
 mod losses;
+mod lost_hosts;
 mod node;
 mod options;
 mod plan;

@@ -17,7 +17,8 @@ const STRANGERS: usize = 1024;
 /// How many greetings are looked at in one turn.
 const GREETINGS: usize = 1024;
 
-/// Takes a message from a wire. What does not come from a peer that has proven itself is dropped.
+/// Takes a message from a wire. A message is dropped unless its sender has proven that it knows the
+/// token.
 ///
 /// # Safety
 /// UCX calls it. `argument` is the wire's [`Core`], whose lock the thread that makes progress

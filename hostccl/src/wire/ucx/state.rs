@@ -146,8 +146,8 @@ impl Core {
     pub(super) fn failed(&mut self, peer: u32, status: Status) {
         let said = self.worker.library.text(status);
         let Some(remote) = self.peers.get(&peer) else { return };
-        // A peer that was heard a moment ago and does not answer now has ended. Of a host without a
-        // network nothing is heard for longer.
+        // A peer that was heard a moment ago and does not answer now has ended. When a host loses
+        // its network, more time has passed since it was last heard.
         let ended = ENDED.contains(&status) || status == NO_ANSWER && remote.heard.elapsed() < RECENTLY;
         let what = match (ended, &remote.stage) {
             (true, Stage::Ready) => "closed the connection",

@@ -323,7 +323,7 @@ impl Worker {
         self.begin(Flight::Landing(number, bytes), 0, callback, operation).map(|flight| flight.is_some())
     }
 
-    /// Closes an endpoint at once. What was under way on it fails.
+    /// Closes an endpoint at once. Operations that are under way on it fail.
     pub(super) fn close(&mut self, endpoint: *mut c_void) {
         let operation = |library: &Library, params: *const OpParams| {
             // SAFETY: the endpoint is not used again.

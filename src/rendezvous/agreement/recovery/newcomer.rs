@@ -152,8 +152,8 @@ impl AtDoor {
             )));
         }
         let (store, prefix) = (Arc::clone(&membership.store), membership.losses.prefix().to_owned());
-        // What was decided before the knock says nothing of this newcomer, but it is the newest
-        // epoch.
+        // A decision from before the knock does not name this newcomer. It says which epoch is the
+        // newest one.
         self.first = decided_at(&*store, &prefix, wait)?.map_or(1, |(number, _)| number).max(1);
         self.recovery.number = self.first - 1;
         let mut note = Note { number: 0, process: me, seat: request.seat, mesh: request.mesh.to_owned() };

@@ -1,5 +1,5 @@
-//! What a process knows of its place before it comes to a turn: whether there is a reason to
-//! recover, and whether it has the state of the training.
+//! Questions of a process before it comes to a turn: whether there is a reason to recover, and
+//! whether it has the state of the training.
 
 use std::sync::Arc;
 
@@ -35,9 +35,9 @@ impl Recovery {
         self.call_of_world = key;
     }
 
-    /// Whether this process knows a reason to recover, beside those that its communicators know: a
-    /// member of the epoch is lost, another rank has come to the next turn, the last epoch was not
-    /// made, the others have decided already, or a newcomer is at the door.
+    /// Whether this process knows a reason to recover, beside those that its communicators know.
+    /// There are five: a member of the epoch is lost, another rank has come to the next turn, the
+    /// last epoch was not made, the others have decided already, or a newcomer is at the door.
     pub fn is_due(&mut self, wait: &Wait) -> Result<bool> {
         let losses = Arc::clone(&self.membership.losses);
         losses.refresh(wait)?;

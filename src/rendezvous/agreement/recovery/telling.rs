@@ -50,8 +50,9 @@ impl Recovery {
         self.membership.losses.turns().pass(number);
     }
 
-    /// Where a rank serves the store, every other rank of the mesh notes that it has read how the
-    /// recovery has ended, and the rank that serves stays until all of them that are not lost have.
+    /// Lets the rank that serves the store stay until the others know how the recovery has ended.
+    /// Every other rank of the mesh notes that it has read this. The rank that serves waits for the
+    /// notes of all ranks that are not lost.
     /// `name` is the part of the recovery that has ended, and `status` what the ranks return.
     pub(super) fn acknowledge(&self, name: &str, status: Status, wait: &Wait) {
         if !self.membership.served || !self.is_in_mesh() {

@@ -20,7 +20,7 @@ pub(in crate::rendezvous) struct Wanted<'a> {
     /// The number of ranks of each index of the outermost dimension; 1 where the text does not say
     /// it.
     pub(in crate::rendezvous) row: usize,
-    /// What must be equal on all processes.
+    /// The part of the text that must be equal on all processes.
     rest: &'a str,
     /// The whole call, for messages.
     pub(super) call: &'a str,

@@ -2,8 +2,8 @@
 //!
 //! Every rank that leaves notes it in the folder, with the value of the counter of its joins. The
 //! last one removes the keys of the world, and the counters if no rank has begun another join
-//! since. It removes the folder when nothing else is in it. What another job has left there stays,
-//! and so does everything when a rank has crashed, because then not all ranks have left.
+//! since. It removes the folder when nothing else is in it. The files of other jobs stay. When a
+//! rank has crashed, all files stay, because then not all ranks have left.
 
 use std::fs;
 

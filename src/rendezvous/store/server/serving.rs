@@ -1,7 +1,7 @@
 //! The server's loop: it accepts connections, reads and carries out requests, and sends replies.
 //!
-//! A client gets a small turn when it has sent something. What it asks for beyond that is done in
-//! larger turns, one client after another. One round of the loop does at most [`ROUND`] of the work
+//! A client gets a small turn when it has sent something. Requests that do not fit into the small
+//! turn are carried out in larger turns, one client after another. One round of the loop does at most [`ROUND`] of the work
 //! in larger turns. So a small request waits for the small turns of the requests that came with it,
 //! for the work of one round, and for as much work on the lists of waits. It does not matter how
 //! much the other clients have asked for.

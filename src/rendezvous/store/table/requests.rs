@@ -10,8 +10,8 @@ use super::task::Task;
 
 impl Table {
     /// Carries out one request, or returns a task that [`Table::advance`] carries out before the
-    /// client's next request. `Err` says why the client is to be dropped. What is to be sent goes
-    /// to `replies`, also beside an error, because other clients may have been woken before it.
+    /// client's next request. `Err` says why the client is to be dropped. The replies go to
+    /// `replies`, also beside an error, because other clients may have been woken before the error.
     pub(in crate::rendezvous::store) fn handle(
         &mut self,
         client: Client,

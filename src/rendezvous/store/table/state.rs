@@ -102,7 +102,7 @@ pub(super) struct Speaker {
 pub(super) struct Waiting {
     /// The place of the wait among all waits.
     pub(super) ticket: u64,
-    /// The keys for which the client waits. Of these, the keys that were taken have the client in
+    /// The keys for which the client waits. The keys that were taken already have the client in
     /// their lists.
     pub(super) keys: Strings,
     /// For how many of these keys the client still waits.

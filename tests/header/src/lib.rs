@@ -1,7 +1,7 @@
-//! include/devicemesh.h is the header that cbindgen makes from src/ffi. With `UPDATE_HEADER=1`
-//! (make header) this test writes it; otherwise a difference fails.
+//! include/devicemesh.h is the header that cbindgen makes from src/ffi. The test here fails when the
+//! two differ (`make check`). With `UPDATE_HEADER=1` (`make header`) the test writes the file first.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The source files with the headings of their functions, in the order in which a reader wants
 /// them.
@@ -28,7 +28,18 @@ const SOURCES: [(&str, &str); 20] = [
     ("registry", "meshes by name"),
 ];
 
-fn generate(root: &Path) -> String {
+/// The folder of the project.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the text of include/devicemesh.h, made from the sources.
+///
+/// # Panics
+///
+/// It panics where cbindgen does not understand a source.
+pub fn generate() -> String {
+    let root = project();
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
     let mut builder = cbindgen::Builder::new().with_config(config);
     for (source, _) in SOURCES {
@@ -146,9 +157,8 @@ fn in_parentheses(line: &str) -> String {
 
 #[test]
 fn header_is_generated_from_the_sources() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("include/devicemesh.h");
-    let generated = generate(root);
+    let path = project().join("include/devicemesh.h");
+    let generated = generate();
     if std::env::var_os("UPDATE_HEADER").is_some() {
         std::fs::write(&path, &generated).expect("include/devicemesh.h can be written");
     }
@@ -163,9 +173,8 @@ fn header_is_generated_from_the_sources() {
 
 #[test]
 fn header_has_every_exported_function() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let header = generate(root);
-    for source in std::fs::read_dir(root.join("src/ffi")).unwrap() {
+    let header = generate();
+    for source in std::fs::read_dir(project().join("src/ffi")).unwrap() {
         let text = std::fs::read_to_string(source.unwrap().path()).unwrap();
         let exports = text.split("extern \"C\" fn dm_").skip(1).filter_map(|rest| rest.split('(').next());
         for name in exports {
