@@ -131,7 +131,7 @@ mod poll;
 pub mod process;
 mod progress;
 mod rails;
-mod raw_record;
+pub mod raw_record;
 pub mod recorder;
 pub mod reduce;
 mod remote;

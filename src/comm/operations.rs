@@ -13,7 +13,7 @@ use crate::ccl::{
     CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, records_its_calls, result,
 };
 use crate::error::{Error, Result, Status};
-use crate::recorder::{self, Operation, Recorded, What};
+use crate::recorder::{Operation, Recorded, What};
 
 /// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
@@ -124,6 +124,9 @@ impl View {
             return Err(error.within(name));
         }
         groups::check_usable(library)?;
+        if self.root_comms().checks_collectives() {
+            self.check_order(name, index, operands)?;
+        }
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let (call, mut recorded) = (self.call_name(index), Recorded::none());
         let record = || self.record(index, operands, groups::in_group(library));
@@ -153,11 +156,11 @@ impl View {
             if communicator.earlier_failure().is_some() {
                 group.fail();
             }
-            recorder::explained(error, group)
+            self.root_comms().explained(error, group)
         })?;
-        if let Some(recorded) =
-            groups::note(communicator, recorded, || format!("{name} along {}", self.mesh().dim_name(index)))
-        {
+        if let Some(recorded) = groups::note(communicator, recorded, self.recorded_group(index), || {
+            format!("{name} along {}", self.mesh().dim_name(index))
+        }) {
             groups::record_end(library, recorded);
         }
         Ok(())

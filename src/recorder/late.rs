@@ -1,6 +1,6 @@
-//! Adds to an error what the recordings of this host say of the ranks that are late, or call
-//! something else: where they are, how far they are behind, and the first call in which the ranks
-//! of the group differ.
+//! Adds to an error what the recordings say of the ranks that are late, or call something else:
+//! where they are, how far they are behind, and the first call in which the ranks of the group
+//! differ. The recordings are those of this host, and what other hosts have told (reports.rs).
 //!
 //! A reader finds the recordings of this user's processes in /proc. It begins with the processes
 //! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use recording::place::recordings_of;
 use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
 
+use super::reports::{self, Local, Reports};
 use super::words::{content, short};
 use super::{Group, Kind};
 use crate::error::{Error, Status};
@@ -25,8 +26,11 @@ const MOST_RANKS: usize = 3;
 
 /// The recording of a process, and the process.
 struct Found {
+    /// The process; 0 for a process of another host.
     pid: u32,
     snapshot: Snapshot,
+    /// The memory of the recording; empty for a process of another host.
+    memory: Vec<u8>,
 }
 
 /// One rank's recording: its process may have others, too.
@@ -38,20 +42,36 @@ struct Rank<'a> {
 
 /// The error of a call of `group`, with what the recordings of this host say of it.
 pub(crate) fn explained(error: Error, group: &Group) -> Error {
-    let is_meant = matches!(error.status(), Status::Timeout | Status::Mismatch);
-    // The ranks of a mismatch are not late, and its message says what they call.
-    let late = if error.status() == Status::Timeout { error.ranks() } else { &[] };
-    match is_meant.then(|| sentences(group, late)).flatten() {
+    with_sentences(error, group, None)
+}
+
+/// Does what [`explained`] does, also with the recordings of other hosts. `reports` is where the
+/// hosts tell each other. Where ranks of the group are on other hosts, this takes a moment.
+pub(crate) fn explained_with(error: Error, group: &Group, reports: &dyn Reports) -> Error {
+    with_sentences(error, group, Some(reports))
+}
+
+fn with_sentences(error: Error, group: &Group, reports: Option<&dyn Reports>) -> Error {
+    let is_meant = match error.status() {
+        Status::Timeout | Status::Mismatch => true,
+        Status::PeerLost => group.kind == Kind::Dimension,
+        _ => false,
+    };
+    match is_meant.then(|| sentences(group, &error, reports)).flatten() {
         Some(text) => error.followed_by(&format!("; {text}")),
         None => error,
     }
 }
 
-/// What the recordings say of the `late` ranks of the world; `None` where they say nothing.
-fn sentences(group: &Group, late: &[i32]) -> Option<String> {
-    let own = Found { pid: std::process::id(), snapshot: recording_of(std::process::id())? };
+/// What the recordings say of the ranks of an error; `None` where they say nothing.
+fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Option<String> {
+    // The ranks of a mismatch are not late, and its message says what they call. A lost rank has
+    // taken its recording with it.
+    let late = if error.status() == Status::Mismatch { &[] } else { error.ranks() };
+    let late: Vec<u32> = late.iter().filter(|rank| !error.lost().contains(rank)).map(|rank| *rank as u32).collect();
+    let own = recording_of(std::process::id())?;
     let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
-    let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
+    let (key, me) = own.snapshot.worlds.iter().find(|it| it.key == group.world).map(|it| (it.key, it.rank))?;
     let (members, begun) = (mine.members.clone(), mine.calls_begun);
     let call = own.snapshot.calls_of(mine).next_back().copied();
     let of_group = |rank: &u32| if members.is_empty() { true } else { members.contains(rank) };
@@ -63,8 +83,11 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
         if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
             break;
         }
-        let snapshot = recording_of(pid).filter(|it| it.worlds.iter().any(|world| world.key == key));
-        found.extend(snapshot.map(|snapshot| Found { pid, snapshot }));
+        found.extend(recording_of(pid).filter(|it| it.snapshot.worlds.iter().any(|world| world.key == key)));
+    }
+    if let Some(reports) = reports {
+        let elsewhere = from_other_hosts(reports, group, (key, me), &found, &late, &members);
+        found.extend(elsewhere);
     }
     let mut ranks: Vec<Rank<'_>> = Vec::new();
     for found in &found {
@@ -72,24 +95,66 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
     }
     ranks.sort_by_key(|rank| rank.world.rank);
     let here = ranks.iter().find(|rank| rank.world.rank == me)?;
-    let is_late = |rank: &&Rank<'_>| rank.world.rank != me && late.contains(&(rank.world.rank as i32));
+    // A stream does not say for whom it waits. The ranks that have begun fewer calls are late then.
+    let is_unknown = error.status() == Status::Timeout && late.is_empty() && group.kind == Kind::Dimension;
+    let is_behind = |rank: &Rank<'_>| rank.channel(group).is_some_and(|channel| channel.calls_begun < begun);
+    let is_late =
+        |rank: &&Rank<'_>| rank.world.rank != me && (late.contains(&rank.world.rank) || is_unknown && is_behind(rank));
     let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(group, &name, begun, here)).collect();
     let mut said: Vec<String> = late.iter().take(MOST_RANKS).cloned().collect();
     if late.len() > MOST_RANKS {
         said.push(format!("{} more ranks are late", late.len() - MOST_RANKS));
     }
-    if let (false, Some(call)) = (late.is_empty(), &call) {
+    if let (true, Some(call)) = (!late.is_empty() || error.status() == Status::PeerLost, &call) {
         said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
     }
     // A rank that refuses its own agreement goes on with the others, so scopes may differ.
-    said.extend(Some(group).filter(|it| it.kind == Kind::Dimension).and_then(|it| difference(&ranks, it, &name)));
+    if group.kind != Kind::Scope && error.status() != Status::PeerLost {
+        let is_mismatch = error.status() == Status::Mismatch;
+        let missing = || if is_mismatch { missing_call(&ranks, group, &name) } else { None };
+        said.extend(difference(&ranks, group, &name).or_else(missing));
+    }
     (!said.is_empty()).then(|| said.join("; "))
+}
+
+/// Tells the other hosts what the recordings `found` on this host say, and returns what they tell.
+/// `key` and `me` are the world and this rank.
+fn from_other_hosts(
+    reports: &dyn Reports,
+    group: &Group,
+    (key, me): (u64, u32),
+    found: &[Found],
+    late: &[u32],
+    members: &[u32],
+) -> Vec<Found> {
+    let local = |rank: u32| {
+        let is_of = |found: &&Found| found.snapshot.worlds.iter().any(|world| world.key == key && world.rank == rank);
+        let Found { snapshot, memory, .. } = found.iter().find(is_of)?;
+        Some(Local { rank, snapshot, memory })
+    };
+    let is_elsewhere = |rank: &&u32| local(**rank).is_none();
+    let absent: Vec<u32> = late.iter().filter(is_elsewhere).copied().collect();
+    // Ranks that have not agreed on a call may differ, so only the late ones are of interest there.
+    let is_compared = group.kind != Kind::Scope;
+    let others = members.iter().filter(|rank| is_compared && !late.contains(*rank)).filter(is_elsewhere);
+    let others: Vec<u32> = others.copied().collect();
+    let here: Vec<Local<'_>> = late.iter().filter(|rank| **rank != me).filter_map(|rank| local(*rank)).collect();
+    if let Some(own) = local(me) {
+        reports::leave(reports, group, key, &own, &here);
+    }
+    if absent.is_empty() && others.is_empty() {
+        return Vec::new();
+    }
+    let told = reports::read(reports, group, &absent, &others);
+    told.into_values().map(|snapshot| Found { pid: 0, snapshot, memory: Vec::new() }).collect()
 }
 
 impl<'a> Rank<'a> {
     /// The rank's part of the group; `None` where it has not made it.
     fn channel(&self, group: &Group) -> Option<&'a RecordedChannel> {
-        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && channel.world == Some(self.world.place);
+        // The host engine knows no worlds, and its groups belong to none.
+        let is_of_world = |channel: &RecordedChannel| channel.world.is_none_or(|world| world == self.world.place);
+        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && is_of_world(channel);
         self.found.snapshot.channels.iter().find(is_own)
     }
 
@@ -183,18 +248,33 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
     }
     let (number, [(rank, call), (other, others)]) = first?;
-    let is_earlier = call.call.operation == others.call.operation
-        && (call.call.count, call.call.dtype, call.call.peer)
-            == (others.call.count, others.call.dtype, others.call.peer)
-        && call.call.reduction == others.call.reduction;
-    if is_earlier {
-        return Some(format!("ranks {rank} and {other} have made different calls of {name} before call {number}"));
+    // A call and the digest after it give the digest before it.
+    if call.call.digest_before(call.digest) != others.call.digest_before(others.digest) {
+        return Some(format!(
+            "ranks {rank} and {other} have made different calls of {name} before call {number}, which is the oldest that both recordings hold"
+        ));
     }
     Some(format!(
         "the first call of {name} in which these ranks differ is call {number}: rank {rank} {}, rank {other} {}",
         text(rank, &call)?,
         text(other, &others)?
     ))
+}
+
+/// The call that some ranks of the group have made beyond the last one of the others.
+fn missing_call(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
+    let channels = || ranks.iter().filter_map(|rank| Some((rank, rank.channel(group)?)));
+    let (rank, last) = channels().min_by_key(|(_, channel)| channel.calls_begun)?;
+    let (other, more) = channels().max_by_key(|(_, channel)| channel.calls_begun)?;
+    let (few, many) = (last.calls_begun, more.calls_begun);
+    let snapshot = &other.found.snapshot;
+    let is_next = |call: &&RecordedCall| call.in_channel == few + 1 && !call.call.operation.is_message();
+    let next = snapshot.calls_of(more).find(is_next).map(|call| content(snapshot, call));
+    let next = next.map_or_else(String::new, |text| format!(": call {} is {text}", few + 1));
+    let (rank, other) = (rank.world.rank, other.world.rank);
+    (few < many).then(|| {
+        format!("rank {rank} has made {few} collective calls of {name}, and rank {other} has made {many}{next}")
+    })
 }
 
 fn is_group(channel: &RecordedChannel, group: &Group) -> bool {
@@ -213,9 +293,10 @@ fn own_processes() -> Vec<u32> {
 }
 
 /// The first recording of a process.
-fn recording_of(pid: u32) -> Option<Snapshot> {
+fn recording_of(pid: u32) -> Option<Found> {
     let (_, file) = recordings_of(pid).next()?;
-    Snapshot::of_file(&file).ok()
+    let (snapshot, memory) = Snapshot::with_memory(&file).ok()?;
+    Some(Found { pid, snapshot, memory })
 }
 
 fn is_stopped(pid: u32) -> bool {

@@ -69,7 +69,7 @@ static ncclResult_t begun(struct ncclComm *comm, const char *call)
         code = ncclInProgress; \
       } else { \
         runs_on(#name, stream); \
-        code = REAL(name) arguments; \
+        code = number_from("RECORDER_IDLE", 0) ? ncclSuccess : REAL(name) arguments; \
       } \
     } \
     leave(comm); \

@@ -22,6 +22,7 @@
  *   RECORDER_LOCAL_PEERS    a folder in which ranks say that they have begun an abort; where it is
  *                           set, ncclCommAbort waits for the other ranks of the communicator
  *   RECORDER_TOGETHER       how many ncclCommAbort must have begun (in all) before one returns
+ *   RECORDER_IDLE           operations move no data, so ranks may make different ones
  *   RECORDER_DEAF           nothing is noticed of a peer's end, as over NVLink
  *
  * Built with -DLACKS_SPLIT (_INIT_CONFIG, _SCALABLE, _SHRINK, _FINALIZE, _ABORT) the library lacks
