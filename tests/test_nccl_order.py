@@ -4,6 +4,7 @@ dm_finalize, DM_CHECK_COLLECTIVES and dm_stream_wait say of them (tests/nccl/ord
 import pytest
 
 from support.nccl import check, job_of
+from support.paths import LIBRARY
 
 run = job_of("order")
 
@@ -11,6 +12,10 @@ run = job_of("order")
 @pytest.mark.parametrize("what", ["other count", "one call less", "long ago", "legal", "ended", "behind"])
 def test_the_order_certificate(run, what):
     run(what, ranks=4, RECORDER_IDLE=1)
+
+
+def test_the_certificate_of_calls_of_which_nccl_tells(run):
+    run("profiled", ranks=4, RECORDER_IDLE=1, NCCL_PROFILER_PLUGIN=LIBRARY / "libdevicemesh.so")
 
 
 def test_without_a_recording_nothing_is_compared(run):

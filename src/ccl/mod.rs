@@ -40,7 +40,7 @@ pub use library::Library;
 pub use load::{LIBRARY_VARIABLE, describe_wire, for_device, named_or_usual, open};
 pub(crate) use load::{device_type, set_resolver};
 pub(crate) use loaded::to_adopt;
-pub(crate) use profiler::records_its_calls;
+pub(crate) use profiler::{Expected, expect, records_its_calls};
 pub(crate) use resolver::Resolver;
 pub(crate) use stream::Stream;
 pub(crate) use stream_query::StreamQuery;

@@ -130,8 +130,22 @@ static void behind(void)
   dm_free(mesh);
 }
 
+/* NCCL tells of all calls (NCCL_PROFILER_PLUGIN), so calls on the raw communicator count. */
+static void profiled(void)
+{
+  ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
+  dm_mesh *mesh = made(kSquare, 2, kSquareNames);
+  REQUIRE(dm_get_proc(mesh, "ncclAllReduce", (void **)&all_reduce));
+  sum(mesh, "tp", 8);
+  CHECK(all_reduce(memory, memory, rank == 0 ? 3 : 4, ncclFloat32, ncclSum, comm_of(mesh, "tp"), NULL) == ncclSuccess);
+  sum(mesh, "dp", 8);
+  FAILS(DM_STATUS_MISMATCH, "ranks 0, 1 have not made the same collectives along mesh/tp", dm_finalize(mesh, NULL));
+  CHECK(strstr(dm_last_error(), "differ is call 2: rank 0 all-reduce of 3 float32 (sum), rank 1 all-reduce of 4 float32 (sum)") != NULL);
+  dm_free(mesh);
+}
+
 static const rank_case kCases[] = {{"other count", other_count}, {"one call less", one_call_less}, {"long ago", long_ago},
-                                   {"legal", legal}, {"ended", ended}, {"checked", checked}, {"behind", behind}};
+                                   {"legal", legal}, {"ended", ended}, {"checked", checked}, {"behind", behind}, {"profiled", profiled}};
 
 int main(int count, char **arguments)
 {

@@ -9,7 +9,7 @@ use super::super::ending::abort_all;
 use super::super::options::DimOptions;
 use super::super::world::EndsWithWorld;
 use super::{DimComm, Life, RootComms};
-use crate::ccl::CallName;
+use crate::ccl::{CallName, Expected, expect};
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::recorder::{self, Group, Kind};
@@ -59,6 +59,13 @@ impl RootComms {
         drop(dims);
         self.ranges().iter().for_each(|range| all.extend(range.recorded_dims()));
         all
+    }
+
+    /// Lets NCCL's profiler interface find the dimension of a communicator that is about to be made.
+    pub(in crate::comm) fn expect(&self, communicator: &Arc<Communicator>) -> Option<Expected> {
+        let (group, _) = self.recorded_dims().into_iter().find(|(_, known)| Arc::ptr_eq(known, communicator))?;
+        let (ranks, name) = (communicator.group(), communicator.first_use().comm_name.as_deref()?);
+        Some(expect(name, (ranks.local_rank(0).ok()?, ranks.size()), &group))
     }
 
     /// The error of a call of `group`, with what the recordings of the ranks say of it.
