@@ -64,6 +64,11 @@ impl What {
         What { count: Some(count), ..self }
     }
 
+    /// The name of the operation.
+    pub(crate) fn name(self) -> &'static str {
+        self.operation.name()
+    }
+
     /// Whether all ranks of a dimension make the operation in one order.
     pub(crate) fn is_compared(self) -> bool {
         self.operation.is_compared()

@@ -20,6 +20,7 @@ mod host_engine;
 mod library;
 mod load;
 mod loaded;
+pub(crate) mod nvtx;
 mod operations;
 mod pointers;
 mod profiler;

@@ -10,7 +10,7 @@ use super::groups;
 use super::polling::{millis, poll_until_done};
 use super::view::View;
 use crate::ccl::{
-    CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, records_its_calls, result,
+    CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, nvtx, records_its_calls, result,
 };
 use crate::error::{Error, Result, Status};
 use crate::recorder::{Operation, Recorded, What};
@@ -108,6 +108,7 @@ impl View {
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
         let stream = operands.stream;
+        let _range = nvtx::range(|| self.range_name(index, operands), operands.count as u64);
         let raw = match self.dim_comms().ready(index) {
             Some(raw) => raw,
             None => self.comm_for_stream(name, index, stream)?,
@@ -164,6 +165,13 @@ impl View {
             groups::record_end(library, recorded);
         }
         Ok(())
+    }
+
+    /// The name of an operation along dimension `index` for a tool: "mesh/tp: all-reduce".
+    #[cold]
+    fn range_name(&self, index: usize, operands: Operands) -> String {
+        let group = self.recorded_group(index).map_or("", |group| group.name());
+        format!("{group}: {}", operands.what.name())
     }
 
     /// Records that an operation along dimension `index` begins, or waits for the end of the

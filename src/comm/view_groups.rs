@@ -8,6 +8,7 @@ use super::groups::{self, Failed, Used};
 use super::polling::poll_until_done;
 use super::root::RootComms;
 use super::view::View;
+use crate::ccl::nvtx;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
@@ -25,6 +26,7 @@ impl View {
     /// Ends the group: its operations run together, and this call fails with the first error of any
     /// of them.
     pub fn group_end(&self) -> Result<()> {
+        let _range = nvtx::range(|| "dm_group_end".to_owned(), 0);
         if self.root_comms().checks_collectives() {
             self.check_group_order()?;
         }
