@@ -159,8 +159,6 @@ pub(crate) enum Kind {
     Dimension = 0,
     /// Agreements, and other calls through the store.
     Scope = 1,
-    /// Calls that a program makes itself on the communicator of a dimension.
-    Raw = hostccl::raw_record::RAW,
 }
 
 /// A group of ranks in the recording. Its place is free when it is closed or dropped.
@@ -170,8 +168,6 @@ pub(crate) struct Group {
     kind: Kind,
     /// Equal on all ranks of the group, and on no rank of another group of this kind.
     key: u64,
-    /// The key of the world; 0 where the world is not recorded.
-    world: u64,
     /// This process's rank in the group.
     rank: u32,
     /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
@@ -201,20 +197,11 @@ impl Group {
         members: &[u32],
         name: &str,
     ) -> Group {
-        let world_key = world.0.as_ref().map_or(0, |world| world.key);
         let world = world.0.as_ref().map(|world| world.place);
         let facts = ChannelFacts { kind: kind as u8, key: key.value(), world, rank, members, size, name };
         let channel = get().map_or(Channel::NONE, |recorder| recorder.open_channel(&facts));
         let (rank, name, is_closed) = (rank as u32, name.into(), AtomicBool::new(false));
-        Group { channel, kind, key: key.value(), world: world_key, rank, name, is_closed }
-    }
-
-    /// The group of the calls that the program makes itself on this dimension's communicator. `key` is
-    /// the one that their group has in the recording. For questions alone.
-    pub(crate) fn of_raw_calls(&self, key: u64) -> Group {
-        let Group { world, rank, ref name, .. } = *self;
-        let (channel, kind, name, is_closed) = (Channel::NONE, Kind::Raw, name.clone(), AtomicBool::new(true));
-        Group { channel, kind, key, world, rank, name, is_closed }
+        Group { channel, kind, key: key.value(), rank, name, is_closed }
     }
 
     /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
@@ -277,7 +264,7 @@ impl Default for Group {
     /// A group that is not recorded.
     fn default() -> Group {
         let (channel, name, is_closed) = (Channel::NONE, Box::default(), AtomicBool::new(true));
-        Group { channel, kind: Kind::Dimension, key: 0, world: 0, rank: 0, name, is_closed }
+        Group { channel, kind: Kind::Dimension, key: 0, rank: 0, name, is_closed }
     }
 }
 

@@ -131,7 +131,7 @@ mod poll;
 pub mod process;
 mod progress;
 mod rails;
-pub mod raw_record;
+mod raw_record;
 pub mod recorder;
 pub mod reduce;
 mod remote;

@@ -9,27 +9,11 @@ use recording::{Call, ChannelFacts, Entry, EntryState, NO_PEER, Operation};
 
 use crate::call_name::Name;
 use crate::comm::Comm;
-use crate::handle;
 use crate::recorder;
-use crate::types::{DataType, ncclComm_t, ncclRedOp_t};
+use crate::types::{DataType, ncclRedOp_t};
 
 /// The kind of these groups in the recording.
-pub const RAW: u8 = 2;
-
-/// The calls that a program has made itself on a communicator: the key of their group in the
-/// recording, which is equal on all ranks of the communicator, and the digest of the collectives
-/// among them. `None` where the digest is not known or may differ for equal calls, because a call
-/// runs or has failed, and for a communicator that has ended.
-pub fn settled(comm: ncclComm_t) -> Option<(u64, u64)> {
-    let recorder = recorder::get()?;
-    let comm = handle::find(comm).ok()?.for_operation().ok()?.clone();
-    let digest = match comm.raw_group.get() {
-        // The program has made no such call.
-        None => 0,
-        Some(channel) => recorder.settled_digest(channel)?,
-    };
-    Some((comm.key(), digest))
-}
+const RAW: u8 = 2;
 
 /// What a call does, for the recording.
 #[derive(Debug, Clone, Copy)]

@@ -138,11 +138,6 @@ pub fn open() -> std::result::Result<(), String> {
 pub(crate) struct OwnedChannel(OnceLock<Channel>);
 
 impl OwnedChannel {
-    /// The place, where it is open.
-    pub(crate) fn get(&self) -> Option<Channel> {
-        self.0.get().copied()
-    }
-
     pub(crate) fn get_or_open(&self, open: impl FnOnce() -> Channel) -> Channel {
         *self.0.get_or_init(open)
     }

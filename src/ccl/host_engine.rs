@@ -26,12 +26,6 @@ impl Library {
         !self.is_embedded() || hostccl::recorder::take_waited()
     }
 
-    /// What [`hostccl::raw_record::settled`] says of the calls that the program has made itself on
-    /// this communicator. Only the embedded engine knows.
-    pub(crate) fn settled_raw_calls(&self, comm: RawComm) -> Option<(u64, u64)> {
-        if self.is_embedded() && !comm.is_null() { hostccl::raw_record::settled(comm.0.cast()) } else { None }
-    }
-
     /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
     /// least one. The limit holds for the making of the communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {

@@ -11,8 +11,6 @@
 //! call has failed or is still running (`Group::digest`). Such a rank adds nothing, so no rank is
 //! the last one.
 
-use std::sync::Arc;
-
 use super::call::Peers;
 use super::communicator::Communicator;
 use super::root::RootComms;
@@ -27,40 +25,24 @@ impl RootComms {
     pub(super) fn compare_certificates(&self, peers: Peers<'_>) -> Result<()> {
         let Some(round) = peers.round() else { return Ok(()) };
         let mut different = None;
-        let dims = self.recorded_dims();
-        for (at, (group, communicator)) in dims.iter().enumerate() {
+        for (group, communicator) in self.recorded_dims() {
             let size = communicator.group().size();
-            if size < 2 || communicator.earlier_failure().is_some() {
-                continue;
-            }
+            let digest = group.digest().filter(|_| size > 1 && communicator.earlier_failure().is_none());
+            let Some(digest) = digest else { continue };
             // A store that does not answer is no difference, and the call finds that out by itself.
-            let differs = |key: String, digest| {
-                let compared = round.compare(&key, digest, peers.wait());
-                compared.is_ok_and(|(count, is_equal)| count == size && !is_equal)
-            };
-            if group.digest().is_some_and(|digest| differs(format!("order/{:016x}", group.key()), digest)) {
-                different.get_or_insert((Arc::clone(group), communicator, ""));
-            }
-            // Calls of the program itself belong to the communicator, which dimensions may share. Where
-            // another mesh has it, too, the program may go on with them.
-            let is_first = !dims[..at].iter().any(|(_, earlier)| Arc::ptr_eq(earlier, communicator));
-            let is_own = is_first && !communicator.is_shared();
-            let raw = communicator.library().settled_raw_calls(communicator.raw()).filter(|_| is_own);
-            if let Some((key, digest)) = raw
-                && differs(format!("raw/{key:016x}"), digest)
-            {
-                different.get_or_insert((Arc::new(group.of_raw_calls(key)), communicator, "by calls of their own "));
+            let compared = round.compare(&format!("order/{:016x}", group.key()), digest, peers.wait());
+            if compared.is_ok_and(|(count, is_equal)| count == size && !is_equal) {
+                different.get_or_insert((group, communicator));
             }
         }
-        different.map_or(Ok(()), |(group, communicator, how)| Err(self.difference(&group, communicator, how)))
+        different.map_or(Ok(()), |(group, communicator)| Err(self.difference(&group, &communicator)))
     }
 
-    /// The error of a dimension whose ranks have made different collectives. `how` says how they have
-    /// made them.
-    fn difference(&self, group: &Group, communicator: &Communicator, how: &str) -> Error {
+    /// The error of a dimension whose ranks have made different collectives.
+    fn difference(&self, group: &Group, communicator: &Communicator) -> Error {
         let ranks = communicator.group().ranks();
         let message = format!(
-            "{} have not made the same collectives {how}along {}: results may be wrong",
+            "{} have not made the same collectives along {}: results may be wrong",
             ranges(&ranks),
             group.name()
         );

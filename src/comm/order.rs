@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::groups;
 use super::operations::Operands;
 use super::view::View;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::rendezvous::{Scope, check_order};
 
 /// Collectives along dimensions, each with the scope of its dimension, in their order.
@@ -56,6 +56,12 @@ impl View {
         let Some(world) = self.root_comms().world() else { return Ok(()) };
         let wait = self.root_comms().wait_for_peers(None);
         let _turn = world.take_turn(&wait)?;
-        wait.outcome(check_order(collectives, &wait))
+        let has_threads = world.note_collective_thread();
+        wait.outcome(check_order(collectives, &wait)).map_err(|error| match (error.status(), has_threads) {
+            (Status::Mismatch, true) => error.followed_by(
+                "; several threads of this rank call collectives, and with DM_CHECK_COLLECTIVES all their calls have one order",
+            ),
+            _ => error,
+        })
     }
 }

@@ -21,6 +21,8 @@ use crate::printable::printable;
 
 /// The longest time for a search.
 const LONGEST: Duration = Duration::from_millis(60);
+/// The kind of a group of calls that a program makes itself on a communicator.
+const RAW: u8 = 2;
 /// The most ranks of which a message tells.
 const MOST_RANKS: usize = 3;
 
@@ -71,7 +73,7 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     let late: Vec<u32> = late.iter().filter(|rank| !error.lost().contains(rank)).map(|rank| *rank as u32).collect();
     let own = recording_of(std::process::id())?;
     let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
-    let (key, me) = own.snapshot.worlds.iter().find(|it| it.key == group.world).map(|it| (it.key, it.rank))?;
+    let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
     let (members, begun) = (mine.members.clone(), mine.calls_begun);
     let call = own.snapshot.calls_of(mine).next_back().copied();
     let of_group = |rank: &u32| if members.is_empty() { true } else { members.contains(rank) };
@@ -85,8 +87,11 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
         }
         found.extend(recording_of(pid).filter(|it| it.snapshot.worlds.iter().any(|world| world.key == key)));
     }
-    if let Some(reports) = reports {
-        let elsewhere = from_other_hosts(reports, group, (key, me), &found, &late, &members);
+    // Who is lost says nothing, and the others have no difference.
+    let is_lost = error.status() == Status::PeerLost;
+    if let Some(reports) = reports.filter(|_| !is_lost || !late.is_empty()) {
+        let others = if is_lost { &[] } else { &members[..] };
+        let elsewhere = from_other_hosts(reports, group, (key, me), &found, &late, others);
         found.extend(elsewhere);
     }
     let mut ranks: Vec<Rank<'_>> = Vec::new();
@@ -152,9 +157,7 @@ fn from_other_hosts(
 impl<'a> Rank<'a> {
     /// The rank's part of the group; `None` where it has not made it.
     fn channel(&self, group: &Group) -> Option<&'a RecordedChannel> {
-        // The host engine knows no worlds, and its groups belong to none.
-        let is_of_world = |channel: &RecordedChannel| channel.world.is_none_or(|world| world == self.world.place);
-        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && is_of_world(channel);
+        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && channel.world == Some(self.world.place);
         self.found.snapshot.channels.iter().find(is_own)
     }
 
@@ -181,7 +184,11 @@ impl<'a> Rank<'a> {
             _ => format!("has made no call of {name}"),
         };
         let elsewhere = self.elsewhere(group).map_or_else(String::new, |(channel, call)| {
-            let of = if channel.kind == 0 { format!(" of {}", printable(&channel.name)) } else { String::new() };
+            let of = if channel.kind != Kind::Scope as u8 {
+                format!(" of {}", printable(&channel.name))
+            } else {
+                String::new()
+            };
             let crossed = match here.has_begun(channel) {
                 Some(begun) if begun < call.in_channel && channel.kind == 0 => {
                     format!(
@@ -205,7 +212,11 @@ impl<'a> Rank<'a> {
             let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
             (call.number >= channel.first_call).then_some((channel, call))
         });
-        placed.find(|(channel, _)| !is_group(channel, group) && channel.world == Some(self.world.place))
+        // The calls that a program makes itself on a communicator belong to no world.
+        let is_only = snapshot.worlds.iter().filter(|world| !world.has_ended).count() == 1;
+        let is_raw = |channel: &RecordedChannel| channel.kind == RAW && channel.world.is_none() && is_only;
+        let is_own = |channel: &RecordedChannel| channel.world == Some(self.world.place) || is_raw(channel);
+        placed.find(|(channel, _)| !is_group(channel, group) && is_own(channel))
     }
 
     /// How many calls this rank has begun in a group of another process's recording. `None` where
