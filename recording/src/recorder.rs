@@ -311,16 +311,26 @@ impl Recorder {
         if entry.is_message || entry.channel == Channel::NONE {
             return;
         }
-        let base = channel_base(entry.channel.place.into());
-        // Another group may have got the place while the call ran.
-        if entry.number < self.get(base + channel::FIRST_CALL) {
+        if state == EntryState::Failed {
+            self.count_failed(entry);
             return;
         }
-        if state == EntryState::Failed {
-            self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
-        } else if entry.in_channel > self.get(base + channel::CALLS_ENDED) {
-            // A later call may have ended before this one.
+        let base = channel_base(entry.channel.place.into());
+        // Another group may have got the place while the call ran, and a later call may have ended
+        // before this one.
+        if entry.number >= self.get(base + channel::FIRST_CALL)
+            && entry.in_channel > self.get(base + channel::CALLS_ENDED)
+        {
             self.set(base + channel::CALLS_ENDED, entry.in_channel);
+        }
+    }
+
+    /// Counts a collective call that has failed, unless another group has got the place meanwhile.
+    #[cold]
+    fn count_failed(&self, entry: Entry) {
+        let base = channel_base(entry.channel.place.into());
+        if entry.number >= self.get(base + channel::FIRST_CALL) {
+            self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
         }
     }
 
