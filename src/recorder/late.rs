@@ -6,10 +6,12 @@
 //! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
 //! other. The search looks at no further process after [`LONGEST`].
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use recording::layout::{header, world};
 use recording::place::recordings_of;
 use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
 
@@ -71,7 +73,7 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     // taken its recording with it.
     let late = if error.status() == Status::Mismatch { &[] } else { error.ranks() };
     let late: Vec<u32> = late.iter().filter(|rank| !error.lost().contains(rank)).map(|rank| *rank as u32).collect();
-    let own = recording_of(std::process::id())?;
+    let own = recording_of(std::process::id(), |_| true)?;
     let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
     let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
     let (members, begun) = (mine.members.clone(), mine.calls_begun);
@@ -85,7 +87,7 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
         if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
             break;
         }
-        found.extend(recording_of(pid).filter(|it| it.snapshot.worlds.iter().any(|world| world.key == key)));
+        found.extend(recording_of(pid, |file| has_world(file, key)));
     }
     // Who is lost says nothing, and the others have no difference.
     let is_lost = error.status() == Status::PeerLost;
@@ -303,9 +305,21 @@ fn own_processes() -> Vec<u32> {
     pids
 }
 
-/// The first recording of a process.
-fn recording_of(pid: u32) -> Option<Found> {
-    let (_, file) = recordings_of(pid).next()?;
+/// Whether a recording may have the world of that key. Reading its header is much quicker than
+/// reading all of it, and a host may have many processes of other jobs.
+fn has_world(file: &File, key: u64) -> bool {
+    let key = key.to_ne_bytes();
+    let is_there = |place: usize| {
+        let at = (header::WORLDS + place * header::WORLD_WORDS + world::KEY) * key.len();
+        let mut found = [0; 8];
+        file.read_exact_at(&mut found, at as u64).is_ok() && found == key
+    };
+    (0..header::WORLD_COUNT).any(is_there)
+}
+
+/// The first recording of a process, if `is_wanted` holds for it.
+fn recording_of(pid: u32, is_wanted: impl Fn(&File) -> bool) -> Option<Found> {
+    let (_, file) = recordings_of(pid).next().filter(|(_, file)| is_wanted(file))?;
     let (snapshot, memory) = Snapshot::with_memory(&file).ok()?;
     Some(Found { pid, snapshot, memory })
 }
