@@ -2590,6 +2590,11 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * failure on all ranks. Then the call waits one second at most for ranks that have not come. When
  * a rank waits in a collective of the host engine for a rank that has called dm_finalize, both get
  * DM_STATUS_MISMATCH after about a second.
+ *
+ * When the ranks of a dimension have made different collectives along it, the call gives
+ * DM_STATUS_MISMATCH on all ranks of the mesh, with the ranks of the group, the dimension and the
+ * first collective that differs, as far as the recordings of the processes show it. The mesh has
+ * ended then.
  */
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 

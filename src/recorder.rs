@@ -5,6 +5,7 @@
 //! Nothing here fails: where there is no recording, all of it does nothing.
 
 mod late;
+mod reports;
 mod words;
 
 use std::ffi::c_void;
@@ -15,7 +16,9 @@ use hostccl::recorder::get;
 pub(crate) use recording::Operation;
 use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, WorldFacts};
 
-pub(crate) use self::late::explained;
+pub(crate) use self::late::{explained, explained_with};
+pub(crate) use self::reports::Reports;
+use self::words::described;
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 
@@ -59,6 +62,27 @@ impl What {
     #[must_use]
     pub(crate) fn counting(self, count: usize) -> What {
         What { count: Some(count), ..self }
+    }
+
+    /// The name of the operation.
+    pub(crate) fn name(self) -> &'static str {
+        self.operation.name()
+    }
+
+    /// Whether all ranks of a dimension make the operation in one order.
+    pub(crate) fn is_compared(self) -> bool {
+        self.operation.is_compared()
+    }
+
+    /// Whether the operation on `count` elements has none on any rank.
+    pub(crate) fn is_empty(self, count: usize) -> bool {
+        self.count.unwrap_or(count) == 0 && !self.operation.has_own_counts()
+    }
+
+    /// What an operation on `count` elements of type `dtype` does, as far as it is equal on all
+    /// ranks: "all-reduce of 8 float32 (sum)".
+    pub(crate) fn text(self, count: usize, dtype: i32) -> String {
+        described(&self.call(count, dtype, std::ptr::null_mut()))
     }
 
     /// The call of this operation with `count` elements.
@@ -146,6 +170,8 @@ pub(crate) struct Group {
     key: u64,
     /// This process's rank in the group.
     rank: u32,
+    /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
+    name: Box<str>,
     is_closed: AtomicBool,
 }
 
@@ -174,7 +200,25 @@ impl Group {
         let world = world.0.as_ref().map(|world| world.place);
         let facts = ChannelFacts { kind: kind as u8, key: key.value(), world, rank, members, size, name };
         let channel = get().map_or(Channel::NONE, |recorder| recorder.open_channel(&facts));
-        Group { channel, kind, key: key.value(), rank: rank as u32, is_closed: AtomicBool::new(false) }
+        let (rank, name, is_closed) = (rank as u32, name.into(), AtomicBool::new(false));
+        Group { channel, kind, key: key.value(), rank, name, is_closed }
+    }
+
+    /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A number that is equal on all ranks of the group, and on no rank of another group.
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The digest of the collective calls that this rank has made in the group. `None` where the
+    /// recording does not tell it, or the digests of ranks with equal calls may differ, because a
+    /// call runs or has failed.
+    pub(crate) fn digest(&self) -> Option<u64> {
+        get()?.settled_digest(self.channel())
     }
 
     /// Records that the group makes no more calls, so that another group can get its place.
@@ -192,8 +236,9 @@ impl Group {
         }
     }
 
+    /// The place of the group in the recording, for whoever records its calls.
     #[inline]
-    fn channel(&self) -> Channel {
+    pub(crate) fn channel(&self) -> Channel {
         if self.is_closed.load(Ordering::Relaxed) { Channel::NONE } else { self.channel }
     }
 
@@ -218,7 +263,8 @@ impl Group {
 impl Default for Group {
     /// A group that is not recorded.
     fn default() -> Group {
-        Group { channel: Channel::NONE, kind: Kind::Dimension, key: 0, rank: 0, is_closed: AtomicBool::new(true) }
+        let (channel, name, is_closed) = (Channel::NONE, Box::default(), AtomicBool::new(true));
+        Group { channel, kind: Kind::Dimension, key: 0, rank: 0, name, is_closed }
     }
 }
 

@@ -123,7 +123,7 @@ fn child() {
         Ok(world) => world,
         Err(error) => return say(format_args!("{}: {}", error.status().name(), error.message())),
     };
-    match words[2] {
+    match &*words[2].replace('_', " ") {
         "waits" => waits(&world),
         "traced" => {
             let mesh = View::init(&world, &[size], &["dp"]).unwrap();
@@ -134,6 +134,7 @@ fn child() {
         "elsewhere" => elsewhere(&world),
         "crossed" => crossed(&world),
         "differs" => differs(&world),
+        "raw elsewhere" => raw_elsewhere(&world),
         "raw" => raw(&world),
         "forks" => forks(world),
         "alone" => {
@@ -216,6 +217,26 @@ fn crossed(world: &Arc<World>) {
         _ => say_outcome(second.all_reduce("tp", &mut values, Operator::Sum)),
     }
     wait_for_parent();
+}
+
+/// Rank 0 waits along a dimension of one mesh, and rank 1 in a call of its own on the communicator of
+/// another mesh.
+fn raw_elsewhere(world: &Arc<World>) {
+    let first = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
+    let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);
+    let options = MeshOptions::default().dims(vec![DimOptions::default().own()]).timeout(Duration::from_secs(2));
+    let second = View::of_root(RootComms::create(world, Mesh::new(&spec).unwrap(), &options).unwrap());
+    if world.rank() == 0 {
+        say_outcome(first.all_reduce("dp", &mut [1.0_f32; 8], Operator::Sum));
+        return;
+    }
+    type AllReduce = unsafe extern "C" fn(*const f32, *mut f32, usize, i32, i32, RawComm, *mut c_void) -> i32;
+    // SAFETY: the symbol is the function of that name in the engine's API.
+    let all_reduce: AllReduce = unsafe { std::mem::transmute(second.symbol("ncclAllReduce").unwrap()) };
+    let (mut values, comm) = ([1.0_f32; 4], second.comm(0).unwrap());
+    let at = values.as_mut_ptr();
+    // SAFETY: the buffer has four elements, and the communicator lives.
+    unsafe { all_reduce(at, at, 4, 7, 0, comm, std::ptr::null_mut()) };
 }
 
 /// Rank 1 leaves the second of three calls out.
@@ -443,6 +464,14 @@ fn dimensions_that_are_called_in_different_orders_are_named() {
     let crossed = "rank 1 has made no call of mesh/dp and is in all-reduce 1 of mesh2/tp, which this rank has not begun: these ranks call along mesh/dp and mesh2/tp in different orders";
     says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", crossed]);
     ranks.iter_mut().for_each(Rank::ends_well);
+}
+
+#[test]
+fn a_late_rank_may_be_in_a_call_of_the_program_itself() {
+    let ranks = start(2, "raw_elsewhere");
+    let place =
+        "rank 1 has made no call of mesh/dp and is in all-reduce 1 of mesh_tp; this rank is in all-reduce 1 of mesh/dp";
+    says_all(&ranks[0], &["DM_STATUS_TIMEOUT: ", place]);
 }
 
 #[test]

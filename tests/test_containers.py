@@ -137,3 +137,27 @@ def test_the_tool_in_two_containers(programs, free_port):
         kill_all(pods)
     assert [pod.returncode for pod in pods] == [0, 0], said
     assert re.search(r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$", said, re.M), said
+
+
+def test_errors_say_where_ranks_of_another_container_are(programs, free_port):
+    """A process of one container cannot read the recordings of the other one. The rank that is late
+    says nothing itself, and its neighbour does that."""
+    possible("pid")
+    program = programs.c("tests/c/programs/reports.c")
+    both = 'LOCAL_RANK=0 RANK=$1 "$0" & first=$!; LOCAL_RANK=1 RANK=$2 "$0" & wait $! && wait $first'
+    env = environment(WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    started = [subprocess.Popen([*WAYS["pid"], "sh", "-c", both, str(program), str(first), str(first + 1)], env=env, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for first in (0, 2)]
+    try:
+        said = [container.communicate(timeout=60)[0] for container in started]
+    finally:
+        kill_all(started)
+    assert [container.returncode for container in started] == [0, 0], said
+    late = re.search("rank 1 late: (.*)", said[0]).group(1)
+    assert "; rank 3 is at all-reduce 2 of mesh/dp" in late, late
+    assert "; this rank is in all-reduce 3 of mesh/dp" in late, late
+    first = ("; the first call of mesh4/dp in which these ranks differ is call 2: "
+             "rank 0 all-reduce of 5 float32 (sum), rank 2 all-reduce of 6 float32 (sum)")
+    for rank, text in ((0, said[0]), (2, said[1])):
+        different = re.search(f"rank {rank} different: (.*)", text).group(1)
+        assert first in different, different

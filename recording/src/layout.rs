@@ -101,7 +101,8 @@ pub const CHANNEL_COUNT: usize = 256;
 pub const CHANNEL_WORDS: usize = 32;
 
 /// The words of a channel. Those from [`CALLS_BEGUN`](channel::CALLS_BEGUN) to
-/// [`DIGEST`](channel::DIGEST) change with each call, without the stamp. Each is right by itself.
+/// [`DIGEST`](channel::DIGEST), and [`CALLS_FAILED`](channel::CALLS_FAILED), change with each call,
+/// without the stamp. Each is right by itself.
 pub mod channel {
     /// The stamp; 0 where no channel has this place.
     pub const STAMP: usize = 0;
@@ -136,6 +137,8 @@ pub mod channel {
     /// The number of the process's next call when the group got this place. Earlier calls in the
     /// ring belong to a group that had the place before.
     pub const FIRST_CALL: usize = 30;
+    /// How many collective calls have ended with an error.
+    pub const CALLS_FAILED: usize = 31;
 }
 
 /// Where the ring of calls begins.

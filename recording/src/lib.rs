@@ -11,18 +11,22 @@
 //! - [`Operation`]: what a call does.
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
+//! - [`extract`](extract()): a part of a recording in few bytes, for another host.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
 //! `recorder` opens it: an anonymous file (memfd), or a file in `DM_TRACE_DIR`.
 
 pub mod clock;
+mod extract;
 pub mod layout;
 mod operation;
 pub mod place;
 mod recorder;
+mod settled;
 mod snapshot;
 
+pub use extract::{extract, of_extract};
 pub use operation::{Call, NO_PEER, Operation};
 pub use recorder::{Channel, ChannelFacts, Entry, Recorder, World, WorldFacts};
 pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};

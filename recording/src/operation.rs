@@ -78,8 +78,21 @@ impl Operation {
         matches!(self, Operation::Send | Operation::Recv)
     }
 
+    /// Whether all ranks of a group make this call in one order, so that it belongs to the group's
+    /// digest. A message does not, and nobody knows whether the other ranks make an operation of the
+    /// program's own.
+    #[inline]
+    pub fn is_compared(self) -> bool {
+        !matches!(self, Operation::Send | Operation::Recv | Operation::Custom)
+    }
+
+    /// Whether the ranks agree on the call in the store. Its count is the number of a text.
+    pub fn is_agreement(self) -> bool {
+        matches!(self, Operation::Agreement | Operation::Barrier | Operation::StoreBytes | Operation::MakeComms)
+    }
+
     /// Whether each rank may have another count in one call.
-    fn has_own_counts(self) -> bool {
+    pub fn has_own_counts(self) -> bool {
         matches!(self, Operation::AllToAllV | Operation::AllGatherV | Operation::ReduceScatterV)
     }
 }
@@ -102,18 +115,53 @@ pub struct Call {
 }
 
 impl Call {
+    /// Whether the call belongs to the digest. NCCL does nothing in a collective without elements, so
+    /// ranks may leave it out.
+    #[inline]
+    fn is_compared(&self) -> bool {
+        self.operation.is_compared()
+            && (self.count > 0 || self.operation.has_own_counts() || self.operation.is_agreement())
+    }
+
     /// The digest of a channel after this call, from the digest before it. Two ranks have equal
-    /// digests if they have begun the same calls in the same order. A message, the stream, and the
-    /// count of a call that may have another one on each rank do not belong to it.
+    /// digests if they have begun the same calls in the same order. The stream does not belong to
+    /// it, and neither does the count of a call that may have another one on each rank.
     #[inline]
     pub(crate) fn digest(&self, before: u64) -> u64 {
-        let count = if self.operation.has_own_counts() { 0 } else { self.count };
+        if !self.is_compared() {
+            return before;
+        }
+        let (what, count) = self.digested();
+        mix(mix(before ^ what) ^ count)
+    }
+
+    /// The digest of a channel before this call, from the digest after it.
+    pub fn digest_before(&self, after: u64) -> u64 {
+        if !self.is_compared() {
+            return after;
+        }
+        let (what, count) = self.digested();
+        unmix(unmix(after) ^ count) ^ what
+    }
+
+    /// What belongs to the digest.
+    #[inline]
+    fn digested(&self) -> (u64, u64) {
         let what = u64::from(self.operation as u8)
             | u64::from(self.dtype) << 8
             | u64::from(self.reduction) << 16
             | u64::from(self.peer as u32) << 32;
-        mix(mix(before ^ what) ^ count)
+        (what, if self.operation.has_own_counts() { 0 } else { self.count })
     }
+}
+
+/// The inverse of [`mix`]. Its factors are the inverses of those of `mix` modulo 2^64.
+fn unmix(mut word: u64) -> u64 {
+    word ^= word >> 33;
+    word = word.wrapping_mul(0x9cb4_b2f8_1293_37db);
+    word ^= word >> 33;
+    word = word.wrapping_mul(0x4f74_430c_22a5_4005);
+    word ^ (word >> 33)
 }
 
 /// Mixes the bits of a word: the finalizer of MurmurHash3 (Austin Appleby), a bijection.
@@ -124,4 +172,27 @@ fn mix(mut word: u64) -> u64 {
     word ^= word >> 33;
     word = word.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     word ^ (word >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Call, NO_PEER, Operation};
+
+    #[test]
+    fn the_digest_before_a_call_follows_from_the_digest_after_it() {
+        let mut digest = 0x0123_4567_89ab_cdef;
+        for (operation, count, peer) in [
+            (Operation::AllReduce, 8, NO_PEER),
+            (Operation::Broadcast, u64::MAX, 3),
+            (Operation::AllToAllV, 5, NO_PEER),
+            (Operation::Barrier, 0, NO_PEER),
+            (Operation::AllReduce, 0, NO_PEER),
+            (Operation::Send, 4, 1),
+        ] {
+            let call = Call { operation, dtype: 7, reduction: 2, count, peer, stream: 9 };
+            let after = call.digest(digest);
+            assert_eq!(call.digest_before(after), digest, "{call:?}");
+            digest = after;
+        }
+    }
 }

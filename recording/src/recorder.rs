@@ -70,10 +70,10 @@ pub struct World {
 /// A group of ranks in the recording: the place of a channel, which may be copied and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Channel {
-    place: u16,
+    pub(crate) place: u16,
     /// The stamp that the place had when the group was opened. Another group in the place has
     /// another one.
-    stamp: u64,
+    pub(crate) stamp: u64,
 }
 
 impl Channel {
@@ -179,6 +179,7 @@ impl Recorder {
             for word in channel::CALLS_BEGUN..=channel::DIGEST {
                 self.set(base + word, 0);
             }
+            self.set(base + channel::CALLS_FAILED, 0);
             self.set_text(base + channel::NAME, channel::NAME_WORDS, facts.name);
             self.set(base + channel::FIRST_CALL, self.get(header::NEXT_CALL));
         });
@@ -243,7 +244,7 @@ impl Recorder {
             return Entry::NONE;
         }
         let digest = self.get(channel_base(channel.place.into()) + channel::DIGEST);
-        let digest = if call.operation.is_message() { digest } else { call.digest(digest) };
+        let digest = call.digest(digest);
         self.write_call(channel, call, state, digest)
     }
 
@@ -307,7 +308,11 @@ impl Recorder {
     #[inline]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
-        if state == EntryState::Failed || entry.is_message || entry.channel == Channel::NONE {
+        if entry.is_message || entry.channel == Channel::NONE {
+            return;
+        }
+        if state == EntryState::Failed {
+            self.count_failed(entry);
             return;
         }
         let base = channel_base(entry.channel.place.into());
@@ -317,6 +322,15 @@ impl Recorder {
             && entry.in_channel > self.get(base + channel::CALLS_ENDED)
         {
             self.set(base + channel::CALLS_ENDED, entry.in_channel);
+        }
+    }
+
+    /// Counts a collective call that has failed, unless another group has got the place meanwhile.
+    #[cold]
+    fn count_failed(&self, entry: Entry) {
+        let base = channel_base(entry.channel.place.into());
+        if entry.number >= self.get(base + channel::FIRST_CALL) {
+            self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
         }
     }
 
@@ -356,7 +370,7 @@ impl Recorder {
         }
     }
 
-    fn is_closed(&self, place: usize) -> bool {
+    pub(crate) fn is_closed(&self, place: usize) -> bool {
         self.get(channel_base(place) + channel::KIND) >> 8 & 0xff == ChannelState::Closed as u64
     }
 
@@ -428,7 +442,7 @@ impl Recorder {
     }
 
     #[inline]
-    fn get(&self, word: usize) -> u64 {
+    pub(crate) fn get(&self, word: usize) -> u64 {
         self.words[word].load(Acquire)
     }
 
@@ -453,7 +467,7 @@ fn world_base(place: usize) -> usize {
     header::WORLDS + place * header::WORLD_WORDS
 }
 
-fn channel_base(place: usize) -> usize {
+pub(crate) fn channel_base(place: usize) -> usize {
     layout::CHANNELS + place * layout::CHANNEL_WORDS
 }
 

@@ -125,6 +125,8 @@ pub struct RecordedChannel {
     pub calls_begun: u64,
     /// The number of the last collective call that has ended well.
     pub calls_ended: u64,
+    /// How many collective calls have ended with an error.
+    pub calls_failed: u64,
     /// How many messages were begun.
     pub messages_begun: u64,
     /// The number, in the process, of the last collective call that was begun.
@@ -217,10 +219,7 @@ impl Snapshot {
     /// The text of an agreement. `None` for another call, or where later texts have taken its
     /// place.
     pub fn text(&self, call: &RecordedCall) -> Option<&str> {
-        let is_agreement = matches!(
-            call.call.operation,
-            Operation::Agreement | Operation::Barrier | Operation::StoreBytes | Operation::MakeComms
-        );
+        let is_agreement = call.call.operation.is_agreement();
         let known = self.texts.iter().find(|(number, _)| is_agreement && *number == call.call.count);
         known.map(|(_, text)| text.as_str())
     }
@@ -309,6 +308,7 @@ impl Words {
             members: self.members(self.get(base + channel::MEMBERS), size as usize),
             calls_begun: self.get(base + channel::CALLS_BEGUN),
             calls_ended: self.get(base + channel::CALLS_ENDED),
+            calls_failed: self.get(base + channel::CALLS_FAILED),
             messages_begun: self.get(base + channel::MESSAGES_BEGUN),
             last_call: self.get(base + channel::LAST_CALL).checked_sub(1),
             digest: self.get(base + channel::DIGEST),

@@ -239,3 +239,84 @@ fn what_is_no_recording_is_refused_or_read_without_harm() {
         assert!(snapshot.channels.iter().all(|channel| snapshot.calls_of(channel).count() <= layout::CALL_COUNT));
     }
 }
+
+#[test]
+fn a_digest_counts_when_all_calls_of_its_group_have_ended_well() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(1, "mesh/dp", &[0, 1]));
+    assert_eq!(recorder.settled_digest(channel), Some(0));
+    let first = recorder.begin(channel, &all_reduce(8));
+    assert_eq!(recorder.settled_digest(channel), None, "a call runs");
+    recorder.end(first, EntryState::Issued);
+    let digest = recorder.settled_digest(channel).unwrap();
+    assert_eq!(all_reduce(8).digest_before(digest), 0);
+    // Ranks may leave these out.
+    let own = Call { operation: Operation::Custom, ..all_reduce(3) };
+    for call in [all_reduce(0), own, Call { operation: Operation::Send, peer: 1, ..all_reduce(2) }] {
+        recorder.end(recorder.begin(channel, &call), EntryState::Done);
+    }
+    assert_eq!(recorder.settled_digest(channel), Some(digest));
+    recorder.end(recorder.begin(channel, &all_reduce(8)), EntryState::Failed);
+    assert_eq!(recorder.settled_digest(channel), None, "a call has failed");
+    recorder.end(recorder.begin(channel, &all_reduce(8)), EntryState::Done);
+    assert_eq!(recorder.settled_digest(channel), None, "the failed call may have been made again");
+    assert_eq!(read(words).channels[0].calls_failed, 1);
+
+    recorder.set_channel_state(channel, ChannelState::Closed);
+    assert_eq!((recorder.settled_digest(channel), recorder.settled_digest(Channel::NONE)), (None, None));
+}
+
+#[test]
+fn an_extract_is_read_back_as_a_recording() {
+    let words = memory();
+    let recorder = recorder(words);
+    let world = |key| WorldFacts { key, rank: 5, size: 8, job: "llama", store: "10.0.0.1:29500", launcher: "torchrun" };
+    let (first, second) = (recorder.open_world(&world(77)).unwrap(), recorder.open_world(&world(78)).unwrap());
+    let open = |key, name, world| recorder.open_channel(&ChannelFacts { world, ..facts(key, name, &[4, 5, 6]) });
+    let (tp, dp) = (open(9, "mesh/tp", Some(first)), open(10, "mesh/dp", Some(first)));
+    let other = open(11, "mesh/pp", Some(second));
+    open(12, "mesh_tp", None);
+    for count in 1..=40 {
+        recorder.end(recorder.begin(tp, &all_reduce(count)), EntryState::Done);
+        recorder.end(recorder.begin(other, &all_reduce(count)), EntryState::Done);
+    }
+    let _running = recorder.begin(dp, &all_reduce(1 << 40));
+    let agreement = recorder.begin_agreement(dp, Operation::Barrier, "dm_barrier(dim=tp)");
+    recorder.end(agreement, EntryState::Done);
+
+    let (snapshot, memory) = (read(words), copy(words));
+    let extract = |wanted: &dyn Fn(&recording::RecordedCall) -> bool| {
+        recording::extract(&snapshot, &memory, &snapshot.worlds[0], wanted)
+    };
+    let bytes = extract(&|call| call.in_channel > 38 || call.channel == 1);
+    assert!(bytes.len() < 1500, "{} bytes", bytes.len());
+    let back = recording::of_extract(&bytes).unwrap();
+    assert_eq!((back.process.pid, &*back.process.host), (4711, "alpha"));
+    assert_eq!(back.worlds.iter().map(|world| (world.key, world.rank)).collect::<Vec<_>>(), [(77, 5)]);
+    let names: Vec<&str> = back.channels.iter().map(|channel| &*channel.name).collect();
+    assert_eq!(names, ["mesh/tp", "mesh/dp", "mesh_tp"]);
+    for (known, channel) in [(&snapshot.channels[0], &back.channels[0]), (&snapshot.channels[1], &back.channels[1])] {
+        assert_eq!(
+            (&known.members, known.digest, known.calls_begun),
+            (&channel.members, channel.digest, channel.calls_begun)
+        );
+    }
+    let counts: Vec<u64> = back.calls_of(&back.channels[0]).map(|call| call.call.count).collect();
+    assert_eq!(counts, [39, 40]);
+    let of_dp: Vec<_> = back.calls_of(&back.channels[1]).collect();
+    assert_eq!((of_dp[0].state, of_dp[0].call), (EntryState::Running, all_reduce(1 << 40)));
+    assert_eq!(back.text(of_dp[1]), Some("dm_barrier(dim=tp)"));
+    assert!(recording::of_extract(&extract(&|_| false)).unwrap().calls.is_empty());
+
+    // Bytes that are no extract are none, whatever they say.
+    for end in 0..bytes.len() {
+        let _ = recording::of_extract(&bytes[..end]);
+    }
+    assert!(recording::of_extract(&bytes[..bytes.len() - 1]).is_none());
+    for bytes in
+        [&b""[..], b"\0\x01\0", &[0xff; 30], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0xff, 1]]
+    {
+        assert!(recording::of_extract(bytes).is_none(), "{bytes:?}");
+    }
+}

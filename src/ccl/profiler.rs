@@ -22,6 +22,10 @@
 //!   [`EntryState::Done`].
 //! - A replay of a CUDA graph launches nothing, so NCCL tells of its first launch alone.
 //! - NCCL does not tell the reduction.
+//! - The calls of a communicator that a mesh has made belong to the dimension's group of the recording,
+//!   which has its name (`mesh/tp`) and its ranks (the module `expected`). Version 3 describes no
+//!   communicator while it is made. There, and for communicators of others, the group has the name of
+//!   the communicator, and no ranks.
 //!
 //! # Handles
 //!
@@ -31,6 +35,7 @@
 //! A handle whose call is not kept any more is ignored.
 
 mod calls;
+mod expected;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -39,6 +44,7 @@ use recording::{Call, NO_PEER, Operation};
 
 pub(crate) use self::calls::records_its_calls;
 use self::calls::{Communicator, Described, end_channel, end_launch};
+pub(crate) use self::expected::{Expected, expect};
 use super::types::{DATA_TYPES, NcclResult, result};
 
 /// The kinds of events, as NCCL numbers them.

@@ -200,6 +200,7 @@ impl DimMaker<'_, '_> {
         self.work.log.add_dim(self.holder, name, dim, &communicator, options);
         let is_wanted_now = !self.root.is_lazy() && dim.size() > 1;
         if is_wanted_now && communicator.state() == State::Unmade {
+            let _expected = self.holder.expect(&communicator);
             let raw = self.make_raw(&communicator, view, index, options)?;
             self.work.log.made(&communicator, raw.unwrap_or(RawComm::NULL), self.root.timeout());
         }

@@ -91,9 +91,15 @@ impl RootComms {
         let (world, scope) = self.participants(&text)?;
         Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(
             |work| {
+                let compared = self.compare_certificates(work.peers);
                 self.end(Life::Finalized);
                 log::info!("rank {}: dm_finalize ends {}", self.mesh().rank(), self.mesh().describe());
-                self.destroy(work.peers)
+                // The mesh ends in any case.
+                let told = compared.inspect_err(|error| {
+                    work.peers.tell(error);
+                });
+                let ended = self.destroy(work.peers);
+                told.and(ended)
             },
         )
     }

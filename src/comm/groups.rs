@@ -6,7 +6,18 @@ use std::sync::Arc;
 use super::communicator::{Communicator, State};
 use crate::ccl::{Library, result};
 use crate::error::{Error, Result};
-use crate::recorder::Recorded;
+use crate::recorder::{Group, Recorded};
+use crate::rendezvous::Scope;
+
+/// A communicator on which operations wait for the end of a group.
+#[derive(Clone)]
+pub(super) struct Used {
+    pub(super) communicator: Arc<Communicator>,
+    /// The first of these operations.
+    call: String,
+    /// The group in the recording to which this operation belongs.
+    pub(super) recorded: Option<Arc<Group>>,
+}
 
 /// An open group of this thread in one library.
 struct OpenGroup {
@@ -19,12 +30,15 @@ struct OpenGroup {
     /// this error.
     refused: Option<Error>,
     /// The communicators on which operations wait, each with the first of these operations.
-    used: Vec<(Arc<Communicator>, String)>,
+    used: Vec<Used>,
     /// The communicators with streams that have operations in the group. This thread keeps their
     /// gates until the group ends.
     inside: Vec<Arc<Communicator>>,
     /// The operations of the group in the recording of this process.
     recorded: Vec<Recorded>,
+    /// The collectives of the group that the ranks compare before it ends, each with the scope of
+    /// its dimension.
+    compared: Vec<(Arc<Scope>, Vec<String>)>,
     /// Whether the library cannot end the group any more, because a communicator in it was aborted.
     /// The thread then stays inside the group, so it can issue no further operations.
     is_lost: bool,
@@ -39,8 +53,8 @@ impl OpenGroup {
     /// The calls on communicators that were ended meanwhile, and the calls on the others.
     fn ended_and_alive(&self) -> (Vec<&str>, Vec<&str>) {
         let calls = |is_ended: bool| {
-            let chosen = self.used.iter().filter(move |(one, _)| (one.state() != State::Ready) == is_ended);
-            chosen.map(|(_, call)| call.as_str()).collect()
+            let chosen = self.used.iter().filter(move |one| (one.communicator.state() != State::Ready) == is_ended);
+            chosen.map(|one| one.call.as_str()).collect()
         };
         (calls(true), calls(false))
     }
@@ -62,7 +76,7 @@ impl OpenGroup {
     fn ended_meanwhile(&self, error: &Error) -> Option<Error> {
         let (ended, alive) = self.ended_and_alive();
         (!ended.is_empty()).then(|| {
-            let failed = alive.is_empty() || self.used.iter().any(|(one, _)| one.state() == State::Ready && one.has_failed());
+            let failed = alive.is_empty() || self.used.iter().any(|Used { communicator, .. }| communicator.state() == State::Ready && communicator.has_failed());
             let others = match (alive.is_empty(), failed) {
                 (true, _) => String::new(),
                 (false, false) => format!("; {} ran to the end", alive.join(", ")),
@@ -125,7 +139,7 @@ pub(super) enum Failed {
     Known(Error),
     /// The library's error, and the communicators of the group's operations, one of which may know
     /// the reason.
-    OfLibrary(Error, Vec<Arc<Communicator>>),
+    OfLibrary(Error, Vec<Used>),
 }
 
 thread_local! {
@@ -164,17 +178,37 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
 pub(super) fn note(
     communicator: &Arc<Communicator>,
     recorded: Recorded,
+    of: Option<&Arc<Group>>,
     call: impl FnOnce() -> String,
 ) -> Option<Recorded> {
     let mut recorded = Some(recorded);
     with_group(communicator.library(), |group| {
         group.queued += 1;
         group.recorded.extend(recorded.take());
-        if !group.used.iter().any(|(known, _)| Arc::ptr_eq(known, communicator)) {
-            group.used.push((Arc::clone(communicator), call()));
+        if !group.used.iter().any(|known| Arc::ptr_eq(&known.communicator, communicator)) {
+            let communicator = Arc::clone(communicator);
+            group.used.push(Used { communicator, call: call(), recorded: of.cloned() });
         }
     });
     recorded
+}
+
+/// Notes a collective along the dimension of `scope` that the ranks compare before this thread's
+/// group ends. Returns whether there is a group.
+pub(super) fn note_collective(library: &Arc<Library>, scope: &Arc<Scope>, text: &str) -> bool {
+    let note = |group: &mut OpenGroup| match group.compared.iter_mut().find(|(known, _)| Arc::ptr_eq(known, scope)) {
+        Some((_, texts)) => texts.push(text.to_owned()),
+        None => group.compared.push((Arc::clone(scope), vec![text.to_owned()])),
+    };
+    with_group(library, note).is_some()
+}
+
+/// Takes the collectives that the ranks compare before this thread's group ends. There are none
+/// where the group is not the outermost one, or was refused already.
+pub(super) fn take_collectives(library: &Arc<Library>) -> Vec<(Arc<Scope>, Vec<String>)> {
+    let ends = |group: &OpenGroup| group.depth == 1 && !group.is_lost && group.refused.is_none();
+    let take = |group: &mut OpenGroup| if ends(group) { std::mem::take(&mut group.compared) } else { Vec::new() };
+    with_group(library, take).unwrap_or_default()
 }
 
 /// Records that an operation of the calling thread has ended well in the host engine, or was handed
@@ -205,7 +239,7 @@ pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Resul
     let waiting = library.and_then(|library| {
         with_group(library, |group| {
             let first = group.used.first().filter(|_| group.queued > 0);
-            first.map(|(_, first)| (group.queued, first.clone()))
+            first.map(|first| (group.queued, first.call.clone()))
         })
         .flatten()
     });
@@ -228,6 +262,7 @@ pub(super) fn begin(library: &Arc<Library>) {
             used: Vec::new(),
             inside: Vec::new(),
             recorded: Vec::new(),
+            compared: Vec::new(),
             is_lost: false,
         }),
     });
@@ -237,7 +272,7 @@ pub(super) fn begin(library: &Arc<Library>) {
 /// opens the gates that the group kept, and returns the communicators of the operations; an inner
 /// end returns none. Fails with the error of the first operation that was refused in the group,
 /// else with the library's error.
-pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communicator>>, Failed> {
+pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Used>, Failed> {
     // When a communicator was aborted meanwhile, its operations are still in the library's list,
     // but its memory is gone. So the library must not run the list.
     let Some(inside) = enter_all(library) else { return Err(Failed::Known(lost(library))) };
@@ -269,7 +304,6 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communi
             false => Failed::NotBegun(error),
         });
     };
-    let used = group.used.iter().map(|(communicator, _)| Arc::clone(communicator)).collect();
     if ended.is_ok() && group.refused.is_none() {
         group.recorded.drain(..).for_each(|recorded| record_end(library, recorded));
     }
@@ -277,9 +311,9 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<Vec<Arc<Communi
         (Some(refused), _) => Err(Failed::Known(refused)),
         (None, Err(error)) => match group.ended_meanwhile(&error) {
             Some(aborted) => Err(Failed::Known(aborted)),
-            None => Err(Failed::OfLibrary(error, used)),
+            None => Err(Failed::OfLibrary(error, std::mem::take(&mut group.used))),
         },
-        (None, Ok(())) => Ok(used),
+        (None, Ok(())) => Ok(std::mem::take(&mut group.used)),
     }
 }
 

@@ -50,6 +50,7 @@ impl RootComms {
         }
         call.agree(&scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
             world.select_device()?;
+            let _expected = self.expect(communicator);
             let raw = Maker::new(library, work.peers, timeout).meet_for_use("comm/lazy", group, config)?;
             work.log.made(communicator, raw, timeout);
             Ok(())

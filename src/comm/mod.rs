@@ -17,8 +17,8 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
-//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end  next_mesh  newcomer  recover_turns  recover
+//! 7  what a program calls     operations  order  control  ragged  check  lost  view_groups  slices  buffers  collective  on_stream  stream_wait  default_world
+//! 6  collective calls         certificate  lazy  view  new_dims  create  shrink  end  world_end  next_mesh  newcomer  recover_turns  recover
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call_log  call
 //! 3  who calls                world  root
@@ -31,6 +31,7 @@ mod background;
 mod buffers;
 mod call;
 mod call_log;
+mod certificate;
 mod check;
 mod collective;
 mod communicator;
@@ -56,6 +57,7 @@ mod next_mesh;
 mod on_stream;
 mod operations;
 mod options;
+mod order;
 mod path;
 mod polling;
 mod ragged;

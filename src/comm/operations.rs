@@ -10,10 +10,10 @@ use super::groups;
 use super::polling::{millis, poll_until_done};
 use super::view::View;
 use crate::ccl::{
-    CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, records_its_calls, result,
+    CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, nvtx, records_its_calls, result,
 };
 use crate::error::{Error, Result, Status};
-use crate::recorder::{self, Operation, Recorded, What};
+use crate::recorder::{Operation, Recorded, What};
 
 /// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
@@ -108,6 +108,7 @@ impl View {
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
         let stream = operands.stream;
+        let _range = nvtx::range(|| self.range_name(index, operands), operands.count as u64);
         let raw = match self.dim_comms().ready(index) {
             Some(raw) => raw,
             None => self.comm_for_stream(name, index, stream)?,
@@ -124,6 +125,9 @@ impl View {
             return Err(error.within(name));
         }
         groups::check_usable(library)?;
+        if self.root_comms().checks_collectives() {
+            self.check_order(name, index, operands)?;
+        }
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let (call, mut recorded) = (self.call_name(index), Recorded::none());
         let record = || self.record(index, operands, groups::in_group(library));
@@ -153,14 +157,21 @@ impl View {
             if communicator.earlier_failure().is_some() {
                 group.fail();
             }
-            recorder::explained(error, group)
+            self.root_comms().explained(error, group)
         })?;
-        if let Some(recorded) =
-            groups::note(communicator, recorded, || format!("{name} along {}", self.mesh().dim_name(index)))
-        {
+        if let Some(recorded) = groups::note(communicator, recorded, self.recorded_group(index), || {
+            format!("{name} along {}", self.mesh().dim_name(index))
+        }) {
             groups::record_end(library, recorded);
         }
         Ok(())
+    }
+
+    /// The name of an operation along dimension `index` for a tool: "mesh/tp: all-reduce".
+    #[cold]
+    fn range_name(&self, index: usize, operands: Operands) -> String {
+        let group = self.recorded_group(index).map_or("", |group| group.name());
+        format!("{group}: {}", operands.what.name())
     }
 
     /// Records that an operation along dimension `index` begins, or waits for the end of the

@@ -93,6 +93,8 @@ pub struct RootComms {
     parent: RwLock<Option<Held>>,
     /// Whether its communicators are made at their first use.
     is_lazy: bool,
+    /// Whether the ranks compare each collective before they issue it.
+    checks_collectives: bool,
     /// How long each collective call of the mesh may take.
     timeout: Duration,
     /// The root's part in the names of its scopes and calls. It is equal on all ranks of the root.
@@ -141,8 +143,10 @@ impl RootComms {
         let scope = has_peers.zip(departures.as_ref());
         let scope = scope.map(|(world, departures)| own_scope(world, &mesh, &id, departures)).transpose()?;
         let fresh_cancel = || world.as_ref().map_or_else(Cancel::new, |world| world.cancel());
+        let checks_collectives = has_peers.is_some_and(|world| world.rendezvous().checks_collectives());
         Ok(Arc::new(RootComms {
             scope,
+            checks_collectives,
             cancel: outer.map_or_else(fresh_cancel, |outer| outer.cancel.clone()),
             world,
             library,
@@ -249,6 +253,12 @@ impl RootComms {
 
     pub(super) fn is_lazy(&self) -> bool {
         self.is_lazy
+    }
+
+    /// Whether the ranks compare each collective before they issue it.
+    #[inline]
+    pub(super) fn checks_collectives(&self) -> bool {
+        self.checks_collectives
     }
 
     pub(super) fn timeout(&self) -> Duration {

@@ -23,6 +23,7 @@ use super::groups::refuse_inside;
 use super::view::View;
 use crate::ccl::StreamQuery;
 use crate::error::{Error, Result, Status};
+use crate::recorder::Group;
 use crate::rendezvous::ranges;
 use crate::wait::{Deadline, Wait};
 
@@ -70,10 +71,7 @@ impl View {
         let began = Instant::now();
         let outcome = self.waited_for(dim).and_then(|waited_for| {
             // SAFETY: the caller's contract.
-            unsafe { waited_for.wait(stream, timeout) }.map_err(|error| match &waited_for.dim {
-                Some(dim) => error.along(dim),
-                None => error,
-            })
+            unsafe { waited_for.wait(stream, timeout) }.map_err(|error| waited_for.explained(error))
         });
         outcome.map_err(|error| error.within("dm_stream_wait").after_waiting(began.elapsed()))
     }
@@ -90,13 +88,15 @@ impl View {
         }
         let Some(name) = dim else {
             let (communicators, ranks) = (self.communicators_inside(), self.mesh().ranks());
-            return Ok(WaitedFor { view: self, dim: None, communicators, ranks });
+            return Ok(WaitedFor { view: self, dim: None, group: None, communicators, ranks });
         };
         let (mesh, index) = self.mesh().along(Some(name))?;
-        let planned = self.space().communicator(mesh.dim_name(index), mesh.dim_layout(index));
+        let issued = self.space().issued(mesh.dim_name(index), mesh.dim_layout(index));
+        let (group, planned) = issued.map(|issued| (issued.group, issued.communicator)).unzip();
         Ok(WaitedFor {
             view: self,
             dim: Some(name.to_owned()),
+            group,
             communicators: Vec::from_iter(planned),
             ranks: mesh.group_ranks(index)?.to_vec(),
         })
@@ -114,6 +114,8 @@ struct WaitedFor<'a> {
     view: &'a View,
     /// The name of the dimension, where the caller gave one.
     dim: Option<String>,
+    /// The group along that dimension in the recording.
+    group: Option<Arc<Group>>,
     /// The communicators that are asked for their asynchronous errors.
     communicators: Vec<Arc<Communicator>>,
     /// The ranks of the world whose loss ends the wait.
@@ -172,6 +174,31 @@ impl WaitedFor<'_> {
             }
             let pause = (waited / PART_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             sleep(pause.min(deadline.left()));
+        }
+    }
+
+    /// The error of the wait, with its dimension and what the recordings say of the ranks that are
+    /// behind along it. Without a dimension it is the first one of the view along which ranks are
+    /// behind.
+    fn explained(&self, error: Error) -> Error {
+        let root = self.view.root_comms();
+        let explained = |group: &Arc<Group>| root.explained(error.clone(), group);
+        let concerns = |index: usize| {
+            let group = self.view.mesh().group_ranks(index);
+            error.ranks().is_empty() || group.is_ok_and(|group| error.ranks().iter().any(|rank| group.contains(rank)))
+        };
+        let groups: Vec<&Arc<Group>> = match &self.group {
+            Some(group) => vec![group],
+            None => (0..self.view.mesh().ndim())
+                .filter(|index| concerns(*index))
+                .filter_map(|index| self.view.recorded_group(index))
+                .collect(),
+        };
+        let said = groups.into_iter().map(explained).find(|said| said.message() != error.message());
+        let error = said.unwrap_or(error);
+        match &self.dim {
+            Some(dim) => error.along(dim),
+            None => error,
         }
     }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::thread::sleep;
 
 use super::communicator::{Communicator, State};
-use super::groups::{self, Failed};
+use super::groups::{self, Failed, Used};
 use super::polling::poll_until_done;
 use super::root::RootComms;
 use super::view::View;
+use crate::ccl::nvtx;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
@@ -25,6 +26,10 @@ impl View {
     /// Ends the group: its operations run together, and this call fails with the first error of any
     /// of them.
     pub fn group_end(&self) -> Result<()> {
+        let _range = nvtx::range(|| "dm_group_end".to_owned(), 0);
+        if self.root_comms().checks_collectives() {
+            self.check_group_order()?;
+        }
         // The group may hold nothing of this mesh, so an end of the mesh is no error of the group.
         match groups::end(self.library()?) {
             Ok(used) => wait_until_idle(self.root_comms(), &used),
@@ -43,11 +48,11 @@ impl View {
 /// `used` by the group's operations, which may belong to other meshes, and those of the root, on
 /// which the program may have issued operations itself. Only on non-blocking communicators there is
 /// something to wait for.
-fn wait_until_idle(root: &RootComms, used: &[Arc<Communicator>]) -> Result<()> {
+fn wait_until_idle(root: &RootComms, used: &[Used]) -> Result<()> {
     // The end of the root is no reason to give up. An abort of the communicator ends the wait.
     let wait = Wait::after(root.timeout());
     let ready = root.communicators().into_iter().filter(|communicator| communicator.state() == State::Ready);
-    for communicator in used.iter().cloned().chain(ready) {
+    for communicator in used.iter().map(|one| Arc::clone(&one.communicator)).chain(ready) {
         // Operations of the host engine are done when they return.
         if !communicator.library().is_host_engine() {
             let poll = || communicator.poll_here()?.map_err(|error| communicator.explain_as(error, true));
@@ -60,17 +65,22 @@ fn wait_until_idle(root: &RootComms, used: &[Arc<Communicator>]) -> Result<()> {
 /// The error of a group that failed, with its reason. A library does not say which communicator
 /// failed. So the communicators are asked in turn, first those in `used`, which have operations in
 /// the group, and then those of the root. The first one that knows of a failure explains the error.
-fn explain(root: &RootComms, used: &[Arc<Communicator>], error: Error) -> Error {
-    for communicator in used.iter().cloned().chain(root.communicators()) {
-        match communicator.state() {
-            State::Ready if communicator.poll().is_err() => {
-                return along(&communicator, communicator.explain(communicator.raw(), error));
-            }
+fn explain(root: &RootComms, used: &[Used], error: Error) -> Error {
+    let of_group = used.iter().map(|one| (Arc::clone(&one.communicator), one.recorded.clone()));
+    for (communicator, recorded) in of_group.chain(root.communicators().into_iter().map(|other| (other, None))) {
+        let is_reason = match communicator.state() {
+            State::Ready => communicator.poll().is_err(),
             // The communicator was ended here, by this root or by another one that shares it.
-            State::Aborted | State::Finalized => {
-                return along(&communicator, communicator.explain(communicator.raw(), error));
+            State::Aborted | State::Finalized => true,
+            State::Unmade | State::Absent => false,
+        };
+        if is_reason {
+            let error = along(&communicator, communicator.explain(communicator.raw(), error));
+            let Some(group) = recorded else { return error };
+            if communicator.earlier_failure().is_some() {
+                group.fail();
             }
-            State::Ready | State::Unmade | State::Absent => {}
+            return root.explained(error, &group);
         }
     }
     error

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::background::wait_for_handed_over;
@@ -87,6 +88,9 @@ pub struct World {
     roots: Mutex<Vec<Weak<dyn EndsWithWorld>>>,
     /// Held while the communicator of this rank alone is made.
     single_turn: Mutex<()>,
+    /// The thread that has made the first collective that the ranks have compared, and whether
+    /// another thread has made one.
+    collective_threads: Mutex<(Option<ThreadId>, bool)>,
     /// The memory that C callers borrow for as long as the world lives.
     lent: Mutex<Vec<Lent>>,
 }
@@ -158,6 +162,7 @@ impl World {
             is_departure_told: AtomicBool::new(false),
             roots: Mutex::default(),
             single_turn: Mutex::default(),
+            collective_threads: Mutex::default(),
             lent: Mutex::default(),
         })
     }
@@ -408,6 +413,15 @@ impl World {
     /// waits for no other rank, so it does not wait for its turn behind collective calls.
     pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
         lock(&self.single_turn)
+    }
+
+    /// Notes that the calling thread makes a collective that the ranks compare. Returns whether several
+    /// threads have made such collectives.
+    pub(super) fn note_collective_thread(&self) -> bool {
+        let mut threads = lock(&self.collective_threads);
+        let this = std::thread::current().id();
+        threads.1 |= *threads.0.get_or_insert(this) != this;
+        threads.1
     }
 
     /// The name of the next mesh over existing communicators of these ranks, equal on all of them.

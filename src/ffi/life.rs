@@ -143,6 +143,11 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// a rank waits in a collective of the host engine for a rank that has called dm_finalize, both get
 /// DM_STATUS_MISMATCH after about a second.
 ///
+/// When the ranks of a dimension have made different collectives along it, the call gives
+/// DM_STATUS_MISMATCH on all ranks of the mesh, with the ranks of the group, the dimension and the
+/// first collective that differs, as far as the recordings of the processes show it. The mesh has
+/// ended then.
+///
 /// # Safety
 /// options is NULL or points to struct_size bytes.
 #[unsafe(no_mangle)]

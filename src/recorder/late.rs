@@ -1,18 +1,21 @@
-//! Adds to an error what the recordings of this host say of the ranks that are late, or call
-//! something else: where they are, how far they are behind, and the first call in which the ranks
-//! of the group differ.
+//! Adds to an error what the recordings say of the ranks that are late, or call something else:
+//! where they are, how far they are behind, and the first call in which the ranks of the group
+//! differ. The recordings are those of this host, and what other hosts have told (reports.rs).
 //!
 //! A reader finds the recordings of this user's processes in /proc. It begins with the processes
 //! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
 //! other. The search looks at no further process after [`LONGEST`].
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use recording::layout::{header, world};
 use recording::place::recordings_of;
 use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
 
+use super::reports::{self, Local, Reports};
 use super::words::{content, short};
 use super::{Group, Kind};
 use crate::error::{Error, Status};
@@ -20,13 +23,18 @@ use crate::printable::printable;
 
 /// The longest time for a search.
 const LONGEST: Duration = Duration::from_millis(60);
+/// The kind of a group of calls that a program makes itself on a communicator.
+const RAW: u8 = 2;
 /// The most ranks of which a message tells.
 const MOST_RANKS: usize = 3;
 
 /// The recording of a process, and the process.
 struct Found {
+    /// The process; 0 for a process of another host.
     pid: u32,
     snapshot: Snapshot,
+    /// The memory of the recording; empty for a process of another host.
+    memory: Vec<u8>,
 }
 
 /// One rank's recording: its process may have others, too.
@@ -38,18 +46,34 @@ struct Rank<'a> {
 
 /// The error of a call of `group`, with what the recordings of this host say of it.
 pub(crate) fn explained(error: Error, group: &Group) -> Error {
-    let is_meant = matches!(error.status(), Status::Timeout | Status::Mismatch);
-    // The ranks of a mismatch are not late, and its message says what they call.
-    let late = if error.status() == Status::Timeout { error.ranks() } else { &[] };
-    match is_meant.then(|| sentences(group, late)).flatten() {
+    with_sentences(error, group, None)
+}
+
+/// Does what [`explained`] does, also with the recordings of other hosts. `reports` is where the
+/// hosts tell each other. Where ranks of the group are on other hosts, this takes a moment.
+pub(crate) fn explained_with(error: Error, group: &Group, reports: &dyn Reports) -> Error {
+    with_sentences(error, group, Some(reports))
+}
+
+fn with_sentences(error: Error, group: &Group, reports: Option<&dyn Reports>) -> Error {
+    let is_meant = match error.status() {
+        Status::Timeout | Status::Mismatch => true,
+        Status::PeerLost => group.kind == Kind::Dimension,
+        _ => false,
+    };
+    match is_meant.then(|| sentences(group, &error, reports)).flatten() {
         Some(text) => error.followed_by(&format!("; {text}")),
         None => error,
     }
 }
 
-/// What the recordings say of the `late` ranks of the world; `None` where they say nothing.
-fn sentences(group: &Group, late: &[i32]) -> Option<String> {
-    let own = Found { pid: std::process::id(), snapshot: recording_of(std::process::id())? };
+/// What the recordings say of the ranks of an error; `None` where they say nothing.
+fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Option<String> {
+    // The ranks of a mismatch are not late, and its message says what they call. A lost rank has
+    // taken its recording with it.
+    let late = if error.status() == Status::Mismatch { &[] } else { error.ranks() };
+    let late: Vec<u32> = late.iter().filter(|rank| !error.lost().contains(rank)).map(|rank| *rank as u32).collect();
+    let own = recording_of(std::process::id(), |_| true)?;
     let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
     let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
     let (members, begun) = (mine.members.clone(), mine.calls_begun);
@@ -63,8 +87,14 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
         if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
             break;
         }
-        let snapshot = recording_of(pid).filter(|it| it.worlds.iter().any(|world| world.key == key));
-        found.extend(snapshot.map(|snapshot| Found { pid, snapshot }));
+        found.extend(recording_of(pid, |file| has_world(file, key)));
+    }
+    // Who is lost says nothing, and the others have no difference.
+    let is_lost = error.status() == Status::PeerLost;
+    if let Some(reports) = reports.filter(|_| !is_lost || !late.is_empty()) {
+        let others = if is_lost { &[] } else { &members[..] };
+        let elsewhere = from_other_hosts(reports, group, (key, me), &found, &late, others);
+        found.extend(elsewhere);
     }
     let mut ranks: Vec<Rank<'_>> = Vec::new();
     for found in &found {
@@ -72,18 +102,58 @@ fn sentences(group: &Group, late: &[i32]) -> Option<String> {
     }
     ranks.sort_by_key(|rank| rank.world.rank);
     let here = ranks.iter().find(|rank| rank.world.rank == me)?;
-    let is_late = |rank: &&Rank<'_>| rank.world.rank != me && late.contains(&(rank.world.rank as i32));
+    // A stream does not say for whom it waits. The ranks that have begun fewer calls are late then.
+    let is_unknown = error.status() == Status::Timeout && late.is_empty() && group.kind == Kind::Dimension;
+    let is_behind = |rank: &Rank<'_>| rank.channel(group).is_some_and(|channel| channel.calls_begun < begun);
+    let is_late =
+        |rank: &&Rank<'_>| rank.world.rank != me && (late.contains(&rank.world.rank) || is_unknown && is_behind(rank));
     let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(group, &name, begun, here)).collect();
     let mut said: Vec<String> = late.iter().take(MOST_RANKS).cloned().collect();
     if late.len() > MOST_RANKS {
         said.push(format!("{} more ranks are late", late.len() - MOST_RANKS));
     }
-    if let (false, Some(call)) = (late.is_empty(), &call) {
+    if let (true, Some(call)) = (!late.is_empty() || error.status() == Status::PeerLost, &call) {
         said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
     }
     // A rank that refuses its own agreement goes on with the others, so scopes may differ.
-    said.extend(Some(group).filter(|it| it.kind == Kind::Dimension).and_then(|it| difference(&ranks, it, &name)));
+    if group.kind != Kind::Scope && error.status() != Status::PeerLost {
+        let is_mismatch = error.status() == Status::Mismatch;
+        let missing = || if is_mismatch { missing_call(&ranks, group, &name) } else { None };
+        said.extend(difference(&ranks, group, &name).or_else(missing));
+    }
     (!said.is_empty()).then(|| said.join("; "))
+}
+
+/// Tells the other hosts what the recordings `found` on this host say, and returns what they tell.
+/// `key` and `me` are the world and this rank.
+fn from_other_hosts(
+    reports: &dyn Reports,
+    group: &Group,
+    (key, me): (u64, u32),
+    found: &[Found],
+    late: &[u32],
+    members: &[u32],
+) -> Vec<Found> {
+    let local = |rank: u32| {
+        let is_of = |found: &&Found| found.snapshot.worlds.iter().any(|world| world.key == key && world.rank == rank);
+        let Found { snapshot, memory, .. } = found.iter().find(is_of)?;
+        Some(Local { rank, snapshot, memory })
+    };
+    let is_elsewhere = |rank: &&u32| local(**rank).is_none();
+    let absent: Vec<u32> = late.iter().filter(is_elsewhere).copied().collect();
+    // Ranks that have not agreed on a call may differ, so only the late ones are of interest there.
+    let is_compared = group.kind != Kind::Scope;
+    let others = members.iter().filter(|rank| is_compared && !late.contains(*rank)).filter(is_elsewhere);
+    let others: Vec<u32> = others.copied().collect();
+    let here: Vec<Local<'_>> = late.iter().filter(|rank| **rank != me).filter_map(|rank| local(*rank)).collect();
+    if let Some(own) = local(me) {
+        reports::leave(reports, group, key, &own, &here);
+    }
+    if absent.is_empty() && others.is_empty() {
+        return Vec::new();
+    }
+    let told = reports::read(reports, group, &absent, &others);
+    told.into_values().map(|snapshot| Found { pid: 0, snapshot, memory: Vec::new() }).collect()
 }
 
 impl<'a> Rank<'a> {
@@ -116,7 +186,11 @@ impl<'a> Rank<'a> {
             _ => format!("has made no call of {name}"),
         };
         let elsewhere = self.elsewhere(group).map_or_else(String::new, |(channel, call)| {
-            let of = if channel.kind == 0 { format!(" of {}", printable(&channel.name)) } else { String::new() };
+            let of = if channel.kind != Kind::Scope as u8 {
+                format!(" of {}", printable(&channel.name))
+            } else {
+                String::new()
+            };
             let crossed = match here.has_begun(channel) {
                 Some(begun) if begun < call.in_channel && channel.kind == 0 => {
                     format!(
@@ -140,7 +214,11 @@ impl<'a> Rank<'a> {
             let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
             (call.number >= channel.first_call).then_some((channel, call))
         });
-        placed.find(|(channel, _)| !is_group(channel, group) && channel.world == Some(self.world.place))
+        // The calls that a program makes itself on a communicator belong to no world.
+        let is_only = snapshot.worlds.iter().filter(|world| !world.has_ended).count() == 1;
+        let is_raw = |channel: &RecordedChannel| channel.kind == RAW && channel.world.is_none() && is_only;
+        let is_own = |channel: &RecordedChannel| channel.world == Some(self.world.place) || is_raw(channel);
+        placed.find(|(channel, _)| !is_group(channel, group) && is_own(channel))
     }
 
     /// How many calls this rank has begun in a group of another process's recording. `None` where
@@ -183,18 +261,33 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
     }
     let (number, [(rank, call), (other, others)]) = first?;
-    let is_earlier = call.call.operation == others.call.operation
-        && (call.call.count, call.call.dtype, call.call.peer)
-            == (others.call.count, others.call.dtype, others.call.peer)
-        && call.call.reduction == others.call.reduction;
-    if is_earlier {
-        return Some(format!("ranks {rank} and {other} have made different calls of {name} before call {number}"));
+    // A call and the digest after it give the digest before it.
+    if call.call.digest_before(call.digest) != others.call.digest_before(others.digest) {
+        return Some(format!(
+            "ranks {rank} and {other} have made different calls of {name} before call {number}, which is the oldest that both recordings hold"
+        ));
     }
     Some(format!(
         "the first call of {name} in which these ranks differ is call {number}: rank {rank} {}, rank {other} {}",
         text(rank, &call)?,
         text(other, &others)?
     ))
+}
+
+/// The call that some ranks of the group have made beyond the last one of the others.
+fn missing_call(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
+    let channels = || ranks.iter().filter_map(|rank| Some((rank, rank.channel(group)?)));
+    let (rank, last) = channels().min_by_key(|(_, channel)| channel.calls_begun)?;
+    let (other, more) = channels().max_by_key(|(_, channel)| channel.calls_begun)?;
+    let (few, many) = (last.calls_begun, more.calls_begun);
+    let snapshot = &other.found.snapshot;
+    let is_next = |call: &&RecordedCall| call.in_channel == few + 1 && !call.call.operation.is_message();
+    let next = snapshot.calls_of(more).find(is_next).map(|call| content(snapshot, call));
+    let next = next.map_or_else(String::new, |text| format!(": call {} is {text}", few + 1));
+    let (rank, other) = (rank.world.rank, other.world.rank);
+    (few < many).then(|| {
+        format!("rank {rank} has made {few} collective calls of {name}, and rank {other} has made {many}{next}")
+    })
 }
 
 fn is_group(channel: &RecordedChannel, group: &Group) -> bool {
@@ -212,10 +305,23 @@ fn own_processes() -> Vec<u32> {
     pids
 }
 
-/// The first recording of a process.
-fn recording_of(pid: u32) -> Option<Snapshot> {
-    let (_, file) = recordings_of(pid).next()?;
-    Snapshot::of_file(&file).ok()
+/// Whether a recording may have the world of that key. Reading its header is much quicker than
+/// reading all of it, and a host may have many processes of other jobs.
+fn has_world(file: &File, key: u64) -> bool {
+    let key = key.to_ne_bytes();
+    let is_there = |place: usize| {
+        let at = (header::WORLDS + place * header::WORLD_WORDS + world::KEY) * key.len();
+        let mut found = [0; 8];
+        file.read_exact_at(&mut found, at as u64).is_ok() && found == key
+    };
+    (0..header::WORLD_COUNT).any(is_there)
+}
+
+/// The first recording of a process, if `is_wanted` holds for it.
+fn recording_of(pid: u32, is_wanted: impl Fn(&File) -> bool) -> Option<Found> {
+    let (_, file) = recordings_of(pid).next().filter(|(_, file)| is_wanted(file))?;
+    let (snapshot, memory) = Snapshot::with_memory(&file).ok()?;
+    Some(Found { pid, snapshot, memory })
 }
 
 fn is_stopped(pid: u32) -> bool {

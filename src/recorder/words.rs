@@ -1,6 +1,6 @@
 //! Calls of recordings in words.
 
-use recording::{Operation, RecordedCall, Snapshot};
+use recording::{Call, Operation, RecordedCall, Snapshot};
 
 use crate::printable::printable;
 
@@ -30,19 +30,29 @@ pub(super) fn short(snapshot: &Snapshot, call: &RecordedCall) -> String {
     }
 }
 
-/// What a call does: "all-reduce of 8 float32 (sum)", or the text of an agreement.
+/// What a recorded call does: "all-reduce of 8 float32 (sum)", or the text of an agreement.
 pub(super) fn content(snapshot: &Snapshot, call: &RecordedCall) -> String {
-    if let Some(text) = snapshot.text(call) {
-        return printable(text).into_owned();
+    match snapshot.text(call) {
+        Some(text) => printable(text).into_owned(),
+        None => with_count(&call.call, Some(call.call.count)),
     }
-    let recorded = &call.call;
-    let dtype = TYPES.get(usize::from(recorded.dtype)).unwrap_or(&"elements");
+}
+
+/// What a call does, as far as it is equal on all ranks: "all-reduce of 8 float32 (sum)". Where each
+/// rank has a count of its own, no count is named.
+pub(super) fn described(call: &Call) -> String {
+    with_count(call, Some(call.count).filter(|_| !call.operation.has_own_counts()))
+}
+
+fn with_count(call: &Call, count: Option<u64>) -> String {
+    let dtype = TYPES.get(usize::from(call.dtype)).unwrap_or(&"elements");
     let reduces = matches!(
-        recorded.operation,
+        call.operation,
         Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter | Operation::ReduceScatterV
     );
-    let reduction = REDUCTIONS.get(usize::from(recorded.reduction)).filter(|_| reduces);
+    let reduction = REDUCTIONS.get(usize::from(call.reduction)).filter(|_| reduces);
     let reduction = reduction.map_or_else(String::new, |name| format!(" ({name})"));
-    let root = if recorded.peer >= 0 { format!(", root {}", recorded.peer) } else { String::new() };
-    format!("{} of {} {dtype}{reduction}{root}", recorded.operation.name(), recorded.count)
+    let root = if call.peer >= 0 { format!(", root {}", call.peer) } else { String::new() };
+    let count = count.map_or_else(String::new, |count| format!("{count} "));
+    format!("{} of {count}{dtype}{reduction}{root}", call.operation.name())
 }

@@ -22,7 +22,7 @@ use super::launcher::{self, Place};
 use super::local_place::LocalPlace;
 use super::losses::Losses;
 use super::newcomer::Newcomer;
-use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, place};
+use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, checks_collectives, place};
 use super::running::{self, Running};
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
@@ -78,6 +78,7 @@ impl World {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let (place, how) = (place(options, &method)?, options.join.or_environment()?);
+        let checks_collectives = checks_collectives()?;
         set_rank(place.rank);
         log::debug!(
             "{Me}: rank {} of {} and {} come from {}; it joins within {} ms",
@@ -89,7 +90,7 @@ impl World {
         );
         let local = LocalPlace::on_one_host(&place);
         let (device_type, offline) = (device_type.to_owned(), options.offline);
-        let mut world = World { device_type, place, local, timeout, offline, session: None };
+        let mut world = World { device_type, place, local, timeout, offline, checks_collectives, session: None };
         let mut prepared = recorder::open().and_then(|()| prepare(world.place.size));
         if options.offline {
             return Ok((world, prepared?));
@@ -345,8 +346,10 @@ impl World {
             self.scope()?.refuse(&error, wait);
             return Err(error);
         }
+        // A rank that announces its collectives waits for the others to announce theirs.
+        let checks = if self.checks_collectives { ", DM_CHECK_COLLECTIVES=1" } else { "" };
         let call = format!(
-            "dm_world_init(device_type={}, world_size={size}, version={})",
+            "dm_world_init(device_type={}, world_size={size}, version={}{checks})",
             self.device_type,
             env!("CARGO_PKG_VERSION")
         );

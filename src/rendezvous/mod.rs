@@ -38,7 +38,7 @@ pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
     Terms, Why, mesh_text,
 };
-pub(crate) use agreement::{check_len, ranges};
+pub(crate) use agreement::{check_len, check_order, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

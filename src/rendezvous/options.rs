@@ -12,6 +12,9 @@ use crate::wait::{Cancel, Deadline};
 /// The variable that says whether a process joins a running job.
 const JOIN_VARIABLE: &str = "DM_JOIN";
 
+/// The variable that asks for a comparison of each collective before it is issued.
+const CHECK_VARIABLE: &str = "DM_CHECK_COLLECTIVES";
+
 /// How long a wait lasts unless the caller says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -44,6 +47,16 @@ impl Join {
             "running" => Ok(Join::Running),
             other => Err(Error::invalid(format!("{JOIN_VARIABLE} is {other:?}: it must be auto, new or running"))),
         }
+    }
+}
+
+/// Whether the ranks compare each collective before they issue it.
+pub(super) fn checks_collectives() -> Result<bool> {
+    let value = std::env::var_os(CHECK_VARIABLE).unwrap_or_default();
+    match value.to_string_lossy().trim() {
+        "" | "0" => Ok(false),
+        "1" => Ok(true),
+        other => Err(Error::invalid(format!("{CHECK_VARIABLE} is {other:?}: it must be 1 or 0 (the default)"))),
     }
 }
 

@@ -32,6 +32,8 @@ pub struct World {
     pub(super) timeout: Duration,
     /// Whether there is no rendezvous by choice.
     pub(super) offline: bool,
+    /// Whether the ranks compare each collective before they issue it.
+    pub(super) checks_collectives: bool,
     /// The state that the rank has after joining; `None` in an offline world, and until the rank
     /// has joined.
     pub(super) session: Option<Own<Session>>,
@@ -119,6 +121,11 @@ impl World {
     /// Returns the device type, "cuda" or "cpu".
     pub fn device_type(&self) -> &str {
         &self.device_type
+    }
+
+    /// Whether the ranks compare each collective before they issue it.
+    pub(crate) fn checks_collectives(&self) -> bool {
+        self.checks_collectives
     }
 
     /// Returns the name of what started this process, for messages.

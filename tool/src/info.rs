@@ -34,13 +34,14 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 20] = [
+const OWN: [&str; 21] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
     "DM_RECORDER",
     "DM_TRACE_DIR",
     "CUDA_VISIBLE_DEVICES",
+    "DM_CHECK_COLLECTIVES",
     "DM_CHECK_POINTERS",
     "DM_WIRE",
     "DM_UCX_LIBRARY",

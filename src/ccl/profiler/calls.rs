@@ -2,12 +2,14 @@
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hostccl::recorder;
 use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, Recorder};
 
+use super::expected::find;
 use crate::digest::Fnv1a;
+use crate::recorder::Group;
 
 /// How many launched calls are kept until their kernels have ended.
 const CALLS: usize = 4096;
@@ -48,6 +50,8 @@ pub(super) struct Communicator {
     /// The group in the recording. It is empty until [`open_later`](Communicator::open_later) where
     /// NCCL has not described the communicator at first.
     channel: OnceLock<Channel>,
+    /// The dimension's group, where a mesh has made the communicator. Its calls are recorded there.
+    of_mesh: Option<Arc<Group>>,
 }
 
 /// Whether NCCL tells this plugin of the calls on its communicators. Then nobody else needs to
@@ -61,12 +65,15 @@ impl Communicator {
     pub(super) fn new(described: Option<Described<'_>>) -> Option<Communicator> {
         recorder::open().ok()?;
         let recorder = recorder::get()?;
-        let channel = OnceLock::new();
+        let (channel, mut of_mesh) = (OnceLock::new(), None);
         if let Some(described) = described {
-            let _ = channel.set(open(recorder, &described));
+            of_mesh = find(&described.name.to_string_lossy(), described.rank, described.size);
+            if of_mesh.is_none() {
+                let _ = channel.set(open(recorder, &described));
+            }
         }
         COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
-        Some(Communicator { channel })
+        Some(Communicator { channel, of_mesh })
     }
 
     /// Opens the group of a communicator that NCCL has not described before.
@@ -81,7 +88,8 @@ impl Communicator {
     pub(super) fn launch(&self, call: &Call, channels: u8) -> u64 {
         let Some(recorder) = recorder::get() else { return 0 };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entry = recorder.begin(*self.channel.get().unwrap_or(&Channel::NONE), call);
+        let own = || *self.channel.get().unwrap_or(&Channel::NONE);
+        let entry = recorder.begin(self.of_mesh.as_ref().map_or_else(own, |group| group.channel()), call);
         launched()[number as usize % CALLS] = Launched { number, entry, channels };
         number
     }

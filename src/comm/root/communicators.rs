@@ -9,8 +9,8 @@ use super::super::ending::abort_all;
 use super::super::options::DimOptions;
 use super::super::world::EndsWithWorld;
 use super::{DimComm, Life, RootComms};
-use crate::ccl::CallName;
-use crate::error::{Result, Status};
+use crate::ccl::{CallName, Expected, expect};
+use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::recorder::{self, Group, Kind};
 use crate::wait::{Wait, Watch};
@@ -48,6 +48,33 @@ impl RootComms {
             let (_, dim) = self.mesh.outer_dim(dim)?;
             self.outer.upgrade()?.issued(name, &dim)
         })
+    }
+
+    /// The dimensions of this root and of its ranges on which this rank makes calls: the group in the
+    /// recording, and the communicator.
+    pub(in crate::comm) fn recorded_dims(&self) -> Vec<(Arc<Group>, Arc<Communicator>)> {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let own = dims.iter().map(|known| (Arc::clone(&known.group), Arc::clone(&known.communicator)));
+        let mut all: Vec<_> = own.collect();
+        drop(dims);
+        self.ranges().iter().for_each(|range| all.extend(range.recorded_dims()));
+        all
+    }
+
+    /// Lets NCCL's profiler interface find the dimension of a communicator that is about to be made.
+    pub(in crate::comm) fn expect(&self, communicator: &Arc<Communicator>) -> Option<Expected> {
+        let (group, _) = self.recorded_dims().into_iter().find(|(_, known)| Arc::ptr_eq(known, communicator))?;
+        let (ranks, name) = (communicator.group(), communicator.first_use().comm_name.as_deref()?);
+        Some(expect(name, (ranks.local_rank(0).ok()?, ranks.size()), &group))
+    }
+
+    /// The error of a call of `group`, with what the recordings of the ranks say of it.
+    pub(in crate::comm) fn explained(&self, error: Error, group: &Group) -> Error {
+        let world = self.world.as_ref().filter(|world| world.local_place().num_hosts > 1);
+        match world.and_then(|world| world.rendezvous().scope().ok()) {
+            Some(scope) => recorder::explained_with(error, group, &scope.reports()),
+            None => recorder::explained(error, group),
+        }
     }
 
     /// The communicator that this root made last for a dimension with this name and this layout.

@@ -1,4 +1,5 @@
-//! The scopes in which the groups along a root's dimensions make calls of the control plane.
+//! The scopes in which the groups along a root's dimensions make calls of the control plane, and
+//! those in which they compare their collectives before they issue them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,9 +25,9 @@ struct Known {
 }
 
 impl ControlScopes {
-    /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root`
-    /// is the root's part in the names of its scopes, and `of_root` returns a scope for calls on
-    /// the root.
+    /// The scope for the control plane of this rank's group along a dimension of `mesh`, made at the
+    /// first call. `root` is the root's part in the names of its scopes, and `of_root` returns a
+    /// scope for calls on the root.
     pub(in crate::comm) fn of_group(
         &self,
         world: &World,
@@ -35,16 +36,46 @@ impl ControlScopes {
         mesh: &Mesh,
         index: usize,
     ) -> Result<Arc<Scope>> {
+        self.scope(world, root, of_root, mesh, index, None)
+    }
+
+    /// Does what [`of_group`](ControlScopes::of_group) does, for the comparison of the collectives
+    /// along a dimension. Dimensions over the same ranks have different scopes, because threads may
+    /// make calls along them in different orders.
+    pub(in crate::comm) fn for_order(
+        &self,
+        world: &World,
+        root: &str,
+        of_root: impl Fn(Scope) -> Scope,
+        mesh: &Mesh,
+        index: usize,
+    ) -> Result<Arc<Scope>> {
+        self.scope(world, root, of_root, mesh, index, Some(mesh.dim_name(index)))
+    }
+
+    fn scope(
+        &self,
+        world: &World,
+        root: &str,
+        of_root: impl Fn(Scope) -> Scope,
+        mesh: &Mesh,
+        index: usize,
+        dim: Option<&str>,
+    ) -> Result<Arc<Scope>> {
         let (first, position) = mesh.split_color_key(index)?;
         let pairs = mesh.dim_layout(index).pairs().iter();
         let pairs: Vec<String> = pairs.map(|(size, stride)| format!("{size}x{stride}")).collect();
-        let name = format!("control/{}/{first}", pairs.join("."));
+        let name = match dim {
+            None => format!("control/{}/{first}", pairs.join(".")),
+            Some(dim) => format!("order/{}/{first}/{dim}", pairs.join(".")),
+        };
         let mut known = self.lock();
         if let Some(scope) = known.scopes.get(&name) {
             return Ok(Arc::clone(scope));
         }
         let id = format!("{root}/{name}");
-        let scope = of_root(world.subscope(&id, mesh.group_ranks(index)?.into(), position as usize)?);
+        let scope = world.subscope(&id, mesh.group_ranks(index)?.into(), position as usize)?;
+        let scope = of_root(if dim.is_some() { scope.for_order() } else { scope });
         if known.may_be_behind {
             scope.may_be_behind();
         }

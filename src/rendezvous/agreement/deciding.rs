@@ -24,6 +24,9 @@ pub(super) enum Part<'a> {
     /// The rank agrees with the other ranks on who is lost. These are the ranks that it takes for
     /// lost.
     Survivors(TakenForLost<'a>),
+    /// The rank has announced its call already (order.rs). The verdict under this key, if there is
+    /// one, serves as well.
+    Announced(Option<&'a str>),
 }
 
 /// How a phase of a call has ended on this rank, when it has not failed.
@@ -71,6 +74,7 @@ impl Round {
         let arrived = match part {
             Part::Equal(text) => self.arrive(phase, text, &patient),
             Part::Survivors(known) => self.await_survivors(phase, known, &patient),
+            Part::Announced(last) => self.await_announced(last, phase, &patient),
         };
         let seeks_survivors = matches!(part, Part::Survivors(_));
         let arrived = arrived.or_else(|error| match seeks_survivors {

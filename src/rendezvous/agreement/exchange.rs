@@ -32,6 +32,13 @@ impl Round {
         self.put(self.key("/data", key), value, wait).map_err(|error| self.membership.explain(error))
     }
 
+    /// Adds this rank and its digest to those that ranks of the call have added under that key.
+    /// Returns how many have added theirs by now, and whether all of these digests are equal.
+    pub fn compare(&self, key: &str, digest: u64, wait: &Wait) -> Result<(usize, bool)> {
+        let tally = self.tally(self.key("/data", key), digest, wait).map_err(|error| self.membership.explain(error))?;
+        Ok((tally.count, tally.is_equal))
+    }
+
     /// Returns the value that another rank publishes; `from` is its world rank. Fails early when a
     /// rank has failed or was lost meanwhile.
     pub fn fetch(&self, key: &str, from: i32, wait: &Wait) -> Result<Vec<u8>> {

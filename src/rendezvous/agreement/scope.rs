@@ -36,6 +36,8 @@ pub struct Scope {
     departures: Option<Arc<Departures>>,
     /// The scope in the recording of this process, from its first call on.
     group: Arc<OnceLock<Group>>,
+    /// The name of the scope in the recording, where it is not the name of its keys.
+    label: Option<&'static str>,
 }
 
 /// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
@@ -55,7 +57,16 @@ impl Scope {
             refusals: Arc::default(),
             departures: None,
             group: Arc::default(),
+            label: None,
         }
+    }
+
+    /// Returns this new scope for [`check_order`](super::order::check_order). Its calls are numbered
+    /// from 1, as the collectives of a dimension are in the recording.
+    #[must_use]
+    pub(crate) fn for_order(self) -> Scope {
+        self.calls.store(1, Ordering::SeqCst);
+        Scope { label: Some("the order check"), ..self }
     }
 
     /// Returns this scope for calls on one mesh, whose waits end when a rank of the scope has ended
@@ -71,6 +82,7 @@ impl Scope {
             refusals: Arc::clone(&self.refusals),
             departures: Some(Arc::clone(departures)),
             group: Arc::clone(&self.group),
+            label: self.label,
         }
     }
 
@@ -197,7 +209,7 @@ impl Scope {
                 if error.status() == Status::PeerLost && round.has_lost() {
                     self.over.store(true, Ordering::SeqCst);
                 }
-                Err(recorder::explained(error, self.group()))
+                Err(self.explained(error))
             }
         }
     }
@@ -308,6 +320,16 @@ impl Scope {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
+    /// The error of a call of the scope, with what the recordings say of it.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        recorder::explained(error, self.group())
+    }
+
+    /// Whether the other ranks may have given up calls for which this rank did not come.
+    pub(super) fn may_have_been_given_up(&self) -> bool {
+        self.is_behind.load(Ordering::SeqCst)
+    }
+
     /// Begins the next call, in which this rank takes part. The rank's row of refusals ends with
     /// it.
     pub(super) fn join_next(&self, call: &str) -> Round {
@@ -323,7 +345,8 @@ impl Scope {
             let ranks = recorder::members(members.len(), |position| members.rank(position));
             let key = record.digest().text(&self.prefix);
             let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);
-            let name = if matches!(members, Members::All(_)) { "the world" } else { name.trim_start_matches('/') };
+            let of_keys = if matches!(members, Members::All(_)) { "the world" } else { name.trim_start_matches('/') };
+            let name = self.label.unwrap_or(of_keys);
             Group::open(Kind::Scope, record, key, (*me, members.len()), &ranks, name)
         })
     }

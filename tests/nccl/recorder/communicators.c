@@ -22,11 +22,18 @@ void recorder_break(ncclComm_t comm, int code)
   comm->failed = (ncclResult_t)code;
 }
 
-static struct ncclComm *made(int blocking)
+static const char *name_of(const ncclConfig_t *config)
+{
+  const int named = config != NULL && config->size >= 56 && config->version >= NCCL_VERSION(2, 27, 0) && config->commName != NULL;
+  return named ? config->commName : "-";
+}
+
+static struct ncclComm *made(int blocking, const ncclConfig_t *config)
 {
   static int comms;
   struct ncclComm *comm = calloc(1, sizeof *comm);
   comm->blocking = blocking;
+  snprintf(comm->name, sizeof comm->name, "%s", name_of(config));
   comm->device = device();
   comm->until = blocking ? 0 : later();
   comm->number = __atomic_add_fetch(&comms, 1, __ATOMIC_SEQ_CST);
@@ -65,12 +72,6 @@ static void note_limits(int number, const ncclConfig_t *config)
   if (newest && fields[28] != NCCL_CONFIG_UNDEF_INT) note("limits c%d nvlsHostMode=%d", number, fields[28]);
 }
 
-static const char *name_of(const ncclConfig_t *config)
-{
-  const int named = config != NULL && config->size >= 56 && config->version >= NCCL_VERSION(2, 27, 0) && config->commName != NULL;
-  return named ? config->commName : "-";
-}
-
 static ncclResult_t poll_comm(struct ncclComm *comm)
 {
   ncclResult_t state = ncclSuccess, asked;
@@ -86,6 +87,7 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
   }
   if (state == ncclSuccess && now() < comm->until) state = ncclInProgress;
   if (state == ncclSuccess && comm->child != NULL) {
+    profile(comm->child, 0, 0);
     *comm->place = comm->child;
     comm->child = NULL;
   }
@@ -137,8 +139,9 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
     note("init size=%d rank=%d failed=%d", size, rank, code);
     return code;
   }
-  *out = made(blocking);
+  *out = made(blocking, config);
   (*out)->real = comm;
+  profile(*out, size, rank);
   if (size > 1) root = *out;
   note_net_name(config);
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids,
@@ -172,6 +175,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int i
 static inline ncclResult_t hand_out(struct ncclComm *parent, struct ncclComm *child, ncclComm_t *out)
 {
   if (parent->blocking) {
+    if (child != NULL) profile(child, 0, 0);
     *out = child;
     return ncclSuccess;
   }
@@ -200,7 +204,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     return code;
   }
   /* The host engine writes the new handle when the communicator is made. */
-  struct ncclComm *comm = color < 0 ? NULL : made(blocking);
+  struct ncclComm *comm = color < 0 ? NULL : made(blocking, config);
   code = REAL(ncclCommSplit)(parent->real, color, key, comm == NULL ? &nobody : &comm->real, &host);
   if (code != ncclSuccess && code != ncclInProgress) {
     if (comm != NULL) __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);
@@ -223,7 +227,7 @@ ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclCom
   if (code != ncclSuccess) return code;
   host.blocking = parent->blocking;
   *out = NULL;
-  struct ncclComm *comm = made(wants_blocking(config));
+  struct ncclComm *comm = made(wants_blocking(config), config);
   code = REAL(ncclCommShrink)(parent->real, excluded, count, &comm->real, &host, flags);
   if (code != ncclSuccess && code != ncclInProgress) {
     __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);

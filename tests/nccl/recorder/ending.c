@@ -60,6 +60,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
     return ncclInvalidArgument;
   }
   comm->state = state;
+  profile_end(comm);
   note("%s c%d", call, comm->number);
   note_device(call);
   if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: a thread is inside", call, comm->number);

@@ -22,6 +22,8 @@
  *   RECORDER_LOCAL_PEERS    a folder in which ranks say that they have begun an abort; where it is
  *                           set, ncclCommAbort waits for the other ranks of the communicator
  *   RECORDER_TOGETHER       how many ncclCommAbort must have begun (in all) before one returns
+ *   RECORDER_IDLE           operations move no data, so ranks may make different ones
+ *   NCCL_PROFILER_PLUGIN    the profiler plugin, as for NCCL
  *   RECORDER_DEAF           nothing is noticed of a peer's end, as over NVLink
  *
  * Built with -DLACKS_SPLIT (_INIT_CONFIG, _SCALABLE, _SHRINK, _FINALIZE, _ABORT) the library lacks
@@ -48,6 +50,8 @@ struct ncclComm {
   ncclComm_t *place;      /* where the child's handle is written */
   int shrinking; /* whether the child is made by ncclCommShrink */
   int inside; /* threads in an operation on it */
+  char name[64];
+  void *context; /* the profiler plugin's */
 };
 
 /* Programs that load the library see only NCCL's functions and those named recorder_. */
@@ -85,6 +89,12 @@ void note_device(const char *call);
 extern int living;
 /* Whether a call may be made on the communicator: it lives, and nothing is in progress on it. */
 ncclResult_t usable(struct ncclComm *comm, const char *call);
+
+/* profiler.c tells a profiler plugin of a communicator that was made (0 ranks: as libhostccl says), of
+ * an operation, and of the end of a communicator. */
+void profile(struct ncclComm *comm, int ranks, int rank);
+void profile_operation(struct ncclComm *comm, const char *function, size_t count);
+void profile_end(struct ncclComm *comm);
 
 #pragma GCC visibility pop
 

@@ -1,0 +1,250 @@
+//! Compares collectives before they are issued, where `DM_CHECK_COLLECTIVES` asks for that.
+//!
+//! Each rank *announces* a collective in the scope of its dimension, and issues it when all ranks of
+//! the group have announced the same one under the same number. A rank announces without waiting:
+//!
+//! 1. It writes the text of the collective under `here/<position>`.
+//! 2. It adds 1 and the digest of its text to one counter (`tally`). So the sum of the digests is
+//!    the number of ranks times the own digest as long as all texts are equal. A rank that finds
+//!    another sum writes the verdict "mismatch", with the texts of both sides.
+//! 3. The last rank to be counted writes the verdict "agreed".
+//!
+//! Then the rank waits for the verdict, in the way of every call of a scope (deciding.rs). A rank
+//! that waits for long leaves a note, by which the ranks find collectives of several dimensions that
+//! wait for each other in a ring (deadlock.rs).
+//!
+//! # Groups
+//!
+//! A group announces all its collectives at once, and waits for one of them. It must not wait for
+//! more: another rank may make the same collectives one after another, and comes to the second one
+//! only when the first one has run. Along one dimension that is the first collective. The verdict
+//! of the last one serves as well, because whoever has announced the last one has announced the
+//! first. It must be looked at, because the keys of the first one may be gone by then. With
+//! several dimensions it is any of them, and then the ranks look for no ring.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::deadlock::take_back_note;
+use super::deciding::{Part, Settled};
+use super::round::Round;
+use super::scope::Scope;
+use super::verdict::{DETAIL, Verdict, split_mesh, with_mesh};
+use super::waiting::Found;
+use crate::digest::Fnv1a;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::store::any_of;
+use crate::wait::{Deadline, Wait};
+
+/// The bits of a tally that count the ranks. The others are the sum of the digests.
+const COUNT_BITS: u32 = 20;
+/// The bits of a digest. The sum of 2^20 of them fits above the count.
+const DIGEST_BITS: u32 = 63 - 2 * COUNT_BITS;
+/// The most ranks whose texts are read for a message.
+const READ: usize = 64;
+/// How long a group over several dimensions waits between two looks for lost ranks.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What a tally says to the rank that has added to it.
+pub(super) struct Tally {
+    /// How many ranks have added to it so far.
+    pub(super) count: usize,
+    /// Whether all of them have this rank's digest. Two texts have one digest in 1 of 2^23 cases.
+    pub(super) is_equal: bool,
+}
+
+/// The collectives of a group along one dimension, which this rank has announced.
+struct Announced<'a> {
+    scope: &'a Scope,
+    rounds: Vec<Round>,
+    /// The keys of earlier calls, which may be removed when one of these is agreed.
+    removable: Vec<String>,
+}
+
+/// Returns when the collectives `calls` may be issued together. Each scope is that of a dimension,
+/// with the texts of the collectives along it, in their order; no list is empty. Fails on all ranks
+/// that wait, if a rank makes another collective, or dimensions wait for each other in a ring.
+pub(crate) fn check_order(calls: &[(Arc<Scope>, Vec<String>)], wait: &Wait) -> Result<()> {
+    loop {
+        let mut announced = Vec::with_capacity(calls.len());
+        for (scope, texts) in calls {
+            announced.push(scope.announce(texts, wait)?);
+        }
+        let first = match &announced[..] {
+            [_] => 0,
+            _ => any_verdict(&announced, wait)?,
+        };
+        if announced.swap_remove(first).settle(wait)? {
+            // What is known of the others by now is told. The others are not waited for.
+            for other in announced.iter().filter(|other| other.has_verdict(wait)) {
+                other.reach(wait)?;
+            }
+            return Ok(());
+        }
+        if calls.len() > 1 || calls[0].1.len() > 1 {
+            return Err(Error::new(
+                Status::InvalidState,
+                "an earlier collective of this rank has failed, and the other ranks may have given up further ones: this group has not begun",
+            ));
+        }
+    }
+}
+
+/// Waits until one of the announced collectives has a verdict, and returns its place in the list.
+/// Returns the first place also where a rank is lost and at the deadline, which the wait for its
+/// verdict then finds out.
+fn any_verdict(announced: &[Announced<'_>], wait: &Wait) -> Result<usize> {
+    let rounds = || announced.iter().flat_map(|one| one.ends().map(|round| round.key("", "verdict")));
+    let places: Vec<usize> =
+        announced.iter().enumerate().flat_map(|(place, one)| one.ends().map(move |_| place)).collect();
+    let keys: Vec<String> = rounds().collect();
+    let membership = &announced[0].rounds[0].membership;
+    loop {
+        let (number, lost) = membership.losses.next();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).chain([lost.as_str()]).collect();
+        let slice = wait.with_deadline(Deadline::after(SLICE.min(wait.deadline.left())));
+        match any_of(&*membership.store, &keys, &slice) {
+            Ok((index, value)) if index == places.len() => membership.losses.note(number, &value),
+            Ok((index, _)) => return Ok(places[index]),
+            Err(error) if error.status() == Status::Timeout => membership.losses.look(&slice),
+            Err(error) => return Err(membership.explain(error)),
+        }
+        let is_over = |one: &Announced<'_>| {
+            let round = &one.rounds[0];
+            round.has_lost() || round.departure().is_some() || round.turn().is_some()
+        };
+        if let Some(place) = announced.iter().position(is_over) {
+            return Ok(place);
+        }
+        if wait.deadline.passed() {
+            return Ok(0);
+        }
+    }
+}
+
+impl Scope {
+    /// Announces collectives of this rank as its next calls of the scope.
+    fn announce(&self, texts: &[String], wait: &Wait) -> Result<Announced<'_>> {
+        let removable = self.membership.left.take();
+        let mut rounds = Vec::with_capacity(texts.len());
+        for text in texts {
+            self.check_turn(text)?;
+            let round = self.join_next_in_place(text, wait);
+            round.announce(wait).map_err(|error| {
+                self.membership.left.note(removable.iter().cloned());
+                self.membership.explain(error)
+            })?;
+            rounds.push(round);
+        }
+        Ok(Announced { scope: self, rounds, removable })
+    }
+
+    /// Begins the next call that the others have not given up for want of this rank.
+    fn join_next_in_place(&self, text: &str, wait: &Wait) -> Round {
+        loop {
+            let round = self.join_next(text);
+            if !self.may_have_been_given_up() || !round.was_given_up(wait) {
+                return round;
+            }
+        }
+    }
+}
+
+impl Announced<'_> {
+    /// The first and the last one.
+    fn ends(&self) -> impl Iterator<Item = &Round> {
+        let last = self.rounds.len() - 1;
+        self.rounds.iter().enumerate().filter(move |(place, _)| *place == 0 || *place == last).map(|(_, round)| round)
+    }
+
+    /// Whether the first one has its verdict by now.
+    fn has_verdict(&self, wait: &Wait) -> bool {
+        let round = &self.rounds[0];
+        round.membership.store.try_get(&round.key("", "verdict"), wait).is_ok_and(|found| found.is_some())
+    }
+
+    /// Waits for the verdict of the first one.
+    fn reach(&self, wait: &Wait) -> Result<Settled> {
+        let [first, ..] = &self.rounds[..] else { return Ok(Settled::Agreed) };
+        let last = self.rounds.last().filter(|_| self.rounds.len() > 1).map(|last| last.key("", "verdict"));
+        let settled = first.reach_verdict("", Part::Announced(last.as_deref()), wait);
+        take_back_note(first, wait);
+        settled.map_err(|error| self.scope.explained(error))
+    }
+
+    /// Waits for the verdict of the first one. Returns `false` where this rank is to announce the
+    /// collective anew, because the others have given the number up.
+    fn settle(mut self, wait: &Wait) -> Result<bool> {
+        let settled = self.reach(wait);
+        let removable = std::mem::take(&mut self.removable);
+        let membership = &self.scope.membership;
+        if let Ok(Settled::Agreed) = settled {
+            membership.store.forget(removable, wait);
+            self.rounds.iter().for_each(|round| round.recorded.set_ends_well(true));
+            return Ok(true);
+        }
+        membership.left.note(removable);
+        settled.map(|_| false)
+    }
+}
+
+impl Round {
+    /// Tells the other ranks of this rank's call, and compares it with the calls of those that have
+    /// come before. Waits for nobody.
+    fn announce(&self, wait: &Wait) -> Result<()> {
+        let text = format!("{}{DETAIL}", self.call);
+        self.put(self.here("", self.membership.me), with_mesh(&text, self.mesh()).as_bytes(), wait)?;
+        let digest = Fnv1a::default().text(&self.call).value();
+        let tally = self.tally(self.key("", "tally"), digest, wait)?;
+        let verdict = match tally.is_equal {
+            false => self.difference(wait)?,
+            true if tally.count == self.membership.members.len() => Verdict::agreed(),
+            true => return Ok(()),
+        };
+        self.decide("", &verdict, wait).map(drop)
+    }
+
+    /// Waits for the verdict of a call that this rank has announced. The verdict `last` of a later
+    /// call that was announced together with this one serves as well.
+    pub(super) fn await_announced(&self, last: Option<&str>, phase: &str, wait: &Wait) -> Result<Verdict> {
+        let value = match self.await_value(last, phase, wait)? {
+            Found::Verdict(verdict) => return Ok(verdict),
+            Found::Value(value) => value,
+        };
+        let first = self.key(phase, "verdict");
+        match self.membership.store.try_get(&first, wait)? {
+            Some(own) => Ok(self.verdict_in(&own, &first)),
+            None => Ok(self.verdict_in(&value, last.unwrap_or_default())),
+        }
+    }
+
+    /// Adds this rank and its digest to the counter of that key. The sum and the count are changed
+    /// together, so whoever adds can tell whether the digests so far are equal.
+    pub(super) fn tally(&self, key: String, digest: u64, wait: &Wait) -> Result<Tally> {
+        let digest = (digest >> (64 - DIGEST_BITS)) as i64;
+        let sum = self.count(key, digest << COUNT_BITS | 1, wait)?;
+        let count = sum & ((1 << COUNT_BITS) - 1);
+        Ok(Tally { count: count as usize, is_equal: sum >> COUNT_BITS == count * digest })
+    }
+
+    /// The verdict that ranks have announced different calls under this number. The lowest rank that
+    /// has come is the one with which the others are compared.
+    fn difference(&self, wait: &Wait) -> Result<Verdict> {
+        let (members, store) = (&self.membership.members, &self.membership.store);
+        let mut texts = Vec::new();
+        let positions = (0..members.len().min(READ)).chain((members.len() > READ).then_some(self.membership.me));
+        for position in positions {
+            if let Some(text) = store.try_get(&self.here("", position), wait)? {
+                texts.push((members.rank(position), split_mesh(&text).0));
+            }
+        }
+        let (first, theirs) = texts.first().cloned().unwrap_or((self.my_rank(), self.call.clone()));
+        let dissenters: Vec<(i32, String)> = texts.into_iter().filter(|(_, text)| *text != theirs).collect();
+        if dissenters.is_empty() {
+            let message = format!("ranks after the first {READ} do not call {} as call {}", self.call, self.number);
+            return Ok(Verdict::of(&Error::new(Status::Mismatch, message)));
+        }
+        let all = (dissenters.len(), members.len());
+        Ok(Verdict::of_mismatch(&dissenters, all, first, &theirs, self.number))
+    }
+}
