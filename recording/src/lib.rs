@@ -11,6 +11,7 @@
 //! - [`Operation`]: what a call does.
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
+//! - [`metrics`]: the counters of recordings as text for Prometheus.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
@@ -18,11 +19,12 @@
 
 pub mod clock;
 pub mod layout;
+pub mod metrics;
 mod operation;
 pub mod place;
 mod recorder;
 mod snapshot;
 
 pub use operation::{Call, NO_PEER, Operation};
-pub use recorder::{Channel, ChannelFacts, Entry, Recorder, World, WorldFacts};
+pub use recorder::{Channel, ChannelFacts, Entry, Recorder, RunningCall, World, WorldFacts};
 pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
