@@ -5,7 +5,10 @@
 //! Nothing here fails: where there is no recording, all of it does nothing.
 
 mod late;
+pub(crate) mod launched;
+mod ranks;
 mod reports;
+mod waiting;
 mod words;
 
 use std::ffi::c_void;
@@ -18,6 +21,7 @@ use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO
 
 pub(crate) use self::late::{explained, explained_with};
 pub(crate) use self::reports::Reports;
+pub(crate) use self::waiting::{WaitingCall, describe, running};
 use self::words::described;
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};

@@ -12,6 +12,7 @@
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
 //! - [`extract`](extract()): a part of a recording in few bytes, for another host.
+//! - [`metrics`]: the counters of recordings as text for Prometheus.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
@@ -20,6 +21,7 @@
 pub mod clock;
 mod extract;
 pub mod layout;
+pub mod metrics;
 mod operation;
 pub mod place;
 mod recorder;
@@ -28,5 +30,5 @@ mod snapshot;
 
 pub use extract::{extract, of_extract};
 pub use operation::{Call, NO_PEER, Operation};
-pub use recorder::{Channel, ChannelFacts, Entry, Recorder, World, WorldFacts};
+pub use recorder::{Channel, ChannelFacts, Entry, Recorder, RunningCall, World, WorldFacts};
 pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};

@@ -1,5 +1,7 @@
 //! The writer of a recording.
 
+mod own;
+
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
 use std::sync::{Mutex, PoisonError};
@@ -8,6 +10,8 @@ use crate::clock::Clock;
 use crate::layout::{self, call, channel, header, world};
 use crate::operation::{Call, Operation};
 use crate::snapshot::{ChannelState, EntryState};
+
+pub use self::own::RunningCall;
 
 /// The second moment of the clock is renewed with the first call that comes so many ticks later:
 /// 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.

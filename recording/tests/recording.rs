@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use recording::{
     Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
-    layout,
+    layout, metrics,
 };
 
 /// The memory of a recording. It lives as long as the process, as a recording does.
@@ -319,4 +319,88 @@ fn an_extract_is_read_back_as_a_recording() {
     {
         assert!(recording::of_extract(bytes).is_none(), "{bytes:?}");
     }
+}
+
+#[test]
+fn a_process_finds_its_own_calls_that_run() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(9, "mesh/tp", &[4, 5]));
+    let done = recorder.begin(channel, &all_reduce(1));
+    recorder.end(done, EntryState::Done);
+    let running = recorder.begin(channel, &all_reduce(2));
+    let _queued = recorder.queue(channel, &all_reduce(3));
+    let issued = recorder.begin(channel, &all_reduce(4));
+    recorder.end(issued, EntryState::Issued);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let numbers = |launched: &[Entry]| {
+        let mut numbers: Vec<u64> = recorder.running(launched).iter().map(|call| call.number).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    assert_eq!(numbers(&[]), [1]);
+    assert_eq!(numbers(&[done, issued]), [1, 3], "a stream has not ended the call that was issued");
+    let time = recorder.running(&[])[0].time;
+    assert!(time.as_millis() >= 20 && time.as_secs() < 600, "{time:?}");
+    recorder.end(running, EntryState::Done);
+    assert_eq!(numbers(&[]), []);
+    assert_eq!(recorder.snapshot().unwrap().calls.len(), 4);
+}
+
+#[test]
+fn counters_are_text_for_prometheus() {
+    let words = memory();
+    let recorder = recorder(words);
+    let world_facts = WorldFacts { key: 77, rank: 5, size: 8, job: "ll\"ama\\\n", store: "", launcher: "torchrun" };
+    let world = recorder.open_world(&world_facts).unwrap();
+    recorder.set_epoch(world, 3);
+    let of_world = |key, name| recorder.open_channel(&ChannelFacts { world: Some(world), ..facts(key, name, &[4, 5]) });
+    let (tp, dp) = (of_world(9, "mesh/tp"), of_world(10, "mesh/dp"));
+    for _ in 0..3 {
+        let call = recorder.begin(tp, &all_reduce(1));
+        recorder.end(call, EntryState::Done);
+    }
+    let _running = recorder.begin(tp, &all_reduce(1));
+    let message = recorder.begin(dp, &Call { operation: Operation::Send, peer: 0, ..all_reduce(1) });
+    recorder.end(message, EntryState::Done);
+    // A later group with the same labels is added, as after a communicator has been made anew.
+    recorder.set_channel_state(dp, ChannelState::Closed);
+    let again = of_world(11, "mesh/dp");
+    let call = recorder.begin(again, &all_reduce(1));
+    recorder.end(call, EntryState::Done);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+
+    let snapshot = read(words);
+    let now = snapshot.process.clock.moment();
+    let source = metrics::Source { snapshot: &snapshot, pid: 12, now: Some(now) };
+    let text = metrics::text(&[source]);
+    let of =
+        |group: &str| format!(r#"{{pid="12",job_id="ll\"ama\\\n",rank="5",group="mesh/{group}",kind="dimension"}}"#);
+    let lines: Vec<&str> = text.lines().collect();
+    for line in [
+        r#"devicemesh_process_info{pid="12",host="alpha",version="0.2.0"} 1"#.to_owned(),
+        r#"devicemesh_recorded_calls_total{pid="12"} 6"#.to_owned(),
+        r#"devicemesh_unrecorded_groups_total{pid="12"} 0"#.to_owned(),
+        r#"devicemesh_world_size{pid="12",job_id="ll\"ama\\\n",rank="5"} 8"#.to_owned(),
+        r#"devicemesh_world_epoch{pid="12",job_id="ll\"ama\\\n",rank="5"} 3"#.to_owned(),
+        format!("devicemesh_calls_begun_total{} 4", of("tp")),
+        format!("devicemesh_calls_ended_total{} 3", of("tp")),
+        format!("devicemesh_calls_begun_total{} 1", of("dp")),
+        format!("devicemesh_messages_begun_total{} 1", of("dp")),
+        format!("devicemesh_running_call_seconds{} 0", of("dp")),
+    ] {
+        assert!(lines.contains(&line.as_str()), "{line} is not in\n{text}");
+    }
+    let running = format!("devicemesh_running_call_seconds{} ", of("tp"));
+    let seconds: f64 = lines.iter().find_map(|line| line.strip_prefix(&running)).unwrap().parse().unwrap();
+    assert!((0.02..600.0).contains(&seconds), "{text}");
+    // Each metric has its help and its type before its samples, once.
+    for line in lines.iter().filter(|line| !line.starts_with('#')) {
+        let name = line.split('{').next().unwrap();
+        let of_name = |prefix: &str| lines.iter().position(|line| line.starts_with(&format!("# {prefix} {name} ")));
+        let at = lines.iter().position(|other| other == line);
+        assert!(of_name("HELP") < of_name("TYPE") && of_name("TYPE") < at, "{line}\n{text}");
+    }
+    let ended = metrics::text(&[metrics::Source { now: None, ..source }]);
+    assert!(!ended.contains("devicemesh_running_call_seconds{"), "{ended}");
 }

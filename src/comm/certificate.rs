@@ -15,8 +15,8 @@ use super::call::Peers;
 use super::communicator::Communicator;
 use super::root::RootComms;
 use crate::error::{Error, Result, Status};
+use crate::rank_list::ranges;
 use crate::recorder::Group;
-use crate::rendezvous::ranges;
 
 impl RootComms {
     /// Fails where ranks of a group along a dimension have made different collectives, or have made

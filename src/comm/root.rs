@@ -2,6 +2,7 @@
 
 mod communicators;
 mod control;
+mod departed;
 mod epochs;
 mod life;
 mod ranges;
@@ -24,6 +25,7 @@ use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::recorder::Group;
@@ -117,6 +119,8 @@ pub struct RootComms {
     /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
+    /// Tells the events of this process of such ranks. A range has none.
+    departed: OnceLock<Arc<dyn events::Source>>,
     /// The number of the epoch in which the root was made.
     epoch: u64,
     /// The options of its dimensions; empty for the defaults.
@@ -163,6 +167,7 @@ impl RootComms {
             control: ControlScopes::default(),
             survivors: Mutex::default(),
             departures,
+            departed: OnceLock::new(),
             epoch,
             options,
             recovered: OnceLock::new(),
@@ -315,7 +320,11 @@ impl RootComms {
     /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
     /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
-        self.life.end(life)
+        let ends = self.life.end(life);
+        if let Some(world) = self.world.as_ref().filter(|_| ends && life == Life::Finalized) {
+            world.note_meshes();
+        }
+        ends
     }
 
     pub(super) fn alive(&self) -> Result<()> {
@@ -368,6 +377,7 @@ impl Drop for RootComms {
         // The scopes use the store of the world, so they are dropped first.
         let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors, self.departures.take()));
+        drop(self.departed.take());
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

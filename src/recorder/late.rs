@@ -1,48 +1,21 @@
 //! Adds to an error what the recordings say of the ranks that are late, or call something else:
 //! where they are, how far they are behind, and the first call in which the ranks of the group
 //! differ. The recordings are those of this host, and what other hosts have told (reports.rs).
-//!
-//! A reader finds the recordings of this user's processes in /proc. It begins with the processes
-//! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
-//! other. The search looks at no further process after [`LONGEST`].
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use recording::layout::{header, world};
-use recording::place::recordings_of;
-use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
+use recording::{RecordedCall, RecordedChannel};
 
+use super::ranks::{Found, Rank, Wanted};
 use super::reports::{self, Local, Reports};
 use super::words::{content, short};
 use super::{Group, Kind};
 use crate::error::{Error, Status};
-use crate::printable::printable;
 
-/// The longest time for a search.
+/// The longest time for a search, which the caller of a failed call waits for.
 const LONGEST: Duration = Duration::from_millis(60);
-/// The kind of a group of calls that a program makes itself on a communicator.
-const RAW: u8 = 2;
 /// The most ranks of which a message tells.
-const MOST_RANKS: usize = 3;
-
-/// The recording of a process, and the process.
-struct Found {
-    /// The process; 0 for a process of another host.
-    pid: u32,
-    snapshot: Snapshot,
-    /// The memory of the recording; empty for a process of another host.
-    memory: Vec<u8>,
-}
-
-/// One rank's recording: its process may have others, too.
-#[derive(Clone, Copy)]
-struct Rank<'a> {
-    found: &'a Found,
-    world: &'a RecordedWorld,
-}
+pub(super) const MOST_RANKS: usize = 3;
 
 /// The error of a call of `group`, with what the recordings of this host say of it.
 pub(crate) fn explained(error: Error, group: &Group) -> Error {
@@ -73,41 +46,29 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     // taken its recording with it.
     let late = if error.status() == Status::Mismatch { &[] } else { error.ranks() };
     let late: Vec<u32> = late.iter().filter(|rank| !error.lost().contains(rank)).map(|rank| *rank as u32).collect();
-    let own = recording_of(std::process::id(), |_| true)?;
-    let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
+    let own = Found::own()?;
+    let is_mine = |channel: &&RecordedChannel| {
+        channel.key == group.key && channel.kind == group.kind as u8 && channel.rank == group.rank
+    };
+    let mine = own.snapshot.channels.iter().find(is_mine)?;
     let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
-    let (members, begun) = (mine.members.clone(), mine.calls_begun);
-    let call = own.snapshot.calls_of(mine).next_back().copied();
-    let of_group = |rank: &u32| if members.is_empty() { true } else { members.contains(rank) };
-    let (size, name) = (mine.size as usize, printable(&mine.name).into_owned());
-    let mut found = vec![own];
-    let until = Instant::now() + LONGEST;
-    for pid in own_processes() {
-        let known = found.iter().flat_map(|found| &found.snapshot.worlds).filter(|world| world.key == key);
-        if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
-            break;
-        }
-        found.extend(recording_of(pid, |file| has_world(file, key)));
-    }
+    let (wanted, call) = (Wanted::of(&own, mine), own.snapshot.calls_of(mine).next_back().copied());
+    let mut found = wanted.find(own, LONGEST);
     // Who is lost says nothing, and the others have no difference.
     let is_lost = error.status() == Status::PeerLost;
     if let Some(reports) = reports.filter(|_| !is_lost || !late.is_empty()) {
-        let others = if is_lost { &[] } else { &members[..] };
+        let others = if is_lost { &[] } else { &wanted.members[..] };
         let elsewhere = from_other_hosts(reports, group, (key, me), &found, &late, others);
         found.extend(elsewhere);
     }
-    let mut ranks: Vec<Rank<'_>> = Vec::new();
-    for found in &found {
-        ranks.extend(found.snapshot.worlds.iter().filter(|it| it.key == key).map(|world| Rank { found, world }));
-    }
-    ranks.sort_by_key(|rank| rank.world.rank);
-    let here = ranks.iter().find(|rank| rank.world.rank == me)?;
+    let (ranks, name) = (wanted.ranks(&found), &wanted.name);
+    let here = ranks.iter().find(|rank| rank.number == me)?;
     // A stream does not say for whom it waits. The ranks that have begun fewer calls are late then.
     let is_unknown = error.status() == Status::Timeout && late.is_empty() && group.kind == Kind::Dimension;
-    let is_behind = |rank: &Rank<'_>| rank.channel(group).is_some_and(|channel| channel.calls_begun < begun);
+    let is_behind = |rank: &Rank<'_>| rank.channel.is_some_and(|channel| channel.calls_begun < wanted.begun);
     let is_late =
-        |rank: &&Rank<'_>| rank.world.rank != me && (late.contains(&rank.world.rank) || is_unknown && is_behind(rank));
-    let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(group, &name, begun, here)).collect();
+        |rank: &&Rank<'_>| rank.number != me && (late.contains(&rank.number) || is_unknown && is_behind(rank));
+    let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(&wanted, here)).collect();
     let mut said: Vec<String> = late.iter().take(MOST_RANKS).cloned().collect();
     if late.len() > MOST_RANKS {
         said.push(format!("{} more ranks are late", late.len() - MOST_RANKS));
@@ -118,8 +79,8 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     // A rank that refuses its own agreement goes on with the others, so scopes may differ.
     if group.kind != Kind::Scope && error.status() != Status::PeerLost {
         let is_mismatch = error.status() == Status::Mismatch;
-        let missing = || if is_mismatch { missing_call(&ranks, group, &name) } else { None };
-        said.extend(difference(&ranks, group, &name).or_else(missing));
+        let missing = || if is_mismatch { missing_call(&ranks, name) } else { None };
+        said.extend(difference(&ranks, name).or_else(missing));
     }
     (!said.is_empty()).then(|| said.join("; "))
 }
@@ -156,90 +117,17 @@ fn from_other_hosts(
     told.into_values().map(|snapshot| Found { pid: 0, snapshot, memory: Vec::new() }).collect()
 }
 
-impl<'a> Rank<'a> {
-    /// The rank's part of the group; `None` where it has not made it.
-    fn channel(&self, group: &Group) -> Option<&'a RecordedChannel> {
-        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && channel.world == Some(self.world.place);
-        self.found.snapshot.channels.iter().find(is_own)
-    }
-
-    /// Where the rank is, for a message of the rank `here`, which has begun `begun` calls of the
-    /// group.
-    fn place(&self, group: &Group, name: &str, begun: u64, here: &Rank<'_>) -> String {
-        let (rank, snapshot) = (self.world.rank, &self.found.snapshot);
-        let last = self.channel(group).and_then(|channel| snapshot.calls_of(channel).next_back());
-        let at = match (self.channel(group), last) {
-            (Some(channel), Some(last)) if channel.calls_begun < begun => {
-                let behind = match begun - channel.calls_begun {
-                    1 => String::new(),
-                    calls => format!(", {calls} calls behind"),
-                };
-                format!("is at {} of {name}{behind}", short(snapshot, last))
-            }
-            (Some(_), Some(last)) if last.state == EntryState::Queued => {
-                format!("has {} of {name} in a group of calls that it has not ended", short(snapshot, last))
-            }
-            (Some(channel), Some(last)) if channel.calls_begun > begun => {
-                format!("is at {} of {name}, which is ahead of this rank", short(snapshot, last))
-            }
-            (Some(_), Some(last)) => format!("has begun {} of {name}", short(snapshot, last)),
-            _ => format!("has made no call of {name}"),
-        };
-        let elsewhere = self.elsewhere(group).map_or_else(String::new, |(channel, call)| {
-            let of = if channel.kind != Kind::Scope as u8 {
-                format!(" of {}", printable(&channel.name))
-            } else {
-                String::new()
-            };
-            let crossed = match here.has_begun(channel) {
-                Some(begun) if begun < call.in_channel && channel.kind == 0 => {
-                    format!(
-                        ", which this rank has not begun: these ranks call along {name} and {} in different orders",
-                        printable(&channel.name)
-                    )
-                }
-                _ => String::new(),
-            };
-            format!(" and is in {}{of}{crossed}", short(snapshot, call))
-        });
-        let stopped = if is_stopped(self.found.pid) { " and is stopped" } else { "" };
-        format!("rank {rank} {at}{elsewhere}{stopped}")
-    }
-
-    /// The call of another group in which the rank is.
-    fn elsewhere(&self, group: &Group) -> Option<(&'a RecordedChannel, &'a RecordedCall)> {
-        let snapshot = &self.found.snapshot;
-        let running = snapshot.calls.iter().rev().filter(|call| call.state == EntryState::Running);
-        let mut placed = running.filter_map(|call| {
-            let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
-            (call.number >= channel.first_call).then_some((channel, call))
-        });
-        // The calls that a program makes itself on a communicator belong to no world.
-        let is_only = snapshot.worlds.iter().filter(|world| !world.has_ended).count() == 1;
-        let is_raw = |channel: &RecordedChannel| channel.kind == RAW && channel.world.is_none() && is_only;
-        let is_own = |channel: &RecordedChannel| channel.world == Some(self.world.place) || is_raw(channel);
-        placed.find(|(channel, _)| !is_group(channel, group) && is_own(channel))
-    }
-
-    /// How many calls this rank has begun in a group of another process's recording. `None` where
-    /// it is not in the group.
-    fn has_begun(&self, group: &RecordedChannel) -> Option<u64> {
-        let mut own = self.found.snapshot.channels.iter().filter(|own| own.world == Some(self.world.place));
-        own.find(|own| own.key == group.key).map(|own| own.calls_begun)
-    }
-}
-
 /// The first call in which two ranks of the group differ, as far as the recordings go back.
-fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
+pub(super) fn difference(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     let calls = |rank: &Rank<'_>| -> Option<(u32, Vec<RecordedCall>)> {
-        let channel = rank.channel(group)?;
+        let channel = rank.channel?;
         let counted = rank.found.snapshot.calls_of(channel).filter(|call| !call.call.operation.is_message());
-        Some((rank.world.rank, counted.copied().collect()))
+        Some((rank.number, counted.copied().collect()))
     };
     let all: Vec<(u32, Vec<RecordedCall>)> =
         ranks.iter().filter_map(calls).filter(|(_, calls)| !calls.is_empty()).collect();
     let text = |rank: u32, call: &RecordedCall| {
-        let found = ranks.iter().find(|known| known.world.rank == rank)?.found;
+        let found = ranks.iter().find(|known| known.number == rank)?.found;
         Some(content(&found.snapshot, call))
     };
     // The number of the call, and what the two ranks call there.
@@ -275,8 +163,8 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
 }
 
 /// The call that some ranks of the group have made beyond the last one of the others.
-fn missing_call(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
-    let channels = || ranks.iter().filter_map(|rank| Some((rank, rank.channel(group)?)));
+fn missing_call(ranks: &[Rank<'_>], name: &str) -> Option<String> {
+    let channels = || ranks.iter().filter_map(|rank| Some((rank, rank.channel?)));
     let (rank, last) = channels().min_by_key(|(_, channel)| channel.calls_begun)?;
     let (other, more) = channels().max_by_key(|(_, channel)| channel.calls_begun)?;
     let (few, many) = (last.calls_begun, more.calls_begun);
@@ -284,47 +172,8 @@ fn missing_call(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String>
     let is_next = |call: &&RecordedCall| call.in_channel == few + 1 && !call.call.operation.is_message();
     let next = snapshot.calls_of(more).find(is_next).map(|call| content(snapshot, call));
     let next = next.map_or_else(String::new, |text| format!(": call {} is {text}", few + 1));
-    let (rank, other) = (rank.world.rank, other.world.rank);
+    let (rank, other) = (rank.number, other.number);
     (few < many).then(|| {
         format!("rank {rank} has made {few} collective calls of {name}, and rank {other} has made {many}{next}")
     })
-}
-
-fn is_group(channel: &RecordedChannel, group: &Group) -> bool {
-    channel.key == group.key && channel.kind == group.kind as u8
-}
-
-/// The other processes of this user, those with numbers near this one's first.
-fn own_processes() -> Vec<u32> {
-    let (me, user) = (std::process::id(), rustix::process::geteuid().as_raw());
-    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let is_own = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|entry| entry.uid() == user);
-    let pids = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry)));
-    let mut pids: Vec<u32> = pids.filter(|(pid, entry)| *pid != me && is_own(entry)).map(|(pid, _)| pid).collect();
-    pids.sort_by_key(|pid| pid.abs_diff(me));
-    pids
-}
-
-/// Whether a recording may have the world of that key. Reading its header is much quicker than
-/// reading all of it, and a host may have many processes of other jobs.
-fn has_world(file: &File, key: u64) -> bool {
-    let key = key.to_ne_bytes();
-    let is_there = |place: usize| {
-        let at = (header::WORLDS + place * header::WORLD_WORDS + world::KEY) * key.len();
-        let mut found = [0; 8];
-        file.read_exact_at(&mut found, at as u64).is_ok() && found == key
-    };
-    (0..header::WORLD_COUNT).any(is_there)
-}
-
-/// The first recording of a process, if `is_wanted` holds for it.
-fn recording_of(pid: u32, is_wanted: impl Fn(&File) -> bool) -> Option<Found> {
-    let (_, file) = recordings_of(pid).next().filter(|(_, file)| is_wanted(file))?;
-    let (snapshot, memory) = Snapshot::with_memory(&file).ok()?;
-    Some(Found { pid, snapshot, memory })
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }

@@ -22,6 +22,7 @@ pub mod launcher;
 mod listeners;
 mod local_place;
 mod locations;
+mod loss_watch;
 mod losses;
 mod newcomer;
 mod options;
@@ -38,7 +39,7 @@ pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
     Terms, Why, mesh_text,
 };
-pub(crate) use agreement::{check_len, check_order, ranges};
+pub(crate) use agreement::{check_len, check_order};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

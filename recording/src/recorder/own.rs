@@ -1,0 +1,60 @@
+//! What a process reads in its own recording.
+
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+
+use super::{Entry, Recorder};
+use crate::clock::Moment;
+use crate::layout::{self, call, header};
+use crate::snapshot::{EntryState, Snapshot};
+
+/// A call of this process that has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningCall {
+    /// The number of the call in the process, from 0.
+    pub number: u64,
+    /// How long the call has run.
+    pub time: Duration,
+}
+
+impl Recorder {
+    /// The calls of this process that run now, in no order. A call of `launched` also counts while
+    /// its state is [`EntryState::Issued`]: the caller knows that its stream has not ended it.
+    /// Nothing runs in the first millisecond of a recording, because nobody knows the length of a
+    /// tick before.
+    pub fn running(&self, launched: &[Entry]) -> Vec<RunningCall> {
+        let now = self.clock.moment();
+        let Some(length) = self.began().nanoseconds_per_tick(&now) else { return Vec::new() };
+        let is_launched = |number: u64| launched.iter().any(|entry| entry.number == number);
+        let running = |place: usize| {
+            let slot = layout::RING + place * layout::CALL_WORDS;
+            let stamp = self.get(slot + call::STAMP);
+            let number = (stamp / 2).checked_sub(1).filter(|_| stamp % 2 == 0)?;
+            let (what, begun) = (self.get(slot + call::WHAT), self.get(slot + call::BEGUN));
+            let state = what >> 40 & 0xff;
+            let is_issued = || state == EntryState::Issued as u64 && is_launched(number);
+            let runs = state == EntryState::Running as u64 || is_issued();
+            // A later call may have taken the place while the words were read.
+            let is_same = self.get(slot + call::STAMP) == stamp;
+            let time = Duration::from_nanos((now.ticks.saturating_sub(begun) as f64 * length) as u64);
+            (runs && is_same).then_some(RunningCall { number, time })
+        };
+        (0..layout::CALL_COUNT).filter_map(running).collect()
+    }
+
+    /// Reads this recording as another process does.
+    pub fn snapshot(&self) -> io::Result<Snapshot> {
+        Snapshot::of_bytes(&self.copy(), &self.copy(), &self.copy())
+    }
+
+    fn copy(&self) -> Vec<u8> {
+        self.words[..layout::WORDS].iter().flat_map(|word| word.load(Acquire).to_ne_bytes()).collect()
+    }
+
+    /// The moment at which the recording began.
+    fn began(&self) -> Moment {
+        let at = header::BEGAN;
+        Moment { ticks: self.get(at), monotonic: self.get(at + 1), real: self.get(at + 2) }
+    }
+}
