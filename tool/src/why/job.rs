@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use devicemesh::rendezvous::launcher::Place;
 
-use super::find::Found;
+use super::find::{Found, Node, Started};
 use super::process::{Process, State};
 
 /// The most ranks of a job or a group that are looked at. A recording may say any number, and each
@@ -20,6 +20,8 @@ pub struct Job {
     pub ranks: Vec<Rank>,
     /// Whether no process that has a recording runs here, and some are gone.
     pub is_over: bool,
+    /// The nodes of the job, and the hosts that were asked, where they are known.
+    pub nodes: Vec<Node>,
     /// The places of the ranks in `ranks`, by the key of a world and the rank in that world.
     index: BTreeMap<(u64, u32), usize>,
 }
@@ -36,10 +38,10 @@ pub struct Rank {
 pub enum Seen {
     /// The process has a recording.
     Recorded(Box<Process>),
-    /// The launcher has started a process with this number for the rank. It has no recording, or
-    /// has not joined the world.
-    Started(u32),
-    /// No process of this host has the rank, and one should have it.
+    /// The launcher has started a process with this number for the rank, on this host or on the named
+    /// one. It has no recording, or has not joined the world.
+    Started(u32, Option<String>),
+    /// No process of the rank's host has the rank, and one should have it.
     Gone,
     /// The rank runs on another host, or nobody knows where.
     Elsewhere,
@@ -75,7 +77,7 @@ impl Job {
         }
     }
 
-    /// Sets the end of the time that is looked at: where no process of the job runs on this host, the
+    /// Sets the end of the time that is looked at: where no process of the job is known to run, the
     /// last moment that the recordings have.
     fn end_at_last_moment(&mut self) {
         let recorded = self.ranks.iter_mut().filter_map(|rank| match &mut rank.seen {
@@ -83,7 +85,7 @@ impl Job {
             _ => None,
         });
         let mut processes: Vec<&mut Box<Process>> = recorded.collect();
-        if processes.iter().any(|process| process.runs_here()) {
+        if processes.iter().any(|process| process.state.is_alive()) {
             return;
         }
         // Nobody knows whether a process of another host still runs. Its copy is judged as it was.
@@ -101,7 +103,7 @@ impl Job {
 /// The jobs of the processes. Processes that have joined no world yet belong to the job in whose
 /// place the launcher has started them.
 pub fn jobs(found: Found) -> Vec<Job> {
-    let Found { processes, started, .. } = found;
+    let Found { processes, started, nodes, .. } = found;
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
         let keys =
@@ -113,7 +115,7 @@ pub fn jobs(found: Found) -> Vec<Job> {
         same.into_iter().for_each(|other| part.absorb(other));
         parts.push(part);
     }
-    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started)).collect();
+    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started, &nodes)).collect();
     jobs.sort_by(|one, other| one.id.cmp(&other.id));
     jobs
 }
@@ -152,7 +154,7 @@ impl Part {
     }
 
     /// The job of these processes. `None` for a process that is in no job.
-    fn job(self, started: &[(u32, Place)]) -> Option<Job> {
+    fn job(self, started: &[Started], nodes: &[Node]) -> Option<Job> {
         let Part { meeting: met, processes, .. } = self;
         let worlds = || processes.iter().flat_map(Process::worlds);
         let main =
@@ -180,12 +182,18 @@ impl Part {
             }
         }
         let started_as = |rank: u32| {
-            let same = started.iter().filter(|(_, place)| Some(meeting(place)) == met && place.rank == rank as usize);
-            same.map(|(pid, _)| *pid).max()
+            let is_same = |other: &&Started| Some(meeting(&other.place)) == met && other.place.rank == rank as usize;
+            started.iter().filter(is_same).max_by_key(|started| started.pid)
         };
+        let address = met.as_ref().and_then(|(address, _)| address.as_ref());
+        let is_own = |node: &&Node| node.address.is_none() || node.address.as_ref() == address;
+        let nodes: Vec<Node> = nodes.iter().filter(is_own).cloned().collect();
+        let heard = nodes.iter().filter(|node| node.silence.is_none());
+        let heard: BTreeSet<u32> = heard.flat_map(|node| &node.ranks).copied().collect();
         let missing = |rank: u32| match (started_as(rank), is_here.get(rank as usize)) {
-            (Some(pid), _) => Seen::Started(pid),
+            (Some(started), _) => Seen::Started(started.pid, started.host.clone()),
             (None, Some(true)) => Seen::Gone,
+            (None, _) if heard.contains(&rank) => Seen::Gone,
             _ => Seen::Elsewhere,
         };
         for rank in 0..size as u32 {
@@ -201,7 +209,7 @@ impl Part {
             index.extend(worlds.map(|world| ((world.key, world.rank), at)));
             index.extend(main.iter().map(|(key, _)| ((*key, rank.number), at)));
         }
-        let mut job = Job { id, ranks, is_over: false, index };
+        let mut job = Job { id, ranks, is_over: false, nodes, index };
         job.end_at_last_moment();
         Some(job)
     }

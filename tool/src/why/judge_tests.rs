@@ -11,7 +11,7 @@ use recording::{
 use super::find::Found;
 use super::job::jobs;
 use super::judge::{Kind, judge};
-use super::process::{Process, State, Timeline};
+use super::process::{Origin, Process, State, Timeline};
 use super::report;
 use super::stack::Stacks;
 use crate::style::Style;
@@ -94,7 +94,8 @@ impl Rank {
         let rank = self.rank as usize;
         let mut place = Place::new("devicemesh run", rank, 8, Some(rank % self.local_size));
         place.local_size = Some(self.local_size);
-        Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
+        let (pid, place, origin) = (100 + self.rank, Some(place), Origin::Here);
+        Process { pid, state: self.state, snapshot, bytes, timeline, place, origin }
     }
 }
 
