@@ -38,7 +38,10 @@ pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> 
         Some((is_file.then_some(target), file))
     };
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
-    entries.filter_map(Result::ok).filter_map(recording)
+    // The list is complete before the first file is opened. Otherwise two readers that look at each
+    // other would open each other's descriptors without end.
+    let entries: Vec<DirEntry> = entries.filter_map(Result::ok).collect();
+    entries.into_iter().filter_map(recording)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod judge_tests;
 mod launched;
 mod lines;
 mod process;
+mod ras;
 mod report;
 mod roots;
 mod stack;
@@ -172,9 +173,23 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
         let name = name(job);
         let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none(), lines);
         is_stuck |= !verdict.findings.is_empty();
+        let local = job.ranks.iter().filter_map(Rank::process).filter(|process| process.runs_here());
+        let nccl = ras::Status::of(local.map(|process| process.pid));
+        let width = terminal::width();
         match options.json {
-            true => report.jobs.push(JobReport::new(&verdict, &stacks, after, &name)),
-            false => texts.push(report::text(&verdict, &stacks, after, &printable(&name), terminal::width(), style)),
+            true => {
+                let nccl = nccl.and_then(Result::ok).map(|status| status.known(&verdict)).unwrap_or_default();
+                report.jobs.push(JobReport::new(&verdict, &stacks, after, &name, nccl));
+            }
+            false => {
+                let text = report::text(&verdict, &stacks, after, &printable(&name), width, style);
+                let nccl = match nccl {
+                    Some(Ok(status)) => status.text(&status.known(&verdict), width, style),
+                    Some(Err(why)) => format!("\n{}\n", printable(&why)),
+                    None => String::new(),
+                };
+                texts.push(text + &nccl);
+            }
         }
     }
     let text = match (options.json, texts.is_empty()) {

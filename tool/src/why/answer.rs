@@ -87,6 +87,8 @@ struct Seat {
 
 /// An answer.
 pub struct Answer {
+    /// The name of the host.
+    pub host: String,
     /// What was found on the host.
     pub found: Found,
     /// The threads of the processes whose stacks were asked for.
@@ -157,8 +159,17 @@ pub fn answer(request: &[u8], is_of_job: &dyn Fn(u32, Option<&Place>) -> bool) -
         }
         return framed(&header, &[]);
     }
-    let found = live();
-    header.unreadable = found.unreadable.into_iter().take(MOST_STACKS).collect();
+    framed_found(header, &live(), is_of_job, MOST_BYTES / 2)
+}
+
+/// The answer with what was found. The recordings have `most` bytes at most.
+fn framed_found(
+    mut header: Header,
+    found: &Found,
+    is_of_job: &dyn Fn(u32, Option<&Place>) -> bool,
+    most: usize,
+) -> Vec<u8> {
+    header.unreadable = found.unreadable.iter().take(MOST_STACKS).cloned().collect();
     let started = found.started.iter().filter(|started| is_of_job(started.pid, Some(&started.place)));
     header.started = started.map(|started| (started.pid, Seat::of(&started.place))).take(MOST_PROCESSES).collect();
     let is_meant = |process: &&Process| is_of_job(process.pid, process.place.as_ref());
@@ -166,7 +177,7 @@ pub fn answer(request: &[u8], is_of_job: &dyn Fn(u32, Option<&Place>) -> bool) -
     let all = processes.len();
     processes.truncate(MOST_PROCESSES);
     let copies = |calls: usize| -> Vec<Vec<u8>> { processes.iter().map(|process| pack(&process.copy(calls))).collect() };
-    let is_short = |packed: &Vec<Vec<u8>>| packed.iter().map(Vec::len).sum::<usize>() <= MOST_BYTES / 2;
+    let is_short = |packed: &Vec<Vec<u8>>| packed.iter().map(Vec::len).sum::<usize>() <= most;
     let mut packed = CALLS.iter().map(|calls| copies(*calls)).find(is_short).unwrap_or_else(|| copies(CALLS[3]));
     while !is_short(&packed) {
         packed.pop();
@@ -221,7 +232,7 @@ impl Answer {
         }
         let started = |(pid, seat): &(u32, Seat)| Started { pid: *pid, host: Some(host.clone()), place: seat.place() };
         found.started = header.started.iter().map(started).collect();
-        Ok(Answer { found, stacks: header.stacks, refusal: header.refusal })
+        Ok(Answer { host: header.host.clone(), found, stacks: header.stacks, refusal: header.refusal })
     }
 }
 
@@ -237,3 +248,7 @@ impl Seat {
         place
     }
 }
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

@@ -95,7 +95,7 @@ fn candidates() -> BTreeMap<u32, Candidate> {
     let mut found: BTreeMap<u32, Candidate> = BTreeMap::new();
     for _ in 0..MOST_LISTS {
         let mut is_new = false;
-        for pid in proc::own_pids().collect::<Vec<u32>>() {
+        for pid in proc::own_pids().filter(|pid| *pid != std::process::id()).collect::<Vec<u32>>() {
             let is_done = |known: &Candidate| known.place.is_none() || !known.files.is_empty();
             if found.get(&pid).is_some_and(is_done) {
                 continue;

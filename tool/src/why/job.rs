@@ -106,8 +106,8 @@ pub fn jobs(found: Found) -> Vec<Job> {
     let Found { processes, started, nodes, .. } = found;
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
-        let keys =
-            process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
+        let groups = process.joining().into_iter().chain(process.communicators());
+        let keys = process.worlds().map(|world| world.key).chain(groups.map(|channel| channel.key)).collect();
         let mut part = Part { meeting: process.place.as_ref().map(meeting), keys, processes: vec![process] };
         // Every part with a world of this process becomes one with it.
         let (same, others): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|other| other.is_same(&part));
@@ -160,13 +160,20 @@ impl Part {
         let main =
             worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
         let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
-        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
+        // Without a world and a launcher, the ranks are those of the largest communicator.
+        let communicators = processes.iter().flat_map(Process::communicators);
+        let largest = communicators.map(|channel| (channel.size, channel.key)).max();
+        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size));
+        let size = size.or(largest.map(|(size, _)| size as usize))?;
         let size = size.min(MOST_RANKS);
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
         let number = |process: &Process| {
             let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));
             let joining = process.joining().map(|channel| channel.rank);
-            world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32))
+            let known =
+                world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32));
+            let mut communicators = process.communicators();
+            known.or_else(|| Some(communicators.find(|channel| Some((channel.size, channel.key)) == largest)?.rank))
         };
         let here = |rank: u32| {
             let places = processes.iter().filter_map(|process| process.place.as_ref());
@@ -236,3 +243,7 @@ fn is_local(place: &Place, rank: usize) -> bool {
     let first = place.rank.saturating_sub(local);
     size == place.size || (first..first + size).contains(&rank)
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::find::Node;
 use super::job::Seen;
 use super::judge::{Finding, Verdict};
+use super::ras::Known;
 use super::report::rows;
 use super::stack::Stacks;
 
@@ -21,6 +22,8 @@ pub struct JobReport {
     ranks: Vec<RankReport>,
     groups: Vec<GroupReport>,
     nodes: Vec<NodeReport>,
+    /// What NCCL's RAS says of the job's communicators.
+    nccl: Vec<Known>,
 }
 
 /// A node of the job, or a host that was asked.
@@ -83,7 +86,7 @@ struct PositionReport {
 }
 
 impl JobReport {
-    pub fn new(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str) -> JobReport {
+    pub fn new(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str, nccl: Vec<Known>) -> JobReport {
         let number = |rank: &usize| verdict.job.ranks[*rank].number;
         let finding = |finding: &Finding| {
             let mut waiting: Vec<u32> = finding.waits.iter().map(|wait| number(&verdict.waits[*wait].rank)).collect();
@@ -148,6 +151,7 @@ impl JobReport {
             ranks: (0..verdict.job.ranks.len()).map(rank).collect(),
             groups: (0..verdict.groups.len()).map(group).collect(),
             nodes: verdict.job.nodes.iter().map(node).collect(),
+            nccl,
         }
     }
 }

@@ -95,16 +95,18 @@ impl Lines {
             let peers: Vec<Peer> = others.iter().map(|peer| line.peers[*peer].clone()).collect();
             let answers = ask(&line.board, &peers, &Request::recordings().text(), self.patience);
             for (peer, answer) in others.into_iter().zip(answers) {
-                let silence = match answer.and_then(|bytes| Answer::read(&bytes, Origin::Sent(at, peer))) {
+                match answer.and_then(|bytes| Answer::read(&bytes, Origin::Sent(at, peer))) {
                     Ok(answer) => {
+                        let known = node(peer, None);
+                        // A process of srun or mpirun has the name of its host from now on.
+                        let name = if line.address.is_some() { known.name } else { answer.host };
+                        found.nodes.push(Node { name, ..known });
                         found.processes.extend(answer.found.processes);
                         found.started.extend(answer.found.started);
                         found.unreadable.extend(answer.found.unreadable);
-                        None
                     }
-                    Err(why) => Some(why),
-                };
-                found.nodes.push(node(peer, silence));
+                    Err(why) => found.nodes.push(node(peer, Some(why))),
+                }
             }
         }
     }

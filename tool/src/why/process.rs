@@ -149,6 +149,14 @@ impl Process {
         })
     }
 
+    /// The communicators of a process that is in no world and joins none: those of a program that uses
+    /// NCCL alone, of which NCCL's profiler plugin tells.
+    pub fn communicators(&self) -> impl Iterator<Item = &RecordedChannel> {
+        let is_alone = self.snapshot.worlds.is_empty() && self.joining().is_none();
+        let channels = self.snapshot.channels.iter().filter(move |_| is_alone);
+        channels.filter(|channel| channel.kind != AGREEMENTS && channel.state != ChannelState::Closed)
+    }
+
     /// The worlds that have not ended, or all worlds where all have ended.
     pub fn worlds(&self) -> impl Iterator<Item = &RecordedWorld> {
         let all_ended = self.snapshot.worlds.iter().all(|world| world.has_ended);
