@@ -107,7 +107,9 @@ mod tests {
     fn what_is_no_packed_recording_is_an_error() {
         let memory = vec![1; BYTES];
         let packed = pack(&memory);
-        for wrong in [&packed[..packed.len() - 1], &packed[..4], b"", b"abc", &[packed.clone(), vec![0, 0, 1, 0]].concat()] {
+        for wrong in
+            [&packed[..packed.len() - 1], &packed[..4], b"", b"abc", &[packed.clone(), vec![0, 0, 1, 0]].concat()]
+        {
             assert!(unpack(wrong).is_err(), "{} bytes", wrong.len());
         }
         // Runs that go beyond the end of a recording.

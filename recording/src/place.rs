@@ -10,8 +10,8 @@ pub const NAME: &CStr = c"devicemesh-recording";
 pub const EXTENSION: &str = "dmrec";
 
 /// The name of the file with a process's recording: `HOST-PID-START.dmrec`. A process with two
-/// copies of the library has two recordings, and the second one is `HOST-PID-START-2.dmrec`. Letters
-/// of the host's name that do not belong in the name of a file become `_`.
+/// copies of the library has two recordings, and the second one is `HOST-PID-START-2.dmrec`.
+/// Letters of the host's name that do not belong in the name of a file become `_`.
 pub fn file_name(host: &str, pid: u32, start: u64, copy: u32) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
     let host: String = host.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();

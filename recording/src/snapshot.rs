@@ -168,7 +168,8 @@ impl Snapshot {
         Snapshot::with_memory(file).map(|(snapshot, _)| snapshot)
     }
 
-    /// Reads a recording as [`of_file`](Snapshot::of_file) does. Returns the copy of its memory, too.
+    /// Reads a recording as [`of_file`](Snapshot::of_file) does. Returns the copy of its memory,
+    /// too.
     pub fn with_memory(file: &File) -> io::Result<(Snapshot, Vec<u8>)> {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = vec![0; layout::WORDS * 8];

@@ -71,8 +71,8 @@ enum Command {
     /// Become a node of a job (`devicemesh run --hosts` starts this on each host)
     #[command(hide = true)]
     Agent,
-    /// Say what the ranks of this node do (`devicemesh run` starts this for `devicemesh why` on another
-    /// node)
+    /// Say what the ranks of this node do (`devicemesh run` starts this for `devicemesh why` on
+    /// another node)
     #[command(hide = true)]
     Answer {
         /// Where the ranks meet, as HOST:PORT

@@ -176,7 +176,8 @@ fn framed_found(
     let mut processes: Vec<&Process> = found.processes.iter().filter(is_meant).collect();
     let all = processes.len();
     processes.truncate(MOST_PROCESSES);
-    let copies = |calls: usize| -> Vec<Vec<u8>> { processes.iter().map(|process| pack(&process.copy(calls))).collect() };
+    let copies =
+        |calls: usize| -> Vec<Vec<u8>> { processes.iter().map(|process| pack(&process.copy(calls))).collect() };
     let is_short = |packed: &Vec<Vec<u8>>| packed.iter().map(Vec::len).sum::<usize>() <= most;
     let mut packed = CALLS.iter().map(|calls| copies(*calls)).find(is_short).unwrap_or_else(|| copies(CALLS[3]));
     while !is_short(&packed) {
@@ -207,7 +208,8 @@ impl Answer {
         let (length, rest) = bytes.split_at_checked(4).ok_or_else(wrong)?;
         let length = u32::from_le_bytes(length.try_into().map_err(|_| wrong())?) as usize;
         let (header, mut packed) = rest.split_at_checked(length).ok_or_else(wrong)?;
-        let header: Header = from_a_peer(header).map_err(|error| format!("sent an answer that cannot be read: {error}"))?;
+        let header: Header =
+            from_a_peer(header).map_err(|error| format!("sent an answer that cannot be read: {error}"))?;
         if header.format != FORMAT {
             return Err("runs another version of devicemesh, which answers in another way".to_owned());
         }

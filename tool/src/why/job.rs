@@ -38,8 +38,8 @@ pub struct Rank {
 pub enum Seen {
     /// The process has a recording.
     Recorded(Box<Process>),
-    /// The launcher has started a process with this number for the rank, on this host or on the named
-    /// one. It has no recording, or has not joined the world.
+    /// The launcher has started a process with this number for the rank, on this host or on the
+    /// named one. It has no recording, or has not joined the world.
     Started(u32, Option<String>),
     /// No process of the rank's host has the rank, and one should have it.
     Gone,

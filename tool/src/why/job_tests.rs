@@ -14,7 +14,8 @@ fn programs_that_use_nccl_alone_are_a_job_by_their_communicator() {
     let process = |rank: u32, calls: usize| {
         let words: &'static [AtomicU64] = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
         let recorder = Recorder::new(words, 200 + rank, "alpha", "0.2.0");
-        let facts = ChannelFacts { kind: 2, key: 5, world: None, rank: rank as usize, members: &[], size: 2, name: "tp" };
+        let facts =
+            ChannelFacts { kind: 2, key: 5, world: None, rank: rank as usize, members: &[], size: 2, name: "tp" };
         let channel = recorder.open_channel(&facts);
         let all_reduce =
             Call { operation: Operation::AllReduce, dtype: 7, reduction: 0, count: 4, peer: NO_PEER, stream: 0 };
@@ -32,5 +33,8 @@ fn programs_that_use_nccl_alone_are_a_job_by_their_communicator() {
         Process { pid, state, snapshot, bytes, timeline, place: None, origin }
     };
     let text = text_of(Found { processes: vec![process(0, 3), process(1, 2)], ..Found::default() });
-    assert!(text.starts_with("train: rank 1 has not called all-reduce 3 of tp; rank 0 has waited in it for 12 s"), "{text}");
+    assert!(
+        text.starts_with("train: rank 1 has not called all-reduce 3 of tp; rank 0 has waited in it for 12 s"),
+        "{text}"
+    );
 }

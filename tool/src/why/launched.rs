@@ -1,5 +1,5 @@
-//! One `devicemesh why` on each host, started by srun or mpirun. They meet as the ranks of a job do,
-//! in a store that the first one serves. The first one asks the others, and says what is wrong.
+//! One `devicemesh why` on each host, started by srun or mpirun. They meet as the ranks of a job
+//! do, in a store that the first one serves. The first one asks the others, and says what is wrong.
 
 use std::time::Duration;
 
@@ -89,7 +89,10 @@ impl Launched {
         let (host, port) = &self.address;
         let store = TcpStore::connect_with_secret(host, *port, self.secret.clone(), &Wait::after(self.patience));
         let failed = |error: devicemesh::error::Error| {
-            Failure::new(NOT_MADE, format!("the first of {} processes is out of reach: {}", self.place.size, error.message()))
+            Failure::new(
+                NOT_MADE,
+                format!("the first of {} processes is out of reach: {}", self.place.size, error.message()),
+            )
         };
         Ok(Board::new(store.map_err(failed)?, None))
     }

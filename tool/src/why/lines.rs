@@ -111,8 +111,8 @@ impl Lines {
         }
     }
 
-    /// Tells those that were started with this process that there are no more questions, and waits a
-    /// moment until they have read it.
+    /// Tells those that were started with this process that there are no more questions, and waits
+    /// a moment until they have read it.
     pub fn finish(&self) {
         let until = Instant::now() + LEAVES;
         for line in &self.lines {
@@ -123,7 +123,8 @@ impl Lines {
         }
     }
 
-    /// Asks hosts for the stacks of processes, each with its rank and where its recording comes from.
+    /// Asks hosts for the stacks of processes, each with its rank and where its recording comes
+    /// from.
     pub fn look(&self, processes: &[(usize, u32, Origin)], stacks: &mut Stacks) {
         let mut asked: BTreeMap<(usize, usize), Vec<(usize, u32)>> = BTreeMap::new();
         for (rank, pid, origin) in processes {
@@ -135,7 +136,8 @@ impl Lines {
             let Some(Line { board, peers, .. }) = self.lines.get(line) else { continue };
             let request = Request::stacks(ranks.iter().map(|(_, pid)| *pid).collect()).text();
             let answer = ask(board, &peers[peer..=peer], &request, self.patience).pop();
-            let Some(Ok(Ok(answer))) = answer.map(|answer| answer.map(|bytes| Answer::read(&bytes, Origin::File))) else {
+            let Some(Ok(Ok(answer))) = answer.map(|answer| answer.map(|bytes| Answer::read(&bytes, Origin::File)))
+            else {
                 continue;
             };
             for (pid, threads) in answer.stacks {

@@ -62,15 +62,8 @@ pub enum State {
 
 impl State {
     /// The states in the order of their numbers in copies of recordings.
-    const ALL: [State; 7] = [
-        State::Computes,
-        State::Sleeps,
-        State::Blocked,
-        State::Stopped,
-        State::Traced,
-        State::Gone,
-        State::Unknown,
-    ];
+    const ALL: [State; 7] =
+        [State::Computes, State::Sleeps, State::Blocked, State::Stopped, State::Traced, State::Gone, State::Unknown];
 
     /// The state with that number in a copy of a recording.
     pub fn from_number(number: u64) -> State {
@@ -112,16 +105,16 @@ impl Process {
         self.origin == Origin::Here && self.state.is_alive()
     }
 
-    /// The name of a file for a copy of the recording, in the form of those in DM_TRACE_DIR. `copy` is
-    /// 1, or more where the process has several recordings.
+    /// The name of a file for a copy of the recording, in the form of those in DM_TRACE_DIR. `copy`
+    /// is 1, or more where the process has several recordings.
     pub fn file_name(&self, copy: u32) -> String {
         let start = Stat::read(self.pid).filter(|_| self.runs_here()).map_or(0, |stat| stat.started);
         file_name(self.host(), self.snapshot.process.pid, start, copy)
     }
 
-    /// A copy of the recording with the last `most` calls of each group. Where the process runs here,
-    /// the copy says what the process does, and has the moment at which the recording was read. So
-    /// a reader elsewhere knows how long ago each call was, whatever its own clock says.
+    /// A copy of the recording with the last `most` calls of each group. Where the process runs
+    /// here, the copy says what the process does, and has the moment at which the recording was
+    /// read. So a reader elsewhere knows how long ago each call was, whatever its own clock says.
     pub fn copy(&self, most: usize) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         thin(&mut bytes, &self.snapshot, most);
@@ -131,8 +124,8 @@ impl Process {
         bytes
     }
 
-    /// The process of a copy that [`copy`](Process::copy) has made. `None` where the recording is no
-    /// copy.
+    /// The process of a copy that [`copy`](Process::copy) has made. `None` where the recording is
+    /// no copy.
     pub fn of_copy(snapshot: Snapshot, bytes: Vec<u8>, origin: Origin) -> Option<Process> {
         let state = State::from_number(snapshot.process.copied?);
         // All times are those of the copy's own host, so the clocks of the hosts need not agree.
@@ -149,8 +142,8 @@ impl Process {
         })
     }
 
-    /// The communicators of a process that is in no world and joins none: those of a program that uses
-    /// NCCL alone, of which NCCL's profiler plugin tells.
+    /// The communicators of a process that is in no world and joins none: those of a program that
+    /// uses NCCL alone, of which NCCL's profiler plugin tells.
     pub fn communicators(&self) -> impl Iterator<Item = &RecordedChannel> {
         let is_alone = self.snapshot.worlds.is_empty() && self.joining().is_none();
         let channels = self.snapshot.channels.iter().filter(move |_| is_alone);

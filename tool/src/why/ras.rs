@@ -113,8 +113,8 @@ struct Row {
 }
 
 impl Status {
-    /// Asks the RAS of a job: at the place that its processes name, or at the usual one. `None` where
-    /// nothing listens there. Fails where something listens that does not answer as RAS.
+    /// Asks the RAS of a job: at the place that its processes name, or at the usual one. `None`
+    /// where nothing listens there. Fails where something listens that does not answer as RAS.
     pub fn of(pids: impl Iterator<Item = u32>) -> Option<Result<Status, String>> {
         let named = |pid: u32| {
             let environment = proc::words(pid, "environ")?;
@@ -130,7 +130,8 @@ impl Status {
     pub fn known(&self, verdict: &Verdict<'_>) -> Vec<Known> {
         let known = |communicator: &Communicator| {
             let pids: BTreeMap<usize, i64> = communicator.pids().collect();
-            let fits = |group: &&Group<'_>| !group.is_scope && group.members.len() == communicator.size && fits(group, &pids);
+            let fits =
+                |group: &&Group<'_>| !group.is_scope && group.members.len() == communicator.size && fits(group, &pids);
             let groups: Vec<&Group<'_>> = verdict.groups.iter().filter(fits).collect();
             let mut names: Vec<String> = groups.iter().map(|group| group.name.to_owned()).collect();
             names.dedup();

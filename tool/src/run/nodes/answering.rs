@@ -32,8 +32,8 @@ impl Answering {
         self.is_busy.load(Ordering::SeqCst)
     }
 
-    /// Takes the question out of the store, and answers it on a thread of its own. `address` is where
-    /// the ranks meet.
+    /// Takes the question out of the store, and answers it on a thread of its own. `address` is
+    /// where the ranks meet.
     pub fn answer(&self, shared: &Arc<Shared>, arrival: u32, text: &[u8], address: String) {
         let Some(reached) = shared.reached.get() else { return };
         // A question that stays in the store would be answered again and again.

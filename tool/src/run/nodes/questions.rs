@@ -59,7 +59,12 @@ impl Question {
 
 /// Asks the peers, and returns the answer of each one, or why there is none. Each peer has
 /// `patience` from the moment at which it is asked.
-pub fn ask(board: &Board, peers: &[Peer], request: &str, patience: Duration) -> Vec<std::result::Result<Vec<u8>, String>> {
+pub fn ask(
+    board: &Board,
+    peers: &[Peer],
+    request: &str,
+    patience: Duration,
+) -> Vec<std::result::Result<Vec<u8>, String>> {
     let asker = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned();
     let question = Question { asker, request: request.to_owned() };
     let mut answers = vec![None; peers.len()];
