@@ -24,6 +24,7 @@ DIMENSIONS = {
     "replicate": ("#ee8866", "replicate: all-reduce of gradients"),
     "data": ("#ccbb44", "data: all-reduce of the loss"),
 }
+PICTURE = ROOT / "docs/pictures/trace.svg"
 STEPS = 3
 LEFT, TOP, WIDTH, LANE, GAP = 64, 62, 760, 22, 6
 # A call that waited for nobody has no length. It is drawn as a stroke.
@@ -103,7 +104,7 @@ def picture(calls):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", type=Path, help="examples/hsdp_tp, built")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs/pictures/trace.svg")
+    parser.add_argument("-o", "--output", type=Path, default=PICTURE)
     options = parser.parse_args()
     options.output.write_text(picture(recorded(options.program)))
 

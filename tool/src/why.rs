@@ -2,7 +2,8 @@
 //!
 //! Every process that uses the library has a recording of its calls in memory that others can read
 //! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
-//! whom. It changes nothing in the processes, and needs nothing from them.
+//! whom. It changes nothing in the processes, and needs nothing from them. It reads those of its own
+//! host itself, and asks the other hosts of the job ([`lines`]).
 
 mod answer;
 mod exit_code;
@@ -56,14 +57,14 @@ use crate::words::{count, listed};
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Examples:
-  # all jobs of this user on this host
+  # all jobs of this user on this host; a job of devicemesh run on all of its hosts
   devicemesh why
   # the job with that name or process
   devicemesh why llama
   # a job that is gone, whose ranks had DM_TRACE_DIR=traces
   devicemesh why traces/
-  # ranks on several hosts
-  srun --overlap --ntasks-per-node=1 devicemesh why --save shared/ && devicemesh why shared/
+  # ranks that srun has started on several hosts
+  srun --jobid=JOB --overlap --ntasks-per-node=1 devicemesh why
 
 Columns:
   group  a mesh and its dimension, or what the ranks agree in
@@ -101,8 +102,9 @@ pub struct Options {
     /// a moment. --watch does not read them
     #[arg(long)]
     no_stacks: bool,
-    /// Copy the recordings of the jobs into this folder, and judge nothing. Where the ranks run on
-    /// several hosts, do this on each host, and give the folder with all copies to `devicemesh why`
+    /// Copy the recordings of the jobs on this host into this folder, and judge nothing. Where
+    /// nothing else reaches all hosts of a job, do this on each host, and give the folder with all
+    /// copies to `devicemesh why`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "watch", "no_stacks"])]
     save: Option<PathBuf>,
     /// Print one line of JSON, with all ranks, groups and findings

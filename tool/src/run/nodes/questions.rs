@@ -184,3 +184,65 @@ impl Asking<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use devicemesh::rendezvous::store::{Server, TcpStore};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(1);
+
+    fn peer(arrival: u32, lost: Option<&str>) -> Peer {
+        Peer { arrival, name: format!("node {arrival}"), ranks: Vec::new(), lost: lost.map(str::to_owned) }
+    }
+
+    #[test]
+    fn each_peer_answers_or_is_named_and_nothing_stays_in_the_store() {
+        let server = Server::at("127.0.0.1", 0, None).unwrap();
+        let port = server.local_addr().port();
+        let board = || Board::new(TcpStore::connect("127.0.0.1", port, &Wait::after(SOON * 10)).unwrap(), None);
+        let answering = |arrival: u32| {
+            let board = board();
+            std::thread::spawn(move || {
+                let mut answered = 0;
+                while let Some(question) = next_question(&board, arrival, &Wait::after(SOON * 30)).unwrap() {
+                    let answer = format!("{arrival}: {}", question.request);
+                    board.set(&question.answer_key(arrival), answer.as_bytes(), &Wait::after(SOON)).unwrap();
+                    answered += 1;
+                }
+                answered
+            })
+        };
+        // More than are asked at one time, one that says nothing, and one that is lost.
+        let threads: Vec<_> = (1..=20).map(answering).collect();
+        let mut peers: Vec<Peer> = (1..=20).map(|arrival| peer(arrival, None)).collect();
+        peers.extend([peer(21, None), peer(22, Some("has gone"))]);
+        let asker = board();
+        let answers = ask(&asker, &peers, "who?", SOON);
+        for (arrival, answer) in (1..=20).zip(&answers) {
+            assert_eq!(answer.as_deref(), Ok(format!("{arrival}: who?").as_bytes()));
+        }
+        assert_eq!(answers[20], Err("did not answer within 1 s".to_owned()));
+        assert_eq!(answers[21], Err("has gone".to_owned()));
+        let keys: Vec<String> = (1..=22).map(keys::question).collect();
+        assert!(!asker.present(&keys, &Wait::after(SOON)).unwrap().contains(&true));
+        end_questions(&asker);
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap() == 1));
+        assert_eq!(left(&asker), 20);
+    }
+
+    #[test]
+    fn a_question_that_is_none_is_not_answered() {
+        for text in [
+            "",
+            "{}",
+            "{\"asker\": \"../over\", \"request\": \"\"}",
+            &format!("{{\"asker\": \"{}\", \"request\": \"\"}}", "a".repeat(65)),
+        ] {
+            assert!(Question::read(text.as_bytes()).is_none(), "{text}");
+        }
+        let question = Question::read(b"{\"asker\": \"0a-1\", \"request\": \"{}\"}").unwrap();
+        assert_eq!(question.answer_key(3), "devicemesh/run/answer/0a-1/3");
+    }
+}
