@@ -116,13 +116,16 @@ def children_of(pid):
 
 
 def until(jobs, kind, *options, **how):
-    """Asks until the first finding is of this kind. Gives the job of the report."""
+    """Asks until the first finding is of this kind, and the ranks have made the mesh, unless they hang before. Gives
+    the job of the report."""
     last = time.monotonic() + PATIENCE
     while True:
         report, code = jobs.why("--after", "0.3s", *options, **how)
         found = report["jobs"] if code in (0, 1) else []
         findings = [job["findings"] for job in found]
-        if findings and findings[0] and findings[0][0]["kind"] == kind:
+        # A rank that has not been started yet has no process, like one that is gone.
+        has_begun = kind == WAYS["join"][0] or any(group["name"] == "mesh/tp" for job in found for group in job["groups"])
+        if has_begun and findings and findings[0] and findings[0][0]["kind"] == kind:
             assert code == 1 and len(found) == 1 and found[0]["stuck"], report
             return found[0]
         assert time.monotonic() < last, f"not {kind}: {report}"

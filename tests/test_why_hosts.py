@@ -105,7 +105,7 @@ def test_one_job_asked_in_every_way(jobs, tmp_path):
         assert saved.communicate(timeout=60)[0] == f"2 recordings saved in {folder}\n"
     copied = json.loads(run(TOOL, "why", "--json", "--after", "0.3s", folder, code=1).stdout)["jobs"][0]
     check({**copied, "name": "hang"}, "sleep")
-    assert {rank["state"] for rank in copied["ranks"]} == {"sleeps"}, copied
+    assert {rank["state"] for rank in copied["ranks"]} <= {"sleeps", "computes"}, copied
 
     # A host whose tool does not answer is named with its ranks. The others are judged.
     keeper = jobs.lab.hosts["gamma"].inner_pid(jobs.nodes["gamma"])
