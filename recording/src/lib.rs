@@ -13,6 +13,7 @@
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
 //! - [`extract`](extract()): a part of a recording in few bytes, for another host.
 //! - [`metrics`]: the counters of recordings as text for Prometheus.
+//! - [`packed`]: copies of a recording for other hosts.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
@@ -23,6 +24,7 @@ mod extract;
 pub mod layout;
 pub mod metrics;
 mod operation;
+pub mod packed;
 pub mod place;
 mod recorder;
 mod settled;
