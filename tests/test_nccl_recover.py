@@ -47,7 +47,7 @@ def test_a_job_grows(run, tmp_path):
     """The grown mesh comes from a fresh id, too, on all ranks: nothing is made by ncclCommGrow
     (docs/recovery.md says why)."""
     # The ranks 4 and 5 begin when the job of the others runs.
-    script = f'test $RANK -lt 4 && export WORLD_SIZE=4 || {{ until test -e {tmp_path}/grows; do sleep 0.02; done; export DM_JOIN=running; }}; exec "$@"'
+    script = f'test $RANK -lt 4 && export WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 || {{ until test -e {tmp_path}/grows; do sleep 0.02; done; export DM_JOIN=running; }}; exec "$@"'
     for rank, lines in run("grow", ranks=6, wrapper=("sh", "-c", script, "sh"), RECORDER_GROWS=tmp_path / "grows")[1].items():
         before, after = lines[:lines.index("# grow")] if rank < 4 else [], lines[lines.index("# grow") + 1:] if rank < 4 else lines
         aborted = [line for line in after[:after.index("# grown")] if line.startswith("abort")]

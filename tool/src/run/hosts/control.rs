@@ -53,9 +53,7 @@ impl Control {
         // ssh ends with one code for a killed node and for a failed connection, so the keeper of a
         // node whose front was killed tells the starter.
         let gone = Cause::Gone { node: share.name_of(share.node), number: None, is_killed: Some(true) };
-        guard::set_last_word(
-            Said::Gone { node: share.node, arrival: None, text: gone.to_string() }.mark().into_bytes(),
-        );
+        guard::set_last_word(Said::Killed { text: gone.to_string() }.mark().into_bytes());
         Some(Control {
             starter: share.starter.clone(),
             input: stdin(),

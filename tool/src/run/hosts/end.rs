@@ -263,19 +263,30 @@ impl Starter<'_> {
         // The word may be about the process that was there before this one.
         let is_past = arrival.zip(node.arrival).is_some_and(|(lost, now)| lost < now);
         let is_here = node.planned.is_local && node.process.is_some();
-        if from != gone {
+        // A node that has taken the place of a lost one reads of that loss, too.
+        if from != gone || arrival.is_some() {
             if !is_past {
                 self.losses.hold(from, gone, text, is_here);
             }
             return;
         }
-        self.losses.own(gone);
-        if is_here {
-            // The end of the process has the signal that has killed it.
-            return self.losses.hold(from, gone, text, is_here);
+        self.node_says_it_has_gone(gone, &text);
+    }
+
+    fn node_says_it_has_gone(&mut self, index: usize, text: &str) {
+        self.losses.own(index);
+        if self.losses.tell(index) && self.code.is_none() {
+            self.say_loss(index, text);
         }
-        if self.losses.tell(gone) && self.code.is_none() {
-            self.say_loss(gone, &text);
+    }
+
+    /// Handles the word of a node's keeper that the node's own process was killed. On the starter's
+    /// own host the end of that process has the signal, and comes a moment later at most.
+    pub fn node_was_killed(&mut self, index: usize, text: String) {
+        let node = &self.nodes[index];
+        match node.planned.is_local && node.process.is_some() {
+            true => self.losses.hold(index, index, text, true),
+            false => self.node_says_it_has_gone(index, &text),
         }
     }
 

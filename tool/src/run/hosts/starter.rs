@@ -372,6 +372,7 @@ impl Starter<'_> {
             Got::Said(Said::Begun) => {}
             Got::Said(Said::Ending { cause }) => self.node_tells(index, &cause),
             Got::Said(Said::Gone { node, arrival, text }) => self.node_has_gone(index, node as usize, arrival, text),
+            Got::Said(Said::Killed { text }) => self.node_was_killed(index, text),
             Got::Said(Said::Met { arrival }) => self.node_has_met(index, arrival),
             Got::Said(Said::Ended { code }) => self.node_ended(index, code),
         }

@@ -43,6 +43,9 @@ pub enum Said {
         arrival: Option<u32>,
         text: String,
     },
+    /// The process of this node was killed, as the text says. The node's keeper, which guards that
+    /// process, says so.
+    Killed { text: String },
     /// The node has ended with that exit code.
     Ended { code: u8 },
     /// The node has met all the others, so that ranks may run. `arrival` is the number under which
