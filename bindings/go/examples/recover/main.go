@@ -116,7 +116,7 @@ func (t *training) goOn(ctx context.Context, mesh *devicemesh.Mesh, world *devic
 	if err != nil || !done {
 		return false, err
 	}
-	err = world.Finalize(ctx)
+	err = world.Finalize(ctx, 0)
 	return err == nil, err
 }
 
