@@ -92,10 +92,8 @@ impl Job<'_> {
     fn text(&self, recovery: &Recovery) -> String {
         let mesh = self.before.mesh();
         let shape: Vec<String> = recovery.epoch().replicas.sizes.iter().map(usize::to_string).collect();
-        // Later the mesh is the one that the last recovery gave. Before, the world may have several.
-        let id = if recovery.epoch_number() == 0 { format!(", mesh={}", self.before.id()) } else { String::new() };
         format!(
-            "{CALL}(shape=({}), names=({}), dim={}{id}{})",
+            "{CALL}(shape=({}), names=({}), dim={}{})",
             shape.join(", "),
             mesh.dim_names().join(", "),
             mesh.dim_name(self.index),
