@@ -58,6 +58,9 @@ impl Starter<'_> {
 
     /// Notes that a host cannot take part.
     pub fn host_failed(&mut self, index: usize, why: String) {
+        if self.nodes[index].is_left_behind {
+            return self.try_has_failed(index, &why);
+        }
         self.nodes[index].state = State::Lost;
         if self.code.is_none() {
             self.failures.add(index, self.nodes[index].target(), why);
@@ -111,7 +114,8 @@ impl Starter<'_> {
 
     /// Notes that a node says why the job ends.
     pub fn node_tells(&mut self, index: usize, cause: &str) {
-        if self.reason.is_none() && self.code.is_none() {
+        // A node that has not met the others again says why it cannot.
+        if !self.nodes[index].is_left_behind && self.reason.is_none() && self.code.is_none() {
             self.teller = Some(index);
             self.reason = Some(format!("devicemesh run: {}", self.style.wrong(&printable(cause))));
         }
@@ -234,7 +238,8 @@ impl Starter<'_> {
             self.sinks.say("");
         }
         let is_passing = [SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT].contains(&signal);
-        let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
+        let has_started =
+            |node: &Node| node.is_left_behind || node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
             let named = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
             if self.asked.is_some_and(|last| !is_impatient(last, named)) {
@@ -293,15 +298,14 @@ impl Starter<'_> {
     /// reason, else the first code that is not 0 in the order of the nodes, because node 0 knows
     /// the job best, else 1 if a node is lost, and 0 if not.
     pub fn exit_code(&self) -> u8 {
-        let is_lost = |(index, node): (usize, &Node)| node.state == State::Lost && !self.left_behind.contains(&index);
-        let is_lost = self.nodes.iter().enumerate().any(is_lost);
+        let is_lost = self.nodes.iter().any(|node| node.state == State::Lost && !node.is_left_behind);
         self.losses.code().or(self.code).or(self.code_of_nodes()).unwrap_or(is_lost.into())
     }
 
     /// The first exit code of a node that is not 0, in the order of the nodes.
     fn code_of_nodes(&self) -> Option<u8> {
-        let here = self.nodes.iter().enumerate().filter(|(index, _)| !self.left_behind.contains(index));
-        let mut codes = here.map(|(_, node)| if let State::Ended(code) = node.state { code } else { 0 });
+        let here = self.nodes.iter().filter(|node| !node.is_left_behind);
+        let mut codes = here.map(|node| if let State::Ended(code) = node.state { code } else { 0 });
         codes.find(|code| *code != 0)
     }
 }

@@ -22,7 +22,7 @@ impl Starter<'_> {
     /// Handles the exit code of a node.
     pub fn node_ended(&mut self, index: usize, code: u8) {
         self.nodes[index].state = State::Ended(code);
-        if self.left_behind.contains(&index) {
+        if self.nodes[index].is_left_behind {
             return;
         }
         self.losses.ended(index, code);
@@ -41,26 +41,27 @@ impl Starter<'_> {
     fn goes_on_without(&self, index: usize) -> bool {
         let is_for_ranks = self.options.restart.standing().unit == Some(Unit::Rank);
         let is_needed = index == 0 && !self.has_service;
-        let is_ending = self.reason.is_some() || self.code.is_some() || self.limit.is_some();
-        self.left_behind.contains(&index) || (is_for_ranks && self.has_met && !is_needed && !is_ending)
+        let may_go_on = is_for_ranks && self.has_met && !is_needed && !self.is_ending();
+        self.nodes[index].is_left_behind || may_go_on
     }
 
     /// Goes on without a host that is lost. Its connection is closed, because a node there that is
     /// cut off from the others must end its ranks.
     fn leave_behind(&mut self, index: usize, text: &str) {
         let is_own = self.losses.is_own(index);
-        if !self.left_behind.insert(index) {
+        let node = &mut self.nodes[index];
+        if std::mem::replace(&mut node.is_left_behind, true) {
             return;
         }
-        let node = &mut self.nodes[index];
         if let Some(process) = &node.process {
             process.kill();
             if !is_own && !node.planned.is_local {
                 node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
             }
         }
-        self.say(&format!("{}; the job goes on without its ranks", printable(without_end(text))));
-        if self.left_behind.len() == self.nodes.len() {
+        let (lost, rest) = (without_end(text), self.plan_return(index));
+        self.say(&format!("{}; the job goes on without its ranks{rest}", printable(lost)));
+        if self.nodes.iter().all(|node| node.is_left_behind) {
             self.give_reason("all hosts of the job are lost");
             self.end(1);
         }
@@ -74,7 +75,8 @@ impl Starter<'_> {
         if !is_own && node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
             node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
         }
-        if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
+        let is_over = matches!(node.state, State::Ended(_) | State::Lost) && !node.is_left_behind;
+        if is_over || self.code.is_some() {
             return;
         }
         let program = node.program();
@@ -84,6 +86,10 @@ impl Starter<'_> {
         };
         let words = process.words();
         let colon = if words.is_empty() { "" } else { ": " };
+        if node.is_left_behind {
+            let why = format!("{program} {how}{colon}{words}");
+            return self.try_has_failed(index, &why);
+        }
         if node.has_orders() {
             let name = node.numbered(index);
             let text = match status.code() {
@@ -117,16 +123,35 @@ impl Starter<'_> {
     }
 
     /// Handles what a node says of one that has gone.
-    pub fn node_has_gone(&mut self, from: usize, gone: usize, text: String) {
-        if gone >= self.nodes.len() {
+    pub fn node_has_gone(&mut self, from: usize, gone: usize, arrival: Option<u32>, text: String) {
+        let Some(node) = self.nodes.get(gone) else { return };
+        // The word may be about the process that was there before this one.
+        let is_past = arrival.zip(node.arrival).is_some_and(|(lost, now)| lost < now);
+        let is_here = node.planned.is_local && node.process.is_some();
+        // A node that has taken the place of a lost one reads of that loss, too.
+        if from != gone || arrival.is_some() {
+            if !is_past {
+                self.losses.hold(from, gone, text, is_here);
+            }
             return;
         }
-        if from != gone {
-            return self.losses.hold(from, gone, text);
+        self.node_says_it_has_gone(gone, &text);
+    }
+
+    fn node_says_it_has_gone(&mut self, index: usize, text: &str) {
+        self.losses.own(index);
+        if self.losses.tell(index) && self.code.is_none() {
+            self.say_loss(index, text);
         }
-        self.losses.own(gone);
-        if self.losses.tell(gone) && self.code.is_none() {
-            self.say_loss(gone, &text);
+    }
+
+    /// Handles the word of a node's keeper that the node's own process was killed. On the starter's
+    /// own host the end of that process has the signal, and comes a moment later at most.
+    pub fn node_was_killed(&mut self, index: usize, text: String) {
+        let node = &self.nodes[index];
+        match node.planned.is_local && node.process.is_some() {
+            true => self.losses.hold(index, index, text, true),
+            false => self.node_says_it_has_gone(index, &text),
         }
     }
 
