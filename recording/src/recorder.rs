@@ -301,11 +301,14 @@ impl Recorder {
     /// EPYC.
     #[inline]
     pub fn end_at_once(&self, entry: Entry, state: EntryState) {
+        if entry.number == Entry::NONE.number {
+            return;
+        }
         let begun = self.get(slot_base(entry.number) + call::BEGUN);
         self.end_at(entry, state, begun);
     }
 
-    #[inline]
+    #[inline(always)]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
         if entry.is_message || entry.channel == Channel::NONE {
