@@ -219,8 +219,8 @@ fn crossed(world: &Arc<World>) {
     wait_for_parent();
 }
 
-/// Rank 0 waits along a dimension of one mesh, and rank 1 in a call of its own on the communicator of
-/// another mesh.
+/// Rank 0 waits along a dimension of one mesh, and rank 1 in a call of its own on the communicator
+/// of another mesh.
 fn raw_elsewhere(world: &Arc<World>) {
     let first = mesh_within(world, &[2], &["dp"], Duration::from_millis(500));
     let spec = MeshSpec::new("cpu", &[2], world.size(), world.rank()).names(&["tp"]);

@@ -1,15 +1,15 @@
 //! A part of a recording in few bytes, which can be sent to another host.
 //!
-//! An extract has the header, one world with its groups, and some calls. Read back, it is a recording
-//! in which everything else is missing. It is a list of ranges of words: the number of words that
-//! are left out before the range, its length, and its words. Every number is in LEB128, seven bits
-//! a byte, because most words are small.
+//! An extract has the header, one world with its groups, and some calls. Read back, it is a
+//! recording in which everything else is missing. It is a list of ranges of words: the number of
+//! words that are left out before the range, its length, and its words. Every number is in LEB128,
+//! seven bits a byte, because most words are small.
 
 use crate::layout::{self, channel, header};
 use crate::snapshot::{RecordedCall, RecordedWorld, Snapshot};
 
-/// Returns the extract of a recording with the groups of `world` and of no world, and those of its calls for which
-/// `is_wanted` holds. `snapshot` was read from `memory`.
+/// Returns the extract of a recording with the groups of `world` and of no world, and those of its
+/// calls for which `is_wanted` holds. `snapshot` was read from `memory`.
 pub fn extract(
     snapshot: &Snapshot,
     memory: &[u8],

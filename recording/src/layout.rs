@@ -104,8 +104,8 @@ pub const CHANNEL_COUNT: usize = 256;
 pub const CHANNEL_WORDS: usize = 32;
 
 /// The words of a channel. Those from [`CALLS_BEGUN`](channel::CALLS_BEGUN) to
-/// [`DIGEST`](channel::DIGEST), and [`CALLS_FAILED`](channel::CALLS_FAILED), change with each call,
-/// without the stamp. Each is right by itself.
+/// [`DIGEST`](channel::DIGEST), and [`CALLS_FAILED`](channel::CALLS_FAILED), change with each
+/// call, without the stamp. Each is right by itself.
 pub mod channel {
     /// The stamp; 0 where no channel has this place.
     pub const STAMP: usize = 0;

@@ -79,8 +79,8 @@ impl Operation {
     }
 
     /// Whether all ranks of a group make this call in one order, so that it belongs to the group's
-    /// digest. A message does not, and nobody knows whether the other ranks make an operation of the
-    /// program's own.
+    /// digest. A message does not, and nobody knows whether the other ranks make an operation of
+    /// the program's own.
     #[inline]
     pub fn is_compared(self) -> bool {
         !matches!(self, Operation::Send | Operation::Recv | Operation::Custom)
@@ -115,8 +115,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether the call belongs to the digest. NCCL does nothing in a collective without elements, so
-    /// ranks may leave it out.
+    /// Whether the call belongs to the digest. NCCL does nothing in a collective without elements,
+    /// so ranks may leave it out.
     #[inline]
     fn is_compared(&self) -> bool {
         self.operation.is_compared()

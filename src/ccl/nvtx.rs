@@ -1,10 +1,10 @@
 //! NVTX ranges for the operations of a mesh, where a tool such as Nsight Systems listens.
 //!
-//! NVTX is a protocol between a library that marks ranges and a tool that records them. Version 3 has
-//! no library of its own between the two: each library that marks ranges loads the tool, which
+//! NVTX is a protocol between a library that marks ranges and a tool that records them. Version 3
+//! has no library of its own between the two: each library that marks ranges loads the tool, which
 //! `NVTX_INJECTION64_PATH` names, and calls its `InitializeInjectionNvtx2`. The tool asks back for
-//! tables of function pointers, and fills in its own functions. (NVIDIA/NVTX, nvtxDetail/nvtxInit.h
-//! and nvtxTypes.h, which also have the numbers below.)
+//! tables of function pointers, and fills in its own functions. (NVIDIA/NVTX,
+//! nvtxDetail/nvtxInit.h and nvtxTypes.h, which also have the numbers below.)
 //!
 //! Without the variable nothing is loaded, and an operation costs one look at a flag.
 
@@ -143,8 +143,8 @@ fn begin(name: &str, number: u64) -> Option<Range> {
         message: name.as_ptr(),
     };
     type Push = unsafe extern "C" fn(*mut c_void, *const Event) -> c_int;
-    // SAFETY: `attach` has found the function, which the tool gave for this place of the table. The
-    // event and its message outlive the call, and a tool copies what it keeps.
+    // SAFETY: `attach` has found the function, which the tool gave for this place of the table.
+    // The event and its message outlive the call, and a tool copies what it keeps.
     unsafe { std::mem::transmute::<*mut c_void, Push>(tool.slots[CORE2][RANGE_PUSH])(tool.domain, &raw const event) };
     Some(Range(()))
 }
@@ -212,8 +212,8 @@ extern "C" fn exported(table: u32) -> *const c_void {
     }
 }
 
-/// Gives the tool the places for its functions of a module, and returns 1. Returns 0 for an unknown
-/// module.
+/// Gives the tool the places for its functions of a module, and returns 1. Returns 0 for an
+/// unknown module.
 ///
 /// # Safety
 /// The two pointers are NULL or can be written.

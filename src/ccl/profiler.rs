@@ -22,10 +22,10 @@
 //!   [`EntryState::Done`].
 //! - A replay of a CUDA graph launches nothing, so NCCL tells of its first launch alone.
 //! - NCCL does not tell the reduction.
-//! - The calls of a communicator that a mesh has made belong to the dimension's group of the recording,
-//!   which has its name (`mesh/tp`) and its ranks (the module `expected`). Version 3 describes no
-//!   communicator while it is made. There, and for communicators of others, the group has the name of
-//!   the communicator, and no ranks.
+//! - The calls of a communicator that a mesh has made belong to the dimension's group of the
+//!   recording, which has its name (`mesh/tp`) and its ranks (the module `expected`). Version 3
+//!   describes no communicator while it is made. There, and for communicators of others, the group
+//!   has the name of the communicator, and no ranks.
 //!
 //! # Handles
 //!

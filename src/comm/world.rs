@@ -442,8 +442,8 @@ impl World {
         lock(&self.single_turn)
     }
 
-    /// Notes that the calling thread makes a collective that the ranks compare. Returns whether several
-    /// threads have made such collectives.
+    /// Notes that the calling thread makes a collective that the ranks compare. Returns whether
+    /// several threads have made such collectives.
     pub(super) fn note_collective_thread(&self) -> bool {
         let mut threads = lock(&self.collective_threads);
         let this = std::thread::current().id();

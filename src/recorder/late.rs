@@ -63,7 +63,8 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     }
     let (ranks, name) = (wanted.ranks(&found), &wanted.name);
     let here = ranks.iter().find(|rank| rank.number == me)?;
-    // A stream does not say for whom it waits. The ranks that have begun fewer calls are late then.
+    // A stream does not say for whom it waits. The ranks that have begun fewer calls are late
+    // then.
     let is_unknown = error.status() == Status::Timeout && late.is_empty() && group.kind == Kind::Dimension;
     let is_behind = |rank: &Rank<'_>| rank.channel.is_some_and(|channel| channel.calls_begun < wanted.begun);
     let is_late =
@@ -102,7 +103,8 @@ fn from_other_hosts(
     };
     let is_elsewhere = |rank: &&u32| local(**rank).is_none();
     let absent: Vec<u32> = late.iter().filter(is_elsewhere).copied().collect();
-    // Ranks that have not agreed on a call may differ, so only the late ones are of interest there.
+    // Ranks that have not agreed on a call may differ, so only the late ones are of interest
+    // there.
     let is_compared = group.kind != Kind::Scope;
     let others = members.iter().filter(|rank| is_compared && !late.contains(*rank)).filter(is_elsewhere);
     let others: Vec<u32> = others.copied().collect();

@@ -1,13 +1,13 @@
-//! What the recordings of other hosts say: each host leaves extracts of its recordings in the store
-//! when a call fails, and reads those of the other hosts.
+//! What the recordings of other hosts say: each host leaves extracts of its recordings in the
+//! store when a call fails, and reads those of the other hosts.
 //!
 //! | key | who writes it | when |
 //! |---|---|---|
 //! | `<group>/<rank>` | the rank itself | when a call of the group has failed on it |
 //! | `late/<rank>` | a rank of its host | when the rank did not come to a call, and so says nothing itself |
 //!
-//! A group fails once, so the first kind is never old. The second kind has the time at which it was
-//! written, and [`FRESH`] says how old it may be.
+//! A group fails once, so the first kind is never old. The second kind has the time at which it
+//! was written, and [`FRESH`] says how old it may be.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -77,8 +77,8 @@ pub(super) fn read(reports: &dyn Reports, group: &Group, late: &[u32], others: &
     }
 }
 
-/// The extract of a rank's recording: its groups in this world, the last calls of the group, the last
-/// call of each other group, and the calls that run.
+/// The extract of a rank's recording: its groups in this world, the last calls of the group, the
+/// last call of each other group, and the calls that run.
 fn report_of(rank: &Local<'_>, group: &Group, world: u64) -> Option<Vec<u8>> {
     let Local { snapshot, memory, .. } = rank;
     let world = snapshot.worlds.iter().find(|it| it.key == world && it.rank == rank.rank)?;

@@ -38,8 +38,8 @@ pub(super) fn content(snapshot: &Snapshot, call: &RecordedCall) -> String {
     }
 }
 
-/// What a call does, as far as it is equal on all ranks: "all-reduce of 8 float32 (sum)". Where each
-/// rank has a count of its own, no count is named.
+/// What a call does, as far as it is equal on all ranks: "all-reduce of 8 float32 (sum)". Where
+/// each rank has a count of its own, no count is named.
 pub(super) fn described(call: &Call) -> String {
     with_count(call, Some(call.count).filter(|_| !call.operation.has_own_counts()))
 }

@@ -32,7 +32,8 @@ pub(super) struct Communicator {
     /// The group in the recording. It is empty until [`open_later`](Communicator::open_later) where
     /// NCCL has not described the communicator at first.
     channel: OnceLock<Channel>,
-    /// The dimension's group, where a mesh has made the communicator. Its calls are recorded there.
+    /// The dimension's group, where a mesh has made the communicator. Its calls are recorded
+    /// there.
     of_mesh: Option<Arc<Group>>,
 }
 

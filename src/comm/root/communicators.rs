@@ -51,8 +51,8 @@ impl RootComms {
         })
     }
 
-    /// The dimensions of this root and of its ranges on which this rank makes calls: the group in the
-    /// recording, and the communicator.
+    /// The dimensions of this root and of its ranges on which this rank makes calls: the group in
+    /// the recording, and the communicator.
     pub(in crate::comm) fn recorded_dims(&self) -> Vec<(Arc<Group>, Arc<Communicator>)> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let own = dims.iter().map(|known| (Arc::clone(&known.group), Arc::clone(&known.communicator)));
@@ -62,7 +62,8 @@ impl RootComms {
         all
     }
 
-    /// Lets NCCL's profiler interface find the dimension of a communicator that is about to be made.
+    /// Lets NCCL's profiler interface find the dimension of a communicator that is about to be
+    /// made.
     pub(in crate::comm) fn expect(&self, communicator: &Arc<Communicator>) -> Option<Expected> {
         let (group, _) = self.recorded_dims().into_iter().find(|(_, known)| Arc::ptr_eq(known, communicator))?;
         let (ranks, name) = (communicator.group(), communicator.first_use().comm_name.as_deref()?);

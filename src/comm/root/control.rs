@@ -25,9 +25,9 @@ struct Known {
 }
 
 impl ControlScopes {
-    /// The scope for the control plane of this rank's group along a dimension of `mesh`, made at the
-    /// first call. `root` is the root's part in the names of its scopes, and `of_root` returns a
-    /// scope for calls on the root.
+    /// The scope for the control plane of this rank's group along a dimension of `mesh`, made at
+    /// the first call. `root` is the root's part in the names of its scopes, and `of_root` returns
+    /// a scope for calls on the root.
     pub(in crate::comm) fn of_group(
         &self,
         world: &World,
@@ -40,8 +40,8 @@ impl ControlScopes {
     }
 
     /// Does what [`of_group`](ControlScopes::of_group) does, for the comparison of the collectives
-    /// along a dimension. Dimensions over the same ranks have different scopes, because threads may
-    /// make calls along them in different orders.
+    /// along a dimension. Dimensions over the same ranks have different scopes, because threads
+    /// may make calls along them in different orders.
     pub(in crate::comm) fn for_order(
         &self,
         world: &World,

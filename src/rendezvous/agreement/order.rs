@@ -1,7 +1,8 @@
 //! Compares collectives before they are issued, where `DM_CHECK_COLLECTIVES` asks for that.
 //!
-//! Each rank *announces* a collective in the scope of its dimension, and issues it when all ranks of
-//! the group have announced the same one under the same number. A rank announces without waiting:
+//! Each rank *announces* a collective in the scope of its dimension, and issues it when all ranks
+//! of the group have announced the same one under the same number. A rank announces without
+//! waiting:
 //!
 //! 1. It writes the text of the collective under `here/<position>`.
 //! 2. It adds 1 and the digest of its text to one counter (`tally`). So the sum of the digests is
@@ -10,8 +11,8 @@
 //! 3. The last rank to be counted writes the verdict "agreed".
 //!
 //! Then the rank waits for the verdict, in the way of every call of a scope (deciding.rs). A rank
-//! that waits for long leaves a note, by which the ranks find collectives of several dimensions that
-//! wait for each other in a ring (deadlock.rs).
+//! that waits for long leaves a note, by which the ranks find collectives of several dimensions
+//! that wait for each other in a ring (deadlock.rs).
 //!
 //! # Groups
 //!
@@ -62,8 +63,9 @@ struct Announced<'a> {
 }
 
 /// Returns when the collectives `calls` may be issued together. Each scope is that of a dimension,
-/// with the texts of the collectives along it, in their order; no list is empty. Fails on all ranks
-/// that wait, if a rank makes another collective, or dimensions wait for each other in a ring.
+/// with the texts of the collectives along it, in their order; no list is empty. Fails on all
+/// ranks that wait, if a rank makes another collective, or dimensions wait for each other in a
+/// ring.
 pub(crate) fn check_order(calls: &[(Arc<Scope>, Vec<String>)], wait: &Wait) -> Result<()> {
     loop {
         let mut announced = Vec::with_capacity(calls.len());
@@ -189,8 +191,8 @@ impl Announced<'_> {
 }
 
 impl Round {
-    /// Tells the other ranks of this rank's call, and compares it with the calls of those that have
-    /// come before. Waits for nobody.
+    /// Tells the other ranks of this rank's call, and compares it with the calls of those that
+    /// have come before. Waits for nobody.
     fn announce(&self, wait: &Wait) -> Result<()> {
         let text = format!("{}{DETAIL}", self.call);
         self.put(self.here("", self.membership.me), with_mesh(&text, self.mesh()).as_bytes(), wait)?;
@@ -227,8 +229,8 @@ impl Round {
         Ok(Tally { count: count as usize, is_equal: sum >> COUNT_BITS == count * digest })
     }
 
-    /// The verdict that ranks have announced different calls under this number. The lowest rank that
-    /// has come is the one with which the others are compared.
+    /// The verdict that ranks have announced different calls under this number. The lowest rank
+    /// that has come is the one with which the others are compared.
     fn difference(&self, wait: &Wait) -> Result<Verdict> {
         let (members, store) = (&self.membership.members, &self.membership.store);
         let mut texts = Vec::new();

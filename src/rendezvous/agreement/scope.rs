@@ -61,8 +61,8 @@ impl Scope {
         }
     }
 
-    /// Returns this new scope for [`check_order`](super::order::check_order). Its calls are numbered
-    /// from 1, as the collectives of a dimension are in the recording.
+    /// Returns this new scope for [`check_order`](super::order::check_order). Its calls are
+    /// numbered from 1, as the collectives of a dimension are in the recording.
     #[must_use]
     pub(crate) fn for_order(self) -> Scope {
         self.calls.store(1, Ordering::SeqCst);
