@@ -23,9 +23,9 @@
  * before that may be mixed without an error. Give each thread a dimension with a name of its own
  * (flatten, reshape); docs/threads.md has the rules.
  *
- * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a
- * handle that is not live: calls on it give Status::invalid_handle. Views keep what they need:
- * they may outlive the mesh they came from, and the world.
+ * Owners (Mesh, World, Events) are move-only; clone() of a mesh is cheap. One that is empty or moved
+ * from is a handle that is not live: calls on it give Status::invalid_handle. Views keep what they
+ * need: they may outlive the mesh they came from, and the world.
  *
  * Contents. A line "// ---- name ----" begins each section.
  *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
@@ -39,7 +39,8 @@
  *   the mesh                  LocalShard, Plan, RecoverOptions, Recovery, and BasicMesh with these
  *                             groups of functions: making and owning, views, questions,
  *                             communicators, collectives, the work behind them
- *   the two styles            World, Mesh, init, plan_ranks; the same names in nothrow
+ *   events                    EventKind, Event, EventOptions, EventHandler, BasicEvents
+ *   the two styles            World, Mesh, Events, init, plan_ranks; the same names in nothrow
  * Names in dm::detail are no part of the interface. */
 
 #ifndef DEVICEMESH_HPP

@@ -5,7 +5,7 @@
 //! - [`Events`] is a queue of events with a descriptor, for programs with a loop of their own.
 //!
 //! The thread exists while there is a handler or a queue. It also looks for what nobody else
-//! notices: calls that wait for long (slow.rs), and what the [`Source`]s of upper layers know.
+//! notices: calls that wait for long (slow.rs), and what the sources of upper layers know.
 //! Without a handler and a queue an event costs one load of a flag, and is not made.
 //!
 //! ```

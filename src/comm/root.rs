@@ -322,7 +322,7 @@ impl RootComms {
     pub(super) fn end(&self, life: Life) -> bool {
         let ends = self.life.end(life);
         if let Some(world) = self.world.as_ref().filter(|_| ends && life == Life::Finalized) {
-            world.note_meshes();
+            world.note_finalized();
         }
         ends
     }

@@ -302,9 +302,9 @@ impl World {
         Event::new(kind, (self.rank(), self.size()), self.rendezvous.epoch(), message)
     }
 
-    /// Notes that a root mesh has begun or was finalized. While no mesh is in use and one was
-    /// finalized, the other ranks may end, and their ends are no events.
-    pub(super) fn note_meshes(&self) {
+    /// Notes that a root mesh was finalized. Where no other one is in use, the other ranks may end
+    /// until the next mesh begins, and their ends are no events.
+    pub(super) fn note_finalized(&self) {
         let is_quiet = !self.living_roots().iter().any(|root| root.is_in_use());
         self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(is_quiet));
     }
@@ -397,7 +397,7 @@ impl World {
         roots.push(Weak::clone(&root));
         drop(roots);
         root.upgrade().iter().for_each(|root| root.watch_departures());
-        self.note_meshes();
+        self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(false));
     }
 
     /// The other ranks that have aborted one of these communicators by dm_abort of a mesh that has

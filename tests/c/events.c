@@ -4,6 +4,7 @@
  * ranks that are late, killed and aborted. */
 #include "check.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/wait.h>
@@ -89,6 +90,22 @@ static void wait_for(const volatile int *count, int many)
   const double until = seconds_now() + 60;
   while (*count < many && seconds_now() < until) usleep(1000);
   CHECK(*count >= many);
+}
+
+/* Whether the thread is there that calls the handler and fills the queues. */
+static bool has_thread(void)
+{
+  bool found = false;
+  DIR *tasks = opendir("/proc/self/task");
+  for (struct dirent *task = readdir(tasks); task != NULL; task = readdir(tasks)) {
+    char path[300], name[32] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+    FILE *comm = fopen(path, "r");
+    found = found || (comm != NULL && fgets(name, sizeof name, comm) != NULL && strcmp(name, "dm-events\n") == 0);
+    if (comm != NULL) fclose(comm);
+  }
+  closedir(tasks);
+  return found;
 }
 
 static void forked(void)
@@ -181,7 +198,11 @@ int main(void)
   CHECK(once.joined == 1 && once.aborted == 0);
   dm_world_free(world);
   dm_events_free(second);
+  CHECK(has_thread());
   dm_events_free(late);
+  const double until = seconds_now() + 60;
+  while (has_thread() && seconds_now() < until) usleep(1000);
+  CHECK(!has_thread());
   dm_free(mesh);
   return finish();
 }

@@ -40,12 +40,17 @@ static void on_event(void *user_data, const dm_event *event)
   pthread_mutex_unlock(&lock);
 }
 
-/* Waits until the handler has seen an event of that kind. */
-static void await(dm_event_kind kind)
+/* Waits until the handler has seen so many events of that kind. */
+static void await_many(dm_event_kind kind, int many)
 {
   pthread_mutex_lock(&lock);
-  while (seen[kind] == 0) pthread_cond_wait(&changed, &lock);
+  while (seen[kind] < many) pthread_cond_wait(&changed, &lock);
   pthread_mutex_unlock(&lock);
+}
+
+static void await(dm_event_kind kind)
+{
+  await_many(kind, 1);
 }
 
 static void say(const char *words)
@@ -115,6 +120,8 @@ int main(int argc, char **argv)
     if (me < ranks) await(DM_EVENT_LOST);
     REQUIRE(dm_recover(mesh, &how, &next, NULL));
     await(DM_EVENT_RECOVERED);
+    /* The spare has joined the mesh. */
+    if (how.replace_ms > 0) await_many(DM_EVENT_JOINED, 2);
     bool is_member = false;
     OK(dm_is_member(next, &is_member));
     if (!is_member) pause();
