@@ -92,12 +92,12 @@
  * same order on all ranks. dm_abort may come at any time, also while another thread issues a call
  * (docs/threads.md).
  *
- * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a
- * process that has a world or communicators, every call gives DM_STATUS_UNSUPPORTED, except calls
- * that only ask a handle or compute (dm_rank, dm_size, dm_local_shard, dm_plan_ranks ...). dm_free,
- * dm_world_free and dm_buffers_free do nothing there. For this the library registers handlers with
- * pthread_atfork when it first has something to keep from children (docs/reliability.md, "Forked
- * children").
+ * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of
+ * a process that has a world, communicators, an event handler or a dm_events, every call gives
+ * DM_STATUS_UNSUPPORTED, except calls that only ask a handle or compute (dm_rank, dm_size,
+ * dm_local_shard, dm_plan_ranks ...). dm_free, dm_world_free, dm_events_free and dm_buffers_free
+ * do nothing there. For this the library registers handlers with pthread_atfork when it first has
+ * something to keep from children (docs/reliability.md, "Forked children").
  *
  * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives
  * DM_STATUS_INVALID_ARGUMENT.
@@ -235,6 +235,13 @@
  * A handle is a token, not an address, as dm_mesh is. dm_buffers_free frees it.
  */
 typedef struct dm_buffers dm_buffers;
+
+/**
+ * A queue of events, from dm_events_open.
+ *
+ * A handle is a token, not an address, as dm_mesh is. dm_events_free frees it.
+ */
+typedef struct dm_events dm_events;
 
 /**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
@@ -844,6 +851,113 @@ typedef struct dm_recovery {
   int32_t has_joined;
 } dm_recovery;
 
+/**
+ * What has happened.
+ */
+typedef int32_t dm_event_kind;
+
+/**
+ * One event. Initialise with DM_EVENT_INIT before dm_events_next. The library owns the strings
+ * and the array.
+ */
+typedef struct dm_event {
+  /**
+   * sizeof(dm_event): set by the caller of dm_events_next, and by the library for a handler.
+   */
+  size_t struct_size;
+  /**
+   * A DM_EVENT_ number. A later release may have further ones.
+   */
+  dm_event_kind kind;
+  /**
+   * This process's rank in the world. For a slow call that belongs to no world, its rank in the
+   * communicator.
+   */
+  int32_t rank;
+  /**
+   * The number of ranks of the world, or of that communicator.
+   */
+  int32_t world_size;
+  /**
+   * Always 0.
+   */
+  uint32_t reserved;
+  /**
+   * The epoch of the world, or of the mesh that the event is about.
+   */
+  int64_t epoch;
+  /**
+   * When this process has noticed it, in nanoseconds since 1970 (UTC).
+   */
+  int64_t time_ns;
+  /**
+   * The world ranks that the event is about, in ascending order. JOINED: those that have
+   * joined. SLOW: those for which the call waits, as far as this host shows it. LOST: those
+   * that are lost. ABORTED: those that have aborted. RECOVERED: those that were lost or
+   * left out. NULL when there are none.
+   */
+  const int32_t *ranks;
+  /**
+   * The number of elements of ranks.
+   */
+  size_t num_ranks;
+  /**
+   * The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
+   * for example "mesh/tp", or "the world" for a call like dm_init. Otherwise the mesh, for
+   * example "mesh". NULL where the event is about the world.
+   */
+  const char *group;
+  /**
+   * SLOW: the dimension of the call; NULL where it has none.
+   */
+  const char *dim;
+  /**
+   * SLOW: "all-reduce" and the like, or for a call like dm_flatten its text; NULL otherwise.
+   */
+  const char *operation;
+  /**
+   * SLOW: the number of the call in its group, from 1; -1 otherwise. Sends and receives are
+   * counted apart.
+   */
+  int64_t call;
+  /**
+   * SLOW: how long the call has waited, in seconds; negative otherwise.
+   */
+  double waited_seconds;
+  /**
+   * How many events were left out before this one because the queue was full.
+   */
+  uint64_t dropped;
+  /**
+   * All of it in one line, which begins with the rank ("rank 3 ..."). Never NULL.
+   */
+  const char *message;
+} dm_event;
+
+/**
+ * What dm_set_event_handler and dm_events_open are to tell. Initialise with
+ * DM_EVENT_OPTIONS_INIT; zero means the default everywhere.
+ */
+typedef struct dm_event_options {
+  /**
+   * sizeof(dm_event_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * Must be 0: there are no flags yet.
+   */
+  uint32_t flags;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
+  /**
+   * After how many milliseconds a call that waits is slow. It is an event then, and again
+   * whenever the time has doubled. 0: 10000.
+   */
+  int64_t slow_ms;
+} dm_event_options;
+
 /* ---- statuses ---- */
 
 /**
@@ -1064,6 +1178,39 @@ typedef struct dm_recovery {
  * Each step of joining, each agreement of the ranks, each error that a caller gets.
  */
 #define DM_LOG_DEBUG 4
+
+/* ---- kinds of events ---- */
+
+/**
+ * Nothing: dm_events_next has found no event.
+ */
+#define DM_EVENT_NONE 0
+
+/**
+ * Ranks have joined: this one its world, or in a recovery the ranks that need the state of the
+ * training (dm_recovery.joined_ranks).
+ */
+#define DM_EVENT_JOINED 1
+
+/**
+ * A call of this rank has waited for dm_event_options.slow_ms.
+ */
+#define DM_EVENT_SLOW 2
+
+/**
+ * Ranks are lost (see "lost" at the head of this file).
+ */
+#define DM_EVENT_LOST 3
+
+/**
+ * A rank has ended a mesh by dm_abort, or this rank its world by dm_world_abort.
+ */
+#define DM_EVENT_ABORTED 4
+
+/**
+ * dm_recover or dm_shrink has given the mesh with which the job goes on.
+ */
+#define DM_EVENT_RECOVERED 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -2753,6 +2900,93 @@ dm_status dm_unregister(const char *name);
  */
 dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 
+/* ---- events and counters ---- */
+
+/**
+ * Sets the handler of this process, in place of an earlier one: the library calls
+ * handler(user_data, event) for each event. handler NULL: no handler any more.
+ *
+ * Local. The library calls the handler on one thread of its own, "dm-events", which exists while
+ * there is a handler or a dm_events, and which blocks all signals but those of faults. So one
+ * event comes at a time, in the order in which they were noticed. The first ones are JOINED of
+ * the worlds that this process is in. event and its strings are valid during the call. When 256
+ * events wait because the handler is slow, further ones are left out, and dm_event.dropped says
+ * how many.
+ *
+ * A slow call is found while its thread is blocked: in a collective of the host engine, or in a
+ * call on which the ranks agree (dm_init, dm_barrier ...). On cuda it is found where NCCL tells
+ * of its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this rank's last
+ * mesh are no event. Other ranks' dm_abort comes within some two seconds.
+ *
+ * The library holds no lock while the handler runs: it may call all local functions, dm_abort,
+ * dm_world_abort and dm_set_event_handler among them. It should return soon and make no
+ * collective call, because the thread notices nothing meanwhile. A C++ exception that leaves it
+ * ends the process, and longjmp out of it is not allowed. After dm_set_event_handler has replaced
+ * the handler, user_data may be freed, unless it was called from inside the handler. Take the
+ * handler away before its code is unloaded or main returns. While there is a handler, a forked
+ * child may make no calls (see "Forks").
+ *
+ * options NULL: the defaults. Without a handler and a queue, events cost nothing.
+ *
+ * Errors: DM_STATUS_TIMEOUT (the new handler is set, but the earlier one has been running for 5
+ * s), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no thread).
+ */
+dm_status dm_set_event_handler(void (*handler)(void *user_data, const struct dm_event *event),
+                               void *user_data,
+                               const struct dm_event_options *options);
+
+/**
+ * Opens a queue that keeps the events of this process from now on, for programs with a loop of
+ * their own. It works beside a handler and other queues, each of which gets every event.
+ *
+ * Local. The first events are JOINED of the worlds that this process is in. The queue holds 256
+ * events; later ones are left out while it is full, and the next event that finds a place has
+ * their number in dm_event.dropped. The thread "dm-events" fills it (see dm_set_event_handler).
+ * options NULL: the defaults. The caller frees the handle with dm_events_free. Errors:
+ * DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or thread).
+ */
+dm_status dm_events_open(const struct dm_event_options *options, struct dm_events **events_out);
+
+/**
+ * Gives a descriptor that is readable while the queue has events, for poll, select and epoll.
+ *
+ * Local. Borrowed: the descriptor is closed by dm_events_free. Read nothing from it; call
+ * dm_events_next until it gives DM_EVENT_NONE. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT (fd_out is NULL).
+ */
+dm_status dm_events_fd(const struct dm_events *events, int32_t *fd_out);
+
+/**
+ * Takes the next event of the queue. Where there is none, event_out->kind is DM_EVENT_NONE.
+ *
+ * Local. It waits for an event for timeout_ms milliseconds at most; 0: it does not wait.
+ * `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array are
+ * borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read by
+ * several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT (event_out is NULL, its struct_size is wrong, a negative timeout).
+ */
+dm_status dm_events_next(const struct dm_events *events, int64_t timeout_ms, struct dm_event *event_out);
+
+/**
+ * Frees a queue with the events in it, and closes its descriptor. NULL, and a handle that was
+ * freed, do nothing.
+ *
+ * Local. A dm_events_next that waits on another thread ends at its timeout.
+ */
+void dm_events_free(struct dm_events *events);
+
+/**
+ * Gives the counters of this process as text in Prometheus' format (version 0.0.4, for an HTTP
+ * answer of the type "text/plain; version=0.0.4"): its worlds, and for each group of ranks how
+ * many calls this rank has begun, the last one that has ended, and for how long the oldest one
+ * runs. docs/events.md lists them.
+ *
+ * Local. *len_out counts the NUL. The counters are those of the recording (docs/recording.md).
+ * Between two calls the text may grow, so ask again after DM_STATUS_BUFFER_TOO_SMALL. Errors:
+ * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_UNSUPPORTED (DM_RECORDER=0), DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_metrics(char *buffer, size_t capacity, size_t *len_out);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -2796,6 +3030,14 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * A dm_recovery to pass to dm_recover or dm_get_recovery.
  */
 #define DM_RECOVERY_INIT { sizeof(dm_recovery), -1, -1, NULL, 0, NULL, 0, NULL, NULL, 0, -1, 0 }
+/**
+ * A dm_event to pass to dm_events_next.
+ */
+#define DM_EVENT_INIT { sizeof(dm_event), 0, -1, 0, 0, 0, 0, NULL, 0, NULL, NULL, NULL, -1, -1.0, 0, "" }
+/**
+ * A dm_event_options in which everything is the default.
+ */
+#define DM_EVENT_OPTIONS_INIT { sizeof(dm_event_options), 0, 0, 0 }
 /**
  * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
  */

@@ -23,9 +23,9 @@
  * before that may be mixed without an error. Give each thread a dimension with a name of its own
  * (flatten, reshape); docs/threads.md has the rules.
  *
- * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a
- * handle that is not live: calls on it give Status::invalid_handle. Views keep what they need:
- * they may outlive the mesh they came from, and the world.
+ * Owners (Mesh, World, Events) are move-only; clone() of a mesh is cheap. One that is empty or moved
+ * from is a handle that is not live: calls on it give Status::invalid_handle. Views keep what they
+ * need: they may outlive the mesh they came from, and the world.
  *
  * Contents. A line "// ---- name ----" begins each section.
  *   numbers of the C header   Status, Op, Dtype, LogLevel, LogCallback
@@ -39,7 +39,8 @@
  *   the mesh                  LocalShard, Plan, RecoverOptions, Recovery, and BasicMesh with these
  *                             groups of functions: making and owning, views, questions,
  *                             communicators, collectives, the work behind them
- *   the two styles            World, Mesh, init, plan_ranks; the same names in nothrow
+ *   events                    EventKind, Event, EventOptions, EventHandler, BasicEvents
+ *   the two styles            World, Mesh, Events, init, plan_ranks; the same names in nothrow
  * Names in dm::detail are no part of the interface. */
 
 #ifndef DEVICEMESH_HPP
@@ -417,7 +418,7 @@ template <class Style> struct Calls {
     std::size_t length = 0;
     list.resize(guess);
     dm_status status = query(list.data(), list.size(), &length);
-    if (status == DM_STATUS_BUFFER_TOO_SMALL) {
+    while (status == DM_STATUS_BUFFER_TOO_SMALL) {
       list.resize(length);
       status = query(list.data(), list.size(), &length);
     }
@@ -1132,6 +1133,12 @@ public:
     const dm_log_level number = static_cast<dm_log_level>(level);
     if (!log) return Calls::done(dm_set_log(number, nullptr, nullptr));
     return Calls::done(dm_set_log(number, &detail::LogBridge::call, detail::LogBridge::make(std::move(log))));
+  }
+
+  /// The counters of this process as text for Prometheus. Local. See dm_metrics.
+  [[nodiscard]] static Returns<std::string> metrics()
+  {
+    return Calls::text([](char *text, std::size_t capacity, std::size_t *length) { return dm_metrics(text, capacity, length); });
   }
 
   /// The C handle, borrowed; NULL of an empty one.
@@ -2577,6 +2584,177 @@ typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<c
 
 }  // namespace detail
 
+// ---- events ----
+
+/// What has happened: DM_EVENT_NONE and so on. A newer library may give values that are not listed
+/// here.
+enum class EventKind : dm_event_kind {
+  none = DM_EVENT_NONE,
+  joined = DM_EVENT_JOINED,
+  slow = DM_EVENT_SLOW,
+  lost = DM_EVENT_LOST,
+  aborted = DM_EVENT_ABORTED,
+  recovered = DM_EVENT_RECOVERED,
+};
+
+/// One event, with copies of all that it says: dm_event.
+struct Event {
+  /// What has happened.
+  EventKind kind = EventKind::none;
+  /// This process's rank in the world; for a slow call that belongs to no world, in its
+  /// communicator.
+  std::int32_t rank = -1;
+  /// The number of ranks of the world, or of that communicator.
+  std::int32_t world_size = 0;
+  /// The epoch of the world, or of the mesh that the event is about.
+  std::int64_t epoch = 0;
+  /// When this process has noticed it.
+  std::chrono::system_clock::time_point time = {};
+  /// The world ranks that the event is about: those that have joined, for which the call waits,
+  /// that are lost, that have aborted, or that were lost or left out in a recovery.
+  std::vector<std::int32_t> ranks = {};
+  /// The group of a slow call ("mesh/tp"), or the mesh; empty where the event is about the world.
+  std::string group = {};
+  /// The dimension of a slow call; empty where it has none.
+  std::string dim = {};
+  /// What a slow call does: "all-reduce" and the like, or the text of a call like dm_flatten.
+  std::string operation = {};
+  /// The number of a slow call in its group, from 1; -1 otherwise.
+  std::int64_t call = -1;
+  /// How long a slow call has waited, in seconds; negative otherwise.
+  double waited_seconds = -1.0;
+  /// How many events were left out before this one because the queue was full.
+  std::uint64_t dropped = 0;
+  /// All of it in one line.
+  std::string message = {};
+
+  /// A copy of an event of C.
+  [[nodiscard]] static Event from(const dm_event &event)
+  {
+    const auto text = [](const char *words) { return words != nullptr ? std::string(words) : std::string(); };
+    Event copy;
+    copy.kind = static_cast<EventKind>(event.kind);
+    copy.rank = event.rank;
+    copy.world_size = event.world_size;
+    copy.epoch = event.epoch;
+    copy.time += std::chrono::duration_cast<std::chrono::system_clock::duration>(std::chrono::nanoseconds(event.time_ns));
+    if (event.num_ranks > 0) copy.ranks.assign(event.ranks, event.ranks + event.num_ranks);
+    copy.group = text(event.group);
+    copy.dim = text(event.dim);
+    copy.operation = text(event.operation);
+    copy.call = event.call;
+    copy.waited_seconds = event.waited_seconds;
+    copy.dropped = event.dropped;
+    copy.message = text(event.message);
+    return copy;
+  }
+};
+
+/// What a handler or a queue of events gets: dm_event_options.
+struct EventOptions {
+  /// After this time a call that waits is slow. It is told of again whenever the time has doubled.
+  /// 0: 10 s.
+  std::chrono::milliseconds slow{0};
+
+  /// The struct of C.
+  [[nodiscard]] dm_event_options capi() const noexcept
+  {
+    dm_event_options options = DM_EVENT_OPTIONS_INIT;
+    options.flags = 0;
+    options.slow_ms = slow.count();
+    return options;
+  }
+};
+
+/// A function that gets the events, on the library's thread "dm-events". An exception that leaves
+/// it ends the program.
+using EventHandler = std::function<void(const Event &event)>;
+
+namespace detail {
+
+/* An EventHandler behind dm_set_event_handler. It stays for the whole program, as a LogBridge
+ * does. */
+struct EventBridge {
+  EventHandler handler;
+  EventBridge *earlier;
+
+  static void call(void *user_data, const dm_event *event) noexcept { static_cast<EventBridge *>(user_data)->handler(Event::from(*event)); }
+
+  static EventBridge *make(EventHandler &&handler)
+  {
+    static std::atomic<EventBridge *> last{nullptr};
+    EventBridge *made = new EventBridge{std::move(handler), last.load()};
+    while (!last.compare_exchange_weak(made->earlier, made)) {}
+    return made;
+  }
+};
+
+}  // namespace detail
+
+/// A queue of this process's events, for programs with a loop of their own. Its destructor frees
+/// it. Movable, not copyable.
+template <class Style> class BasicEvents {
+  using Calls = detail::Calls<Style>;
+
+public:
+  /// What a function that can fail gives: T, or a Result of it.
+  template <class T> using Returns = typename Style::template Returns<T>;
+
+  /// An empty queue, without a handle.
+  BasicEvents() noexcept = default;
+  /// The queue of a C handle, which it owns from now on.
+  explicit BasicEvents(dm_events *events) noexcept : events_(events) {}
+
+  /// Opens a queue that keeps the events from now on. Local. See dm_events_open.
+  [[nodiscard]] static Returns<BasicEvents> open(const EventOptions &options = {})
+  {
+    const dm_event_options wishes = options.capi();
+    dm_events *events = nullptr;
+    const dm_status status = dm_events_open(&wishes, &events);
+    return Calls::give(status, BasicEvents(events));
+  }
+
+  /// Sets the handler of this process, in place of an earlier one; an empty one takes it away.
+  /// Local. Each handler stays until the program ends. See dm_set_event_handler.
+  static Returns<void> set_handler(EventHandler handler, const EventOptions &options = {})
+  {
+    const dm_event_options wishes = options.capi();
+    if (!handler) return Calls::done(dm_set_event_handler(nullptr, nullptr, &wishes));
+    return Calls::done(dm_set_event_handler(&detail::EventBridge::call, detail::EventBridge::make(std::move(handler)), &wishes));
+  }
+
+  /// The descriptor that is readable while there are events, for poll and epoll. Read nothing from
+  /// it. Local. See dm_events_fd.
+  [[nodiscard]] Returns<int> fd() const
+  {
+    std::int32_t fd = -1;
+    const dm_status status = dm_events_fd(capi(), &fd);
+    return Calls::give(status, static_cast<int>(fd));
+  }
+
+  /// The next event; nothing where none comes within the time. Local. See dm_events_next.
+  [[nodiscard]] Returns<std::optional<Event>> next(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const
+  {
+    dm_event event = DM_EVENT_INIT;
+    const dm_status status = dm_events_next(capi(), timeout.count(), &event);
+    std::optional<Event> copy;
+    if (status == DM_STATUS_OK && event.kind != DM_EVENT_NONE) copy = Event::from(event);
+    return Calls::give(status, std::move(copy));
+  }
+
+  /// The C handle, borrowed; NULL of an empty one.
+  [[nodiscard]] dm_events *capi() const noexcept { return events_.get(); }
+  /// Gives the C handle away, to be freed with dm_events_free.
+  [[nodiscard]] dm_events *release() noexcept { return events_.release(); }
+
+private:
+  struct Free {
+    /// Frees the handle.
+    void operator()(dm_events *events) const noexcept { dm_events_free(events); }
+  };
+  std::unique_ptr<dm_events, Free> events_;
+};
+
 // ---- the two styles ----
 
 #ifndef DM_NO_EXCEPTIONS
@@ -2584,6 +2762,8 @@ typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<c
 using World = BasicWorld<detail::Throws>;
 /// A mesh whose functions throw.
 using Mesh = BasicMesh<detail::Throws>;
+/// A queue of events whose functions throw.
+using Events = BasicEvents<detail::Throws>;
 
 /// Makes a mesh, dm::init("cuda", {{"replicate", 2}, {"shard", 4}}). Collective over the world.
 /// See Mesh::init and dm_init.
@@ -2615,6 +2795,8 @@ namespace nothrow {
 using World = BasicWorld<detail::Gives>;
 /// A mesh whose functions give a Result.
 using Mesh = BasicMesh<detail::Gives>;
+/// A queue of events whose functions give a Result.
+using Events = BasicEvents<detail::Gives>;
 
 /// dm::init, with a Result in place of an exception.
 [[nodiscard]] inline Result<Mesh> init(const Text &device_type, const Dims &dims, const InitOptions &options = {})

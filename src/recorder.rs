@@ -5,6 +5,9 @@
 //! Nothing here fails: where there is no recording, all of it does nothing.
 
 mod late;
+pub(crate) mod launched;
+mod ranks;
+mod waiting;
 mod words;
 
 use std::ffi::c_void;
@@ -16,6 +19,7 @@ pub(crate) use recording::Operation;
 use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, WorldFacts};
 
 pub(crate) use self::late::explained;
+pub(crate) use self::waiting::{WaitingCall, describe, running};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// The source files with the headings of their functions, in the order in which a reader wants
 /// them.
-const SOURCES: [(&str, &str); 20] = [
+const SOURCES: [(&str, &str); 21] = [
     ("types", "types"),
     ("structs", "types"),
     ("errors", "errors and versions"),
@@ -26,6 +26,7 @@ const SOURCES: [(&str, &str); 20] = [
     ("life", "life and death of a mesh"),
     ("recovery", "recovery from lost ranks"),
     ("registry", "meshes by name"),
+    ("events", "events and counters"),
 ];
 
 fn generate(root: &Path) -> String {
@@ -96,6 +97,7 @@ fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
         }
         Some(name) if name.starts_with("DM_LOG_") => "levels of the log",
         Some(name) if name.contains("_INIT ") => "initialisers",
+        Some(name) if name.starts_with("DM_EVENT_") => "kinds of events",
         Some(_) => "flags and placements",
         None if item.starts_with("typedef ") => "types",
         None => {

@@ -28,8 +28,9 @@ from pathlib import Path
 # The layers of src/, from the bottom up. Files in one entry may import each other, but not in a
 # circle.
 LAYERS = [
-    ["wait", "digest", "printable", "error"],
+    ["wait", "digest", "printable", "rank_list", "error"],
     ["logging", "recorder"],
+    ["events", "metrics"],
     ["ccl"],
     ["rendezvous"],
     ["layout"],

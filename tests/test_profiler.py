@@ -2,6 +2,7 @@
 tells the library of its calls, and they are in the recording."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -49,6 +50,14 @@ def test_late_handles_are_ignored(profiler, tmp_path):
     said, calls = recorded(profiler, 5, tmp_path, "many")
     assert "fine" in said and len(calls) == 2048, said
     assert Counter(calls) == {("tp: all-gather 2 B", "handed to a stream"): 2048}
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_a_kernel_that_does_not_end_is_a_slow_call(profiler, version):
+    """Version 3 does not tell of kernels."""
+    said = run(profiler, LIBRARY / "libdevicemesh.so", version, "slow").stdout
+    assert re.search(r"^slow reduce-scatter 2 of tp, rank 1 of 2: rank 1 has waited in reduce-scatter 2 of tp for \d+\.\d s: "
+                     r"rank 0 is not seen on this host, and no other rank is missing$", said, re.M), said
 
 
 def test_without_a_recording_nccl_goes_on_without_the_plugin(profiler):

@@ -26,9 +26,9 @@
 //! # Handles
 //!
 //! NCCL keeps a handle for each event and gives it back later, also as the parent of other events.
-//! NCCL does not say when it is done with a handle. So a handle is a number and owns no memory: the
-//! number of the call in the module `calls`, and whether it is its launch or one of its channels.
-//! A handle whose call is not kept any more is ignored.
+//! NCCL does not say when it is done with a handle. So a handle is a number and owns no memory:
+//! the number of the call in `recorder::launched`, and whether it is its launch or one of its
+//! channels. A handle whose call is not kept any more is ignored.
 
 mod calls;
 
@@ -38,8 +38,9 @@ use std::ptr;
 use recording::{Call, NO_PEER, Operation};
 
 pub(crate) use self::calls::records_its_calls;
-use self::calls::{Communicator, Described, end_channel, end_launch};
+use self::calls::{Communicator, Described};
 use super::types::{DATA_TYPES, NcclResult, result};
+use crate::recorder::launched::{end_channel, end_launch};
 
 /// The kinds of events, as NCCL numbers them.
 const COLLECTIVE: u64 = 1 << 1;

@@ -11,6 +11,7 @@ use super::groups::{self, refuse_inside};
 use super::polling::poll_until_done;
 use super::root::{Life, RootComms};
 use crate::error::{Result, Status};
+use crate::events::{Kind, publish};
 use crate::wait::{Wait, Watch};
 
 /// How long dm_finalize waits for the other ranks after a communicator has failed, and before it
@@ -35,7 +36,9 @@ impl RootComms {
             return Ok(());
         }
         if was_alive {
-            log::warn!("rank {}: dm_abort ends {} here", self.mesh().rank(), self.mesh().describe());
+            let message = || format!("rank {}: dm_abort ends {} here", self.mesh().rank(), self.mesh().describe());
+            log::warn!("{}", message());
+            publish(|| self.event(Kind::Aborted, message()).about(vec![self.mesh().rank()]));
         }
         self.cancel().raise();
         let is_told = was_alive && self.tell_before_kernels_end();

@@ -7,7 +7,7 @@ use hostccl::FAILED_EARLIER;
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Status};
 use crate::mesh::Mesh;
-use crate::rendezvous::ranges;
+use crate::rank_list::ranges;
 
 /// The first failure of a communicator, once this rank knows of one. Later failures follow from the
 /// first, so only the first is kept.

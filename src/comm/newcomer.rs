@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::create::mesh_text;
-use super::next_mesh::{Job, id_of_epoch};
+use super::next_mesh::{Job, id_of_epoch, tell_recovered};
 use super::options::RecoverOptions;
 use super::recovering::Way;
 use super::root::{RootComms, RootSpec};
@@ -43,6 +43,7 @@ impl RootComms {
             let way = way.insert(Way { recovery, root });
             made.map_or_else(|| job.make(&way.recovery), Ok)
         });
+        let come = come.inspect(|root| tell_recovered(root));
         job.wait.outcome(come).inspect_err(|_| world.end_epoch())
     }
 }

@@ -15,6 +15,8 @@ use super::root::{RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result};
+use crate::events::{Kind, publish};
+use crate::rank_list::ranges;
 use crate::rendezvous::Recovery;
 use crate::wait::Wait;
 
@@ -120,4 +122,27 @@ impl Job<'_> {
 /// Returns the id of the root mesh of an epoch.
 pub(super) fn id_of_epoch(number: u64) -> String {
     format!("recovery{number}")
+}
+
+/// Publishes what the recovery that made this mesh has come to.
+pub(super) fn tell_recovered(root: &RootComms) {
+    let (mesh, Recovered { epoch, lost_ranks, joined_ranks, .. }) = (root.mesh(), root.recovered());
+    let lost = match lost_ranks.len() {
+        0 => String::new(),
+        1 => format!("; {} was lost", ranges(lost_ranks)),
+        _ => format!("; {} were lost", ranges(lost_ranks)),
+    };
+    let role = if mesh.is_member() { "goes on" } else { "waits for a place" };
+    publish(|| {
+        let (me, size) = (mesh.rank(), mesh.root_size());
+        let message = format!("rank {me}: {role} in epoch {epoch}, whose mesh has {size} ranks{lost}");
+        root.event(Kind::Recovered, message).about(lost_ranks.clone())
+    });
+    if !joined_ranks.is_empty() {
+        publish(|| {
+            let have = if joined_ranks.len() == 1 { "has" } else { "have" };
+            let message = format!("rank {}: {} {have} joined in epoch {epoch}", mesh.rank(), ranges(joined_ranks));
+            root.event(Kind::Joined, message).about(joined_ranks.clone())
+        });
+    }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::call::Call;
-use super::next_mesh::{CALL, Job};
+use super::next_mesh::{CALL, Job, tell_recovered};
 use super::options::{MeshOptions, RecoverOptions};
 use super::recovering::Way;
 use super::root::RootComms;
@@ -49,6 +49,7 @@ impl Job<'_> {
             match self.enter(recovery)? {
                 Entered::Mesh(root) if was_in_mesh || recovery.is_in_mesh() => {
                     root.id().clone_into(&mut way.root);
+                    tell_recovered(&root);
                     return Ok(root);
                 }
                 Entered::Mesh(_) => has_state = false,

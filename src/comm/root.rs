@@ -2,6 +2,7 @@
 
 mod communicators;
 mod control;
+mod departed;
 mod epochs;
 mod ranges;
 
@@ -22,6 +23,7 @@ use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::recorder::Group;
@@ -161,6 +163,8 @@ pub struct RootComms {
     /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
+    /// Tells the events of this process of such ranks. A range has none.
+    departed: OnceLock<Arc<dyn events::Source>>,
     /// The number of the epoch in which the root was made.
     epoch: u64,
     /// The options of its dimensions; empty for the defaults.
@@ -205,6 +209,7 @@ impl RootComms {
             control: ControlScopes::default(),
             survivors: Mutex::default(),
             departures,
+            departed: OnceLock::new(),
             epoch,
             options,
             recovered: OnceLock::new(),
@@ -363,6 +368,9 @@ impl RootComms {
         if ends {
             flag.close_groups();
         }
+        if let Some(world) = self.world.as_ref().filter(|_| ends && life == Life::Finalized) {
+            world.note_finalized();
+        }
         ends
     }
 
@@ -416,6 +424,7 @@ impl Drop for RootComms {
         // The scopes use the store of the world, so they are dropped first.
         let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors, self.departures.take()));
+        drop(self.departed.take());
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

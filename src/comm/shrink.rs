@@ -20,7 +20,9 @@ use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result, Status};
+use crate::events::{Kind, publish};
 use crate::mesh::Mesh;
+use crate::rank_list::ranges;
 use crate::rendezvous::{Scope, TakenForLost};
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
@@ -348,6 +350,12 @@ impl RootComms {
             }
             make_dims(work, &root, &root, &wanted, &shared)
         })?;
+        publish(|| {
+            let lost: Vec<i32> = excluded.iter().map(|at| ranks[*at as usize]).collect();
+            let (me, left) = (self.mesh().rank(), root.mesh().root_size());
+            let message = format!("rank {me}: goes on with {left} ranks without {} (dm_shrink)", ranges(&lost));
+            root.event(Kind::Recovered, message).about(lost)
+        });
         Ok(Some(root))
     }
 

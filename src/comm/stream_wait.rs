@@ -23,7 +23,7 @@ use super::groups::refuse_inside;
 use super::view::View;
 use crate::ccl::StreamQuery;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::ranges;
+use crate::rank_list::ranges;
 use crate::wait::{Deadline, Wait};
 
 /// The shortest pause between two questions to the stream.

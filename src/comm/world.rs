@@ -20,6 +20,7 @@ use super::world_options::WorldOptions;
 use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
+use crate::events::{self, Event, publish};
 use crate::logging::Me;
 use crate::rendezvous::{self, Equipment, LocalPlace};
 use crate::wait::{Cancel, Wait};
@@ -32,6 +33,13 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world
     /// then aborts.
     fn end_with_world(&self) -> Vec<Arc<Communicator>>;
+
+    /// Whether the root mesh is in use on this rank.
+    fn is_in_use(&self) -> bool;
+
+    /// Begins to watch for ranks that end the root mesh by dm_abort, for the events of this
+    /// process.
+    fn watch_departures(&self);
 
     /// Marks the root mesh as finalized on this rank, unless it has ended before, and returns all
     /// its communicators, which the world then finalizes.
@@ -256,14 +264,17 @@ impl World {
     /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
     /// other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
+        let message = || format!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
         if !self.cancel.is_raised() {
-            log::warn!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
+            log::warn!("{}", message());
         }
         self.cancel.raise();
         // The others are told first, because NCCL's abort waits until the ranks of this host have
         // ended their communicators as well.
         let is_first = !self.is_departure_told.swap(true, Ordering::SeqCst);
         if is_first {
+            self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.end());
+            publish(|| self.event(events::Kind::Aborted, message()).about(vec![self.rank() as i32]));
             self.rendezvous.leave();
         }
         let mut ended: Vec<_> = self.living_roots().iter().flat_map(|root| root.end_with_world()).collect();
@@ -279,6 +290,18 @@ impl World {
         self.comms.share_nothing();
         self.rendezvous.record().end();
         outcome
+    }
+
+    /// An event about this world.
+    pub(super) fn event(&self, kind: events::Kind, message: String) -> Event {
+        Event::new(kind, (self.rank(), self.size()), self.rendezvous.epoch(), message)
+    }
+
+    /// Notes that a root mesh was finalized. Where no other one is in use, the other ranks may end
+    /// until the next mesh begins, and their ends are no events.
+    pub(super) fn note_finalized(&self) {
+        let is_quiet = !self.living_roots().iter().any(|root| root.is_in_use());
+        self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(is_quiet));
     }
 
     /// Ends all root meshes of this world on this rank, and their communicators, because a recovery
@@ -325,6 +348,7 @@ impl World {
     /// split.
     pub(super) fn take_to_finalize(&self) -> Vec<Arc<Communicator>> {
         self.is_finalized.store(true, Ordering::SeqCst);
+        self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.end());
         let roots = self.living_roots();
         let mut taken = self.comms.take_living();
         for known in roots.iter().flat_map(|root| root.finalize_with_world()) {
@@ -365,7 +389,10 @@ impl World {
         if roots.len() == roots.capacity() {
             roots.retain(|known| known.strong_count() > 0);
         }
-        roots.push(root);
+        roots.push(Weak::clone(&root));
+        drop(roots);
+        root.upgrade().iter().for_each(|root| root.watch_departures());
+        self.rendezvous.loss_watch().into_iter().for_each(|watch| watch.set_quiet(false));
     }
 
     /// The other ranks that have aborted one of these communicators by dm_abort of a mesh that has

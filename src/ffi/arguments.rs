@@ -134,7 +134,9 @@ growing!(
     structs::dm_init_options = 64,
     structs::dm_plan_options = 48,
     recovery::dm_recover_options = 72,
-    recovery::dm_recovery = 88
+    recovery::dm_recovery = 88,
+    events::dm_event = 112,
+    events::dm_event_options = 24
 );
 
 /// Reads a struct whose first field is its size. Bytes that only this library knows become zero.

@@ -40,6 +40,13 @@ pub struct dm_buffers {
     _private: [u8; 0],
 }
 
+/// A queue of events, from dm_events_open.
+///
+/// A handle is a token, not an address, as dm_mesh is. dm_events_free frees it.
+pub struct dm_events {
+    _private: [u8; 0],
+}
+
 /// The outcome of a call: one of the DM_STATUS_ values. A newer library may give values that are
 /// not listed here, so a program has a case for all others.
 pub type dm_status = i32;

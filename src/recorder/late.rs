@@ -1,40 +1,20 @@
 //! Adds to an error what the recordings of this host say of the ranks that are late, or call
 //! something else: where they are, how far they are behind, and the first call in which the ranks
 //! of the group differ.
-//!
-//! A reader finds the recordings of this user's processes in /proc. It begins with the processes
-//! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
-//! other. The search looks at no further process after [`LONGEST`].
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use recording::place::recordings_of;
-use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
+use recording::RecordedCall;
 
+use super::ranks::{Found, Rank, Wanted};
 use super::words::{content, short};
 use super::{Group, Kind};
 use crate::error::{Error, Status};
-use crate::printable::printable;
 
-/// The longest time for a search.
+/// The longest time for a search, which the caller of a failed call waits for.
 const LONGEST: Duration = Duration::from_millis(60);
 /// The most ranks of which a message tells.
-const MOST_RANKS: usize = 3;
-
-/// The recording of a process, and the process.
-struct Found {
-    pid: u32,
-    snapshot: Snapshot,
-}
-
-/// One rank's recording: its process may have others, too.
-#[derive(Clone, Copy)]
-struct Rank<'a> {
-    found: &'a Found,
-    world: &'a RecordedWorld,
-}
+pub(super) const MOST_RANKS: usize = 3;
 
 /// The error of a call of `group`, with what the recordings of this host say of it.
 pub(crate) fn explained(error: Error, group: &Group) -> Error {
@@ -49,119 +29,39 @@ pub(crate) fn explained(error: Error, group: &Group) -> Error {
 
 /// What the recordings say of the `late` ranks of the world; `None` where they say nothing.
 fn sentences(group: &Group, late: &[i32]) -> Option<String> {
-    let own = Found { pid: std::process::id(), snapshot: recording_of(std::process::id())? };
-    let mine = own.snapshot.channels.iter().find(|channel| is_group(channel, group) && channel.rank == group.rank)?;
-    let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
-    let (members, begun) = (mine.members.clone(), mine.calls_begun);
-    let call = own.snapshot.calls_of(mine).next_back().copied();
-    let of_group = |rank: &u32| if members.is_empty() { true } else { members.contains(rank) };
-    let (size, name) = (mine.size as usize, printable(&mine.name).into_owned());
-    let mut found = vec![own];
-    let until = Instant::now() + LONGEST;
-    for pid in own_processes() {
-        let known = found.iter().flat_map(|found| &found.snapshot.worlds).filter(|world| world.key == key);
-        if known.filter(|world| of_group(&world.rank)).count() >= size || Instant::now() > until {
-            break;
-        }
-        let snapshot = recording_of(pid).filter(|it| it.worlds.iter().any(|world| world.key == key));
-        found.extend(snapshot.map(|snapshot| Found { pid, snapshot }));
-    }
-    let mut ranks: Vec<Rank<'_>> = Vec::new();
-    for found in &found {
-        ranks.extend(found.snapshot.worlds.iter().filter(|it| it.key == key).map(|world| Rank { found, world }));
-    }
-    ranks.sort_by_key(|rank| rank.world.rank);
-    let here = ranks.iter().find(|rank| rank.world.rank == me)?;
-    let is_late = |rank: &&Rank<'_>| rank.world.rank != me && late.contains(&(rank.world.rank as i32));
-    let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(group, &name, begun, here)).collect();
+    let own = Found::own()?;
+    let is_mine = |key, kind, rank| key == group.key && kind == group.kind as u8 && rank == group.rank;
+    let mine = own.snapshot.channels.iter().find(|channel| is_mine(channel.key, channel.kind, channel.rank))?;
+    let me = own.snapshot.world_of(mine)?.rank;
+    let (wanted, call) = (Wanted::of(&own, mine), own.snapshot.calls_of(mine).next_back().copied());
+    let found = wanted.find(own, LONGEST);
+    let ranks = wanted.ranks(&found);
+    let here = ranks.iter().find(|rank| rank.number == me)?;
+    let is_late = |rank: &&Rank<'_>| rank.number != me && late.contains(&(rank.number as i32));
+    let late: Vec<String> = ranks.iter().filter(is_late).map(|rank| rank.place(&wanted, here)).collect();
     let mut said: Vec<String> = late.iter().take(MOST_RANKS).cloned().collect();
     if late.len() > MOST_RANKS {
         said.push(format!("{} more ranks are late", late.len() - MOST_RANKS));
     }
     if let (false, Some(call)) = (late.is_empty(), &call) {
-        said.push(format!("this rank is in {} of {name}", short(&here.found.snapshot, call)));
+        said.push(format!("this rank is in {} of {}", short(&here.found.snapshot, call), wanted.name));
     }
     // A rank that refuses its own agreement goes on with the others, so scopes may differ.
-    said.extend(Some(group).filter(|it| it.kind == Kind::Dimension).and_then(|it| difference(&ranks, it, &name)));
+    said.extend(Some(group).filter(|it| it.kind == Kind::Dimension).and_then(|_| difference(&ranks, &wanted.name)));
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-impl<'a> Rank<'a> {
-    /// The rank's part of the group; `None` where it has not made it.
-    fn channel(&self, group: &Group) -> Option<&'a RecordedChannel> {
-        let is_own = |channel: &&RecordedChannel| is_group(channel, group) && channel.world == Some(self.world.place);
-        self.found.snapshot.channels.iter().find(is_own)
-    }
-
-    /// Where the rank is, for a message of the rank `here`, which has begun `begun` calls of the
-    /// group.
-    fn place(&self, group: &Group, name: &str, begun: u64, here: &Rank<'_>) -> String {
-        let (rank, snapshot) = (self.world.rank, &self.found.snapshot);
-        let last = self.channel(group).and_then(|channel| snapshot.calls_of(channel).next_back());
-        let at = match (self.channel(group), last) {
-            (Some(channel), Some(last)) if channel.calls_begun < begun => {
-                let behind = match begun - channel.calls_begun {
-                    1 => String::new(),
-                    calls => format!(", {calls} calls behind"),
-                };
-                format!("is at {} of {name}{behind}", short(snapshot, last))
-            }
-            (Some(_), Some(last)) if last.state == EntryState::Queued => {
-                format!("has {} of {name} in a group of calls that it has not ended", short(snapshot, last))
-            }
-            (Some(channel), Some(last)) if channel.calls_begun > begun => {
-                format!("is at {} of {name}, which is ahead of this rank", short(snapshot, last))
-            }
-            (Some(_), Some(last)) => format!("has begun {} of {name}", short(snapshot, last)),
-            _ => format!("has made no call of {name}"),
-        };
-        let elsewhere = self.elsewhere(group).map_or_else(String::new, |(channel, call)| {
-            let of = if channel.kind == 0 { format!(" of {}", printable(&channel.name)) } else { String::new() };
-            let crossed = match here.has_begun(channel) {
-                Some(begun) if begun < call.in_channel && channel.kind == 0 => {
-                    format!(
-                        ", which this rank has not begun: these ranks call along {name} and {} in different orders",
-                        printable(&channel.name)
-                    )
-                }
-                _ => String::new(),
-            };
-            format!(" and is in {}{of}{crossed}", short(snapshot, call))
-        });
-        let stopped = if is_stopped(self.found.pid) { " and is stopped" } else { "" };
-        format!("rank {rank} {at}{elsewhere}{stopped}")
-    }
-
-    /// The call of another group in which the rank is.
-    fn elsewhere(&self, group: &Group) -> Option<(&'a RecordedChannel, &'a RecordedCall)> {
-        let snapshot = &self.found.snapshot;
-        let running = snapshot.calls.iter().rev().filter(|call| call.state == EntryState::Running);
-        let mut placed = running.filter_map(|call| {
-            let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
-            (call.number >= channel.first_call).then_some((channel, call))
-        });
-        placed.find(|(channel, _)| !is_group(channel, group) && channel.world == Some(self.world.place))
-    }
-
-    /// How many calls this rank has begun in a group of another process's recording. `None` where
-    /// it is not in the group.
-    fn has_begun(&self, group: &RecordedChannel) -> Option<u64> {
-        let mut own = self.found.snapshot.channels.iter().filter(|own| own.world == Some(self.world.place));
-        own.find(|own| own.key == group.key).map(|own| own.calls_begun)
-    }
-}
-
 /// The first call in which two ranks of the group differ, as far as the recordings go back.
-fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
+pub(super) fn difference(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     let calls = |rank: &Rank<'_>| -> Option<(u32, Vec<RecordedCall>)> {
-        let channel = rank.channel(group)?;
+        let channel = rank.channel?;
         let counted = rank.found.snapshot.calls_of(channel).filter(|call| !call.call.operation.is_message());
-        Some((rank.world.rank, counted.copied().collect()))
+        Some((rank.number, counted.copied().collect()))
     };
     let all: Vec<(u32, Vec<RecordedCall>)> =
         ranks.iter().filter_map(calls).filter(|(_, calls)| !calls.is_empty()).collect();
     let text = |rank: u32, call: &RecordedCall| {
-        let found = ranks.iter().find(|known| known.world.rank == rank)?.found;
+        let found = ranks.iter().find(|known| known.number == rank)?.found;
         Some(content(&found.snapshot, call))
     };
     // The number of the call, and what the two ranks call there.
@@ -195,30 +95,4 @@ fn difference(ranks: &[Rank<'_>], group: &Group, name: &str) -> Option<String> {
         text(rank, &call)?,
         text(other, &others)?
     ))
-}
-
-fn is_group(channel: &RecordedChannel, group: &Group) -> bool {
-    channel.key == group.key && channel.kind == group.kind as u8
-}
-
-/// The other processes of this user, those with numbers near this one's first.
-fn own_processes() -> Vec<u32> {
-    let (me, user) = (std::process::id(), rustix::process::geteuid().as_raw());
-    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let is_own = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|entry| entry.uid() == user);
-    let pids = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry)));
-    let mut pids: Vec<u32> = pids.filter(|(pid, entry)| *pid != me && is_own(entry)).map(|(pid, _)| pid).collect();
-    pids.sort_by_key(|pid| pid.abs_diff(me));
-    pids
-}
-
-/// The first recording of a process.
-fn recording_of(pid: u32) -> Option<Snapshot> {
-    let (_, file) = recordings_of(pid).next()?;
-    Snapshot::of_file(&file).ok()
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }

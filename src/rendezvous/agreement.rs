@@ -68,4 +68,3 @@ pub use round::Round;
 pub use scope::Scope;
 pub use survivors::AgreedLosses;
 pub use suspects::TakenForLost;
-pub(crate) use verdict::ranges;

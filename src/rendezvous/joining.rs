@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU8, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hostccl::fork::Own;
@@ -20,6 +20,7 @@ use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
 use super::launcher::{self, Place};
 use super::local_place::LocalPlace;
+use super::loss_watch::LossWatch;
 use super::losses::Losses;
 use super::newcomer::Newcomer;
 use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, place};
@@ -29,6 +30,7 @@ use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result, Status};
+use crate::events;
 use crate::logging::{Me, set_rank};
 use crate::recorder::{self, Group, Kind, Operation, Recorded};
 use crate::wait::{Deadline, Wait};
@@ -125,7 +127,13 @@ impl World {
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
             (Err(error), _) => Err(error),
             (Ok(_), Err(error)) => Err(world.with_reach(error)),
-            (Ok(prepared), Ok(())) => Ok((world, prepared)),
+            (Ok(prepared), Ok(())) => {
+                if let Some(watch) = world.loss_watch() {
+                    let watch: Arc<dyn events::Source> = Arc::clone(watch) as _;
+                    events::announce(Arc::downgrade(&watch));
+                }
+                Ok((world, prepared))
+            }
         }
     }
 
@@ -291,12 +299,25 @@ impl World {
             None => CurrentEpoch::first(&prefix, Scope::new(membership, format!("{prefix}/world"))),
             Some(_) => CurrentEpoch::at_door(&prefix, size),
         };
+        let epoch = Arc::new(epoch);
+        let loss_watch = Arc::new(LossWatch {
+            me,
+            size,
+            launcher: self.place.launcher,
+            store: Arc::clone(&store),
+            served,
+            losses: Arc::clone(&losses),
+            epoch: Arc::clone(&epoch),
+            state: AtomicU8::default(),
+            looking: Mutex::default(),
+        });
         let newcomer = running.map(Newcomer::new);
         let door = DoorWatch::default();
         let session = Session {
             me,
             epoch,
             losses,
+            loss_watch,
             leftovers,
             leaves_of,
             door,

@@ -182,18 +182,21 @@ impl Losses {
         self.known().noticed.entry(process).or_insert(how);
     }
 
+    /// Returns how this rank has noticed a loss.
+    pub(super) fn how(&self, process: Incarnation) -> &'static str {
+        let how = self.known().noticed.get(&process).copied();
+        how.unwrap_or("the store says so: its connections have ended, or it has left")
+    }
+
     /// Warns in the log, once for each process, that these processes are lost. A rank that ends in
     /// order is among the losses, too, so only those are logged that a call of this rank has
     /// missed.
     pub(super) fn warn_of(&self, lost: impl IntoIterator<Item = Incarnation>) {
         for process in lost.into_iter().filter(|process| *process != self.me) {
-            let mut known = self.known();
-            let (is_new, how) = (known.logged.insert(process), known.noticed.get(&process).copied());
             // The lock is given back first, because a callback may ask for the lost ranks.
-            drop(known);
+            let is_new = self.known().logged.insert(process);
             if is_new {
-                let how = how.unwrap_or("the store says so: its connections have ended, or it has left");
-                log::warn!("rank {}: rank {} is lost ({how})", self.me.rank, process.rank);
+                log::warn!("rank {}: rank {} is lost ({})", self.me.rank, process.rank, self.how(process));
             }
         }
     }

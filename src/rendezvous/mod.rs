@@ -22,6 +22,7 @@ pub mod launcher;
 mod listeners;
 mod local_place;
 mod locations;
+mod loss_watch;
 mod losses;
 mod newcomer;
 mod options;
@@ -31,6 +32,7 @@ pub mod store;
 mod turns;
 mod world;
 
+pub(crate) use agreement::check_len;
 #[doc(hidden)]
 pub use agreement::{AgreedLosses, Departures, Round, Scope, TakenForLost};
 #[doc(hidden)]
@@ -38,7 +40,6 @@ pub use agreement::{
     Arrival, Decision, Decisions, Epoch, Failure, Knock, Made, Outcome, Passed, Recovery, Replicas, Request, Seen,
     Terms, Why, mesh_text,
 };
-pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

@@ -12,6 +12,7 @@ use super::door_watch::{Door, DoorWatch};
 use super::incarnation::{Incarnation, Tickets};
 use super::launcher::Place;
 use super::local_place::LocalPlace;
+use super::loss_watch::LossWatch;
 use super::losses::Losses;
 use super::newcomer::Newcomer;
 use super::store::{Server, Store};
@@ -43,9 +44,11 @@ pub(super) struct Session {
     /// This process.
     pub(super) me: Incarnation,
     /// The epoch in which this process is.
-    pub(super) epoch: CurrentEpoch,
+    pub(super) epoch: Arc<CurrentEpoch>,
     /// The processes that are known to be lost.
     pub(super) losses: Arc<Losses>,
+    /// Watches for lost ranks, for the events of this process.
+    pub(super) loss_watch: Arc<LossWatch>,
     /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
     /// The number of ranks of the world that this process leaves one day; 0 where it is a newcomer
@@ -266,6 +269,11 @@ impl World {
     pub(crate) fn record(&self) -> recorder::World {
         let session = self.session.as_deref().filter(|_| !fork::is_child());
         session.map_or_else(recorder::World::default, |session| session.record.clone())
+    }
+
+    /// Returns the watch for lost ranks. An offline world and a forked child have none.
+    pub(crate) fn loss_watch(&self) -> Option<&Arc<LossWatch>> {
+        self.session.as_deref().filter(|_| !fork::is_child()).map(|session| &session.loss_watch)
     }
 
     /// Returns how many processes have joined the world under this rank before this one.

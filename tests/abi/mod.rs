@@ -16,6 +16,7 @@ mod carrying;
 mod collectives;
 mod control;
 mod ending;
+mod events;
 mod making;
 mod memory;
 mod views;
@@ -109,6 +110,7 @@ pub fn check_any_calls(bytes: &[u8]) {
         carrying::CALLS,
         control::CALLS,
         ending::CALLS,
+        events::CALLS,
     ]
     .concat();
     // A world and a mesh exist from the start, so that short inputs get far.

@@ -39,6 +39,21 @@ static void worlds(void)
   NO("world_out", dm_default_world("cpu", 0, NULL));
   CHECK(number == 77);
   OK(dm_set_log(DM_LOG_OFF, NULL, NULL)); /* NULL stands for stderr */
+  dm_events *events = NULL;
+  dm_event event = DM_EVENT_INIT;
+  size_t length = 77;
+  OK(dm_set_event_handler(NULL, NULL, NULL)); /* NULL stands for no handler, and for the defaults */
+  NO("events_out", dm_events_open(NULL, NULL));
+  NO_HANDLE(dm_events_fd(NULL, &number));
+  NO_HANDLE(dm_events_next(NULL, 0, &event));
+  REQUIRE(dm_events_open(NULL, &events));
+  NO("fd_out", dm_events_fd(events, NULL));
+  NO("event_out", dm_events_next(events, 0, NULL));
+  dm_events_free(NULL);
+  dm_events_free(events);
+  NO("len_out", dm_metrics(NULL, 0, NULL));
+  NO("buffer", dm_metrics(NULL, 1 << 20, &length));
+  CHECK(number == 77 && event.kind == DM_EVENT_NONE);
   dm_world_free(NULL);
   dm_world_free(world);
 }

@@ -86,6 +86,16 @@ int main(void)
     check("dm_call_options", LEAST_dm_call_options, less, dm_finalize(mesh, &call));
     dm_free(mesh);
 
+    dm_event_options watching = DM_EVENT_OPTIONS_INIT;
+    dm_event event = DM_EVENT_INIT;
+    dm_events *events = NULL;
+    watching.struct_size = LEAST_dm_event_options - less;
+    check("dm_event_options", LEAST_dm_event_options, less, dm_set_event_handler(NULL, NULL, &watching));
+    if (dm_events_open(NULL, &events) != DM_STATUS_OK) return 1;
+    event.struct_size = LEAST_dm_event - less;
+    check("dm_event", LEAST_dm_event, less, dm_events_next(events, 0, &event));
+    dm_events_free(events);
+
     dm_plan_options plan = DM_PLAN_OPTIONS_INIT;
     int32_t rank = -1;
     plan.world_size = 1;

@@ -1,34 +1,17 @@
-//! The communicators and the calls of which NCCL tells the profiler plugin, in the recording.
+//! The communicators of which NCCL tells the profiler plugin, in the recording.
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hostccl::recorder;
-use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, Recorder};
+use recording::{Call, Channel, ChannelFacts, ChannelState, Recorder};
 
 use crate::digest::Fnv1a;
-
-/// How many launched calls are kept until their kernels have ended.
-const CALLS: usize = 4096;
+use crate::recorder::launched;
 
 /// How many communicators tell this plugin of their calls.
 static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
-/// The number of the next call. 0 is no call.
-static NEXT: AtomicU64 = AtomicU64::new(1);
-/// The calls that were launched last. Call `n` stands at place `n % 4096`.
-static LAUNCHED: Mutex<Vec<Launched>> = Mutex::new(Vec::new());
-
-/// A call whose kernels have not ended.
-#[derive(Clone, Copy)]
-struct Launched {
-    /// The number of the call; 0 for none.
-    number: u64,
-    /// The call in the recording.
-    entry: Entry,
-    /// How many of NCCL's channels have not ended the call.
-    channels: u8,
-}
 
 /// What NCCL says of a communicator.
 pub(super) struct Described<'a> {
@@ -79,11 +62,7 @@ impl Communicator {
     /// Records that a call is launched, which this many of NCCL's channels do. Returns its number; 0
     /// where it is not recorded.
     pub(super) fn launch(&self, call: &Call, channels: u8) -> u64 {
-        let Some(recorder) = recorder::get() else { return 0 };
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entry = recorder.begin(*self.channel.get().unwrap_or(&Channel::NONE), call);
-        launched()[number as usize % CALLS] = Launched { number, entry, channels };
-        number
+        launched::launch(*self.channel.get().unwrap_or(&Channel::NONE), call, channels)
     }
 }
 
@@ -110,39 +89,4 @@ fn open(recorder: &Recorder, described: &Described<'_>) -> Channel {
         size: size.max(0) as usize,
         name: if name.is_empty() { "a communicator without name" } else { &name },
     })
-}
-
-/// Records that the launch of a call is over: its stream has it.
-pub(super) fn end_launch(number: u64) {
-    with(number, |recorder, call| recorder.end(call.entry, EntryState::Issued));
-}
-
-/// Records that one of NCCL's channels has ended a call. The last one ends the call.
-pub(super) fn end_channel(number: u64) {
-    with(number, |recorder, call| {
-        call.channels = call.channels.saturating_sub(1);
-        if call.channels == 0 {
-            call.number = 0;
-            recorder.end(call.entry, EntryState::Done);
-        }
-    });
-}
-
-/// Does `work` on a call that is still kept.
-fn with(number: u64, work: impl FnOnce(&Recorder, &mut Launched)) {
-    let Some(recorder) = recorder::get() else { return };
-    let mut launched = launched();
-    let call = &mut launched[number as usize % CALLS];
-    if number != 0 && call.number == number {
-        work(recorder, call);
-    }
-}
-
-/// The calls that were launched last. The table is made at the first call.
-fn launched() -> MutexGuard<'static, Vec<Launched>> {
-    let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if launched.is_empty() {
-        launched.resize(CALLS, Launched { number: 0, entry: Entry::NONE, channels: 0 });
-    }
-    launched
 }

@@ -8,6 +8,7 @@ use super::super::communicator::{Communicator, Held, State};
 use super::super::ending::abort_all;
 use super::super::options::DimOptions;
 use super::super::world::EndsWithWorld;
+use super::departed::DepartureWatch;
 use super::{DimComm, Life, RootComms};
 use crate::ccl::CallName;
 use crate::error::{Result, Status};
@@ -104,13 +105,17 @@ impl RootComms {
         let key = record.digest().number(call.tag()).text(communicator.agreed_name().unwrap_or_default());
         // The groups along a dimension have no rank in common.
         let key = key.number(rank_at(0) as u64);
-        // The first mesh of a job is "mesh", so that messages about a job with one mesh are short.
-        let mesh = match self.id.strip_prefix("mesh1") {
+        let name = format!("{}/{name}", self.name());
+        Group::open(Kind::Dimension, &record, key, (rank, size), &recorder::members(size, rank_at), &name)
+    }
+
+    /// The name of the root in recordings and events. The first mesh of a job is "mesh", so that
+    /// messages about a job with one mesh are short.
+    pub(in crate::comm) fn name(&self) -> String {
+        match self.id.strip_prefix("mesh1") {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("mesh{rest}"),
             _ => self.id.clone(),
-        };
-        let name = format!("{mesh}/{name}");
-        Group::open(Kind::Dimension, &record, key, (rank, size), &recorder::members(size, rank_at), &name)
+        }
     }
 
     /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator. Returns the
@@ -286,6 +291,16 @@ impl EndsWithWorld for RootComms {
         self.end(Life::Aborted);
         self.cancel.raise();
         self.own_communicators()
+    }
+
+    fn is_in_use(&self) -> bool {
+        self.life() == Life::Alive
+    }
+
+    fn watch_departures(&self) {
+        if let Some(watch) = DepartureWatch::begin(self) {
+            let _ = self.departed.set(watch);
+        }
     }
 
     fn finalize_with_world(&self) -> Vec<Arc<Communicator>> {

@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use super::round::Round;
-use super::verdict::{Verdict, ranges};
+use super::verdict::Verdict;
 use crate::error::{Error, Result};
+use crate::rank_list::ranges;
 use crate::rendezvous::store::refused_connections;
 use crate::wait::{Deadline, Wait};
 

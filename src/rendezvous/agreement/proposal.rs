@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::decision::{Decision, Epoch, Failure, Replicas, Why};
-use super::verdict::ranges;
 use crate::error::Error;
+use crate::rank_list::ranges;
 use crate::rendezvous::incarnation::Incarnation;
 
 /// The state of a turn that a rank sees at one moment.

@@ -10,7 +10,6 @@ mod survivors;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::verdict::ranges;
 use super::{Members, Membership, Scope, ScopeKeys};
 use crate::error::Status;
 use crate::rendezvous::incarnation::Tickets;
@@ -206,14 +205,6 @@ fn connections_that_the_store_refused_are_told_to_all_ranks_of_the_first_call() 
         assert_eq!(first.message(), expected);
         assert!(!second.message().contains("refused"), "{second}");
     }
-}
-
-#[test]
-fn many_missing_ranks_are_written_as_ranges() {
-    assert_eq!(ranges(&[5]), "rank 5");
-    assert_eq!(ranges(&[31, 5, 17, 18, 19]), "ranks 5, 17-19, 31");
-    let odd: Vec<i32> = (0..40).map(|index| 2 * index + 1).collect();
-    assert_eq!(ranges(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 32 more");
 }
 
 #[test]

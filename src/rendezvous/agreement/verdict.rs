@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result, Status};
+use crate::rank_list::ranges;
 
 /// This character stands between the text of a call and its detail, and between the detail and what
 /// a rank offers to share.
@@ -352,30 +353,4 @@ pub(super) fn split_mesh(value: &[u8]) -> (String, String) {
 /// Returns the name of the function that the text of a call begins with.
 pub(super) fn function_of(call: &str) -> &str {
     call.split('(').next().unwrap_or(call)
-}
-
-/// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".
-pub(crate) fn ranges(ranks: &[i32]) -> String {
-    const SHOWN: usize = 8;
-    let mut sorted = ranks.to_vec();
-    sorted.sort_unstable();
-    let mut runs: Vec<(i32, i32)> = Vec::new();
-    for rank in sorted {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => runs.push((rank, rank)),
-        }
-    }
-    let text = |(first, last): &(i32, i32)| match last - first {
-        0 => first.to_string(),
-        1 => format!("{first}, {last}"),
-        _ => format!("{first}-{last}"),
-    };
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let shown: Vec<String> = runs.iter().take(SHOWN).map(text).collect();
-    let more: i32 = runs.iter().skip(SHOWN).map(|(first, last)| last - first + 1).sum();
-    match more {
-        0 => format!("{noun} {}", shown.join(", ")),
-        more => format!("{noun} {} and {more} more", shown.join(", ")),
-    }
 }

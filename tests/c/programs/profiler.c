@@ -3,7 +3,8 @@
  * of their kernels. The structures are written from NCCL's documentation of the interface
  * (plugins/profiler/README.md).
  *
- *     profiler LIBRARY VERSION [many] */
+ *     profiler LIBRARY VERSION [many | slow] */
+#include <devicemesh.h>
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -107,6 +108,34 @@ static void kernel(void *parent, uint8_t channel)
   plugin->stop(handle);
 }
 
+/* Prints the event of a call of whose two channels one has not ended. */
+static void slow(void *library)
+{
+  __typeof__(dm_events_open) *open_events = dlsym(library, "dm_events_open");
+  __typeof__(dm_events_next) *next = dlsym(library, "dm_events_next");
+  __typeof__(dm_events_free) *free_events = dlsym(library, "dm_events_free");
+  dm_event_options options = DM_EVENT_OPTIONS_INIT;
+  dm_event event = DM_EVENT_INIT;
+  dm_events *events = NULL;
+  options.slow_ms = 50;
+  CHECK(open_events(&options, &events) == DM_STATUS_OK);
+  void *done = collective("AllReduce", "ncclFloat32", 1024, 0, 2, COLLECTIVE);
+  plugin->stop(done);
+  kernel(done, 0), kernel(done, 1);
+  void *half = collective("ReduceScatter", "ncclFloat32", 7, 0, 2, COLLECTIVE);
+  plugin->stop(half);
+  kernel(half, 0);
+  /* NCCL does not tell when a call ends that has no channels. */
+  plugin->stop(collective("AllGather", "ncclInt8", 7, 0, 0, COLLECTIVE));
+  CHECK(next(events, 60000, &event) == DM_STATUS_OK && event.kind == DM_EVENT_SLOW);
+  printf("slow %s %lld of %s, rank %d of %d: %s\n", event.operation, (long long)event.call, event.group, event.rank, event.world_size,
+         event.message);
+  kernel(half, 1);
+  while (next(events, 0, &event) == DM_STATUS_OK && event.kind != DM_EVENT_NONE) CHECK(event.call == 2);
+  CHECK(next(events, 300, &event) == DM_STATUS_OK && event.kind == DM_EVENT_NONE);
+  free_events(events);
+}
+
 int main(int count, char **words)
 {
   CHECK(count >= 3);
@@ -124,6 +153,7 @@ int main(int count, char **words)
   else code = plugin->init.v5(&context, 99, &kinds, "tp", 1, 2, 1, NULL);
   printf("init %d kinds %d\n", code, kinds);
   if (code != 0) return 0;
+  if (count > 3 && strcmp(words[3], "slow") == 0) return slow(library), 0;
 
   /* A collective whose kernel has two channels, and ends. */
   void *first = collective("AllReduce", "ncclFloat32", 1024, 0, 2, COLLECTIVE);

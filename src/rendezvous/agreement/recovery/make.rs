@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 
 use super::Recovery;
 use crate::error::{Error, Result, Status};
+use crate::rank_list::ranges;
 use crate::rendezvous::agreement::round::Membership;
-use crate::rendezvous::agreement::verdict::{Verdict, ranges};
+use crate::rendezvous::agreement::verdict::Verdict;
 use crate::rendezvous::agreement::waiting::NEWS_OF_A_LOSS;
 use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::any_of;

@@ -1,0 +1,82 @@
+//! The events of a root mesh: this rank or another one has ended it by dm_abort.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{LifeFlag, RootComms};
+use crate::events::{self, Event, Kind};
+use crate::rank_list::ranges;
+use crate::rendezvous::Departures;
+use crate::wait::Wait;
+
+/// The time between two questions to the store. All ranks of a world ask one server.
+const ASK: Duration = Duration::from_secs(2);
+
+/// How long the store may take to answer.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Watches for ranks that end a mesh by dm_abort, for the events of this process.
+pub(super) struct DepartureWatch {
+    departures: Arc<Departures>,
+    /// Whether the mesh is alive on this rank. Nobody is told of a mesh that has ended here.
+    life: Arc<LifeFlag>,
+    /// The event, without the ranks and the message.
+    event: Event,
+    looking: Mutex<Looking>,
+}
+
+#[derive(Default)]
+struct Looking {
+    /// When the store was asked last; `None` where nobody has asked.
+    asked: Option<Instant>,
+    /// The ranks of which somebody was told.
+    told: Vec<i32>,
+}
+
+impl DepartureWatch {
+    /// Watches this root for as long as the result lives. `None` where the root has no other ranks
+    /// with which it agrees.
+    pub(super) fn begin(root: &RootComms) -> Option<Arc<dyn events::Source>> {
+        let departures = Arc::clone(root.departures.as_ref().filter(|_| root.mesh.root_size() > 1)?);
+        let event = root.event(Kind::Aborted, String::new());
+        let watch = DepartureWatch { departures, life: root.life_flag(), event, looking: Mutex::default() };
+        let watch: Arc<dyn events::Source> = Arc::new(watch);
+        events::announce(Arc::downgrade(&watch));
+        Some(watch)
+    }
+}
+
+impl events::Source for DepartureWatch {
+    fn joined(&self) -> Option<Event> {
+        None
+    }
+
+    fn look(&self) -> Vec<Event> {
+        let mut looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.life.is_alive() || looking.asked.is_some_and(|asked| asked.elapsed() < ASK) {
+            return Vec::new();
+        }
+        looking.asked = Some(Instant::now());
+        let mut ranks = self.departures.others(&Wait::after(SHORT)).unwrap_or_default();
+        ranks.retain(|rank| !looking.told.contains(rank));
+        if ranks.is_empty() {
+            return Vec::new();
+        }
+        looking.told.extend(&ranks);
+        let (me, group) = (self.event.rank, self.event.group.as_deref().unwrap_or_default());
+        let message = format!("rank {me}: {} ended {group} by dm_abort", ranges(&ranks));
+        let time = std::time::SystemTime::now();
+        vec![Event { time, message, ..self.event.clone() }.about(ranks)]
+    }
+}
+
+impl RootComms {
+    /// An event about this root.
+    pub(in crate::comm) fn event(&self, kind: Kind, message: String) -> Event {
+        let event = match &self.world {
+            Some(world) => world.event(kind, message),
+            None => Event::new(kind, (self.mesh.rank() as usize, self.mesh.size()), 0, message),
+        };
+        Event { epoch: self.epoch, ..event }.of_group(self.name())
+    }
+}

@@ -1,0 +1,114 @@
+//! Events: a rank has joined, a call waits for long, ranks are lost, a mesh was aborted, the job
+//! has recovered (docs/events.md).
+//!
+//! - [`set_handler`] sets a function that the thread `dm-events` calls with each event.
+//! - [`Events`] is a queue of events with a descriptor, for programs with a loop of their own.
+//!
+//! The thread exists while there is a handler or a queue. It also looks for what nobody else
+//! notices: calls that wait for long (slow.rs), and what the sources of upper layers know.
+//! Without a handler and a queue an event costs one load of a flag, and is not made.
+//!
+//! ```
+//! use std::time::Duration;
+//! use devicemesh::comm::{World, WorldOptions};
+//! use devicemesh::events::{Events, Kind, Options};
+//!
+//! let events = Events::open(&Options::default().slow(Duration::from_secs(30)))?;
+//! let world = World::join("cpu", &WorldOptions::default())?;
+//! let joined = events.next_within(Duration::from_secs(5)).expect("the join is an event");
+//! assert_eq!((joined.kind, joined.rank as usize), (Kind::Joined, world.rank()));
+//! # Ok::<(), devicemesh::error::Error>(())
+//! ```
+
+mod event;
+mod queue;
+mod slow;
+mod subscriber;
+mod watch;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) use self::event::Handler;
+pub use self::event::{Event, Kind, Options};
+use self::queue::Queue;
+use self::subscriber::Subscriber;
+pub(crate) use self::watch::{Source, announce, publish};
+use self::watch::{subscribe, unsubscribe, unsubscribe_handler};
+use crate::error::{Error, Result};
+
+/// How long [`set_handler`] waits for a call of the earlier handler.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Sets the handler of this process, in place of an earlier one. The thread `dm-events` calls it
+/// with one event at a time. The first ones are [`Kind::Joined`] of the worlds that this process
+/// is in. A panic of the handler is dropped.
+///
+/// The handler may call local functions, `abort` among them, and set another handler. It should
+/// return soon, because the thread notices nothing meanwhile.
+///
+/// Waits for a call of the earlier handler. Fails with `DM_STATUS_TIMEOUT` where that call has not
+/// ended after 5 s: the new handler is set, but keep what the earlier one uses.
+pub fn set_handler(options: &Options, handler: impl Fn(&Event) + Send + Sync + 'static) -> Result<()> {
+    replace_handler(Some((options, Arc::new(handler))))
+}
+
+/// Takes the handler of this process away. Waits for its call as [`set_handler`] does.
+pub fn clear_handler() -> Result<()> {
+    replace_handler(None)
+}
+
+/// Sets the handler, or takes it away.
+pub(crate) fn replace_handler(handler: Option<(&Options, Handler)>) -> Result<()> {
+    Error::check_fork()?;
+    let handler = match handler {
+        Some((options, handler)) => Some(Subscriber::new(options.slow, Queue::new(), Some(handler))?),
+        None => None,
+    };
+    let earlier = match handler {
+        Some(handler) => subscribe(handler)?,
+        None => unsubscribe_handler(),
+    };
+    match earlier.is_none_or(|earlier| earlier.has_ended_within(PATIENCE)) {
+        true => Ok(()),
+        false => Err(Error::timeout(format!(
+            "dm_set_event_handler: the earlier handler was still running after {} ms: the new one is set, but keep what the earlier one uses",
+            PATIENCE.as_millis()
+        ))),
+    }
+}
+
+/// A queue that keeps the events of this process from now on. It holds 256 events. Later ones are
+/// left out while it is full, and the next event that finds a place says how many. Dropping the
+/// value ends the queue.
+pub struct Events(Arc<Subscriber>);
+
+impl Events {
+    /// Opens a queue. The first events are [`Kind::Joined`] of the worlds that this process is in.
+    pub fn open(options: &Options) -> Result<Events> {
+        Error::check_fork()?;
+        let subscriber = Subscriber::new(options.slow, Queue::with_descriptor()?, None)?;
+        subscribe(Arc::clone(&subscriber))?;
+        Ok(Events(subscriber))
+    }
+
+    /// The next event. Waits for one, but no longer than `timeout`.
+    pub fn next_within(&self, timeout: Duration) -> Option<Event> {
+        self.0.queue().pop_within(timeout)
+    }
+}
+
+impl AsFd for Events {
+    /// A descriptor that is readable while the queue has events, for poll, select and epoll. Read
+    /// nothing from it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.queue().descriptor()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        unsubscribe(&self.0);
+    }
+}

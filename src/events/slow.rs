@@ -1,0 +1,72 @@
+//! Finds the calls of this process that wait for long, in the process's own recording.
+//!
+//! So a slow call is found while its thread is blocked in the host engine, in an agreement of the
+//! ranks or in NCCL, and the calls themselves do nothing for it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use recording::RunningCall;
+
+use super::event::{Event, Kind};
+use super::subscriber::Subscriber;
+use crate::recorder::{WaitingCall, describe, running};
+
+/// The slow calls of which somebody was told.
+#[derive(Default)]
+pub(super) struct SlowCalls {
+    /// For each subscriber, by its number, and each call: after what time it is told of again.
+    next: HashMap<(u64, u64), Duration>,
+}
+
+impl SlowCalls {
+    /// Gives each subscriber an event for each call that has waited for the subscriber's time, and
+    /// another one whenever that time has doubled.
+    pub(super) fn look(&mut self, subscribers: &[Arc<Subscriber>]) {
+        let running = running();
+        let is_known = |subscriber: u64| subscribers.iter().any(|known| known.id() == subscriber);
+        let runs = |number: u64| running.iter().any(|call| call.number == number);
+        self.next.retain(|(subscriber, number), _| is_known(*subscriber) && runs(*number));
+        for call in running {
+            self.tell_of(call, subscribers);
+        }
+    }
+
+    fn tell_of(&mut self, call: RunningCall, subscribers: &[Arc<Subscriber>]) {
+        let RunningCall { number, time } = call;
+        let next = |known: &&Arc<Subscriber>| {
+            let next = self.next.get(&(known.id(), number));
+            time >= next.copied().unwrap_or(known.slow())
+        };
+        let due: Vec<&Arc<Subscriber>> = subscribers.iter().filter(next).collect();
+        if due.is_empty() {
+            return;
+        }
+        let event = describe(number, time).map(|waiting| event(waiting, time));
+        for subscriber in due {
+            // A call of which nothing is known is not looked at again.
+            let next = if event.is_some() { time.saturating_mul(2) } else { Duration::MAX };
+            self.next.insert((subscriber.id(), number), next);
+            event.iter().for_each(|event| subscriber.queue().push(event.clone()));
+        }
+    }
+}
+
+fn event(call: WaitingCall, waited: Duration) -> Event {
+    Event {
+        kind: Kind::Slow,
+        time: SystemTime::now(),
+        rank: call.rank,
+        world_size: call.world_size,
+        epoch: call.epoch,
+        ranks: call.missing,
+        group: Some(call.group),
+        dimension: call.dimension,
+        operation: Some(call.operation),
+        call: Some(call.number),
+        waited: Some(waited),
+        dropped: 0,
+        message: call.message,
+    }
+}

@@ -1,0 +1,110 @@
+//! Somebody who gets events: a handler, or the reader of a queue.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use hostccl::fork::Own;
+
+use super::event::Handler;
+use super::queue::Queue;
+use crate::error::Result;
+use crate::recorder;
+use crate::wait::Deadline;
+
+/// How often a thread looks whether a handler has returned.
+const RETURNED: Duration = Duration::from_millis(1);
+
+/// The number of the next subscriber.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Whether this is the thread that calls the handler.
+    static IS_EVENTS_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A handler, or the reader of a queue.
+pub(super) struct Subscriber {
+    /// The number of the subscriber, which no other one has.
+    id: u64,
+    /// After this time a call is slow.
+    slow: Duration,
+    queue: Queue,
+    /// The function that gets the events of the queue; `None` where the program takes them itself.
+    handler: Option<Handler>,
+    /// Whether the handler runs now.
+    is_called: AtomicBool,
+    /// Whether it gets no more events.
+    is_over: AtomicBool,
+    /// A child that is forked now has no such thread, so it may use nothing of this library.
+    _held: Own<()>,
+}
+
+impl Subscriber {
+    /// A subscriber that gets no events yet. Opens the recording of this process, in which slow
+    /// calls are found.
+    pub(super) fn new(slow: Duration, queue: Queue, handler: Option<Handler>) -> Result<Arc<Subscriber>> {
+        recorder::open()?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (is_called, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Subscriber { id, slow, queue, handler, is_called, is_over, _held: Own::new(()) }))
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// After this time a call is slow.
+    pub(super) fn slow(&self) -> Duration {
+        self.slow
+    }
+
+    /// Gives it no more events.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it has a handler.
+    pub(super) fn has_handler(&self) -> bool {
+        self.handler.is_some()
+    }
+
+    /// Calls the handler with the events of its queue.
+    pub(super) fn deliver(&self) {
+        let Some(handler) = &self.handler else { return };
+        while let Some(event) = self.queue.pop() {
+            self.is_called.store(true, Ordering::SeqCst);
+            if !self.is_over.load(Ordering::SeqCst) {
+                // A panic of a handler has nowhere to go.
+                let _ = catch_unwind(AssertUnwindSafe(|| handler(&event)));
+            }
+            self.is_called.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the handler, which was taken away, has returned within that time. A handler that
+    /// asks for itself has not to return.
+    pub(super) fn has_ended_within(&self, patience: Duration) -> bool {
+        let deadline = Deadline::after(patience);
+        let is_itself = IS_EVENTS_THREAD.try_with(Cell::get).unwrap_or(false);
+        while !is_itself && self.is_called.load(Ordering::SeqCst) {
+            if deadline.passed() {
+                return false;
+            }
+            sleep(RETURNED);
+        }
+        true
+    }
+}
+
+/// Notes that the calling thread is the one that calls the handler.
+pub(super) fn is_events_thread() {
+    let _ = IS_EVENTS_THREAD.try_with(|is_it| is_it.set(true));
+}

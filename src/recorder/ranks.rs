@@ -1,0 +1,214 @@
+//! The ranks of a group, as far as the recordings of this host show them.
+//!
+//! A reader finds the recordings of this user's processes in /proc. It begins with the processes
+//! whose numbers are near this one's, because a launcher starts the ranks of a job one after the
+//! other. The search has a limit of time, because a host may have very many processes.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use recording::place::recordings_of;
+use recording::{EntryState, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};
+
+use super::words::short;
+use crate::printable::printable;
+
+/// The recording of a process, and the process.
+pub(super) struct Found {
+    pub(super) pid: u32,
+    pub(super) snapshot: Snapshot,
+}
+
+/// The group whose ranks are looked for, from this process's recording.
+pub(super) struct Wanted {
+    /// The kind of the group.
+    pub(super) kind: u8,
+    /// Equal on all ranks of the group, and on no rank of another group of this kind.
+    pub(super) key: u64,
+    /// The key of the group's world; `None` for a group that belongs to no world.
+    world: Option<u64>,
+    /// The world ranks of the members. Empty where they are not recorded.
+    members: Vec<u32>,
+    /// The number of members.
+    pub(super) size: usize,
+    /// The name of the group for messages.
+    pub(super) name: String,
+    /// How many calls of the group this process has begun.
+    pub(super) begun: u64,
+}
+
+/// One rank's recording: its process may have others, too.
+#[derive(Clone, Copy)]
+pub(super) struct Rank<'a> {
+    /// The rank in the world, or in the group where the group belongs to no world.
+    pub(super) number: u32,
+    /// The rank's process.
+    pub(super) found: &'a Found,
+    /// The rank's part of the group; `None` where it has not made the group.
+    pub(super) channel: Option<&'a RecordedChannel>,
+    /// The group's world, in the recording of the rank.
+    world: Option<&'a RecordedWorld>,
+}
+
+impl Found {
+    /// The recording of this process.
+    pub(super) fn own() -> Option<Found> {
+        let snapshot = hostccl::recorder::get()?.snapshot().ok()?;
+        Some(Found { pid: std::process::id(), snapshot })
+    }
+}
+
+impl Wanted {
+    /// The group of this channel of a recording.
+    pub(super) fn of(own: &Found, channel: &RecordedChannel) -> Wanted {
+        Wanted {
+            kind: channel.kind,
+            key: channel.key,
+            world: own.snapshot.world_of(channel).map(|world| world.key),
+            members: channel.members.clone(),
+            size: channel.size as usize,
+            name: printable(&channel.name).into_owned(),
+            begun: channel.calls_begun,
+        }
+    }
+
+    /// Whether this is the group, in any process's recording.
+    pub(super) fn is(&self, channel: &RecordedChannel) -> bool {
+        channel.key == self.key && channel.kind == self.kind
+    }
+
+    /// The number of the rank at a position of the group: the world rank where it is known.
+    pub(super) fn rank_at(&self, position: u32) -> u32 {
+        self.members.get(position as usize).copied().unwrap_or(position)
+    }
+
+    /// Finds the recordings of the group's ranks on this host, `own` among them. Looks at no
+    /// further process after `longest`.
+    pub(super) fn find(&self, own: Found, longest: Duration) -> Vec<Found> {
+        let of_group = |rank: &Rank<'_>| self.members.is_empty() || self.members.contains(&rank.number);
+        let count = |found: &Found| self.ranks_in(found).filter(of_group).count();
+        let (me, until) = (own.pid, Instant::now() + longest);
+        let (mut known, mut found) = (count(&own), vec![own]);
+        for pid in own_processes(me) {
+            if known >= self.size || Instant::now() > until {
+                break;
+            }
+            let Some(snapshot) = recording_of(pid) else { continue };
+            let next = Found { pid, snapshot };
+            if self.ranks_in(&next).next().is_some() {
+                known += count(&next);
+                found.push(next);
+            }
+        }
+        found
+    }
+
+    /// The ranks in these recordings: those of the group's world, or those of the group where it
+    /// belongs to no world. They are in ascending order.
+    pub(super) fn ranks<'a>(&self, found: &'a [Found]) -> Vec<Rank<'a>> {
+        let mut ranks: Vec<Rank<'a>> = found.iter().flat_map(|found| self.ranks_in(found)).collect();
+        ranks.sort_by_key(|rank| rank.number);
+        ranks
+    }
+
+    fn ranks_in<'a>(&self, found: &'a Found) -> impl Iterator<Item = Rank<'a>> {
+        let Found { snapshot, .. } = found;
+        let channels = || snapshot.channels.iter().filter(|channel| self.is(channel));
+        let of_world = |world: &'a RecordedWorld| {
+            let channel = channels().find(|channel| channel.world == Some(world.place));
+            Rank { number: world.rank, found, channel, world: Some(world) }
+        };
+        let alone = |channel: &'a RecordedChannel| Rank {
+            number: self.rank_at(channel.rank),
+            found,
+            channel: Some(channel),
+            world: None,
+        };
+        let worlds = snapshot.worlds.iter().filter(|world| Some(world.key) == self.world).map(of_world);
+        let channels = channels().filter(|_| self.world.is_none()).map(alone);
+        worlds.chain(channels).collect::<Vec<_>>().into_iter()
+    }
+}
+
+impl<'a> Rank<'a> {
+    /// Where the rank is, for a message of the rank `here`.
+    pub(super) fn place(&self, group: &Wanted, here: &Rank<'_>) -> String {
+        let (rank, snapshot, name, begun) = (self.number, &self.found.snapshot, &group.name, group.begun);
+        let last = self.channel.and_then(|channel| snapshot.calls_of(channel).next_back());
+        let at = match (self.channel, last) {
+            (Some(channel), Some(last)) if channel.calls_begun < begun => {
+                let behind = match begun - channel.calls_begun {
+                    1 => String::new(),
+                    calls => format!(", {calls} calls behind"),
+                };
+                format!("is at {} of {name}{behind}", short(snapshot, last))
+            }
+            (Some(_), Some(last)) if last.state == EntryState::Queued => {
+                format!("has {} of {name} in a group of calls that it has not ended", short(snapshot, last))
+            }
+            (Some(channel), Some(last)) if channel.calls_begun > begun => {
+                format!("is at {} of {name}, which is ahead of this rank", short(snapshot, last))
+            }
+            (Some(_), Some(last)) => format!("has begun {} of {name}", short(snapshot, last)),
+            _ => format!("has made no call of {name}"),
+        };
+        let elsewhere = self.elsewhere(group).map_or_else(String::new, |(channel, call)| {
+            let of = if channel.kind == 0 { format!(" of {}", printable(&channel.name)) } else { String::new() };
+            let crossed = match here.has_begun(channel) {
+                Some(begun) if begun < call.in_channel && channel.kind == 0 => {
+                    format!(
+                        ", which this rank has not begun: these ranks call along {name} and {} in different orders",
+                        printable(&channel.name)
+                    )
+                }
+                _ => String::new(),
+            };
+            format!(" and is in {}{of}{crossed}", short(snapshot, call))
+        });
+        let stopped = if is_stopped(self.found.pid) { " and is stopped" } else { "" };
+        format!("rank {rank} {at}{elsewhere}{stopped}")
+    }
+
+    /// The call of another group in which the rank is.
+    fn elsewhere(&self, group: &Wanted) -> Option<(&'a RecordedChannel, &'a RecordedCall)> {
+        let snapshot = &self.found.snapshot;
+        let running = snapshot.calls.iter().rev().filter(|call| call.state == EntryState::Running);
+        let mut placed = running.filter_map(|call| {
+            let channel = snapshot.channels.iter().find(|channel| channel.place == call.channel)?;
+            (call.number >= channel.first_call).then_some((channel, call))
+        });
+        let world = self.world.map(|world| world.place);
+        placed.find(|(channel, _)| !group.is(channel) && channel.world == world)
+    }
+
+    /// How many calls this rank has begun in a group of another process's recording. `None` where
+    /// it is not in the group.
+    fn has_begun(&self, group: &RecordedChannel) -> Option<u64> {
+        let world = self.world.map(|world| world.place);
+        let mut own = self.found.snapshot.channels.iter().filter(|own| own.world == world);
+        own.find(|own| own.key == group.key).map(|own| own.calls_begun)
+    }
+}
+
+/// The other processes of this user, those with numbers near this one's first.
+fn own_processes(me: u32) -> Vec<u32> {
+    let user = rustix::process::geteuid().as_raw();
+    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let is_own = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|entry| entry.uid() == user);
+    let pids = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry)));
+    let mut pids: Vec<u32> = pids.filter(|(pid, entry)| *pid != me && is_own(entry)).map(|(pid, _)| pid).collect();
+    pids.sort_by_key(|pid| pid.abs_diff(me));
+    pids
+}
+
+/// The first recording of a process.
+fn recording_of(pid: u32) -> Option<Snapshot> {
+    let (_, file) = recordings_of(pid).next()?;
+    Snapshot::of_file(&file).ok()
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+}
