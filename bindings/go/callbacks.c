@@ -46,3 +46,9 @@ void go_log(void *user_data, dm_log_level level, const char *message)
   (void)user_data;
   goLog(level, (char *)message);
 }
+
+void go_event(void *user_data, const dm_event *event)
+{
+  (void)user_data;
+  goEvent((dm_event *)event);
+}

@@ -65,11 +65,15 @@ void *go_resolver(void *user_data, const char *name);
 /* The log that passes each record to Go. Defined in callbacks.c. */
 void go_log(void *user_data, dm_log_level level, const char *message);
 
+/* The handler that passes each event to Go. Defined in callbacks.c. */
+void go_event(void *user_data, const dm_event *event);
+
 static inline long go_thread(void) { return syscall(SYS_gettid); }
 static inline void go_free(uintptr_t mesh) { dm_free((dm_mesh *)mesh); }
 static inline void go_world_free(uintptr_t world) { dm_world_free((dm_world *)world); }
 static inline size_t go_buffers_count(uintptr_t buffers) { return dm_buffers_count((dm_buffers *)buffers); }
 static inline void go_buffers_free(uintptr_t buffers) { dm_buffers_free((dm_buffers *)buffers); }
+static inline void go_events_free(uintptr_t events) { dm_events_free((dm_events *)events); }
 static inline size_t go_ndim(uintptr_t mesh) { return dm_ndim((dm_mesh *)mesh); }
 static inline const char *go_dim_name(uintptr_t mesh, size_t index) { return dm_dim_name((dm_mesh *)mesh, index); }
 static inline void go_set_world(dm_init_options *options, uintptr_t world) { options->world = (dm_world *)world; }
@@ -217,6 +221,12 @@ SHIM(world_broadcast_bytes, (uintptr_t world, uintptr_t data, size_t len, int32_
 SHIM(buffers_get, (uintptr_t buffers, size_t index, const void **data_out, size_t *len_out), ((dm_buffers *)buffers, index, data_out, len_out))
 
 SHIM(set_log, (int32_t level, bool given), (level, given ? go_log : NULL, NULL))
+
+SHIM(set_event_handler, (bool given, const dm_event_options *options), (given ? go_event : NULL, NULL, options))
+SHIM(events_open, (const dm_event_options *options, uintptr_t *events_out), (options, (dm_events **)events_out))
+SHIM(events_fd, (uintptr_t events, int32_t *fd_out), ((dm_events *)events, fd_out))
+SHIM(events_next, (uintptr_t events, int64_t timeout_ms, dm_event *event_out), ((dm_events *)events, timeout_ms, event_out))
+SHIM(metrics, (char *text, size_t capacity, size_t *len_out), (text, capacity, len_out))
 
 /* Checks that a group can begin on this mesh: begins an empty one and ends it. */
 static inline outcome go_group_check(uintptr_t mesh)

@@ -22,6 +22,7 @@ from ._library import version as _version
 from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
+from .events import Event, EventKind, Events, metrics, set_event_handler
 from .group import Group
 from .libraries import get_device_proc, set_ccl_resolver
 from .logs import use_logging
@@ -36,10 +37,10 @@ from .world import World, abort_default_worlds, finalize_default_worlds
 
 __version__ = _version()
 __all__ = [
-    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "Recovery",
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Event", "EventKind", "Events", "Group", "Partial", "Placement", "RankPlan", "Recovery",
     "ReduceOp", "Replicate", "Shard", "Store", "TorchStore", "Work", "World",
     "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc",
-    "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name",
+    "init_device_mesh", "last_error", "local_shard", "lookup", "metrics", "plan_ranks", "set_ccl_resolver", "set_event_handler", "status_name",
     "unregister", "use_logging",
 ]
 __all__ += errors.__all__

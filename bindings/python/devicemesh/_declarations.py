@@ -26,6 +26,12 @@ LOG_ERROR = 1
 LOG_WARN = 2
 LOG_INFO = 3
 LOG_DEBUG = 4
+EVENT_NONE = 0
+EVENT_JOINED = 1
+EVENT_SLOW = 2
+EVENT_LOST = 3
+EVENT_ABORTED = 4
+EVENT_RECOVERED = 5
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
@@ -98,6 +104,17 @@ class Recovery(Structure):
                 ("state_root", c_int32), ("has_joined", c_int32)]
 
 
+class Event(Structure):
+    _fields_ = [("struct_size", c_size_t), ("kind", c_int32), ("rank", c_int32), ("world_size", c_int32), ("reserved", c_uint32),
+                ("epoch", c_int64), ("time_ns", c_int64), ("ranks", POINTER(c_int32)), ("num_ranks", c_size_t),
+                ("group", c_char_p), ("dim", c_char_p), ("operation", c_char_p), ("call", c_int64),
+                ("waited_seconds", c_double), ("dropped", c_uint64), ("message", c_char_p)]
+
+
+class EventOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("slow_ms", c_int64)]
+
+
 class Placement(Structure):
     _fields_ = [("kind", c_int32), ("tensor_dim", c_int32), ("order", c_int32), ("reserved", c_uint32 * 5)]
 
@@ -109,6 +126,7 @@ class PlanOptions(Structure):
 
 
 Log = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
+EventHandler = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Event))
 CclResolver = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 STATUS = c_int32
 HANDLE = c_void_p
@@ -212,4 +230,10 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_register": (STATUS, [HANDLE, TEXT]),
     "dm_unregister": (STATUS, [TEXT]),
     "dm_lookup": (STATUS, [TEXT, HANDLE_OUT]),
+    "dm_set_event_handler": (STATUS, [EventHandler, MEMORY, POINTER(EventOptions)]),
+    "dm_events_open": (STATUS, [POINTER(EventOptions), HANDLE_OUT]),
+    "dm_events_fd": (STATUS, [HANDLE, POINTER(c_int32)]),
+    "dm_events_next": (STATUS, [HANDLE, c_int64, POINTER(Event)]),
+    "dm_events_free": (None, [HANDLE]),
+    "dm_metrics": (STATUS, [TEXT, c_size_t, LENGTHS]),
 }

@@ -14,7 +14,7 @@ ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parents[3]))
 HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S)
 POINTER = ctypes.POINTER
 VALUES = {
-    "dm_status": ctypes.c_int32, "dm_dtype": ctypes.c_int32, "dm_op": ctypes.c_int32, "dm_log_level": ctypes.c_int32,
+    "dm_status": ctypes.c_int32, "dm_dtype": ctypes.c_int32, "dm_op": ctypes.c_int32, "dm_log_level": ctypes.c_int32, "dm_event_kind": ctypes.c_int32,
     "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
     "size_t": ctypes.c_size_t, "bool": ctypes.c_bool, "ncclComm_t": ctypes.c_void_p, "double": ctypes.c_double,
     "void": None
@@ -24,7 +24,8 @@ STRUCTS = {
     "dm_world_options": declarations.WorldOptions, "dm_dim_options": declarations.DimOptions, "dm_init_options":
         declarations.InitOptions, "dm_call_options": declarations.CallOptions, "dm_world_info": declarations.WorldInfo,
     "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions,
-    "dm_recover_options": declarations.RecoverOptions, "dm_recovery": declarations.Recovery
+    "dm_recover_options": declarations.RecoverOptions, "dm_recovery": declarations.Recovery,
+    "dm_event": declarations.Event, "dm_event_options": declarations.EventOptions
 }
 
 
@@ -34,7 +35,7 @@ def ctype(text):
     word = " ".join(word for word in text.replace("*", " ").split() if word not in ("const", "struct"))
     if word == "char":
         base, stars = ctypes.c_char_p, stars - 1
-    elif word in ("dm_mesh", "dm_world", "dm_buffers") or (word == "void" and stars):
+    elif word in ("dm_mesh", "dm_world", "dm_buffers", "dm_events") or (word == "void" and stars):
         base, stars = ctypes.c_void_p, stars - 1
     else:
         base = STRUCTS.get(word) or VALUES[word]

@@ -4,14 +4,18 @@ import copy
 import logging
 import os
 import pickle
+import select
 import subprocess
 import sys
+import tempfile
+import threading
 import unittest
+from datetime import datetime, timezone
 
 import numpy
 
 import devicemesh
-from devicemesh import (DeviceMesh, DeviceMeshError, DimOptions, InvalidArgumentError, InvalidHandleError, LibraryError,
+from devicemesh import (DeviceMesh, DeviceMeshError, DimOptions, EventKind, InvalidArgumentError, InvalidHandleError, LibraryError,
                         MeshTimeoutError, NotFoundError, NotMemberError, Partial, Replicate, Shard, UnsupportedError,
                         World, init_device_mesh)
 from devicemesh import logs
@@ -252,6 +256,42 @@ class Logs(unittest.TestCase):
         for wrong in ("loud", None, 1.5, True):
             with self.assertRaises(InvalidArgumentError):
                 logs.library_level(wrong)
+
+
+class EventsOfOneRank(unittest.TestCase):
+    def test_a_handler_and_a_queue_get_each_event(self):
+        arrived, handled = threading.Event(), []
+
+        def handler(event):
+            handled.append(event)
+            if event.kind == EventKind.ABORTED:
+                arrived.set()
+
+        devicemesh.set_event_handler(handler, slow=30)
+        with devicemesh.Events() as events, tempfile.TemporaryDirectory() as folder:
+            self.assertIsNone(events.next())
+            self.assertEqual(select.select([events], [], [], 0)[0], [])
+            world = World("cpu", world_size=1, rank=0, init_method=f"file://{folder}/store")
+            self.assertEqual(select.select([events], [], [], 60)[0], [events])
+            joined = events.next()
+            self.assertEqual((joined.kind, joined.rank, joined.world_size, joined.ranks), (EventKind.JOINED, 0, 1, (0,)))
+            self.assertTrue(joined.message.startswith("rank 0 has joined a world of 1 ranks"), joined)
+            self.assertLess(abs((datetime.now(timezone.utc) - joined.time).total_seconds()), 600)
+            mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",), world=world)
+            mesh.abort()
+            aborted = next(iter(events))
+            self.assertEqual((aborted.kind, aborted.ranks, aborted.group, aborted.call), (EventKind.ABORTED, (0,), "mesh", None))
+            self.assertIsNone(events.next(0.01))
+            self.assertTrue(arrived.wait(60))
+        self.assertEqual([event.kind for event in handled], [EventKind.JOINED, EventKind.ABORTED])
+        devicemesh.set_event_handler(None)
+        self.assertIn(f'devicemesh_process_info{{pid="{os.getpid()}",', devicemesh.metrics())
+        with self.assertRaises(InvalidHandleError):
+            events.next()
+        with self.assertRaises(TypeError):
+            devicemesh.set_event_handler("loud")
+        with self.assertRaises(InvalidArgumentError):
+            devicemesh.Events(slow=-1)
 
 
 class Libraries(unittest.TestCase):
