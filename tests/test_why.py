@@ -3,6 +3,7 @@ operation and the ranks that wait. Each test waits until the job hangs, and asks
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import time
@@ -168,3 +169,14 @@ def test_what_is_not_there_is_an_error(tmp_path):
     done = run(TOOL, "why", f"{tmp_path}/", code=0)
     assert "broken.dmrec: " in done.stderr and "has a recording" in done.stdout, done
     run(TOOL, "why", "--after", "soon", code=2)
+
+
+def test_the_counters_of_all_ranks_are_text_for_prometheus(hang):
+    job = hang("sleep")
+    until("behind", job.pid)
+    text = run(TOOL, "why", "--metrics", job.pid).stdout
+    begun = dict(re.findall(r'^devicemesh_calls_begun_total\{pid="\d+",job_id="[^"]*",rank="(\d)",group="mesh/tp",kind="dimension"\} (\d+)$', text, re.M))
+    assert begun == {str(rank): "5" if rank == 3 else "6" for rank in range(8)}, text
+    waits = dict(re.findall(r'^devicemesh_running_call_seconds\{pid="\d+",job_id="[^"]*",rank="(\d)",group="mesh/tp",kind="dimension"\} (\S+)$', text, re.M))
+    assert float(waits["0"]) > 0 and float(waits["3"]) == 0 and len(waits) == 8, text
+    run(TOOL, "why", "--metrics", "--json", code=2)

@@ -12,6 +12,7 @@ mod json;
 mod judge;
 #[cfg(test)]
 mod judge_tests;
+mod metrics;
 mod process;
 mod report;
 mod roots;
@@ -36,6 +37,7 @@ use self::find::Found;
 use self::job::{Job, Rank, jobs};
 use self::json::JobReport;
 use self::judge::{Verdict, judge};
+use self::metrics::metrics;
 use self::stack::Stacks;
 use crate::duration::{duration, limit};
 use crate::failure::Failure;
@@ -55,6 +57,8 @@ Examples:
   devicemesh why llama
   # a job that is gone, whose ranks had DM_TRACE_DIR=traces
   devicemesh why traces/
+  # counters for Prometheus, for example for node_exporter's textfile collector
+  devicemesh why --metrics > /var/lib/node_exporter/devicemesh.prom
   # ranks on several hosts
   srun --overlap --ntasks-per-node=1 devicemesh why --save shared/ && devicemesh why shared/
 
@@ -96,6 +100,9 @@ pub struct Options {
     /// Print one line of JSON, with all ranks, groups and findings
     #[arg(long)]
     json: bool,
+    /// Print the counters of the jobs' processes as text for Prometheus, and judge nothing
+    #[arg(long, conflicts_with_all = ["json", "watch", "no_stacks", "save"])]
+    metrics: bool,
     /// Colours; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     color: When,
@@ -111,6 +118,9 @@ struct Report {
 pub fn why(options: &Options) -> Result<u8, Failure> {
     if let Some(folder) = &options.save {
         return save(&chosen(&options.jobs)?, folder);
+    }
+    if options.metrics {
+        return metrics(&chosen(&options.jobs)?);
     }
     let Some(pause) = options.watch else { return look(options) };
     loop {
