@@ -12,6 +12,7 @@ from support.processes import run
 # The declarations that the program around a page's pieces has made.
 AROUND = {
     "launchers.md": "static dm_world *world;",
+    "events.md": "extern const dm_mesh *my_mesh;\nextern dm_events *my_events;",
     "log.md": "static FILE *my_file;",
     "nccl.md": "void ncclAllReduce(void);",
 }
