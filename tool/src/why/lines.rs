@@ -56,7 +56,7 @@ impl Lines {
     /// The ways to the nodes of the jobs of `devicemesh run` that have a node here. Where jobs are
     /// named, `named` has their names and processes.
     pub fn of_runs(named: &[&String], patience: Duration) -> Lines {
-        let mut jobs: BTreeMap<(String, u16, Option<u64>), Vec<(u32, Card)>> = BTreeMap::new();
+        let mut jobs = BTreeMap::<_, Vec<(u32, Card)>>::new();
         for (tool, card) in cards() {
             if card.nodes > 1 && (named.is_empty() || named.iter().any(|name| is_meant(tool, &card, name))) {
                 jobs.entry((card.host.clone(), card.port, card.job)).or_default().push((tool, card));

@@ -32,7 +32,7 @@ use crate::words::{listed, ranges};
 /// Where RAS answers unless NCCL_RAS_ADDR says something else.
 const ADDRESS: &str = "localhost:28028";
 /// The variable that names another place.
-const VARIABLE: &str = "NCCL_RAS_ADDR=";
+const VARIABLE: &str = "NCCL_RAS_ADDR";
 /// How long RAS waits for other processes, in seconds, and how long this tool waits for RAS.
 const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_millis(2500);
@@ -118,7 +118,9 @@ impl Status {
     pub fn of(pids: impl Iterator<Item = u32>) -> Option<Result<Status, String>> {
         let named = |pid: u32| {
             let environment = proc::words(pid, "environ")?;
-            environment.iter().find_map(|word| word.to_str()?.strip_prefix(VARIABLE).map(str::to_owned))
+            environment
+                .iter()
+                .find_map(|word| word.to_str()?.strip_prefix(VARIABLE)?.strip_prefix('=').map(str::to_owned))
         };
         let address = pids.take(8).find_map(named).unwrap_or_else(|| ADDRESS.to_owned());
         let mut places = address.to_socket_addrs().ok()?;
