@@ -10,8 +10,8 @@ pub const NAME: &CStr = c"devicemesh-recording";
 pub const EXTENSION: &str = "dmrec";
 
 /// The name of the file with a process's recording: `HOST-PID-START.dmrec`. A process with two
-/// copies of the library has two recordings, and the second one is `HOST-PID-START-2.dmrec`. Letters
-/// of the host's name that do not belong in the name of a file become `_`.
+/// copies of the library has two recordings, and the second one is `HOST-PID-START-2.dmrec`.
+/// Letters of the host's name that do not belong in the name of a file become `_`.
 pub fn file_name(host: &str, pid: u32, start: u64, copy: u32) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
     let host: String = host.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
@@ -38,7 +38,10 @@ pub fn recordings_of(pid: u32) -> impl Iterator<Item = (Option<PathBuf>, File)> 
         Some((is_file.then_some(target), file))
     };
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
-    entries.filter_map(Result::ok).filter_map(recording)
+    // The list is complete before the first file is opened. Otherwise two readers that look at each
+    // other would open each other's descriptors without end.
+    let entries: Vec<DirEntry> = entries.filter_map(Result::ok).collect();
+    entries.into_iter().filter_map(recording)
 }
 
 #[cfg(test)]
