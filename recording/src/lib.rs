@@ -11,6 +11,7 @@
 //! - [`Operation`]: what a call does.
 //! - [`Recorder`], [`Channel`] and [`Entry`]: the writer.
 //! - [`Snapshot`]: the reader. It takes a copy of the memory, so it needs no shared mapping.
+//! - [`packed`]: copies of a recording for other hosts.
 //! - [`place`]: how a recording is named, and how a reader finds the recordings of a process.
 //!
 //! The crate has no opinion on where the memory comes from. In the library, hostccl's module
@@ -19,6 +20,7 @@
 pub mod clock;
 pub mod layout;
 mod operation;
+pub mod packed;
 pub mod place;
 mod recorder;
 mod snapshot;

@@ -55,7 +55,7 @@ pub struct Snapshot {
     /// The last calls of the process, in the order in which they began.
     pub calls: Vec<RecordedCall>,
     /// The numbers of agreements' texts, and the texts.
-    texts: Vec<(u64, String)>,
+    pub(crate) texts: Vec<(u64, String)>,
 }
 
 /// What a recording says of its process.
@@ -73,6 +73,9 @@ pub struct ProcessFacts {
     pub began: Moment,
     /// A later moment.
     pub later: Moment,
+    /// In a copy that a reader has made for another host: the state of the process, as the reader's
+    /// number from 0. Then `later` is the moment of the copy.
+    pub copied: Option<u64>,
     /// How many calls the process has begun.
     pub calls_begun: u64,
     /// How many groups are not recorded because all places were taken.
@@ -165,7 +168,8 @@ impl Snapshot {
         Snapshot::with_memory(file).map(|(snapshot, _)| snapshot)
     }
 
-    /// Reads a recording as [`of_file`](Snapshot::of_file) does. Returns the copy of its memory, too.
+    /// Reads a recording as [`of_file`](Snapshot::of_file) does. Returns the copy of its memory,
+    /// too.
     pub fn with_memory(file: &File) -> io::Result<(Snapshot, Vec<u8>)> {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = vec![0; layout::WORDS * 8];
@@ -202,6 +206,7 @@ impl Snapshot {
             began: words.moment(header::BEGAN),
             // Where the process was killed while it wrote the later moment, the first one is taken.
             later: words.moment(words.steady(header::LATER_STAMP).map_or(header::BEGAN, |_| header::LATER)),
+            copied: words.get(header::COPIED).checked_sub(1),
             calls_begun: words.get(header::NEXT_CALL),
             channels_left_out: words.get(header::CHANNELS_LEFT_OUT),
         };
