@@ -25,7 +25,7 @@ from pathlib import Path
 from support.pinned import Unavailable
 from support.processes import kill_all, wait_until
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFINDEX = 0x8916, 0x891C, 0x8913, 0x8914, 0x8933
 TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 1, 0x1000, 1
@@ -74,8 +74,8 @@ def ipv4_request(name, address):
 class Host:
     """One host: a process that holds its namespaces and makes sockets in them for the test."""
 
-    def __init__(self, name, number, folder, own_sysfs):
-        self.own_sysfs = own_sysfs
+    def __init__(self, name, number, folder, own_sysfs, own_pids):
+        self.own_sysfs, self.own_pids = own_sysfs, own_pids
         self.name, self.ipv4, self.ipv6, self.link_local = name, f"10.77.0.{number}", f"fd77::{number}", f"fe80::{number}"
         self.names = Path(folder) / f"hosts.{name}"
         self.names.write_text("127.0.0.1 localhost\n")
@@ -91,7 +91,8 @@ class Host:
         if not tun:
             os.waitpid(self.holder, 0)
             raise Unavailable(said.decode())
-        self.tun, self.has_ipv6 = tun[0], said == b"6"
+        family, init = said.split()
+        self.tun, self.has_ipv6, self.init = tun[0], family == b"6", int(init)
         self.link = self.socket(socket.AF_INET, socket.SOCK_DGRAM)
         if self.has_ipv6:
             self.wait_for_ipv6()
@@ -120,7 +121,8 @@ class Host:
                     self.add_ipv6(link)
             except OSError:
                 said = b"4"
-            socket.send_fds(control, [said], [tun])
+            init = self.hold_pids() if self.own_pids else 0
+            socket.send_fds(control, [said + b" %d" % init], [tun])
             os.close(tun)
             while True:
                 kind = control.recv(8)
@@ -132,6 +134,26 @@ class Host:
             control.send(f"no namespaces or TUN devices here: {error}".encode())
         finally:
             os._exit(0)
+
+    def hold_pids(self):
+        """Starts the process 1 of a process-id namespace, whose /proc is this host's."""
+        check(LIBC.unshare(CLONE_NEWPID), "unshare")
+        ready, theirs = os.pipe()
+        init = os.fork()
+        if init:
+            os.close(theirs)
+            if os.read(ready, 1) != b".":
+                raise OSError("process 1 has not begun")
+            return init
+        try:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel reaps orphans
+            mount("proc", "/proc", 0, kind="proc")
+            os.write(theirs, b".")
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
 
     def socket(self, family, kind=socket.SOCK_STREAM):
         """A socket in this host's network."""
@@ -164,8 +186,11 @@ class Host:
         self.names.write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
 
     def spawn(self, command, **options):
-        """A process on this host; it is killed when the test ends in whatever way."""
-        spaces = [space for kind in ("user", "net", "uts", "mnt") for space in [f"/proc/{self.holder}/ns/{kind}"]
+        """A process on this host; it is killed when the test ends in whatever way. Where the host has
+        a process-id namespace, the process is a shell that waits for the command's."""
+        if self.init:
+            command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command]
+        spaces = [f"/proc/{self.init}/ns/pid"] * bool(self.init) + [space for kind in ("user", "net", "uts", "mnt") for space in [f"/proc/{self.holder}/ns/{kind}"]
                   if os.readlink(space) != os.readlink(f"/proc/self/ns/{kind}")]
         opened = [os.open(space, os.O_RDONLY) for space in spaces]
 
@@ -178,6 +203,14 @@ class Host:
         finally:
             for space in opened:
                 os.close(space)
+
+    def inner_pid(self, process):
+        """The process number of the command that [`spawn`] has started; `None` where it has ended."""
+        if not self.init:
+            return process.pid
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: process.poll() is not None or path.read_text(), "the shell has started the command")
+        return None if process.poll() is not None else int(path.read_text().split()[0])
 
     def connections(self):
         """Established TCP connections of this host: pairs (local port, remote port)."""
@@ -192,18 +225,19 @@ class Host:
 
 class Lab:
     """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`. With `own_sysfs`
-    the interfaces in a host's /sys are the host's own, which UCX needs."""
+    the interfaces in a host's /sys are the host's own, which UCX needs. With `own_pids` a host sees its
+    own processes alone."""
 
-    def __init__(self, names, folder, own_sysfs=False):
+    def __init__(self, names, folder, own_sysfs=False, own_pids=False):
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.processes, self.hosts = [], {}
         self.wire = None
-        self.names, self.folder, self.own_sysfs = names, folder, own_sysfs
+        self.names, self.folder, self.own_sysfs, self.own_pids = names, folder, own_sysfs, own_pids
 
     def __enter__(self):
         try:
             for number, name in enumerate(self.names, 1):
-                self.hosts[name] = Host(name, number, self.folder, self.own_sysfs)
+                self.hosts[name] = Host(name, number, self.folder, self.own_sysfs, self.own_pids)
             for host in self.hosts.values():
                 host.names_are(*(f"{other.ipv4} {other.name}" for other in self.hosts.values()))
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -227,10 +261,14 @@ class Lab:
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        for host in self.hosts.values():
+            if host.init:  # the kernel ends the host's processes with it
+                wait_until(lambda init=host.init: not Path(f"/proc/{init}").exists(), f"process 1 of {host.name} ends")
 
     def pids(self):
         """The processes on the hosts, and the wire."""
-        return [process.pid for process in self.processes] + ([self.wire] if self.wire else [])
+        inits = [host.init for host in self.hosts.values() if host.init]
+        return [process.pid for process in self.processes] + ([self.wire] if self.wire else []) + inits
 
     def has_ipv6(self):
         return all(host.has_ipv6 for host in self.hosts.values())
