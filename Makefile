@@ -192,6 +192,10 @@ pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/mesh_page.py
 
+# docs/pictures/trace.svg: some steps of a training, as `devicemesh trace` has them.
+trace-picture: $(EXAMPLES)/hsdp_tp
+	$(PYTHON) tests/trace_picture.py $(EXAMPLES)/hsdp_tp
+
 # The Rust documentation, and the C and C++ reference by doxygen, which is fetched once, pinned
 # (docs/reference/build.py). Warnings are errors in both.
 docs:
@@ -241,5 +245,5 @@ clean:
 	$(CARGO) clean
 
 .PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
-	header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers \
+	header examples fuzz clean bench-store bench-mesh instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates fuzz-all deny bare-root

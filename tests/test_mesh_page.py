@@ -10,6 +10,7 @@ import pytest
 from mesh_page import PAGE, PICTURES, drawing_commands, quoted, show
 from support.paths import ROOT
 from support.processes import run
+from trace_picture import PICTURE as TRACE
 
 TEXT = PAGE.read_text()
 DRAWINGS = drawing_commands(TEXT)
@@ -46,7 +47,7 @@ def test_picture(path, command, tmp_path):
 
 
 def test_each_picture_is_made_once_and_used():
-    made, there = sorted(path.name for path, _ in DRAWINGS), sorted(path.name for path in PICTURES.glob("*"))
+    made, there = sorted(path.name for path, _ in DRAWINGS), sorted(path.name for path in PICTURES.glob("*") if path != TRACE)
     used = set(re.findall(r"\]\((?:docs/)?pictures/([^)]+)\)", TEXT + (ROOT / "README.md").read_text()))
     assert made == there == sorted(used)
 
