@@ -9,26 +9,9 @@ import time
 
 import pytest
 
+from hangs import PATIENCE, WAYS, check
 from support.paths import TOOL
 from support.processes import environment, run, words
-
-# How long a job may take to come to its hang, on a busy machine.
-PATIENCE = 60.0
-# For each way: the kind of the first finding, its ranks, and a part of its sentence.
-WAYS = {
-    "sleep": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
-    "spin": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
-    "stop": ("stopped", [3], "the other 3 ranks have waited in all-reduce 6 of mesh/tp (ranks 0-3) for"),
-    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks failed in all-reduce 6 of mesh/tp (ranks 0-3)"),
-    "store": ("behind", [3], "rank 3 has not called dm_flatten(dims=(dp, tp), name=all); the other 7 ranks have waited in it for"),
-    "group": ("queued", [3], "rank 3 has put all-reduce 6 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group"),
-    "count": ("differs", [3], "rank 3 calls all-reduce of 8 float32 (sum) as call 6 of mesh/tp (ranks 0-3), "
-                              "and the other 3 ranks call all-reduce of 4 float32 (sum)"),
-    "dimension": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)"),
-    "skip": ("behind", [3], "rank 3 has not called all-reduce 7 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
-    "crossed": ("crossed", None, "two dimensions are crossed: rank "),
-    "join": ("not joined", [3], "rank 3 has not joined the world; the other 7 ranks have waited in dm_world_init("),
-}
 
 
 @pytest.fixture
@@ -75,12 +58,7 @@ def until(kind, *arguments):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_rank_that_did_not_come_is_named(hang, way):
-    kind, ranks, sentence = WAYS[way]
-    job = until(kind, hang(way).pid)
-    first = job["findings"][0]
-    assert sentence in first["sentence"] and job["summary"] == first["sentence"], first
-    assert ranks in (None, first["ranks"]), first
-    assert len(job["ranks"]) == 8 and job["name"] == "hang", job
+    check(until(WAYS[way][0], hang(way).pid), way)
 
 
 def test_text_says_where_the_rank_is_and_who_is_at_which_call(hang):
@@ -145,7 +123,7 @@ def test_copies_of_recordings_are_judged_elsewhere(hang, tmp_path):
     report, code = why("--after", "0.3s", tmp_path)
     (found,) = report["jobs"]
     assert code == 1 and found["findings"][0]["ranks"] == [3], report
-    assert {(rank["host"], rank["state"]) for rank in found["ranks"]} == {("other", "unknown")}, report
+    assert {(rank["host"], rank["state"]) for rank in found["ranks"]} <= {("other", "sleeps"), ("other", "computes")}, report
     assert found["findings"][0]["seconds"] is not None, report
 
 

@@ -71,6 +71,13 @@ enum Command {
     /// Become a node of a job (`devicemesh run --hosts` starts this on each host)
     #[command(hide = true)]
     Agent,
+    /// Say what the ranks of this node do (`devicemesh run` starts this for `devicemesh why` on
+    /// another node)
+    #[command(hide = true)]
+    Answer {
+        /// Where the ranks meet, as HOST:PORT
+        address: String,
+    },
     /// Say which libraries, devices and launcher are found here, with their versions, what was
     /// tried where none is, and whether the store is in reach
     #[command(after_long_help = info::HELP)]
@@ -125,6 +132,7 @@ fn main() -> ExitCode {
         Command::Ps(options) => ("ps", ps::ps(&options)),
         Command::Why(options) => ("why", why::why(&options)),
         Command::Agent => ("agent", run::agent()),
+        Command::Answer { address } => ("answer", why::answer_for_parent(&address)),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
         Command::Check(options) => ("check", check::check(&options)),

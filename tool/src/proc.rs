@@ -4,11 +4,20 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::geteuid;
 
 /// The process numbers of all processes that are visible here. There are none without /proc.
 pub fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").ok().into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// The process numbers of this user's processes.
+pub fn own_pids() -> impl Iterator<Item = u32> {
+    let user = geteuid().as_raw();
+    pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user))
 }
 
 /// Returns the words of a file of the process in which a zero byte ends each word: `cmdline` or

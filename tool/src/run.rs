@@ -46,7 +46,9 @@ pub use self::guard::command_line;
 use self::hosts::Control;
 pub use self::hosts::agent;
 use self::job::{Job, Phase};
-pub use self::nodes::listener;
+pub use self::nodes::{
+    Board, Card, Peer, Roster, ask, cards, end_questions, from_a_peer, left, listener, next_question, roster,
+};
 use self::nodes::{News, Nodes};
 pub use self::options::{HELP, Options};
 use self::output::Output;

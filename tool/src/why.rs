@@ -2,8 +2,10 @@
 //!
 //! Every process that uses the library has a recording of its calls in memory that others can read
 //! (the crate `recording`). This subcommand reads the recordings of a job, and says who waits for
-//! whom. It changes nothing in the processes, and needs nothing from them.
+//! whom. It changes nothing in the processes, and needs nothing from them. It reads those of its own
+//! host itself, and asks the other hosts of the job ([`lines`]).
 
+mod answer;
 mod exit_code;
 mod find;
 mod groups;
@@ -12,7 +14,10 @@ mod json;
 mod judge;
 #[cfg(test)]
 mod judge_tests;
+mod launched;
+mod lines;
 mod process;
+mod ras;
 mod report;
 mod roots;
 mod stack;
@@ -31,11 +36,14 @@ use devicemesh::printable::printable;
 use devicemesh::rendezvous::host_name;
 use serde::Serialize;
 
+pub use self::answer::answer_for_parent;
 use self::exit_code::{NOT_MADE, STUCK};
 use self::find::Found;
 use self::job::{Job, Rank, jobs};
 use self::json::JobReport;
 use self::judge::{Verdict, judge};
+use self::launched::Launched;
+use self::lines::Lines;
 use self::stack::Stacks;
 use crate::duration::{duration, limit};
 use crate::failure::Failure;
@@ -49,14 +57,14 @@ use crate::words::{count, listed};
 /// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Examples:
-  # all jobs of this user on this host
+  # all jobs of this user on this host; a job of devicemesh run on all of its hosts
   devicemesh why
   # the job with that name or process
   devicemesh why llama
   # a job that is gone, whose ranks had DM_TRACE_DIR=traces
   devicemesh why traces/
-  # ranks on several hosts
-  srun --overlap --ntasks-per-node=1 devicemesh why --save shared/ && devicemesh why shared/
+  # ranks that srun has started on several hosts
+  srun --jobid=JOB --overlap --ntasks-per-node=1 devicemesh why
 
 Columns:
   group  a mesh and its dimension, or what the ranks agree in
@@ -85,12 +93,18 @@ pub struct Options {
     /// Look again after each TIME, until Ctrl-C
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = limit)]
     watch: Option<Duration>,
+    /// How long the other hosts of the jobs may take to answer. Left out, it is 2s for the nodes of
+    /// devicemesh run, and 10s where srun or mpirun has started this on each host. 0 asks no other
+    /// host
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
     /// Do not read the native stacks of the ranks that are behind. Reading one stops its thread for
     /// a moment. --watch does not read them
     #[arg(long)]
     no_stacks: bool,
-    /// Copy the recordings of the jobs into this folder, and judge nothing. Where the ranks run on
-    /// several hosts, do this on each host, and give the folder with all copies to `devicemesh why`
+    /// Copy the recordings of the jobs on this host into this folder, and judge nothing. Where
+    /// nothing else reaches all hosts of a job, do this on each host, and give the folder with all
+    /// copies to `devicemesh why`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "watch", "no_stacks"])]
     save: Option<PathBuf>,
     /// Print one line of JSON, with all ranks, groups and findings
@@ -107,14 +121,37 @@ struct Report {
     jobs: Vec<JobReport>,
 }
 
+/// How long the nodes of devicemesh run may take to answer where the user gives no time.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Says what is wrong with the jobs.
 pub fn why(options: &Options) -> Result<u8, Failure> {
+    let named = Named::new(&options.jobs);
     if let Some(folder) = &options.save {
-        return save(&chosen(&options.jobs)?, folder);
+        return save(&chosen(&named, &Lines::none())?, folder);
     }
-    let Some(pause) = options.watch else { return look(options) };
+    let is_alone = options.timeout.is_some_and(|timeout| timeout.is_zero()) || named.are_paths();
+    let launched = if is_alone { None } else { Launched::here(options.timeout)? };
+    let Some(launched) = launched else {
+        let patience = options.timeout.unwrap_or(PATIENCE);
+        let lines = || if is_alone { Lines::none() } else { Lines::of_runs(&named.names, patience) };
+        return repeat(options, || look(options, &named, &lines()));
+    };
+    if !launched.is_first() {
+        return launched.answer().map(|()| 0);
+    }
+    let (_server, line) = launched.serve()?;
+    let lines = Lines::one(line, launched.patience);
+    let done = repeat(options, || look(options, &named, &lines));
+    lines.finish();
+    done
+}
+
+/// Looks once, or again and again.
+fn repeat(options: &Options, look: impl Fn() -> Result<u8, Failure>) -> Result<u8, Failure> {
+    let Some(pause) = options.watch else { return look() };
     loop {
-        look(options)?;
+        look()?;
         sleep(pause);
         // A terminal shows the newest answer alone, and elsewhere an empty line divides the
         // answers.
@@ -125,8 +162,8 @@ pub fn why(options: &Options) -> Result<u8, Failure> {
 }
 
 /// Looks at the jobs once.
-fn look(options: &Options) -> Result<u8, Failure> {
-    let jobs = chosen(&options.jobs)?;
+fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failure> {
+    let jobs = chosen(named, lines)?;
     let after = options.after.as_secs_f64();
     let stdout = io::stdout();
     let style = Style::new(options.color, &stdout);
@@ -136,11 +173,25 @@ fn look(options: &Options) -> Result<u8, Failure> {
     for job in &jobs {
         let verdict = judge(job, after);
         let name = name(job);
-        let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none());
+        let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none(), lines);
         is_stuck |= !verdict.findings.is_empty();
+        let local = job.ranks.iter().filter_map(Rank::process).filter(|process| process.runs_here());
+        let nccl = ras::Status::of(local.map(|process| process.pid));
+        let width = terminal::width();
         match options.json {
-            true => report.jobs.push(JobReport::new(&verdict, &stacks, after, &name)),
-            false => texts.push(report::text(&verdict, &stacks, after, &printable(&name), terminal::width(), style)),
+            true => {
+                let nccl = nccl.and_then(Result::ok).map(|status| status.known(&verdict)).unwrap_or_default();
+                report.jobs.push(JobReport::new(&verdict, &stacks, after, &name, nccl));
+            }
+            false => {
+                let text = report::text(&verdict, &stacks, after, &printable(&name), width, style);
+                let nccl = match nccl {
+                    Some(Ok(status)) => status.text(&status.known(&verdict), width, style),
+                    Some(Err(why)) => format!("\n{}\n", printable(&why)),
+                    None => String::new(),
+                };
+                texts.push(text + &nccl);
+            }
         }
     }
     let text = match (options.json, texts.is_empty()) {
@@ -165,7 +216,7 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
         // A process has two recordings where it has two copies of the library.
         let mut paths = (1..=MOST_COPIES).map(|copy| folder.join(process.file_name(copy)));
         let Some(path) = paths.find(|path| !written.contains(path)) else { continue };
-        fs::write(&path, process.copy()).map_err(|error| cannot(&path, error))?;
+        fs::write(&path, process.copy(usize::MAX)).map_err(|error| cannot(&path, error))?;
         written.insert(path);
     }
     let text = format!("{} saved in {}\n", count(written.len(), "recording"), printable(&folder.to_string_lossy()));
@@ -173,20 +224,41 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The jobs that the command line names, or all that run here.
-fn chosen(named: &[String]) -> Result<Vec<Job>, Failure> {
-    let (paths, names): (Vec<&String>, Vec<&String>) =
-        named.iter().partition(|name| name.contains('/') || PathBuf::from(name).exists());
+/// What the command line names.
+struct Named<'a> {
+    /// Files and folders.
+    paths: Vec<PathBuf>,
+    /// Names of jobs, and processes.
+    names: Vec<&'a String>,
+}
+
+impl<'a> Named<'a> {
+    fn new(named: &'a [String]) -> Named<'a> {
+        let (paths, names): (Vec<&String>, Vec<&String>) =
+            named.iter().partition(|name| name.contains('/') || PathBuf::from(name).exists());
+        Named { paths: paths.into_iter().map(PathBuf::from).collect(), names }
+    }
+
+    /// Whether no running job is meant.
+    fn are_paths(&self) -> bool {
+        self.names.is_empty() && !self.paths.is_empty()
+    }
+}
+
+/// The jobs that are meant, or all that run here and on the hosts to which the lines lead.
+fn chosen(named: &Named<'_>, lines: &Lines) -> Result<Vec<Job>, Failure> {
+    let Named { paths, names } = named;
     let mut chosen = Vec::new();
     if !paths.is_empty() {
-        let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
-        chosen.extend(warned(find::of_files(&paths)?));
+        chosen.extend(warned(find::of_files(paths)?));
     }
-    if names.is_empty() && !named.is_empty() {
+    if named.are_paths() {
         return Ok(chosen);
     }
-    let running = warned(find::live());
-    for name in &names {
+    let mut found = find::live();
+    lines.gather(&mut found);
+    let running = warned(found);
+    for name in names {
         if !running.iter().any(|job| is_named(job, name)) {
             let known = listed(running.iter().map(self::name), 8);
             let known =
@@ -225,13 +297,21 @@ fn name(job: &Job) -> String {
 }
 
 /// The stacks of the ranks that are the cause of what is wrong.
-fn stacks(verdict: &Verdict<'_>, frames: bool) -> Stacks {
+fn stacks(verdict: &Verdict<'_>, frames: bool, lines: &Lines) -> Stacks {
     let mut stacks = Stacks::default();
     let causes = verdict.findings.iter().filter(|finding| report::has_causes(finding));
+    let mut elsewhere = Vec::new();
     for rank in causes.flat_map(|finding| &finding.ranks).take(report::MOST_RANKS) {
-        if let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.runs_here()) {
-            stacks.look(*rank, process, frames);
+        let Some(process) = verdict.job.ranks[*rank].process().filter(|process| process.state.is_alive()) else {
+            continue;
+        };
+        match process.runs_here() {
+            true => stacks.look(*rank, process, frames),
+            false => elsewhere.push((*rank, process.pid, process.origin)),
         }
+    }
+    if frames {
+        lines.look(&elsewhere, &mut stacks);
     }
     stacks
 }

@@ -17,6 +17,8 @@
 //! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
 //! | `devicemesh/run/heir/<n>` | the arrival number of the node that has taken the post of the n-th node, which is lost ([`posts`]) |
 //! | `devicemesh/run/success` | set with `--restart rank` when a rank has ended well |
+//! | `devicemesh/run/question/<n>` | what `devicemesh why` asks the n-th node, which takes the key away ([`questions`]) |
+//! | `devicemesh/run/answer/<asker>/<n>` | the answer, which the asker takes away |
 //! | `devicemesh/run/at_once` | set when a second signal asked a tool to end the job at once |
 //!
 //! In the store of a service (`--store`, see [`service`]), which has one job after the other,
@@ -30,8 +32,10 @@
 //!
 //! Every wait also waits for the cause.
 
+mod answering;
 mod attempt;
 mod board;
+mod card;
 mod entry;
 mod heir;
 mod join;
@@ -42,7 +46,9 @@ mod place;
 mod port;
 mod posts;
 mod progress;
+mod questions;
 mod reach;
+mod roster;
 mod service;
 mod shared;
 mod watch;
@@ -53,8 +59,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
+pub use self::board::Board;
+pub use self::card::{Card, cards};
 use self::join::join;
+pub use self::peer::from_a_peer;
 pub use self::port::listener;
+pub use self::questions::{Peer, ask, end_questions, left, next_question};
+pub use self::roster::{Roster, roster};
 pub use self::shared::News;
 use self::shared::Shared;
 use self::watch::watch;
@@ -85,6 +96,9 @@ impl Nodes {
         let work = move || {
             let joined = join(&theirs, &rendezvous);
             let over = joined.is_err();
+            if let Ok(assignment) = &joined {
+                theirs.show_card(assignment);
+            }
             theirs.tell(joined.map_or_else(News::Over, News::Joined));
             watch(&theirs, over);
         };

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use devicemesh::rendezvous::host_name;
@@ -10,10 +9,9 @@ use devicemesh::rendezvous::launcher::{Place, detect};
 use recording::Snapshot;
 use recording::clock::Moment;
 use recording::place::recordings_of;
-use rustix::process::geteuid;
 
 use super::exit_code::NOT_MADE;
-use super::process::{Process, State, Timeline};
+use super::process::{Origin, Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
 use crate::recordings::{files, length_of_tick};
@@ -26,11 +24,35 @@ const MOST_LISTS: usize = 8;
 pub struct Found {
     /// The processes with recordings.
     pub processes: Vec<Process>,
-    /// This user's processes that a launcher has started, with their places in their jobs. It has
-    /// those with recordings, too.
-    pub started: Vec<(u32, Place)>,
+    /// This user's processes that a launcher has started. It has those with recordings, too.
+    pub started: Vec<Started>,
+    /// The nodes of jobs, where they are known.
+    pub nodes: Vec<Node>,
     /// What could not be read, with the reason: one line each.
     pub unreadable: Vec<String>,
+}
+
+/// A process that a launcher has started.
+pub struct Started {
+    /// The process number.
+    pub pid: u32,
+    /// The name of its host. `None` for this host.
+    pub host: Option<String>,
+    /// Its place in the job.
+    pub place: Place,
+}
+
+/// A node of a job, or a host that was asked.
+#[derive(Clone)]
+pub struct Node {
+    /// The node in words: "node 1 (beta)".
+    pub name: String,
+    /// Where the ranks of the job meet. `None` where the host may have ranks of every job.
+    pub address: Option<(String, u16)>,
+    /// The ranks of the node. It is empty where nobody knows them.
+    pub ranks: Vec<u32>,
+    /// Why the processes of the node are not known. `None` where they are.
+    pub silence: Option<String>,
 }
 
 /// The recordings of this user's processes on this host.
@@ -43,7 +65,8 @@ pub fn live() -> Found {
             match read(&file) {
                 Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
                     let (timeline, state) = (Timeline::new(&snapshot, Some(now), now.real, None), state(pid));
-                    found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: place.clone() });
+                    let (place, origin) = (place.clone(), Origin::Here);
+                    found.processes.push(Process { pid, state, snapshot, bytes, timeline, place, origin });
                     folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
                 }
                 // A forked child may have its parent's descriptors.
@@ -51,7 +74,7 @@ pub fn live() -> Found {
                 Err(error) => found.unreadable.push(format!("the recording of process {pid}: {error}")),
             }
         }
-        found.started.extend(place.map(|place| (pid, place)));
+        found.started.extend(place.map(|place| Started { pid, host: None, place }));
     }
     add_dead(&mut found, &folders);
     found
@@ -72,7 +95,7 @@ fn candidates() -> BTreeMap<u32, Candidate> {
     let mut found: BTreeMap<u32, Candidate> = BTreeMap::new();
     for _ in 0..MOST_LISTS {
         let mut is_new = false;
-        for pid in own_pids().collect::<Vec<u32>>() {
+        for pid in proc::own_pids().filter(|pid| *pid != std::process::id()).collect::<Vec<u32>>() {
             let is_done = |known: &Candidate| known.place.is_none() || !known.files.is_empty();
             if found.get(&pid).is_some_and(is_done) {
                 continue;
@@ -110,6 +133,10 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
     for path in files(paths).map_err(|why| Failure::new(NOT_MADE, why))? {
         match File::open(&path).and_then(|file| read(&file)) {
             Ok((snapshot, bytes, now)) => {
+                if snapshot.process.copied.is_some() {
+                    found.processes.extend(Process::of_copy(snapshot, bytes, Origin::File));
+                    continue;
+                }
                 let is_here = snapshot.process.host == host;
                 let (pid, state) = match is_here {
                     true => running.process_of_file(&path, &snapshot),
@@ -117,7 +144,8 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
                 };
                 let moment = (is_here && state != State::Gone).then_some(now);
                 let timeline = Timeline::new(&snapshot, moment, now.real, usual.filter(|_| is_here));
-                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None });
+                let origin = if is_here { Origin::Here } else { Origin::File };
+                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None, origin });
             }
             Err(error) => found.unreadable.push(format!("{}: {error}", path.display())),
         }
@@ -167,7 +195,7 @@ struct Running(BTreeMap<(u32, u64), u32>);
 impl Running {
     fn now() -> Running {
         let entry = |pid| Some(((innermost(pid)?, Stat::read(pid)?.started), pid));
-        Running(own_pids().filter_map(entry).collect())
+        Running(proc::own_pids().filter_map(entry).collect())
     }
 
     /// The process that writes or wrote a file, and its state. The file's name is
@@ -181,10 +209,4 @@ impl Running {
             None => (recorded, State::Gone),
         }
     }
-}
-
-/// The process numbers of this user's processes.
-fn own_pids() -> impl Iterator<Item = u32> {
-    let user = geteuid().as_raw();
-    proc::pids().filter(move |pid| fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == user))
 }

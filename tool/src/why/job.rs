@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use devicemesh::rendezvous::launcher::Place;
 
-use super::find::Found;
+use super::find::{Found, Node, Started};
 use super::process::{Process, State};
 
 /// The most ranks of a job or a group that are looked at. A recording may say any number, and each
@@ -20,6 +20,8 @@ pub struct Job {
     pub ranks: Vec<Rank>,
     /// Whether no process that has a recording runs here, and some are gone.
     pub is_over: bool,
+    /// The nodes of the job, and the hosts that were asked, where they are known.
+    pub nodes: Vec<Node>,
     /// The places of the ranks in `ranks`, by the key of a world and the rank in that world.
     index: BTreeMap<(u64, u32), usize>,
 }
@@ -36,10 +38,10 @@ pub struct Rank {
 pub enum Seen {
     /// The process has a recording.
     Recorded(Box<Process>),
-    /// The launcher has started a process with this number for the rank. It has no recording, or
-    /// has not joined the world.
-    Started(u32),
-    /// No process of this host has the rank, and one should have it.
+    /// The launcher has started a process with this number for the rank, on this host or on the
+    /// named one. It has no recording, or has not joined the world.
+    Started(u32, Option<String>),
+    /// No process of the rank's host has the rank, and one should have it.
     Gone,
     /// The rank runs on another host, or nobody knows where.
     Elsewhere,
@@ -75,7 +77,7 @@ impl Job {
         }
     }
 
-    /// Sets the end of the time that is looked at: where no process of the job runs on this host, the
+    /// Sets the end of the time that is looked at: where no process of the job is known to run, the
     /// last moment that the recordings have.
     fn end_at_last_moment(&mut self) {
         let recorded = self.ranks.iter_mut().filter_map(|rank| match &mut rank.seen {
@@ -83,7 +85,7 @@ impl Job {
             _ => None,
         });
         let mut processes: Vec<&mut Box<Process>> = recorded.collect();
-        if processes.iter().any(|process| process.runs_here()) {
+        if processes.iter().any(|process| process.state.is_alive()) {
             return;
         }
         // Nobody knows whether a process of another host still runs. Its copy is judged as it was.
@@ -101,11 +103,11 @@ impl Job {
 /// The jobs of the processes. Processes that have joined no world yet belong to the job in whose
 /// place the launcher has started them.
 pub fn jobs(found: Found) -> Vec<Job> {
-    let Found { processes, started, .. } = found;
+    let Found { processes, started, nodes, .. } = found;
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
-        let keys =
-            process.worlds().map(|world| world.key).chain(process.joining().map(|channel| channel.key)).collect();
+        let groups = process.joining().into_iter().chain(process.communicators());
+        let keys = process.worlds().map(|world| world.key).chain(groups.map(|channel| channel.key)).collect();
         let mut part = Part { meeting: process.place.as_ref().map(meeting), keys, processes: vec![process] };
         // Every part with a world of this process becomes one with it.
         let (same, others): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|other| other.is_same(&part));
@@ -113,7 +115,7 @@ pub fn jobs(found: Found) -> Vec<Job> {
         same.into_iter().for_each(|other| part.absorb(other));
         parts.push(part);
     }
-    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started)).collect();
+    let mut jobs: Vec<Job> = parts.into_iter().filter_map(|part| part.job(&started, &nodes)).collect();
     jobs.sort_by(|one, other| one.id.cmp(&other.id));
     jobs
 }
@@ -152,19 +154,26 @@ impl Part {
     }
 
     /// The job of these processes. `None` for a process that is in no job.
-    fn job(self, started: &[(u32, Place)]) -> Option<Job> {
+    fn job(self, started: &[Started], nodes: &[Node]) -> Option<Job> {
         let Part { meeting: met, processes, .. } = self;
         let worlds = || processes.iter().flat_map(Process::worlds);
         let main =
             worlds().max_by_key(|world| (world.size, u8::MAX - world.place)).map(|world| (world.key, world.size));
         let joining = processes.iter().find_map(|process| Some(process.joining()?.size as usize));
-        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size))?;
+        // Without a world and a launcher, the ranks are those of the largest communicator.
+        let communicators = processes.iter().flat_map(Process::communicators);
+        let largest = communicators.map(|channel| (channel.size, channel.key)).max();
+        let size = main.map(|(_, size)| size as usize).or(joining).or(met.as_ref().map(|(_, size)| *size));
+        let size = size.or(largest.map(|(size, _)| size as usize))?;
         let size = size.min(MOST_RANKS);
         let id = worlds().map(|world| world.job.clone()).find(|id| !id.is_empty()).unwrap_or_default();
         let number = |process: &Process| {
             let world = process.worlds().find(|world| Some(world.key) == main.map(|(key, _)| key));
             let joining = process.joining().map(|channel| channel.rank);
-            world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32))
+            let known =
+                world.map(|world| world.rank).or(joining).or(process.place.as_ref().map(|place| place.rank as u32));
+            let mut communicators = process.communicators();
+            known.or_else(|| Some(communicators.find(|channel| Some((channel.size, channel.key)) == largest)?.rank))
         };
         let here = |rank: u32| {
             let places = processes.iter().filter_map(|process| process.place.as_ref());
@@ -180,12 +189,18 @@ impl Part {
             }
         }
         let started_as = |rank: u32| {
-            let same = started.iter().filter(|(_, place)| Some(meeting(place)) == met && place.rank == rank as usize);
-            same.map(|(pid, _)| *pid).max()
+            let is_same = |other: &&Started| Some(meeting(&other.place)) == met && other.place.rank == rank as usize;
+            started.iter().filter(is_same).max_by_key(|started| started.pid)
         };
+        let address = met.as_ref().and_then(|(address, _)| address.as_ref());
+        let is_own = |node: &&Node| node.address.is_none() || node.address.as_ref() == address;
+        let nodes: Vec<Node> = nodes.iter().filter(is_own).cloned().collect();
+        let heard = nodes.iter().filter(|node| node.silence.is_none());
+        let heard: BTreeSet<u32> = heard.flat_map(|node| &node.ranks).copied().collect();
         let missing = |rank: u32| match (started_as(rank), is_here.get(rank as usize)) {
-            (Some(pid), _) => Seen::Started(pid),
+            (Some(started), _) => Seen::Started(started.pid, started.host.clone()),
             (None, Some(true)) => Seen::Gone,
+            (None, _) if heard.contains(&rank) => Seen::Gone,
             _ => Seen::Elsewhere,
         };
         for rank in 0..size as u32 {
@@ -201,7 +216,7 @@ impl Part {
             index.extend(worlds.map(|world| ((world.key, world.rank), at)));
             index.extend(main.iter().map(|(key, _)| ((*key, rank.number), at)));
         }
-        let mut job = Job { id, ranks, is_over: false, index };
+        let mut job = Job { id, ranks, is_over: false, nodes, index };
         job.end_at_last_moment();
         Some(job)
     }
@@ -228,3 +243,7 @@ fn is_local(place: &Place, rank: usize) -> bool {
     let first = place.rank.saturating_sub(local);
     size == place.size || (first..first + size).contains(&rank)
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

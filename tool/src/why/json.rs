@@ -3,8 +3,10 @@
 
 use serde::Serialize;
 
+use super::find::Node;
 use super::job::Seen;
 use super::judge::{Finding, Verdict};
+use super::ras::Known;
 use super::report::rows;
 use super::stack::Stacks;
 
@@ -19,6 +21,18 @@ pub struct JobReport {
     findings: Vec<FindingReport>,
     ranks: Vec<RankReport>,
     groups: Vec<GroupReport>,
+    nodes: Vec<NodeReport>,
+    /// What NCCL's RAS says of the job's communicators.
+    nccl: Vec<Known>,
+}
+
+/// A node of the job, or a host that was asked.
+#[derive(Serialize)]
+struct NodeReport {
+    name: String,
+    ranks: Vec<u32>,
+    /// Why nothing is known of its processes; null where they are known.
+    silence: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -72,7 +86,7 @@ struct PositionReport {
 }
 
 impl JobReport {
-    pub fn new(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str) -> JobReport {
+    pub fn new(verdict: &Verdict<'_>, stacks: &Stacks, after: f64, name: &str, nccl: Vec<Known>) -> JobReport {
         let number = |rank: &usize| verdict.job.ranks[*rank].number;
         let finding = |finding: &Finding| {
             let mut waiting: Vec<u32> = finding.waits.iter().map(|wait| number(&verdict.waits[*wait].rank)).collect();
@@ -94,11 +108,11 @@ impl JobReport {
             let process = rank.process();
             let state = match &rank.seen {
                 Seen::Recorded(process) => process.state.word(),
-                Seen::Started(_) => "not joined",
+                Seen::Started(..) => "not joined",
                 Seen::Gone => "gone",
                 Seen::Elsewhere => "elsewhere",
             };
-            let started = if let Seen::Started(pid) = &rank.seen { Some(*pid) } else { None };
+            let started = if let Seen::Started(pid, _) = &rank.seen { Some(*pid) } else { None };
             RankReport {
                 rank: rank.number,
                 pid: process.map(|process| process.pid).or(started),
@@ -125,6 +139,10 @@ impl JobReport {
                 positions: position.collect(),
             }
         };
+        let node = |node: &Node| {
+            let Node { name, ranks, silence, .. } = node.clone();
+            NodeReport { name, ranks, silence }
+        };
         JobReport {
             name: name.to_owned(),
             stuck: !verdict.findings.is_empty(),
@@ -132,6 +150,8 @@ impl JobReport {
             findings: verdict.findings.iter().map(finding).collect(),
             ranks: (0..verdict.job.ranks.len()).map(rank).collect(),
             groups: (0..verdict.groups.len()).map(group).collect(),
+            nodes: verdict.job.nodes.iter().map(node).collect(),
+            nccl,
         }
     }
 }

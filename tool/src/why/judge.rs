@@ -204,7 +204,7 @@ impl Judge<'_> {
     fn kind(&self, rank: usize, reason: Reason) -> Kind {
         match &self.job.ranks[rank].seen {
             Seen::Gone => Kind::Gone,
-            Seen::Started(_) => Kind::NotJoined,
+            Seen::Started(..) => Kind::NotJoined,
             Seen::Recorded(process) if process.state == State::Gone && !self.job.is_over => Kind::Gone,
             Seen::Recorded(process) if process.state.is_halted() && !self.job.is_over => Kind::Stopped,
             _ => match reason {

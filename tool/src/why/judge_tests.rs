@@ -11,7 +11,7 @@ use recording::{
 use super::find::Found;
 use super::job::jobs;
 use super::judge::{Kind, judge};
-use super::process::{Process, State, Timeline};
+use super::process::{Origin, Process, State, Timeline};
 use super::report;
 use super::stack::Stacks;
 use crate::style::Style;
@@ -21,7 +21,7 @@ use devicemesh::rendezvous::launcher::Place;
 const WORLD: u64 = 77;
 
 /// One rank of a job with the mesh (dp=2, tp=4).
-struct Rank {
+pub(super) struct Rank {
     words: &'static [AtomicU64],
     recorder: Recorder,
     state: State,
@@ -81,7 +81,7 @@ impl Rank {
         self.recorder.end(self.recorder.begin(channel, call), state);
     }
 
-    fn process(&self) -> Process {
+    pub(super) fn process(&self) -> Process {
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
         let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
         let mut now = snapshot.process.clock.moment();
@@ -94,12 +94,25 @@ impl Rank {
         let rank = self.rank as usize;
         let mut place = Place::new("devicemesh run", rank, 8, Some(rank % self.local_size));
         place.local_size = Some(self.local_size);
-        Process { pid: 100 + self.rank, state: self.state, snapshot, bytes, timeline, place: Some(place) }
+        let (pid, place, origin) = (100 + self.rank, Some(place), Origin::Here);
+        Process { pid, state: self.state, snapshot, bytes, timeline, place, origin }
     }
 }
 
 fn all_reduce(count: u64) -> Call {
     Call { operation: Operation::AllReduce, dtype: 7, reduction: 0, count, peer: NO_PEER, stream: 0 }
+}
+
+/// Eight ranks, of which rank 3 has not made call 2 of mesh/tp.
+pub(super) fn a_rank_behind() -> Vec<Rank> {
+    let ranks = ranks();
+    for rank in &ranks {
+        rank.done(rank.tp, 1);
+        if rank.rank < 4 && rank.rank != 3 {
+            rank.begin(rank.tp, &all_reduce(4));
+        }
+    }
+    ranks
 }
 
 fn ranks() -> Vec<Rank> {
@@ -115,6 +128,13 @@ fn said(ranks: &[&Rank]) -> (Option<(Kind, Vec<u32>)>, String) {
     let text = report::text(&verdict, &Stacks::default(), 1.0, "train", None, Style { colour: false });
     let first = verdict.findings.first();
     (first.map(|first| (first.kind, first.ranks.iter().map(|rank| job.ranks[*rank].number).collect())), text)
+}
+
+/// What is said of what was found, in words.
+pub(super) fn text_of(found: Found) -> String {
+    let jobs = jobs(found);
+    let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };
+    report::text(&judge(job, 1.0), &Stacks::default(), 1.0, "train", None, Style { colour: false })
 }
 
 fn headline(ranks: &[Rank], kind: Kind, culprits: &[u32], expected: &str) {

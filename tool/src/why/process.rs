@@ -2,7 +2,7 @@
 
 use devicemesh::rendezvous::launcher::Place;
 use recording::clock::Moment;
-use recording::layout::header;
+use recording::packed::{note_copy, thin};
 use recording::place::file_name;
 use recording::{ChannelState, RecordedChannel, RecordedWorld, Snapshot};
 
@@ -20,12 +20,25 @@ pub struct Process {
     pub state: State,
     /// The copy of its recording.
     pub snapshot: Snapshot,
-    /// The recording's memory.
+    /// The recording's memory. It is empty where another host has sent the recording.
     pub bytes: Vec<u8>,
     /// Converts the ticks of the recording.
     pub timeline: Timeline,
     /// The place in the job that the launcher gave. `None` where the environment cannot be read.
     pub place: Option<Place>,
+    /// Where the recording comes from.
+    pub origin: Origin,
+}
+
+/// Where a recording comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A process of this host, or a file that such a process writes or has written.
+    Here,
+    /// A file of another host, or a copy.
+    File,
+    /// Another host has sent it: the place of the line among the lines, and of the peer on it.
+    Sent(usize, usize),
 }
 
 /// What a process does, as the kernel says it.
@@ -48,6 +61,20 @@ pub enum State {
 }
 
 impl State {
+    /// The states in the order of their numbers in copies of recordings.
+    const ALL: [State; 7] =
+        [State::Computes, State::Sleeps, State::Blocked, State::Stopped, State::Traced, State::Gone, State::Unknown];
+
+    /// The state with that number in a copy of a recording.
+    pub fn from_number(number: u64) -> State {
+        usize::try_from(number).ok().and_then(|at| State::ALL.get(at)).copied().unwrap_or(State::Unknown)
+    }
+
+    /// Whether the process is known to run.
+    pub fn is_alive(self) -> bool {
+        !matches!(self, State::Gone | State::Unknown)
+    }
+
     /// The word for the state in JSON.
     pub fn word(self) -> &'static str {
         match self {
@@ -75,30 +102,36 @@ impl Process {
 
     /// Whether the process runs on this host.
     pub fn runs_here(&self) -> bool {
-        !matches!(self.state, State::Gone | State::Unknown)
+        self.origin == Origin::Here && self.state.is_alive()
     }
 
-    /// The name of a file for a copy of the recording, in the form of those in DM_TRACE_DIR. `copy` is
-    /// 1, or more where the process has several recordings.
+    /// The name of a file for a copy of the recording, in the form of those in DM_TRACE_DIR. `copy`
+    /// is 1, or more where the process has several recordings.
     pub fn file_name(&self, copy: u32) -> String {
         let start = Stat::read(self.pid).filter(|_| self.runs_here()).map_or(0, |stat| stat.started);
         file_name(self.host(), self.snapshot.process.pid, start, copy)
     }
 
-    /// The memory of the recording, with the present moment of its clock where the process runs
-    /// here. So a reader elsewhere knows how long ago each call was.
-    pub fn copy(&self) -> Vec<u8> {
+    /// A copy of the recording with the last `most` calls of each group. Where the process runs
+    /// here, the copy says what the process does, and has the moment at which the recording was
+    /// read. So a reader elsewhere knows how long ago each call was, whatever its own clock says.
+    pub fn copy(&self, most: usize) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
+        thin(&mut bytes, &self.snapshot, most);
         if self.runs_here() {
-            let now = self.snapshot.process.clock.moment();
-            for (at, value) in [now.ticks, now.monotonic, now.real].into_iter().enumerate() {
-                let word = (header::LATER + at) * 8;
-                bytes[word..word + 8].copy_from_slice(&value.to_ne_bytes());
-            }
-            let stamp = header::LATER_STAMP * 8;
-            bytes[stamp..stamp + 8].copy_from_slice(&2u64.to_ne_bytes());
+            note_copy(&mut bytes, &self.timeline.anchor, self.state as u8);
         }
         bytes
+    }
+
+    /// The process of a copy that [`copy`](Process::copy) has made. `None` where the recording is
+    /// no copy.
+    pub fn of_copy(snapshot: Snapshot, bytes: Vec<u8>, origin: Origin) -> Option<Process> {
+        let state = State::from_number(snapshot.process.copied?);
+        // All times are those of the copy's own host, so the clocks of the hosts need not agree.
+        let timeline = Timeline::new(&snapshot, None, snapshot.process.later.real, None);
+        let pid = snapshot.process.pid;
+        Some(Process { pid, state, snapshot, bytes, timeline, place: None, origin })
     }
 
     /// The group in which the process joins a world, where it is in no world yet.
@@ -107,6 +140,14 @@ impl Process {
         channels.find(|channel| {
             channel.kind == AGREEMENTS && channel.world.is_none() && channel.state != ChannelState::Closed
         })
+    }
+
+    /// The communicators of a process that is in no world and joins none: those of a program that
+    /// uses NCCL alone, of which NCCL's profiler plugin tells.
+    pub fn communicators(&self) -> impl Iterator<Item = &RecordedChannel> {
+        let is_alone = self.snapshot.worlds.is_empty() && self.joining().is_none();
+        let channels = self.snapshot.channels.iter().filter(move |_| is_alone);
+        channels.filter(|channel| channel.kind != AGREEMENTS && channel.state != ChannelState::Closed)
     }
 
     /// The worlds that have not ended, or all worlds where all have ended.

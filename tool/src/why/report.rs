@@ -11,13 +11,15 @@ use super::words::{content, time};
 use crate::columns::table;
 use crate::style::Style;
 use crate::terminal;
-use crate::words::count;
+use crate::words::{count, listed, ranges};
 
 /// The most further findings, ranks that are the cause, and rows of the table that are shown.
 /// `--json` has all.
 const MOST_FINDINGS: usize = 5;
 pub const MOST_RANKS: usize = 8;
 const MOST_ROWS: usize = 40;
+/// The most ranges of ranks that a line names.
+const MOST_RANGES: usize = 8;
 
 /// A position in a group: the ranks that are there.
 pub struct Row<'a> {
@@ -111,6 +113,14 @@ pub fn text(
     let more = verdict.findings.len().saturating_sub(1 + MOST_FINDINGS);
     if more > 0 {
         out += &format!("  and {} (--json has all)\n", count(more, "more finding"));
+    }
+    for node in &verdict.job.nodes {
+        if let Some(silence) = &node.silence {
+            let numbers = listed(ranges(node.ranks.iter().map(|rank| *rank as usize)), MOST_RANGES);
+            let word = if node.ranks.len() == 1 { "rank" } else { "ranks" };
+            let ranks = if numbers.is_empty() { String::new() } else { format!(" ({word} {numbers})") };
+            out += &terminal::wrap(&format!("  {}{ranks} {}\n", printable(&node.name), printable(silence)), width);
+        }
     }
     out += &causes(verdict, stacks, width);
     out += &positions(verdict, width, style);

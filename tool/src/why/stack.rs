@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use devicemesh::printable::printable;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::process::Process;
 use crate::proc;
@@ -37,7 +37,7 @@ const LIBRARIES: [&str; 2] = ["libdevicemesh.", "libhostccl."];
 const SHOWN_FRAMES: usize = 16;
 
 /// A thread of a process.
-#[derive(Clone, Serialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Thread {
     /// The thread's number.
     thread: u32,
@@ -61,57 +61,16 @@ pub struct Stacks {
 impl Stacks {
     /// Looks at the threads of a rank's process, and with `frames` at their stacks.
     pub fn look(&mut self, rank: usize, process: &Process, frames: bool) {
-        let mut numbers: Vec<u32> = proc::threads(process.pid).collect();
-        numbers.sort_unstable();
-        let thread = |thread: u32| {
-            let read = |file: &str| {
-                let text =
-                    fs::read_to_string(format!("/proc/{}/task/{thread}/{file}", process.pid)).unwrap_or_default();
-                printable(text.trim()).into_owned()
-            };
-            let kernel = Some(read("wchan")).filter(|name| name != "0").unwrap_or_default();
-            Thread { thread, name: read("comm"), kernel, frames: Vec::new() }
-        };
-        let mut threads: Vec<Thread> = numbers.into_iter().take(MOST_THREADS).map(thread).collect();
-        if frames {
-            self.add_frames(process.pid, &mut threads);
-        }
+        let threads = threads_of(process.pid, frames, &mut self.refusal);
         self.of.insert(rank, threads);
     }
 
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    fn add_frames(&mut self, pid: u32, threads: &mut [Thread]) {
-        use nix::errno::Errno;
-
-        let mut modules = match modules::Modules::of(pid) {
-            Ok(modules) => modules,
-            Err(error) => {
-                // A process that has ended meanwhile has no stack.
-                if error.kind() == std::io::ErrorKind::PermissionDenied {
-                    self.refusal = refusal(pid);
-                }
-                return;
-            }
-        };
-        let unwound: Vec<Vec<u64>> = threads
-            .iter()
-            .map(|thread| {
-                let frames = thread::stopped(thread.thread, |counter, registers| modules.unwind(counter, registers));
-                if frames == Err(Errno::EPERM) {
-                    self.refusal = refusal(pid);
-                }
-                frames.unwrap_or_default()
-            })
-            .collect();
-        // The names take long, so no thread is stopped meanwhile.
-        for (thread, addresses) in threads.iter_mut().zip(unwound) {
-            thread.frames = names(&mut modules, &addresses);
+    /// Notes the threads of a rank's process that another host has sent.
+    pub fn note(&mut self, rank: usize, threads: Vec<Thread>, refusal: &str) {
+        self.of.insert(rank, threads);
+        if !refusal.is_empty() {
+            refusal.clone_into(&mut self.refusal);
         }
-    }
-
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    fn add_frames(&mut self, _pid: u32, _threads: &mut [Thread]) {
-        self.refusal = "stacks are read on x86_64 and aarch64 only".to_owned();
     }
 
     /// The threads of a rank.
@@ -136,6 +95,61 @@ impl Stacks {
     pub fn refusal(&self) -> String {
         if self.refusal.is_empty() { String::new() } else { format!("  no stacks: {}\n", self.refusal) }
     }
+}
+
+/// The threads of a process, with `frames` also their stacks. Where the stacks may not be read,
+/// `refusal` gets the reason.
+pub fn threads_of(pid: u32, frames: bool, refusal: &mut String) -> Vec<Thread> {
+    let mut numbers: Vec<u32> = proc::threads(pid).collect();
+    numbers.sort_unstable();
+    let thread = |thread: u32| {
+        let read = |file: &str| {
+            let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/{file}")).unwrap_or_default();
+            printable(text.trim()).into_owned()
+        };
+        let kernel = Some(read("wchan")).filter(|name| name != "0").unwrap_or_default();
+        Thread { thread, name: read("comm"), kernel, frames: Vec::new() }
+    };
+    let mut threads: Vec<Thread> = numbers.into_iter().take(MOST_THREADS).map(thread).collect();
+    if frames {
+        add_frames(pid, &mut threads, refusal);
+    }
+    threads
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn add_frames(pid: u32, threads: &mut [Thread], refusal: &mut String) {
+    use nix::errno::Errno;
+
+    let mut modules = match modules::Modules::of(pid) {
+        Ok(modules) => modules,
+        Err(error) => {
+            // A process that has ended meanwhile has no stack.
+            if error.kind() == std::io::ErrorKind::PermissionDenied {
+                *refusal = reason(pid);
+            }
+            return;
+        }
+    };
+    let unwound: Vec<Vec<u64>> = threads
+        .iter()
+        .map(|thread| {
+            let frames = thread::stopped(thread.thread, |counter, registers| modules.unwind(counter, registers));
+            if frames == Err(Errno::EPERM) {
+                *refusal = reason(pid);
+            }
+            frames.unwrap_or_default()
+        })
+        .collect();
+    // The names take long, so no thread is stopped meanwhile.
+    for (thread, addresses) in threads.iter_mut().zip(unwound) {
+        thread.frames = names(&mut modules, &addresses);
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn add_frames(_pid: u32, _threads: &mut [Thread], refusal: &mut String) {
+    *refusal = "stacks are read on x86_64 and aarch64 only".to_owned();
 }
 
 /// The names of a stack's functions, the innermost first. The frames inside this library are one
@@ -163,7 +177,7 @@ fn names(modules: &mut modules::Modules, addresses: &[u64]) -> Vec<String> {
 
 /// Why the stacks of a process may not be read.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn refusal(pid: u32) -> String {
+fn reason(pid: u32) -> String {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
         "" | "0" => {

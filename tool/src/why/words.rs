@@ -4,6 +4,7 @@ use devicemesh::ccl::DATA_TYPES;
 use devicemesh::printable::printable;
 use recording::{EntryState, Operation, RecordedCall};
 
+use super::find::Node;
 use super::groups::{Group, Seat};
 use super::job::Seen;
 use super::judge::{Finding, Kind, Verdict};
@@ -217,8 +218,15 @@ impl Verdict<'_> {
             return " by a debugger".to_owned();
         }
         let pids: Vec<String> = processes.iter().map(|process| process.pid.to_string()).collect();
+        let mut hosts: Vec<&str> = processes.iter().map(|process| process.host()).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let on = match processes.iter().all(|process| process.runs_here()) {
+            true => String::new(),
+            false => format!(" on {}", listed(hosts.iter().map(|host| printable(host)), MOST_RANGES)),
+        };
         format!(
-            " by a signal (`kill -CONT {}` continues {})",
+            " by a signal (`kill -CONT {}`{on} continues {})",
             pids.join(" "),
             if pids.len() == 1 { "it" } else { "them" }
         )
@@ -282,12 +290,37 @@ impl Verdict<'_> {
         let others = match others.is_empty() {
             true => "ranks that are not seen here".to_owned(),
             false => format!(
-                "{}, which {} not seen on this host",
+                "{}, which {} {}",
                 self.ranks(&others),
-                if others.len() == 1 { "is" } else { "are" }
+                if others.len() == 1 { "is" } else { "are" },
+                self.unseen(&others)
             ),
         };
         format!("{culprits} {has} waited in {call}{} for {others}", self.since(finding))
+    }
+
+    /// The node of a rank, where it is known.
+    fn node_of(&self, rank: usize) -> Option<&Node> {
+        let number = self.job.ranks[rank].number;
+        self.job.nodes.iter().find(|node| node.ranks.contains(&number))
+    }
+
+    /// Where ranks are not seen: "not seen on this host", or "on node 2 (gamma), which did not
+    /// answer within 1 s".
+    fn unseen(&self, ranks: &[usize]) -> String {
+        let mut silent: Vec<String> = Vec::new();
+        for node in ranks.iter().filter_map(|rank| self.node_of(*rank)) {
+            let name = printable(&node.name).into_owned();
+            if node.silence.is_some() && !silent.contains(&name) {
+                silent.push(name);
+            }
+        }
+        let asked = self.job.nodes.iter().filter(|node| node.silence.is_none()).count();
+        match (silent.is_empty(), asked) {
+            (false, _) => format!("on {}, from where no answer came", listed(silent, MOST_RANGES)),
+            (true, 0 | 1) => "not seen on this host".to_owned(),
+            (true, hosts) => format!("seen on none of the {hosts} hosts that answered"),
+        }
     }
 
     /// Where a rank is that others wait for.
@@ -295,9 +328,17 @@ impl Verdict<'_> {
         let name = self.ranks(&[rank]);
         let process = match &self.job.ranks[rank].seen {
             Seen::Recorded(process) => process,
-            Seen::Started(pid) => return format!("{name} (pid {pid}) runs and has not joined the world"),
-            Seen::Gone => return format!("{name} has no process on this host"),
-            Seen::Elsewhere => return format!("{name} is not seen on this host"),
+            Seen::Started(pid, host) => {
+                let on = host.as_ref().map_or(String::new(), |host| format!(" on {}", printable(host)));
+                return format!("{name} (pid {pid}{on}) runs and has not joined the world");
+            }
+            Seen::Gone => {
+                return match self.node_of(rank) {
+                    Some(node) => format!("{name} has no process on {}", printable(&node.name)),
+                    None => format!("{name} has no process on this host"),
+                };
+            }
+            Seen::Elsewhere => return format!("{name} is {}", self.unseen(&[rank])),
         };
         let host = printable(process.host());
         let at = format!("{name} (pid {} on {host})", process.pid);

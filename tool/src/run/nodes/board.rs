@@ -70,6 +70,10 @@ impl Board {
         self.store.add(&self.key(key), amount, wait)
     }
 
+    pub fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.store.delete(&self.key(key), wait)
+    }
+
     pub fn leave_last_word(&self, key: &str, word: &[u8], wait: &Wait) -> Result<bool> {
         self.store.leave_last_word(&self.key(key), word, wait)
     }

@@ -39,3 +39,16 @@ pub fn heir(lost: u32) -> String {
 pub fn stranger(count: impl Display) -> String {
     format!("devicemesh/run/stranger/{count}")
 }
+
+/// A question for the node with that arrival number. The node takes the key away.
+pub fn question(arrival: u32) -> String {
+    format!("devicemesh/run/question/{arrival}")
+}
+
+/// The answer of a node to a question. `asker` is a text that no other question has.
+pub fn answer(asker: &str, arrival: u32) -> String {
+    format!("devicemesh/run/answer/{asker}/{arrival}")
+}
+
+/// How many of the processes that answer have read that nobody asks any more.
+pub const LEFT: &str = "devicemesh/run/left";

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use super::board::Board;
+use super::card::Card;
 use super::keys::{self, AT_ONCE, OVER, SUCCESS};
 use super::peer::read_cause;
 use super::place::Place;
@@ -65,6 +66,9 @@ pub struct Shared {
     pub arrival: OnceLock<u32>,
     /// The arrival number of the node whose place this node has taken, where it has.
     pub post: OnceLock<u32>,
+    /// What this node shows to other processes of its user, once it is one of the job's nodes, and
+    /// the memory in which it stands.
+    pub card: OnceLock<(Card, Option<OwnedFd>)>,
     /// The name and the number of the node that serves the store, once they are known. Never set
     /// where a service has the store.
     pub serving: OnceLock<(String, u32)>,
@@ -85,8 +89,18 @@ pub struct Reached {
 impl Shared {
     pub fn new(nodes: u32, heals: bool, sender: Sender<News>) -> io::Result<Shared> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (reached, arrival, post, serving) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Shared { nodes, heals, cancel: Cancel::new(), bell, sender, reached, arrival, post, serving })
+        Ok(Shared {
+            nodes,
+            heals,
+            cancel: Cancel::new(),
+            bell,
+            sender,
+            reached: OnceLock::new(),
+            arrival: OnceLock::new(),
+            post: OnceLock::new(),
+            card: OnceLock::new(),
+            serving: OnceLock::new(),
+        })
     }
 
     pub fn bell(&self) -> BorrowedFd<'_> {
@@ -135,6 +149,17 @@ impl Shared {
         let Some(reached) = self.admitted() else { return cause };
         let Ok(text) = serde_json::to_vec(&cause) else { return cause };
         reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
+    }
+
+    /// Shows `devicemesh why` on this host where the job's store is.
+    pub fn show_card(&self, assignment: &Assignment) {
+        let Some(arrival) = self.arrival.get() else { return };
+        let Assignment { host, port, job, nodes, id, .. } = assignment;
+        let (host, name) = (host.clone(), id.clone());
+        let card = Card { host, port: *port, job: *job, nodes: *nodes, arrival: *arrival, name };
+        // Without the memory, `devicemesh why` on this host asks no other host.
+        let memory = card.show().ok();
+        let _ = self.card.set((card, memory));
     }
 
     /// Tells the other nodes to kill their ranks.

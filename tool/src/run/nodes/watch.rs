@@ -1,10 +1,13 @@
 //! Waits in the store for the end of the job, then for a node that ends it at once, and where this
 //! node serves the store, for the other nodes to leave.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use devicemesh::error::Status;
 use devicemesh::wait::Wait;
 
+use super::answering::Answering;
 use super::board::Board;
 use super::entry::{LastWord, gone};
 use super::keys::{self, AT_ONCE, NODES, OVER};
@@ -15,15 +18,20 @@ use super::shared::{News, Reached, Shared, TELL};
 /// Longer than any job lasts.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
+/// How soon the next question is looked at while one is answered.
+const SOON: Duration = Duration::from_millis(20);
+
 /// Returns when this node has nothing more to wait for. `over` tells whether the job has ended
 /// already.
-pub fn watch(shared: &Shared, mut over: bool) {
+pub fn watch(shared: &Arc<Shared>, mut over: bool) {
     let Some(Reached { store, server, .. }) = shared.reached.get() else { return };
     // How many tools have gone, this one aside.
     let mut departed = 0;
     // Whether the job ends at once.
     let mut at_once = false;
-    let wait = shared.wait(FOREVER);
+    let answering = Answering::default();
+    let card = shared.card.get().map(|(card, _)| card);
+    let question = card.map(|card| keys::question(card.arrival));
     loop {
         if at_once && server.is_none() {
             return;
@@ -32,7 +40,12 @@ pub fn watch(shared: &Shared, mut over: bool) {
             return shared.tell(News::StoreUnused);
         }
         let next = keys::gone(departed + 1);
-        let wanted = [if over { AT_ONCE } else { OVER }, &next];
+        let mut wanted = vec![if over { AT_ONCE } else { OVER }, &next];
+        // A question waits while another one is answered. The ranks of a job that is over may still
+        // hang, until the end of `--failure-grace`.
+        let is_busy = answering.is_busy();
+        wanted.extend(question.as_deref().filter(|_| !at_once && !is_busy));
+        let wait = shared.wait(if is_busy { SOON } else { FOREVER });
         match store.get_any(&wanted[usize::from(at_once)..], &wait) {
             Ok((0, text)) if !over => {
                 over = true;
@@ -42,12 +55,18 @@ pub fn watch(shared: &Shared, mut over: bool) {
                 at_once = true;
                 shared.tell(News::AtOnce);
             }
+            Ok((2, text)) => {
+                if let Some(card) = card {
+                    answering.answer(shared, card.arrival, &text, card.address());
+                }
+            }
             Ok((_, word)) => {
                 departed += 1;
                 if let Some(word) = LastWord::read(&word).filter(|_| !over) {
                     tool_has_gone(shared, store, word);
                 }
             }
+            Err(error) if is_busy && error.status() == Status::Timeout => {}
             Err(_) if over || shared.is_cancelled() => return,
             Err(error) => {
                 let cause = shared.store_lost(&error);

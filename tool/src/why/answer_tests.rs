@@ -1,0 +1,103 @@
+//! What another host has sent is judged as what this host has, and nothing that comes is trusted.
+
+use super::super::find::{Found, Node};
+use super::super::judge_tests::{a_rank_behind, text_of};
+use super::super::process::{Origin, State, Timeline};
+use super::*;
+
+const HOUR: u64 = 3_600_000_000_000;
+
+/// The answer of a host that has these ranks of the job, and whose clock differs by `ahead`
+/// nanoseconds.
+fn sent(ranks: std::ops::Range<usize>, ahead: u64) -> Vec<u8> {
+    let all = a_rank_behind();
+    let process = |rank: usize| {
+        let mut process = all[rank].process();
+        let mut now = process.snapshot.process.clock.moment();
+        now.monotonic += 12_500_000_000;
+        now.ticks += 12_500_000_000;
+        now.real += 12_500_000_000 + ahead;
+        process.timeline = Timeline::new(&process.snapshot, Some(now), now.real, None);
+        // The launcher has said nothing of hosts.
+        process.place = None;
+        process.state = if rank == 3 { State::Stopped } else { State::Sleeps };
+        process
+    };
+    let found = Found { processes: ranks.map(process).collect(), ..Found::default() };
+    let header = Header { format: FORMAT, host: "beta".to_owned(), ..Header::default() };
+    framed_found(header, &found, &|_, _| true, MOST_BYTES)
+}
+
+#[test]
+fn hosts_whose_clocks_differ_by_an_hour_say_how_long_ranks_wait() {
+    for (one, other) in [(0, HOUR), (HOUR, 0)] {
+        let mut found = Found::default();
+        for (peer, bytes) in [sent(0..3, one), sent(3..8, other)].iter().enumerate() {
+            found.processes.extend(Answer::read(bytes, Origin::Sent(0, peer)).unwrap().found.processes);
+        }
+        let text = text_of(found);
+        let expected = "rank 3 is stopped by a signal (`kill -CONT 103` on alpha continues it); \
+                        the other 3 ranks have waited in all-reduce 2 of mesh/tp (ranks 0-3) for 12 s";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("rank 3 (pid 103 on alpha) is stopped; its last call, all-reduce 1 of mesh/tp (ranks 0-3), ended 12 s ago"), "{text}");
+    }
+}
+
+#[test]
+fn a_host_that_gives_no_answer_is_named_with_its_ranks() {
+    let mut found = Answer::read(&sent(0..3, 0), Origin::Sent(0, 0)).unwrap().found;
+    let silence = Some("did not answer within 2 s".to_owned());
+    found.nodes.push(Node { name: "node 1 (beta)".to_owned(), address: None, ranks: (3..8).collect(), silence });
+    let text = text_of(found);
+    assert!(text.contains("for rank 3, which is on node 1 (beta), from where no answer came\n"), "{text}");
+    assert!(text.contains("\n  node 1 (beta) (ranks 3-7) did not answer within 2 s\n"), "{text}");
+}
+
+#[test]
+fn a_rank_that_no_host_has_is_gone() {
+    let mut found = Answer::read(&sent(0..3, 0), Origin::Sent(0, 0)).unwrap().found;
+    found.nodes.push(Node { name: "node 1 (beta)".to_owned(), address: None, ranks: (3..8).collect(), silence: None });
+    let text = text_of(found);
+    assert!(text.starts_with("train: rank 3 has died: its process is gone; the other 3 ranks have waited"), "{text}");
+    assert!(text.contains("rank 3 has no process on node 1 (beta)"), "{text}");
+}
+
+#[test]
+fn what_is_no_answer_is_an_error_and_nothing_worse() {
+    let whole = sent(2..5, 0);
+    let read = |bytes: &[u8]| Answer::read(bytes, Origin::Sent(0, 0));
+    assert_eq!(read(&whole).unwrap().found.processes.len(), 3);
+    for length in (0..whole.len()).step_by(101) {
+        assert!(read(&whole[..length]).is_err(), "{length} bytes");
+    }
+    // A changed byte may be one of a text or of a number. Then the answer is read, and judged.
+    for at in (0..whole.len()).step_by(37) {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x41;
+        if let Ok(answer) = read(&changed) {
+            super::super::job::jobs(answer.found).iter().for_each(|job| {
+                super::super::judge::judge(job, 1.0).headline(1.0);
+            });
+        }
+    }
+    assert!(read(&vec![b'{'; MOST_BYTES + 1]).is_err());
+    let other = framed(&Header { format: FORMAT + 1, ..Header::default() }, &[]);
+    assert!(read(&other).err().unwrap().contains("another version"));
+    // A question of another version is answered with the version.
+    assert!(read(&answer(b"{\"format\": 9}", &|_, _| true)).is_ok());
+}
+
+#[test]
+fn a_long_answer_has_fewer_calls_and_then_fewer_processes() {
+    let all = a_rank_behind();
+    let answer = |most: usize| {
+        let header = Header { format: FORMAT, ..Header::default() };
+        let processes = all.iter().map(super::super::judge_tests::Rank::process).collect();
+        let bytes = framed_found(header, &Found { processes, ..Found::default() }, &|_, _| true, most);
+        Answer::read(&bytes, Origin::Sent(0, 0)).unwrap().found
+    };
+    assert_eq!(answer(1 << 20).processes.len(), 8);
+    let found = answer(4 << 10);
+    assert!((1..8).contains(&found.processes.len()), "{}", found.processes.len());
+    assert!(found.unreadable[0].contains("more processes than fit into its answer"), "{:?}", found.unreadable);
+}
