@@ -43,7 +43,8 @@ impl Options {
     pub(super) fn mismatch(&self, first: &Options, in_first_epoch: bool) -> Option<Error> {
         let has_same_call = self.call == first.call;
         let has_same_terms = self.terms == first.terms;
-        let has_same_mesh = !in_first_epoch || self.mesh == first.mesh;
+        let is_unsaid = self.mesh.is_empty() || first.mesh.is_empty();
+        let has_same_mesh = !in_first_epoch || is_unsaid || self.mesh == first.mesh;
         if has_same_call && has_same_terms && has_same_mesh {
             return None;
         }
