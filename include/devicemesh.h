@@ -2520,7 +2520,8 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * When the call fails, the work stays on the stream: dm_abort ends the work. When a rank is lost,
  * the call waits one second more, because work that does not need the rank may end by itself.
  * After that it gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So a rank
- * ends its process only after dm_finalize.
+ * ends its process only after dm_finalize. When another rank of the world is in dm_recover and the
+ * work is not done, the call gives DM_STATUS_PEER_LOST with that rank, within about half a second.
  *
  * The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
  * the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the
@@ -2670,9 +2671,10 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  * is the root mesh that the last dm_recover gave, or before the first one any root mesh, which all
  * ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The call
  * ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls that are
- * blocked in any of their views return. Dimensions that were made (dm_flatten ...) exist in the
- * new mesh under their names, as long as their sizes still fit, and names of dm_register lead to
- * its views.
+ * blocked in any of their views return. On the other ranks, blocked calls of the store, of the
+ * host engine and dm_stream_wait give DM_STATUS_PEER_LOST with this rank, also where they wait for
+ * another rank that hangs. Dimensions that were made (dm_flatten ...) exist in the new mesh under
+ * their names, as long as their sizes still fit, and names of dm_register lead to its views.
  *
  * A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
  * dm_world_options.join) takes its place. A spare, a rank of the world that is not in the

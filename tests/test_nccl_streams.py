@@ -12,10 +12,10 @@ from support.nccl import RECORDER, check, job_of
 run = job_of("streams")
 
 
-@pytest.mark.parametrize("what", ["work", "failures", "dead", "abort"])
+@pytest.mark.parametrize("what", ["work", "failures", "dead", "abort", "recovery"])
 def test_waiting_for_a_stream(run, what):
-    """A wait ends when the work is done, a communicator fails, a rank is lost, the mesh ends, or
-    the deadline passes; a waiter sleeps."""
+    """A wait ends when the work is done, a communicator fails, a rank is lost, the mesh ends,
+    another rank recovers, or the deadline passes; a waiter sleeps."""
     output, _ = run(what, ranks=4, **({"RECORDER_DEAF": 1} if what != "work" else {}))
     if what == "work":
         spent = [float(found) for found in re.findall(r"queries, ([\d.]+) ms of CPU", output)]

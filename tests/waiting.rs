@@ -1,4 +1,5 @@
-//! Asking who waits at the door of a job (dm_waiting): what it finds, and what it costs.
+//! Asking who waits at the door of a job (dm_waiting), and whether a recovery has begun: what it finds,
+//! and what it costs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{FileStore, Server, Store, TcpStore};
 use devicemesh::rendezvous::{Join, JoinOptions, World};
 use devicemesh::wait::Wait;
 
@@ -153,4 +154,64 @@ fn cost() {
             times[25], times[49]
         );
     }
+}
+
+/// A thread that is blocked in a collective asks whether a recovery has begun. That costs two
+/// operations of the store, however often threads ask, and it notices the note of a turn at once.
+#[test]
+fn asking_for_a_recovery_costs_no_store_operation() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let counted = Counted::before(&server);
+    let direct = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let other = Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap());
+    let [world, _other] = worlds([counted.store(), other]);
+    let before = counted.sent();
+    assert_eq!(world.begun_recovery(), None);
+    let asked = counted.sent();
+    assert!(asked > before, "the first question reads the list, and leaves a WAIT");
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(500) {
+        assert_eq!(world.begun_recovery(), None);
+    }
+    assert_eq!(counted.sent(), asked);
+    let running = direct.get("devicemesh/0/0/running", &soon()).unwrap();
+    let nonce = String::from_utf8(running).unwrap().split(' ').next().unwrap().to_owned();
+    let note = |number: i64, text: &str| {
+        assert_eq!(direct.add(&format!("devicemesh/0/0/{nonce}/lost"), 1, &soon()).unwrap(), number);
+        direct.set(&format!("devicemesh/0/0/{nonce}/lost/{number}"), text.as_bytes(), &soon()).unwrap();
+    };
+    // A loss is no recovery.
+    note(1, "1");
+    let end = Instant::now() + Duration::from_secs(20);
+    while counted.sent.load(Ordering::SeqCst) == asked {
+        assert_eq!(world.begun_recovery(), None);
+        assert!(Instant::now() < end, "nobody has read the note");
+    }
+    assert_eq!(world.begun_recovery(), None);
+    note(2, "turn 1 by 1");
+    while world.begun_recovery().is_none() {
+        assert!(Instant::now() < end, "the recovery was not noticed");
+    }
+    let (reason, rank) = world.begun_recovery().unwrap();
+    assert_eq!((reason.as_str(), rank), ("rank 1 has begun recovery 1 of the job, for which all ranks are needed", 1));
+}
+
+/// A folder answers each question at once, so it is asked once a second.
+#[test]
+fn a_folder_is_asked_for_a_recovery_now_and_then() {
+    let path = std::env::temp_dir().join(format!("dm-recovery-watch-{}", std::process::id()));
+    let store = || -> Arc<dyn Store> { Arc::new(FileStore::open(&path).unwrap()) };
+    let [world, _other] = worlds([store(), store()]);
+    assert_eq!(world.begun_recovery(), None);
+    let direct = store();
+    let running = direct.get("devicemesh/0/0/running", &soon()).unwrap();
+    let nonce = String::from_utf8(running).unwrap().split(' ').next().unwrap().to_owned();
+    direct.add(&format!("devicemesh/0/0/{nonce}/lost"), 1, &soon()).unwrap();
+    direct.set(&format!("devicemesh/0/0/{nonce}/lost/1"), b"turn 1 by 1", &soon()).unwrap();
+    let began = Instant::now();
+    while world.begun_recovery().is_none() {
+        assert!(began.elapsed() < Duration::from_secs(20), "the recovery was not noticed");
+    }
+    drop((world, _other, direct));
+    let _ = std::fs::remove_dir_all(&path);
 }

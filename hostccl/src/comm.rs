@@ -13,6 +13,7 @@ use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{Event, Watch};
 use crate::host::checksum;
 use crate::id::Id;
+use crate::interrupt::Interrupt;
 use crate::labels::Labels;
 use crate::places::Places;
 use crate::poll::{Blocker, Poll};
@@ -72,6 +73,9 @@ pub(crate) struct Comm {
     /// How long a wait without progress may last, in milliseconds; 0 for the time of the process's
     /// environment.
     timeout_millis: AtomicU64,
+    /// A question of the library that embeds the engine, which may end blocked calls; empty where
+    /// none is set.
+    interrupt: OnceLock<Interrupt>,
     /// For each rank, its process. An entry is filled when this rank first looks at the peer.
     pub(crate) peer_processes: Vec<OnceLock<Arc<Process>>>,
     /// The process of this rank.
@@ -111,6 +115,7 @@ impl Comm {
             found_lost: AtomicI32::new(-1),
             local_failure: OnceLock::new(),
             timeout_millis: AtomicU64::new(0),
+            interrupt: OnceLock::new(),
             peer_processes: (0..nranks).map(|_| OnceLock::new()).collect(),
             own_process,
             raw_group: OwnedChannel::default(),
@@ -281,6 +286,16 @@ impl Comm {
     /// process's environment.
     pub(crate) fn set_timeout(&self, millis: u64) {
         self.timeout_millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// Sets the question that may end blocked calls. The first question that is set stays.
+    pub(crate) fn set_interrupt(&self, interrupt: Interrupt) {
+        let _ = self.interrupt.set(interrupt);
+    }
+
+    /// The question that may end blocked calls; `None` where none is set.
+    pub(crate) fn interrupt(&self) -> Option<&Interrupt> {
+        self.interrupt.get()
     }
 
     /// The rank that was found lost or late.

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::diagnosis;
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
+use crate::interrupt::Interrupt;
 use crate::outside;
 use crate::poll::Blocker;
 use crate::rails::Rails;
 use crate::recorder;
 use crate::spin::{self, Purpose};
 use crate::timeout;
+use crate::types::ncclRemoteError;
 use crate::wire::{Wire, request};
 
 /// The longest sleep before a thread looks at the peers.
@@ -23,6 +26,9 @@ const SLICE: Duration = Duration::from_millis(100);
 const JOIN_SLICE: Duration = Duration::from_millis(20);
 /// The longest sleep of a call whose time is up, while it asks other ranks what they wait for.
 const OVERTIME_SLICE: Duration = Duration::from_millis(5);
+/// How long a call waits without progress before it asks the interrupt of its communicator. Most
+/// waits are shorter.
+const FIRST_QUESTION: Duration = Duration::from_millis(250);
 /// How old the answer of a waiting rank may be when the rank that asked repeats it to others. A
 /// rank that waits asks once a second.
 const LATELY: Duration = Duration::from_secs(2);
@@ -105,6 +111,9 @@ pub(crate) struct Wait {
     transfers: u64,
     /// How many per cent of the time were used up when the log last said so: 0, 50 or 90.
     told: u8,
+    /// When the thread asked the interrupts of the communicators last; `None` since the last
+    /// progress.
+    asked: Option<Instant>,
     /// Whether the next wait is short, because the thread also waits for connections.
     is_short: bool,
 }
@@ -208,6 +217,7 @@ impl Wait {
             let checked = call.comm.check_peers(Some((call.blocker, call.seen)), call.call);
             checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
+        self.ask_interrupts(ended(), since)?;
         if let Some(timeout) = timeout {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }
@@ -229,7 +239,7 @@ impl Wait {
     /// Notes that a call has made progress.
     fn end(&mut self, calls: &[BlockedCall<'_>]) {
         calls.iter().for_each(|call| self.leave(call.comm));
-        (self.since, self.looked, self.is_late, self.told) = (None, None, false, 0);
+        (self.since, self.looked, self.asked, self.is_late, self.told) = (None, None, None, false, 0);
     }
 
     /// Notes that an operation of a communicator does not wait any more.
@@ -250,6 +260,21 @@ impl Wait {
 }
 
 impl Wait {
+    /// Asks the interrupts of these calls' communicators, at most once a slice. Ends a communicator
+    /// for which there is a reason.
+    fn ask_interrupts<'a>(&mut self, calls: impl Iterator<Item = &'a BlockedCall<'a>>, since: Instant) -> Result<()> {
+        if since.elapsed() < FIRST_QUESTION || self.asked.is_some_and(|asked| asked.elapsed() < SLICE) {
+            return Ok(());
+        }
+        self.asked = Some(Instant::now());
+        for call in calls {
+            if let Some(why) = call.comm.interrupt().and_then(Interrupt::reason) {
+                return Err(call.comm.fail_in(ncclRemoteError, Blame::none(), &why, &(call.call)()));
+            }
+        }
+        Ok(())
+    }
+
     /// Warns in the log when half and 90 % of the time of these calls have passed, with the ranks
     /// for which the first of them waits.
     fn warn_if_near<'a>(

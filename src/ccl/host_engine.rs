@@ -1,6 +1,7 @@
 //! The extensions of the host engine. In other libraries these calls do nothing.
 
 use std::ffi::{CString, c_int};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::call_name::CallName;
@@ -34,6 +35,14 @@ impl Library {
             // SAFETY: the communicator is live.
             Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
             None => Ok(()),
+        }
+    }
+
+    /// Has blocked calls on this communicator ask `question` whether they end. Only the embedded
+    /// engine asks.
+    pub(crate) fn set_interrupt(&self, comm: RawComm, question: Arc<hostccl::Question>) {
+        if self.is_embedded() {
+            hostccl::set_interrupt(comm.0.cast(), question);
         }
     }
 

@@ -105,6 +105,7 @@ impl Log {
             communicator.set_ready(*raw)?;
             world.comms().add_living(communicator);
             communicator.set_timeout(millis(*timeout))?;
+            communicator.end_with_recovery(world.rendezvous());
         }
         Ok(())
     }

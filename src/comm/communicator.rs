@@ -15,7 +15,7 @@ use super::handle::{GRACE, Handle, PATIENCE};
 use crate::ccl::{CommConfig, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use crate::rendezvous::Scope;
+use crate::rendezvous::{self, Scope};
 use crate::wait::Deadline;
 
 /// The shortest time that the end of a communicator and a question about it may take, however short
@@ -240,6 +240,13 @@ impl Communicator {
             let _ = self.end_by(&self.deadline(), None);
         }
         self.ready().map(drop)
+    }
+
+    /// Has calls that are blocked in it end when another rank of that world has begun a recovery,
+    /// because a rank that they wait for may never come. Only the embedded host engine does this.
+    pub(super) fn end_with_recovery(&self, world: &rendezvous::World) {
+        let question = world.recovery_question().filter(|_| !self.raw().is_null());
+        question.into_iter().for_each(|question| self.library.set_interrupt(self.raw(), question));
     }
 
     /// Notes that the other ranks have made it without this rank. An abort that came first stands.

@@ -152,6 +152,7 @@ impl RootComms {
         }
         if let Some(world) = root.world() {
             world.register(as_weak(&root));
+            adopted.iter().for_each(|communicator| communicator.end_with_recovery(world.rendezvous()));
             root.alive()?;
         }
         Ok(root)

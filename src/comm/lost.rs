@@ -24,9 +24,20 @@ impl View {
     /// Adds to the error of a call the lost ranks among those that the error is about. For the
     /// communicator library, a rank that aborts its world looks like a rank that calls dm_abort on
     /// a mesh. Only the first is lost, and the store has a note of it. So this function asks the
-    /// store, for half a second at most.
+    /// store, for half a second at most. An error about no rank gets the rank that has begun a
+    /// recovery: the recovery has ended the call.
     pub(super) fn with_losses(&self, error: Error) -> Error {
-        if error.status() != Status::PeerLost || error.lost().len() == error.ranks().len() {
+        if error.status() != Status::PeerLost {
+            return error;
+        }
+        if error.ranks().is_empty() {
+            let begun = self.root_comms().world().and_then(|world| world.rendezvous().begun_recovery());
+            return match begun {
+                Some((_, rank)) => error.with_ranks(&[rank]),
+                None => error,
+            };
+        }
+        if error.lost().len() == error.ranks().len() {
             return error;
         }
         let known = self.lost_ranks().unwrap_or_default();

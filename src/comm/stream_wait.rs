@@ -3,8 +3,9 @@
 //!
 //! A kernel of NCCL that waits for a lost peer turns until its communicator is aborted, and
 //! cudaStreamSynchronize waits with it. So this wait asks the stream again and again. Meanwhile it
-//! asks the communicators for their asynchronous errors, and the store for lost ranks, because
-//! over NVLink and shared memory NCCL does not notice the end of a peer.
+//! asks the communicators for their asynchronous errors, and the store for lost ranks and for a
+//! recovery that another rank has begun, because over NVLink and shared memory NCCL does not notice
+//! the end of a peer.
 //!
 //! Work that is done may still be wrong: a kernel that another rank aborts stops waiting for data
 //! and goes through its remaining steps, so over NVLink and shared memory its peers go on with what
@@ -58,8 +59,9 @@ impl View {
     /// streams, it is NULL, and the call returns after one check of the communicators.
     ///
     /// Fails with `DM_STATUS_PEER_LOST` and the ranks when a rank is lost and the work is not done
-    /// a second later, with `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when
-    /// work on the stream has failed. The work then stays on the stream until the mesh is aborted.
+    /// a second later, and when another rank is in dm_recover and the work is not done. Fails with
+    /// `DM_STATUS_TIMEOUT` at the deadline, and with `DM_STATUS_DEVICE` when work on the stream has
+    /// failed. The work then stays on the stream until the mesh is aborted.
     /// Fails with `DM_STATUS_PEER_LOST` also when the work is done and a rank is lost or has ended
     /// the mesh by `dm_abort` or `dm_recover`, because the work may have ended by that abort with
     /// wrong results.
@@ -160,6 +162,9 @@ impl WaitedFor<'_> {
                     check()?;
                     return self.is_whole();
                 }
+                if waited >= FIRST_LOOK {
+                    self.check_recovery(waited)?;
+                }
             }
             if look.is_due(waited) {
                 look.note(self.lost(&deadline), waited);
@@ -258,6 +263,18 @@ impl WaitedFor<'_> {
             waited.as_secs_f64()
         );
         Error::new(Status::PeerLost, message).with_lost(lost)
+    }
+
+    /// Fails where another rank has begun a recovery, as far as this rank knows. A rank that the
+    /// work needs may then never come.
+    fn check_recovery(&self, waited: Duration) -> Result<()> {
+        let world = self.view.root_comms().world();
+        let Some((reason, rank)) = world.and_then(|world| world.rendezvous().begun_recovery()) else { return Ok(()) };
+        let message = format!(
+            "{reason}, and the work on the stream was not done after {:.1} s: dm_recover ends the work",
+            waited.as_secs_f64()
+        );
+        Err(Error::new(Status::PeerLost, message).with_ranks(&[rank]))
     }
 
     fn late(&self, lost: &[i32], deadline: &Deadline) -> Error {

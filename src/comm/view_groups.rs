@@ -34,7 +34,7 @@ impl View {
                 Err(error)
             }
             Err(Failed::Known(error)) => Err(error),
-            Err(Failed::OfLibrary(error, used)) => Err(explain(self.root_comms(), &used, error)),
+            Err(Failed::OfLibrary(error, used)) => Err(self.with_losses(explain(self.root_comms(), &used, error))),
         }
     }
 }

@@ -57,7 +57,8 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// When the call fails, the work stays on the stream: dm_abort ends the work. When a rank is lost,
 /// the call waits one second more, because work that does not need the rank may end by itself.
 /// After that it gives DM_STATUS_PEER_LOST, whether or not the work waits for that rank. So a rank
-/// ends its process only after dm_finalize.
+/// ends its process only after dm_finalize. When another rank of the world is in dm_recover and the
+/// work is not done, the call gives DM_STATUS_PEER_LOST with that rank, within about half a second.
 ///
 /// The call gives DM_STATUS_PEER_LOST also when the work is done, but a rank is lost or has ended
 /// the mesh by dm_abort or dm_recover. Use no result then: when a rank aborts, NCCL may let the

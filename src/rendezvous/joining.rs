@@ -26,6 +26,7 @@ use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, place};
 use super::running::{self, Running};
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
+use super::turn_watch::TurnWatch;
 use super::world::{Session, World};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result, Status};
@@ -293,6 +294,7 @@ impl World {
         };
         let newcomer = running.map(Newcomer::new);
         let door = DoorWatch::default();
+        let turn_watch = Arc::new(TurnWatch::new(Arc::clone(&store), Arc::clone(&losses)));
         let session = Session {
             me,
             epoch,
@@ -300,6 +302,7 @@ impl World {
             leftovers,
             leaves_of,
             door,
+            turn_watch,
             newcomer,
             store,
             prefix,

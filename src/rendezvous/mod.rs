@@ -28,6 +28,7 @@ mod options;
 mod running;
 mod serve;
 pub mod store;
+mod turn_watch;
 mod turns;
 mod world;
 

@@ -18,6 +18,13 @@ pub(super) struct Turn {
     pub(super) by: i32,
 }
 
+impl Turn {
+    /// Why a call of this rank has ended, in words that follow the name of the call.
+    pub(super) fn reason(self) -> String {
+        format!("rank {} has begun recovery {} of the job, for which all ranks are needed", self.by, self.number)
+    }
+}
+
 impl Display for Turn {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         write!(out, "turn {} by {}", self.number, self.by)

@@ -15,6 +15,7 @@ use super::local_place::LocalPlace;
 use super::losses::Losses;
 use super::newcomer::Newcomer;
 use super::store::{Server, Store};
+use super::turn_watch::TurnWatch;
 use crate::error::{Error, Result, Status};
 use crate::recorder;
 use crate::wait::Wait;
@@ -53,6 +54,8 @@ pub(super) struct Session {
     pub(super) leaves_of: Arc<AtomicUsize>,
     /// Counts the newcomers at the door.
     pub(super) door: DoorWatch,
+    /// Tells threads that are blocked in communicators of a recovery.
+    pub(super) turn_watch: Arc<TurnWatch>,
     /// What this process knows of the running job that it has joined; `None` where it has joined
     /// with the others.
     pub(super) newcomer: Option<Newcomer>,
@@ -260,6 +263,23 @@ impl World {
         let session = self.session()?;
         let Session { store, prefix, losses, epoch, door, .. } = session;
         Ok(door.count(Door { store: &**store, prefix, losses, epoch }))
+    }
+
+    /// Why a thread that is blocked in a communicator of this world ends its wait, as far as this
+    /// process knows: another rank has begun a recovery. Returns the reason and that rank. Local,
+    /// and meant for waits that last long (turn_watch.rs).
+    #[doc(hidden)]
+    pub fn begun_recovery(&self) -> Option<(String, i32)> {
+        let session = self.session.as_deref().filter(|_| !fork::is_child())?;
+        session.turn_watch.begun().map(|turn| (turn.reason(), turn.by))
+    }
+
+    /// Returns a question that blocked threads ask: why their waits end, or `None`. The answer is
+    /// that of [`begun_recovery`](World::begun_recovery). The question does not keep the world.
+    pub(crate) fn recovery_question(&self) -> Option<Arc<hostccl::Question>> {
+        let session = self.session.as_deref().filter(|_| self.place.size > 1)?;
+        let watch = Arc::downgrade(&session.turn_watch);
+        Some(Arc::new(move || watch.upgrade()?.begun().map(|turn| turn.reason())))
     }
 
     /// Returns the world in the recording of this process. An offline world is not recorded.

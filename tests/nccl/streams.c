@@ -177,6 +177,28 @@ static void wait_beside_an_abort(void)
   dm_free(other);
 }
 
+/* Rank 0 recovers while the work of the others is not done, and NCCL tells nobody. */
+static void wait_beside_a_recovery(void)
+{
+  dm_mesh *mesh = made_square(), *next = NULL;
+  set_query(kBusy);
+  OK(dm_world_barrier(world, 0));
+  if (rank == 0) {
+    OK(dm_abort(mesh));
+  } else {
+    const double began = seconds_now();
+    FAILS(DM_STATUS_PEER_LOST, "rank 0 has begun recovery 1 of the job", dm_stream_wait(mesh, NULL, stream_of(7), 0));
+    CHECK(failure().num_ranks == 1 && failure().ranks[0] == 0 && failure().num_lost == 0);
+    CHECK(seconds_now() - began < 10);
+  }
+  set_query(kDone);
+  REQUIRE(dm_recover(mesh, NULL, &next, NULL));
+  OK(dm_stream_wait(next, NULL, stream_of(7), 0));
+  OK(dm_world_finalize(world, 0));
+  dm_free(mesh);
+  dm_free(next);
+}
+
 static void (*own)(void *start, size_t bytes, int device);
 static int (*asked)(void);
 
@@ -373,7 +395,7 @@ static void check_pointers(void)
 
 static const rank_case kCases[] = {
     {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"abort", wait_beside_an_abort}, {"amd", amd},
-    {"another device", another_device}, {"pointers", check_pointers},
+    {"another device", another_device}, {"pointers", check_pointers}, {"recovery", wait_beside_a_recovery},
 };
 
 int main(int count, char **arguments)

@@ -6,6 +6,7 @@
 mod arguments;
 mod communicators;
 mod growth;
+pub(crate) mod interrupt;
 mod library;
 mod operations;
 mod ragged;

@@ -296,11 +296,9 @@ impl Round {
     /// `None` when no such rank is known. All ranks leave their calls then, because the turn waits
     /// for every rank of the mesh.
     pub(super) fn turn(&self) -> Option<Verdict> {
-        let Turn { number, by } = self.membership.losses.turns().next()?;
-        let message = format!(
-            "{} as call {} has ended, because rank {by} has begun recovery {number} of the job, for which all ranks are needed",
-            self.call, self.number
-        );
+        let turn = self.membership.losses.turns().next()?;
+        let Turn { number, by } = turn;
+        let message = format!("{} as call {} has ended, because {}", self.call, self.number, turn.reason());
         Some(Verdict::of_turn(number, &Error::new(Status::PeerLost, message).with_ranks(&[by])))
     }
 
