@@ -207,7 +207,9 @@ impl Recovery {
             self.membership.left.note([key]);
             self.membership.losses.announce_turn(Turn { number, by: self.me.rank }, wait)?;
         }
-        Ok(mine.mismatch(&theirs).map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
+        Ok(mine
+            .mismatch(&theirs, self.epoch_number == 0)
+            .map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
     }
 
     /// Whether this rank may have to tell the others that it has come to that turn: it knows of

@@ -28,8 +28,8 @@ pub(super) struct Options {
     pub(super) rank: i32,
     /// Its terms.
     pub(super) terms: Terms,
-    /// The mesh with which the job has started. Newcomers, which are let in on these terms, learn
-    /// it here. It is empty where nobody has said it.
+    /// The mesh with which the job has started, which is the one that is recovered. Newcomers,
+    /// which are let in on these terms, learn it here. It is empty where nobody has said it.
     pub(super) mesh: String,
     /// The text of its call.
     pub(super) call: String,
@@ -37,14 +37,23 @@ pub(super) struct Options {
 
 impl Options {
     /// Returns the error that these options of this rank differ from those of the first rank;
-    /// `None` when they do not.
-    pub(super) fn mismatch(&self, first: &Options) -> Option<Error> {
+    /// `None` when they do not. `in_first_epoch` says whether this rank is in epoch 0, where a world
+    /// may have several root meshes of one shape. Later the ranks go on from the mesh that the last
+    /// recovery gave, and a rank that has joined may know the mesh of the start by another size.
+    pub(super) fn mismatch(&self, first: &Options, in_first_epoch: bool) -> Option<Error> {
         let has_same_call = self.call == first.call;
-        if has_same_call && self.terms == first.terms {
+        let has_same_terms = self.terms == first.terms;
+        let is_unsaid = self.mesh.is_empty() || first.mesh.is_empty();
+        let has_same_mesh = !in_first_epoch || is_unsaid || self.mesh == first.mesh;
+        if has_same_call && has_same_terms && has_same_mesh {
             return None;
         }
-        let terms = |options: &Options| if has_same_call { format!(" with {}", options.terms) } else { String::new() };
-        let show = |options: &Options| format!("rank {} called {}{}", options.rank, options.call, terms(options));
+        let more = |options: &Options| match (has_same_call, has_same_terms) {
+            (false, _) => String::new(),
+            (true, false) => format!(" with {}", options.terms),
+            (true, true) => format!(" on the mesh of {}", options.mesh.lines().last().unwrap_or_default()),
+        };
+        let show = |options: &Options| format!("rank {} called {}{}", options.rank, options.call, more(options));
         let message = format!("{}, {}", show(self), show(first));
         Some(Error::new(Status::Mismatch, message).with_ranks(&[self.rank, first.rank]))
     }
