@@ -196,15 +196,33 @@ def test_a_rank_comes_back_on_a_host(lab, ssh):
 
 
 @pytest.mark.parametrize("lost, has_service", [(1, False), (0, True)], ids=["a host", "the first host, with a store of its own"])
-def test_the_job_goes_on_without_a_lost_host(lab, ssh, lost, has_service, tmp_path):
+def test_the_ranks_of_a_lost_host_start_again(lab, ssh, lost, has_service, tmp_path):
     options = lab.serve() if has_service else ()
-    ssh(*options)
+    ssh(*options, replace=REPLACE)
     lab.wait_for(f"rank {2 * lost} is at step 20")
     os.kill(tools_of_hosts(lab, 2 * lost), signal.SIGKILL)
-    lab.wait_for(rf"node {lost} \({NODES[lost]}\) has gone: its devicemesh run was killed; the job goes on without its ranks\n")
+    gone = rf"node {lost} \({NODES[lost]}\) has gone: its devicemesh run was killed; the job goes on without its ranks"
+    lab.wait_for(rf"{gone} until they start again there \(restart 1 of 3\)\n")
+    lab.wait_for(f"rank {2 * lost} came back in epoch 1", f"rank {2 * lost + 1} came back in epoch 1")
     lab.ends("store")
-    assert lab.done() == {rank: 2 for rank in range(6) if rank // 2 != lost}, lab.text()
+    assert lab.done() == FULL, lab.text()
     assert len(re.findall("has gone", lab.text())) == 1, lab.text()
+
+
+@pytest.mark.long
+@pytest.mark.lengthy
+def test_a_host_that_is_out_of_reach_comes_back(lab, ssh):
+    """The network to gamma is cut, which the store notices after half a minute. The tries to reach the host fail
+    until the network is there again."""
+    ssh(steps=200000)
+    lab.wait_for("rank 4 is at step 20")
+    lab.cut("gamma")
+    lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks until they start again there \(restart 1 of 3\)\n")
+    lab.wait_for(r"node 2 \(gamma\): ssh ended with code 255: .*; the next try follows after 1 s\n")
+    lab.heal("gamma")
+    lab.wait_for("rank 4 came back", "rank 5 came back")
+    lab.tools["store"].terminate()
+    assert lab.tools["store"].wait(END) == 143, lab.text()
 
 
 def test_the_job_ends_with_the_host_of_the_store(lab, ssh):
@@ -217,8 +235,9 @@ def test_the_job_ends_with_the_host_of_the_store(lab, ssh):
 
 
 def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
-    """The node there loses its starter, so it ends its ranks, and says nothing to the others."""
-    ssh()
+    """The node there loses its starter, so it ends its ranks, and says nothing to the others. Another one takes its
+    place."""
+    ssh(replace=REPLACE)
     lab.wait_for("rank 4 is at step 20")
     pid = tools_of_hosts(lab, 4)
     # The ssh to gamma is a process of the host of the store.
@@ -226,9 +245,10 @@ def test_a_host_whose_connection_ends_does_not_end_the_others(lab, ssh):
     found = [one for one in marked(os.environ[MARK]) if is_ssh_to("gamma", one)]
     assert len(found) == 1, found
     os.kill(found[0], signal.SIGKILL)
-    lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks\n")
+    lab.wait_for(r"node 2 \(gamma\) has gone: .*; the job goes on without its ranks until they start again there \(restart 1 of 3\)\n")
+    lab.wait_for("rank 4 came back", "rank 5 came back")
     lab.ends("store")
-    assert lab.done() == {rank: 2 for rank in range(4)}, lab.text()
+    assert lab.done() == FULL, lab.text()
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the node on gamma has ended", PATIENCE)
 
 

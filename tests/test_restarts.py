@@ -403,6 +403,34 @@ def test_a_node_that_cannot_take_the_place_is_refused(nodes, tmp_path):
     ends(server, 143)
 
 
+def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
+    """A script takes the place of ssh, and cannot reach be while there is a file. test_run_store.py and
+    test_lost_nodes.py have hosts that come back at once."""
+    rsh, down = tmp_path / "rsh", tmp_path / "down"
+    rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be && test -e {down} && echo "no route to $host" >&2 && exit 255\nexec sh -c "$*"\n')
+    rsh.chmod(0o755)
+    go = tmp_path / "go"
+    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 2,
+                 script=script)
+    pid = dict(line(tool).split() for _ in range(2))["1"]
+    down.touch()
+    os.kill(int(pid), signal.SIGKILL)
+    said = says(tool, "node 1 (be) has gone")
+    assert said.endswith("; the job goes on without its ranks until they start again there (restart 1 of 2)\n"), said
+    assert says(tool, "no route") == f"devicemesh run: node 1 (be): {rsh} ended with code 255: no route to be; the next try follows after 1 s\n"
+    down.unlink()
+    rank, pid, how = line(tool).split()
+    assert (rank, how) == ("1", "running")
+    # The job does not wait for a host that does not come back.
+    down.touch()
+    os.kill(int(pid), signal.SIGKILL)
+    said = says(tool, "node 1 (be) has gone")
+    assert said.endswith("until they start again there after 1 s (restart 2 of 2)\n"), said
+    go.touch()
+    ends(tool, 0)
+
+
 @pytest.mark.parametrize("unit", ["job", "rank"])
 def test_ranks_on_hosts_start_again(unit):
     script = f'echo $RANK {COUNT} $DM_JOIN; test $RANK = 1 || exec sleep 1; test {COUNT} = 1 && exit 0; echo error: bad >&2; exit 3'

@@ -108,7 +108,7 @@ fn say_killed(options: &Options, killed: &str) {
     match &options.hosts.agent {
         Some(share) => {
             let name = share.name_of(share.node);
-            hosts::say_gone(share.node, format!("{name}: {killed}; all ranks there are ended"));
+            hosts::say_gone(share.node, None, format!("{name}: {killed}; all ranks there are ended"));
         }
         None => say(&format!("devicemesh run: {killed}; all ranks are ended")),
     }
@@ -255,10 +255,10 @@ impl Job<'_> {
         for news in self.nodes.as_ref().map(Nodes::news).unwrap_or_default() {
             match news {
                 News::Note(text) => self.say(&text),
-                News::Missed { node, text } => self.tell_missed(node, text),
+                News::Missed { node, arrival, text } => self.tell_missed(node, arrival, text),
                 News::Joined(joined) => {
                     if self.options.hosts.agent.is_some() {
-                        hosts::say_met();
+                        hosts::say_met(self.nodes.as_ref().and_then(Nodes::arrival));
                     }
                     assignment = Some(joined);
                 }

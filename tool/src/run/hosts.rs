@@ -17,6 +17,7 @@
 //! The starter has a second process, as a node has, so that no ssh outlives it (see
 //! [`guard`](super::guard)).
 
+mod again;
 mod agent;
 mod control;
 mod dry_run;

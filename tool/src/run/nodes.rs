@@ -130,6 +130,12 @@ impl Nodes {
         self.shared.admitted().is_some()
     }
 
+    /// The number under which this node came to the job's store; `None` where it is not one of the
+    /// job's nodes.
+    pub fn arrival(&self) -> Option<u32> {
+        self.shared.arrival.get().copied()
+    }
+
     /// Whether this node serves the store, which the other nodes need to the end.
     pub fn serves(&self) -> bool {
         self.shared.serves()

@@ -35,7 +35,7 @@ impl Job<'_> {
         let (behind, restart) = self.told_restart(cause);
         let rest = format!("{}{restart}", self.end_of_the_others(cause));
         if let Some(node) = self.lost_node(cause) {
-            return say_gone(node, format!("{cause}{rest}"));
+            return say_gone(node, None, format!("{cause}{rest}"));
         }
         if self.control.is_some() && restart.is_empty() {
             say_ending(cause.to_string());
@@ -50,9 +50,9 @@ impl Job<'_> {
 
     /// Says that a node is lost and the job goes on. A starter of several hosts says it once for
     /// all nodes.
-    pub fn tell_missed(&self, node: Option<u32>, text: String) {
+    pub fn tell_missed(&self, node: Option<u32>, arrival: u32, text: String) {
         match (&self.control, node) {
-            (Some(_), Some(node)) => say_gone(node, text),
+            (Some(_), Some(node)) => say_gone(node, Some(arrival), text),
             (Some(_), None) => self.say(&format!("{text}; the job goes on without its ranks")),
             (None, _) => self.say(&format!(
                 "{text}; the job goes on, and a node that joins takes its place: start the same devicemesh run again"

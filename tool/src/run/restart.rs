@@ -13,4 +13,4 @@ mod state;
 mod told;
 
 pub use self::options::{RestartOptions, Standing, Unit};
-pub use self::state::Restarts;
+pub use self::state::{Restarts, after, pause};

@@ -53,7 +53,7 @@ impl Control {
         // ssh ends with one code for a killed node and for a failed connection, so the keeper of a
         // node whose front was killed tells the starter.
         let gone = Cause::Gone { node: share.name_of(share.node), number: None, is_killed: Some(true) };
-        guard::set_last_word(Said::Gone { node: share.node, text: gone.to_string() }.mark().into_bytes());
+        guard::set_last_word(Said::Killed { text: gone.to_string() }.mark().into_bytes());
         Some(Control {
             starter: share.starter.clone(),
             input: stdin(),
@@ -120,9 +120,10 @@ impl Control {
     }
 }
 
-/// Tells the starter that a node has gone.
-pub fn say_gone(node: u32, text: String) {
-    Said::Gone { node, text }.say();
+/// Tells the starter that a node has gone. `arrival` is the number under which it came to the job's
+/// store, where another node says this.
+pub fn say_gone(node: u32, arrival: Option<u32>, text: String) {
+    Said::Gone { node, arrival, text }.say();
 }
 
 /// Tells the starter that the job ends for this cause. This node also says the cause to the user.
@@ -130,9 +131,10 @@ pub fn say_ending(cause: String) {
     Said::Ending { cause }.say();
 }
 
-/// Tells the starter that this node has met all the others.
-pub fn say_met() {
-    Said::Met.say();
+/// Tells the starter that this node has met all the others. `arrival` is the number under which it
+/// came to the job's store.
+pub fn say_met(arrival: Option<u32>) {
+    Said::Met { arrival }.say();
 }
 
 /// Tells the starter that this node has ended.

@@ -65,7 +65,7 @@ impl Starter<'_> {
     /// Handles the exit code of a node.
     pub fn node_ended(&mut self, index: usize, code: u8) {
         self.nodes[index].state = State::Ended(code);
-        if self.left_behind.contains(&index) {
+        if self.nodes[index].is_left_behind {
             return;
         }
         self.losses.ended(index, code);
@@ -84,26 +84,27 @@ impl Starter<'_> {
     fn goes_on_without(&self, index: usize) -> bool {
         let is_for_ranks = self.options.restart.standing().unit == Some(Unit::Rank);
         let is_needed = index == 0 && !self.has_service;
-        let is_ending = self.reason.is_some() || self.code.is_some() || self.limit.is_some();
-        self.left_behind.contains(&index) || (is_for_ranks && self.has_met && !is_needed && !is_ending)
+        let may_go_on = is_for_ranks && self.has_met && !is_needed && !self.is_ending();
+        self.nodes[index].is_left_behind || may_go_on
     }
 
     /// Goes on without a host that is lost. Its connection is closed, because a node there that is
     /// cut off from the others must end its ranks.
     fn leave_behind(&mut self, index: usize, text: &str) {
         let is_own = self.losses.is_own(index);
-        if !self.left_behind.insert(index) {
+        let node = &mut self.nodes[index];
+        if std::mem::replace(&mut node.is_left_behind, true) {
             return;
         }
-        let node = &mut self.nodes[index];
         if let Some(process) = &node.process {
             process.kill();
             if !is_own && !node.planned.is_local {
                 node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
             }
         }
-        self.say(&format!("{}; the job goes on without its ranks", printable(without_end(text))));
-        if self.left_behind.len() == self.nodes.len() {
+        let (lost, rest) = (without_end(text), self.plan_return(index));
+        self.say(&format!("{}; the job goes on without its ranks{rest}", printable(lost)));
+        if self.nodes.iter().all(|node| node.is_left_behind) {
             self.give_reason("all hosts of the job are lost");
             self.end(1);
         }
@@ -117,7 +118,8 @@ impl Starter<'_> {
         if !is_own && node.has_orders() && !node.planned.is_local && status.code() == Some(CONNECTION_FAILED) {
             node.ends_by = Some(Instant::now() + SILENCE + TERM_TO_KILL);
         }
-        if matches!(node.state, State::Ended(_) | State::Lost) || self.code.is_some() {
+        let is_over = matches!(node.state, State::Ended(_) | State::Lost) && !node.is_left_behind;
+        if is_over || self.code.is_some() {
             return;
         }
         let program = node.program();
@@ -127,6 +129,10 @@ impl Starter<'_> {
         };
         let words = process.words();
         let colon = if words.is_empty() { "" } else { ": " };
+        if node.is_left_behind {
+            let why = format!("{program} {how}{colon}{words}");
+            return self.try_has_failed(index, &why);
+        }
         if node.has_orders() {
             let name = node.numbered(index);
             let text = match status.code() {
@@ -161,6 +167,9 @@ impl Starter<'_> {
 
     /// Notes that a host cannot take part.
     pub fn host_failed(&mut self, index: usize, why: String) {
+        if self.nodes[index].is_left_behind {
+            return self.try_has_failed(index, &why);
+        }
         self.nodes[index].state = State::Lost;
         if self.code.is_none() {
             self.failures.add(index, self.nodes[index].target(), why);
@@ -214,7 +223,8 @@ impl Starter<'_> {
 
     /// Notes that a node says why the job ends.
     pub fn node_tells(&mut self, index: usize, cause: &str) {
-        if self.reason.is_none() && self.code.is_none() {
+        // A node that has not met the others again says why it cannot.
+        if !self.nodes[index].is_left_behind && self.reason.is_none() && self.code.is_none() {
             self.teller = Some(index);
             self.reason = Some(format!("devicemesh run: {}", self.style.wrong(&printable(cause))));
         }
@@ -248,16 +258,35 @@ impl Starter<'_> {
     }
 
     /// Handles what a node says of one that has gone.
-    pub fn node_has_gone(&mut self, from: usize, gone: usize, text: String) {
-        if gone >= self.nodes.len() {
+    pub fn node_has_gone(&mut self, from: usize, gone: usize, arrival: Option<u32>, text: String) {
+        let Some(node) = self.nodes.get(gone) else { return };
+        // The word may be about the process that was there before this one.
+        let is_past = arrival.zip(node.arrival).is_some_and(|(lost, now)| lost < now);
+        let is_here = node.planned.is_local && node.process.is_some();
+        // A node that has taken the place of a lost one reads of that loss, too.
+        if from != gone || arrival.is_some() {
+            if !is_past {
+                self.losses.hold(from, gone, text, is_here);
+            }
             return;
         }
-        if from != gone {
-            return self.losses.hold(from, gone, text);
+        self.node_says_it_has_gone(gone, &text);
+    }
+
+    fn node_says_it_has_gone(&mut self, index: usize, text: &str) {
+        self.losses.own(index);
+        if self.losses.tell(index) && self.code.is_none() {
+            self.say_loss(index, text);
         }
-        self.losses.own(gone);
-        if self.losses.tell(gone) && self.code.is_none() {
-            self.say_loss(gone, &text);
+    }
+
+    /// Handles the word of a node's keeper that the node's own process was killed. On the starter's
+    /// own host the end of that process has the signal, and comes a moment later at most.
+    pub fn node_was_killed(&mut self, index: usize, text: String) {
+        let node = &self.nodes[index];
+        match node.planned.is_local && node.process.is_some() {
+            true => self.losses.hold(index, index, text, true),
+            false => self.node_says_it_has_gone(index, &text),
         }
     }
 
@@ -421,7 +450,8 @@ impl Starter<'_> {
             self.sinks.say("");
         }
         let is_passing = [SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT].contains(&signal);
-        let has_started = |node: &Node| node.has_orders() || matches!(node.state, State::Ended(_));
+        let has_started =
+            |node: &Node| node.is_left_behind || node.has_orders() || matches!(node.state, State::Ended(_));
         if !is_passing {
             let named = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
             if self.asked.is_some_and(|last| !is_impatient(last, named)) {
@@ -480,15 +510,14 @@ impl Starter<'_> {
     /// reason, else the first code that is not 0 in the order of the nodes, because node 0 knows
     /// the job best, else 1 if a node is lost, and 0 if not.
     pub fn exit_code(&self) -> u8 {
-        let is_lost = |(index, node): (usize, &Node)| node.state == State::Lost && !self.left_behind.contains(&index);
-        let is_lost = self.nodes.iter().enumerate().any(is_lost);
+        let is_lost = self.nodes.iter().any(|node| node.state == State::Lost && !node.is_left_behind);
         self.losses.code().or(self.code).or(self.code_of_nodes()).unwrap_or(is_lost.into())
     }
 
     /// The first exit code of a node that is not 0, in the order of the nodes.
     fn code_of_nodes(&self) -> Option<u8> {
-        let here = self.nodes.iter().enumerate().filter(|(index, _)| !self.left_behind.contains(index));
-        let mut codes = here.map(|(_, node)| if let State::Ended(code) = node.state { code } else { 0 });
+        let here = self.nodes.iter().filter(|node| !node.is_left_behind);
+        let mut codes = here.map(|node| if let State::Ended(code) = node.state { code } else { 0 });
         codes.find(|code| *code != 0)
     }
 }

@@ -56,8 +56,6 @@ pub struct Starter<'a> {
     pub failures: Failures,
     /// The hosts that the job has lost.
     pub losses: Losses,
-    /// The hosts that are lost, and without whose ranks the job goes on (`--restart rank`).
-    pub left_behind: HashSet<usize>,
     /// Whether a `devicemesh store` serves the store, and not the first node.
     pub has_service: bool,
     /// The line that says why the job ends: the starter's own line, or a line of the node `teller`.

@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 /// which have the reason.
 const REASON: Duration = Duration::from_secs(2);
 
+/// How long it waits where the node runs on the starter's own host: the kernel then tells how the
+/// process has ended, but a busy machine may take a while for that.
+const REASON_HERE: Duration = Duration::from_secs(10);
+
 /// The word of another node on a loss.
 pub struct Held {
     /// The node that says it.
@@ -49,26 +53,37 @@ impl Losses {
 
     /// Keeps what the node `from` says of the loss of another one. Where the network is split, each
     /// part misses the other part. The part whose word comes first is believed. Otherwise the user
-    /// would read that all hosts are lost.
-    pub fn hold(&mut self, from: usize, node: usize, text: String) {
+    /// would read that all hosts are lost. `is_here` says whether the node runs on the starter's own
+    /// host, and its process has not ended yet.
+    pub fn hold(&mut self, from: usize, node: usize, text: String, is_here: bool) {
         if self.missed.contains(&from) {
             return;
         }
         self.missed.insert(node);
         if !self.told.contains(&node) {
-            self.held.push(Held { from, node, text, due: Instant::now() + REASON });
+            let due = Instant::now() + if is_here { REASON_HERE } else { REASON };
+            self.held.push(Held { from, node, text, due });
         }
     }
 
     /// When the word of another node is told.
     pub fn due(&self) -> Option<Instant> {
-        self.held.first().map(|held| held.due)
+        self.held.iter().map(|held| held.due).min()
     }
 
     /// The next word of another node, at that moment or with `all` at any moment.
     pub fn take(&mut self, all: bool) -> Option<Held> {
-        let is_due = self.due().is_some_and(|due| all || Instant::now() >= due);
-        is_due.then(|| self.held.remove(0))
+        let now = Instant::now();
+        let next = self.held.iter().position(|held| all || now >= held.due)?;
+        Some(self.held.remove(next))
+    }
+
+    /// Forgets the losses of a node that is back.
+    pub fn forget(&mut self, node: usize) {
+        self.held.retain(|held| held.node != node);
+        self.told.remove(&node);
+        self.missed.remove(&node);
+        self.own.remove(&node);
     }
 
     /// Notes that a node says itself that it has gone.
@@ -107,28 +122,51 @@ mod tests {
     #[test]
     fn a_loss_is_told_once() {
         let mut losses = Losses::default();
-        losses.hold(0, 1, "gone".to_owned());
+        losses.hold(0, 1, "gone".to_owned(), false);
         assert!(losses.take(false).is_none() && losses.due().is_some());
         // The reason comes in time.
         assert!(losses.tell(1));
         assert!(taken(&mut losses).is_none() && !losses.tell(1));
-        losses.hold(0, 1, "gone".to_owned());
+        losses.hold(0, 1, "gone".to_owned(), false);
         assert!(taken(&mut losses).is_none());
         // No reason comes.
-        losses.hold(0, 2, "gone".to_owned());
+        losses.hold(0, 2, "gone".to_owned(), false);
         assert_eq!(taken(&mut losses), Some((2, "gone".to_owned())));
+    }
+
+    #[test]
+    fn a_node_that_is_back_may_be_lost_again() {
+        let mut losses = Losses::default();
+        losses.hold(0, 1, "gone".to_owned(), false);
+        assert!(losses.tell(1) && !losses.tell(1));
+        losses.own(1);
+        losses.forget(1);
+        assert!(!losses.is_own(1));
+        losses.hold(1, 0, "gone".to_owned(), false);
+        assert_eq!(taken(&mut losses), Some((0, "gone".to_owned())));
+        assert!(losses.tell(1));
+    }
+
+    #[test]
+    fn the_end_of_a_process_here_is_awaited_longer() {
+        let mut losses = Losses::default();
+        losses.hold(0, 1, "gone".to_owned(), true);
+        losses.hold(0, 2, "gone".to_owned(), false);
+        let both = losses.due().unwrap();
+        assert!(losses.tell(2));
+        assert!(losses.due().unwrap() > both + super::REASON);
     }
 
     #[test]
     fn one_part_of_a_split_network_is_lost_and_not_both() {
         let mut losses = Losses::default();
-        losses.hold(0, 2, "2 is out of reach".to_owned());
-        losses.hold(2, 0, "0 is out of reach".to_owned());
+        losses.hold(0, 2, "2 is out of reach".to_owned(), false);
+        losses.hold(2, 0, "0 is out of reach".to_owned(), false);
         assert_eq!(taken(&mut losses), Some((2, "2 is out of reach".to_owned())));
         assert!(losses.tell(2));
-        losses.hold(2, 0, "0 is out of reach".to_owned());
+        losses.hold(2, 0, "0 is out of reach".to_owned(), false);
         assert_eq!(taken(&mut losses), None);
-        losses.hold(1, 3, "3 is out of reach".to_owned());
+        losses.hold(1, 3, "3 is out of reach".to_owned(), false);
         assert_eq!(taken(&mut losses), Some((3, "3 is out of reach".to_owned())));
     }
 

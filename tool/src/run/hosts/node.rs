@@ -38,12 +38,35 @@ pub struct Node {
     /// The moment by which the last rank there is killed, where the connection has failed: the node
     /// may notice the failure late. `None` elsewhere.
     pub ends_by: Option<Instant>,
+    /// The number under which the node came to the job's store, once it has met the others. A node
+    /// that is started again has a higher one.
+    pub arrival: Option<u32>,
+    /// Whether the host is lost and the job goes on without its ranks (`--restart rank`). It ends
+    /// when a node there has met the others again.
+    pub is_left_behind: bool,
+    /// How often the node was lost, and was or will be started again.
+    pub restarts: u32,
+    /// How often the starter has tried to start it again since it was lost last.
+    pub tries: u32,
+    /// When the next try begins; `None` where none is planned.
+    pub again: Option<Instant>,
 }
 
 impl Node {
     pub fn new(planned: Planned) -> Node {
-        let (began, network) = (Instant::now(), String::new());
-        Node { planned, process: None, state: State::Planned, began, network, ends_by: None }
+        Node {
+            planned,
+            process: None,
+            state: State::Planned,
+            began: Instant::now(),
+            network: String::new(),
+            ends_by: None,
+            arrival: None,
+            is_left_behind: false,
+            restarts: 0,
+            tries: 0,
+            again: None,
+        }
     }
 
     /// The name of the host, as the list of hosts has it.
@@ -63,9 +86,9 @@ impl Node {
         process.map(Process::words).filter(|words| !words.is_empty())
     }
 
-    /// Whether the host has not said hello.
+    /// Whether the job waits for the host to say hello. It does not wait for one that was lost.
     pub fn is_silent(&self) -> bool {
-        matches!(self.state, State::Planned | State::Starting)
+        !self.is_left_behind && matches!(self.state, State::Planned | State::Starting)
     }
 
     /// Whether the host gives no answer, although the command that reaches it has had that time to
@@ -76,7 +99,7 @@ impl Node {
 
     /// Whether the host may still turn out to be unable to take part.
     pub fn is_open(&self) -> bool {
-        self.is_silent() || self.state == State::Ordered
+        self.is_silent() || (!self.is_left_behind && self.state == State::Ordered)
     }
 
     /// Whether the host has its orders, so that a node may run there.

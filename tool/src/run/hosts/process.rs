@@ -261,8 +261,9 @@ mod tests {
 
     #[test]
     fn the_last_words_of_ranks_come_before_the_message_of_their_node() {
-        let script =
-            format!("printf '{BEGINS}half'; echo '{MARK}\"met\"' >&2; echo 'devicemesh run: it failed' >&2; read line");
+        let script = format!(
+            "printf '{BEGINS}half'; echo '{MARK}{{\"met\":{{}}}}' >&2; echo 'devicemesh run: it failed' >&2; read line"
+        );
         let command = ["/bin/sh", "-c", &script.replace('\x1f', "\\037")].map(OsString::from);
         let mut process = Process::start(&command).unwrap();
         let mut texts = Vec::new();

@@ -70,14 +70,13 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
         next_alive: Instant::now() + ALIVE,
         failures: Failures::default(),
         losses: Losses::default(),
-        left_behind: HashSet::new(),
         has_service: options.meeting.service()?.is_some(),
         reason: None,
         is_reason_above: false,
         teller: None,
         passed_on: HashSet::new(),
     };
-    while starter.nodes.iter().any(|node| node.process.is_some() || node.state == State::Planned) {
+    while starter.has_more() {
         starter.step();
     }
     starter.tell_failures(Instant::now());
@@ -96,6 +95,7 @@ pub fn start(options: &Options, hosts: Vec<Host>) -> Result<u8, Failure> {
 
 impl Starter<'_> {
     fn step(&mut self) {
+        self.start_due_hosts(Instant::now());
         self.start_agents();
         self.give_orders();
         self.obey_the_clock();
@@ -138,11 +138,16 @@ impl Starter<'_> {
         let mut until = self.next_alive;
         if let Some(limit) = self.limit {
             until = until.min(limit).min(self.next_note);
-        } else if self.nodes.iter().any(|node| matches!(node.state, State::Starting | State::Ready(_))) {
+        } else if self
+            .nodes
+            .iter()
+            .any(|node| !node.is_left_behind && matches!(node.state, State::Starting | State::Ready(_)))
+        {
             until = until.min(self.next_note).min(self.deadline);
         }
         let failures = self.failures.until().filter(|_| self.code.is_none());
-        let until = failures.into_iter().chain(self.losses.due()).fold(until, Instant::min);
+        let again = self.nodes.iter().filter_map(|node| node.again);
+        let until = failures.into_iter().chain(self.losses.due()).chain(again).fold(until, Instant::min);
         let mut left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         if processes().any(Process::has_begun) {
             left = left.min(HALF_LINE);
@@ -366,8 +371,9 @@ impl Starter<'_> {
             }
             Got::Said(Said::Begun) => {}
             Got::Said(Said::Ending { cause }) => self.node_tells(index, &cause),
-            Got::Said(Said::Gone { node, text }) => self.node_has_gone(index, node as usize, text),
-            Got::Said(Said::Met) => self.has_met = true,
+            Got::Said(Said::Gone { node, arrival, text }) => self.node_has_gone(index, node as usize, arrival, text),
+            Got::Said(Said::Killed { text }) => self.node_was_killed(index, text),
+            Got::Said(Said::Met { arrival }) => self.node_has_met(index, arrival),
             Got::Said(Said::Ended { code }) => self.node_ended(index, code),
         }
     }

@@ -34,12 +34,26 @@ pub enum Said {
     Begun,
     /// The job ends for this cause. The node also says the cause to the user.
     Ending { cause: String },
-    /// A node has gone, as the text says. That node may be the one that says it.
-    Gone { node: u32, text: String },
+    /// A node has gone, as the text says. That node may be the one that says it. `arrival` is the
+    /// number under which the node came to the job's store; `None` where the node is the one that
+    /// says it.
+    Gone {
+        node: u32,
+        #[serde(default)]
+        arrival: Option<u32>,
+        text: String,
+    },
+    /// The process of this node was killed, as the text says. The node's keeper, which guards that
+    /// process, says so.
+    Killed { text: String },
     /// The node has ended with that exit code.
     Ended { code: u8 },
-    /// The node has met all the others, so that ranks may run.
-    Met,
+    /// The node has met all the others, so that ranks may run. `arrival` is the number under which
+    /// it came to the job's store.
+    Met {
+        #[serde(default)]
+        arrival: Option<u32>,
+    },
 }
 
 impl Said {

@@ -33,7 +33,7 @@ pub enum News {
     Note(String),
     /// A node is lost, as the text says, and the job goes on. The number is not known where the
     /// store does not say which node it was.
-    Missed { node: Option<u32>, text: String },
+    Missed { node: Option<u32>, arrival: u32, text: String },
     /// All nodes have arrived.
     Joined(Assignment),
     /// The job is over on every node for this cause.

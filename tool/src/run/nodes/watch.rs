@@ -64,7 +64,7 @@ fn tool_has_gone(shared: &Shared, store: &Board, word: LastWord) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
         Ok(None) if shared.heals => {
             let lost = gone(store, shared.nodes, LastWord { arrival: post, ..word }, TELL);
-            shared.tell(News::Missed { node: lost.lost_node(), text: lost.to_string() });
+            shared.tell(News::Missed { node: lost.lost_node(), arrival: word.arrival, text: lost.to_string() });
             shared.end_if_all_have_finished();
         }
         Ok(None) => {
