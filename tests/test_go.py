@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import pinned, processes
+from support.healing import check_comes_back
 from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 
 PACKAGE = ROOT / "bindings/go"
@@ -148,6 +149,11 @@ def test_example(go, tmp_path):
     assert re.search(r"^y = 3\.00 x -1\.00 on all 4 ranks$", output, re.M), output
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 4 and losses == sorted(losses, reverse=True) and losses[-1] < 0.001, output
+
+
+def test_example_that_heals(go, tmp_path):
+    run(go, "build", "-o", tmp_path / "recover", "./examples/recover")
+    check_comes_back([tmp_path / "recover"], **library())
 
 
 def test_program_of_the_binding_page(go, tmp_path):

@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
-from support.healing import Job
-from support.paths import LINK, ROOT, TOOL
+from support.healing import Job, check_comes_back
+from support.paths import LIBRARY, LINK, ROOT, TOOL
 from support.processes import end_group, environment, words
 
 @pytest.fixture
@@ -105,6 +106,10 @@ def test_time_to_the_next_step(programs, tmp_path, spares, deaths, joined):
     times = re.findall(r"^([\d.]+) ms after death \d: 1 lost, (\d) joined$", ended.stdout, re.M)
     assert len(times) == deaths and all(int(count) == joined for _, count in times), ended.stdout + ended.stderr
     assert all(float(time) < 3000 for time, _ in times), times
+
+
+def test_the_example_in_python():
+    check_comes_back([sys.executable, ROOT / "examples/recover.py"], PYTHONPATH=ROOT / "bindings/python", DM_LIBRARY=LIBRARY / "libdevicemesh.so")
 
 
 def test_the_page_shows_the_program():

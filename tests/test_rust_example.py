@@ -1,20 +1,31 @@
-"""examples/all_reduce.rs, which uses the Rust crate without the C ABI, alone and on four
-processes."""
+"""The examples in Rust, which use the crate without the C ABI: examples/all_reduce.rs alone and on four
+processes, and examples/recover.rs with a rank that is killed."""
 
 import pytest
 
 from support.cargo import build_variables
+from support.healing import check_comes_back
 from support.paths import TARGET
 from support.processes import environment, launch, run
 
 
+@pytest.fixture(scope="module")
+def examples():
+    """The folder with the examples, built. The Rust tests need the same libraries. Without --workspace, cargo
+    would compile them with other features again."""
+    run("cargo", "build", "--quiet", "--workspace", "--example", "all_reduce", "--example", "recover", "--features", "cudarc", timeout=850,
+        env=environment(**build_variables()))
+    return TARGET / "debug/examples"
+
+
 @pytest.mark.timeout(900)  # cargo compiles the library
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_all_reduce(ranks):
-    # The Rust tests need the same libraries. Without --workspace, cargo would compile them with
-    # other features again.
-    run("cargo", "build", "--quiet", "--workspace", "--example", "all_reduce", "--features", "cudarc", timeout=850,
-        env=environment(**build_variables()))
-    said = launch(ranks, TARGET / "debug/examples/all_reduce").stdout
+def test_all_reduce(examples, ranks):
+    said = launch(ranks, examples / "all_reduce").stdout
     lines = sorted(line.replace("on cuda", "on cpu") for line in said.splitlines() if line.startswith("rank "))
     assert lines == [f"rank {rank} on cpu: 1048576 elements are {ranks}, 0 are not {ranks}" for rank in range(ranks)], said
+
+
+@pytest.mark.timeout(900)  # cargo compiles the library
+def test_recover(examples):
+    check_comes_back([examples / "recover"])

@@ -62,3 +62,23 @@ class Job:
         said = "".join(self.lines)
         last = {rank: re.findall(rf"^rank {rank}:? (.*)$", said, re.M)[-1] for rank in range(self.size) if rank not in killed}
         return last, said
+
+
+def check_comes_back(program, **variables):
+    """Runs one of the small examples (examples/recover.py, recover.rs and that in Go) on three ranks, and kills
+    rank 1. It comes back as a new process, and the line is that of a job that nobody disturbs."""
+    command = words([TOOL, "run", "-n", 3, "--restart", "rank", "--max-restarts", 2, "--", *program, 1000])
+    job = subprocess.Popen(command, env=environment(**variables), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    said = ""
+    try:
+        for line in job.stdout:
+            said += line
+            if line == "rank 0 is at step 100\n":
+                os.kill(int(re.search(r"rank 1 is process (\d+)", said).group(1)), signal.SIGKILL)
+        assert job.wait(60) == 0, said
+    finally:
+        if job.poll() is None:
+            end_group(job)
+    done = re.findall(r"^rank (\d) is done: y = 3\.000 x -1\.000 after step 1000$", said, re.M)
+    assert sorted(done) == ["0", "1", "2"] and said.count("rank 1 is process") == 2, said
+    assert len(re.findall(r"^rank [02] is in epoch 1", said, re.M)) == 2, said
