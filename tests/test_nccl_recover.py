@@ -41,3 +41,19 @@ def test_a_spare_takes_the_place(run):
     for rank, lines in run("spare", ranks=5)[1].items():
         made = [line for line in lines if line.startswith("init")]
         check(len(made) == {0: 2, 4: 2}.get(rank, 4) and all("size=2" in line for line in made), f"rank {rank}: {lines}")
+
+
+def test_a_job_grows(run, tmp_path):
+    """The grown mesh comes from a fresh id, too, on all ranks: nothing is made by ncclCommGrow
+    (docs/recovery.md says why)."""
+    # The ranks 4 and 5 begin when the job of the others runs.
+    script = f'test $RANK -lt 4 && export WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 || {{ until test -e {tmp_path}/grows; do sleep 0.02; done; export DM_JOIN=running; }}; exec "$@"'
+    for rank, lines in run("grow", ranks=6, wrapper=("sh", "-c", script, "sh"), RECORDER_GROWS=tmp_path / "grows")[1].items():
+        before, after = lines[:lines.index("# grow")] if rank < 4 else [], lines[lines.index("# grow") + 1:] if rank < 4 else lines
+        aborted = [line for line in after[:after.index("# grown")] if line.startswith("abort")]
+        check(len(aborted) == (3 if rank < 4 else 0), f"rank {rank}: {lines}")
+        made = [line for line in after if line.startswith(("init", "split", "grow"))]
+        root = re.search(r"init (c\d+)", made[0])
+        check(root and "size=6" in made[0], f"rank {rank}: {made}")
+        check(len(made) == 3 and all(line.startswith(f"split {root.group(1)} ") for line in made[1:]), f"rank {rank}: {made}")
+        check(rank >= 4 or any("size=4" in line for line in before), f"rank {rank}: {lines}")

@@ -83,7 +83,42 @@ static void spare(void)
   dm_free(mesh);
 }
 
-static const rank_case kCases[] = {{"lose", lose}, {"spare", spare}};
+/* (dp=2, tp=2) grows to (dp=3, tp=2) when the ranks 4 and 5 come, which have joined a world of 6
+ * ranks. The file that RECORDER_GROWS names tells them that the job runs. */
+static void grow(void)
+{
+  const bool is_new = rank >= 4;
+  const int32_t shape[] = {is_new ? 3 : 2, 2};
+  dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  dm_mesh *mesh = made(shape, 2, kNames), *next = NULL;
+  if (!is_new) {
+    CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
+    OK(dm_world_barrier(world, 0));
+    if (rank == 0) {
+      FILE *file = fopen(getenv("RECORDER_GROWS"), "w");
+      CHECK(file != NULL && fclose(file) == 0);
+    }
+    const double until = seconds_now() + 30;
+    for (int32_t waiting = 0; waiting < 2 && seconds_now() < until; usleep(2000)) OK(dm_waiting(world, &waiting));
+    OK(dm_world_barrier(world, 0));
+    note("grow");
+    wishes.flags = DM_RECOVER_GROW;
+    REQUIRE(dm_recover(mesh, &wishes, &next, NULL));
+    dm_free(mesh);
+    mesh = next;
+  }
+  note("grown");
+  REQUIRE(dm_get_recovery(mesh, &recovery));
+  CHECK(recovery.epoch == 1 && recovery.num_lost == 0 && recovery.num_joined == 2 && recovery.has_joined == is_new);
+  CHECK(recovery.new_coordinate[0] == rank / 2 && recovery.new_coordinate[1] == rank % 2);
+  CHECK(sum_along(mesh, "dp") == 3 && sum_along(mesh, "tp") == 2);
+  OK(dm_world_finalize(world, 0));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+static const rank_case kCases[] = {{"lose", lose}, {"spare", spare}, {"grow", grow}};
 
 int main(int count, char **arguments)
 {
