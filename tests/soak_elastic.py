@@ -25,6 +25,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", required=True, help="examples/elastic.cpp, built")
     parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with run K of the seed, as the continuation of an earlier soak")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31))
     parser.add_argument("--only", type=int, metavar="K", help="only run K of the seed, and show all that it says")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
@@ -55,7 +56,7 @@ def main():
                 print(f"{plan}\n{outcome.said}")
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, [options.only] if options.only is not None else range(options.runs)))
+        list(pool.map(run, [options.only] if options.only is not None else range(options.first, options.runs)))
     print("; ".join(f"{name}: {count}" for name, count in sorted(counts.items())) + f"; {time.monotonic() - began:.0f} s")
     print(f"{counts['runs'] - len(failed)} right, {len(failed)} wrong" + (f": {sorted(failed)}" if failed else ""))
     for number in sorted(failed):
