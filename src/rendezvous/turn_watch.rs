@@ -4,9 +4,9 @@
 //! A wait in the store reads the notes of turns by itself. A collective of a communicator library
 //! asks the store for nothing, so this file asks for it, when the collective has waited for long.
 //! The library leaves one WAIT for the next note unanswered at the store, and each look at it is a
-//! read of a socket that does not block. The WAIT stays open when the collective has ended. So while
-//! nothing is wrong, all waits of a process together cost the store two operations. A store that
-//! answers each question at once (a folder, the caller's) is asked once in [`ASK`].
+//! read of a socket that does not block. The WAIT stays open when the collective has ended. So
+//! while nothing is wrong, all waits of a process together cost the store two operations. A store
+//! that answers each question at once (a folder, the caller's) is asked once in [`ASK`].
 
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
