@@ -102,7 +102,7 @@ def add_on_hosts(runner, path, program):
 def add_examples(runner):
     built = {}
 
-    def example(name, ranks, compiler, *arguments, expect=(), way=None, is_long=False):
+    def example(name, ranks, compiler, *arguments, expect=(), way=None):
         if name not in built:
             source = next((ROOT / "examples").glob(f"{name}.c*"))
             define = f'-DDM_EXAMPLE_DATA="{ROOT}/examples/data/digits.csv"'
@@ -113,7 +113,7 @@ def add_examples(runner):
             for text in expect:
                 if not re.search(text, output, re.M):
                     raise Failure(f"no line like {text!r} in\n{output}")
-        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments, *([way] if way else [])]), body, is_long)
+        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments, *([way] if way else [])]), body)
 
     cxx, c = [CXX, "-std=c++17"], [CC, "-std=c11"]
     accuracy = r"^test accuracy (9[5-9]|100)\.\d+ %$"
@@ -121,7 +121,7 @@ def add_examples(runner):
     example("hsdp_tp", 8, cxx, "--check", expect=[
         r"^DeviceMesh\(\(replicate=2, shard=2, tp=2\), 'cpu', stride=\(4, 2, 1\)\)$",
         r"^rank 6:  replicate \{2, 6\}  shard \{4, 6\}  tp \{6, 7\}$", r"^epoch 20  loss 0\.\d+$", accuracy, same])
-    example("hsdp_tp", 4, cxx, "--shape", "1", "2", "2", "--check", expect=[accuracy, same], is_long=True)
+    example("hsdp_tp", 4, cxx, "--shape", "1", "2", "2", "--check", expect=[accuracy, same])
     example("hsdp_tp", 6, cxx, "--shape", "3", "2", "1", "--check", expect=[accuracy, same])
     example("shards", 8, cxx, "--check", expect=[
         r"^rank 6  dp 1  fsdp 2  holds 151\.\.175$", r"^rows over fsdp, then tp:    0 1 2 3 4 5 6 7 8 9 10 11$"])
@@ -130,5 +130,5 @@ def add_examples(runner):
     example("pipeline", 2, c, expect=[r"^rank 1 is stage 0, the last one; gradients: right$"])
     # hsdp_tp computes the losses of one process itself, so the ranks' losses are those of one host.
     for way in ON_HOSTS:
-        example("hsdp_tp", 8, cxx, "--check", expect=[accuracy, same], way=way, is_long=way == "apart")
-        example("pipeline", 8, c, expect=[r"gradients: right$"], way=way, is_long=way == "apart")
+        example("hsdp_tp", 8, cxx, "--check", expect=[accuracy, same], way=way)
+        example("pipeline", 8, c, expect=[r"gradients: right$"], way=way)
