@@ -179,7 +179,9 @@ def test_any_host_of_a_list_may_be_lost(spawn, store, tmp_path, lost):
         pids |= {int(words[0]): int(words[1])} if len(words) == 2 else {}
     os.kill(pids[lost], signal.SIGKILL)
     said = says(tool, "has gone")
-    assert said == f"devicemesh run: node {lost} (127.0.0.{lost + 1}) has gone: its devicemesh run was killed by signal 9 (SIGKILL); the job goes on without its ranks\n", said
+    # The starter knows the signal. On a busy machine another node may tell first, which does not know it.
+    gone = rf"devicemesh run: node {lost} \(127\.0\.0\.{lost + 1}\) has gone: its devicemesh run was killed( by signal 9 \(SIGKILL\))?; the job goes on without its ranks\n"
+    assert re.fullmatch(gone, said), said
     go.touch()
     assert ends(tool, 0)[1] == ""
 
