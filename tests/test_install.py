@@ -161,6 +161,8 @@ def test_add_subdirectory(tmp_path):
     check(not tree(tmp_path / "installed"), f"a project that includes this one installs {sorted(tree(tmp_path / 'installed'))}")
 
 
+# FetchContent calls add_subdirectory.
+@pytest.mark.long
 def test_fetchcontent(tmp_path):
     build_consumer(tmp_path, "-DHOW=FetchContent", *INCLUDED, programs=("shared_cpp", "static_c"), linked_to=LIBRARY)
 

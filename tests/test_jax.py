@@ -146,6 +146,8 @@ def test_the_wheel_trains_the_example(tmp_path):
     assert re.search(r"test accuracy (9[0-9]|100)\.\d+ %", output), output
 
 
+# tests/test_elastic.py has a training that heals in C++, and `test_lost_ranks` lost ranks in JAX.
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT)
 def test_a_training_heals(python):
     """examples/jax_elastic.py: rank 1 is killed in the middle, is started again, and gets the parameters.

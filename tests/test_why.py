@@ -44,11 +44,10 @@ def why(*arguments):
 
 
 def until(kind, *arguments):
-    """Asks until the first finding is of this kind. Gives the job of the report. It asks for no stacks, because
-    those of eight ranks take most of a question's time."""
+    """Asks until the first finding is of this kind. Gives the job of the report."""
     end = time.monotonic() + PATIENCE
     while True:
-        report, code = why("--after", "0.3s", "--no-stacks", *arguments)
+        report, code = why("--after", "0.3s", *arguments)
         jobs = report["jobs"] if code in (0, 1) else []
         findings = [job["findings"] for job in jobs]
         if findings and findings[0] and findings[0][0]["kind"] == kind:

@@ -41,6 +41,9 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
     do), or when the command is not done after `timeout` seconds. It and its children are ended
     then. `env` replaces the variables; `merged` puts stderr into stdout."""
     command = words(command)
+    # A library of the interpreter may have set variables behind Python's back, as readline sets
+    # COLUMNS. The command gets the variables that Python knows.
+    env = os.environ if env is None else env
     process = subprocess.Popen(
         command, cwd=cwd, env=env, text=True, errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL if input is None else subprocess.PIPE, stdout=subprocess.PIPE,
