@@ -16,6 +16,9 @@ from .base import ROOT, Failure, Skip, run
 
 BUILD = ["cargo", "test", *WORKSPACE, "--no-run", "--quiet", "--message-format=json"]
 BUILD_DEADLINE = 1800
+# These test programs take over 10 s, in which they mostly wait. They begin first, so that none of
+# them is the last one that runs.
+LENGTHY = ["src/lib.rs", "hostccl/src/lib.rs", "tool/tests/run.rs", "tests/store_attack.rs"]
 # The test programs whose ranks are processes: each process is a host of its own, too.
 OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostccl/tests/processes.rs"]
 
@@ -84,7 +87,7 @@ def wheels_ucx():
 def add(runner):
     """Adds the cases, and returns what must be called before they run: it builds the programs."""
     programs = Programs()
-    for source in sources():
+    for source in sorted(sources(), key=lambda source: source not in LENGTHY):
         runner.add(f"rust {source}", programs.case(source))
     for source in OF_PROCESSES:
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
