@@ -46,8 +46,11 @@ def test_cmake(tmp_path):
 @pytest.mark.timeout(900)
 def test_cargo(tmp_path):
     folder, (build, start) = made(tmp_path, "--cargo", "--source", ROOT)
-    # The crates of this tree's lock file are there already.
+    # The crates of this tree's lock file are there already. The project lies inside this tree, so
+    # it has to say that it is no part of its workspace.
     shutil.copy(ROOT / "Cargo.lock", folder)
+    with open(folder / "Cargo.toml", "a") as manifest:
+        manifest.write("[workspace]\n")
     run("sh", "-c", build.replace("--release", "--release --offline --quiet"), cwd=folder, timeout=800)
     trains(folder, start)
 
