@@ -111,9 +111,13 @@ static void kernel(void *parent, uint8_t channel)
 /* Prints the event of a call of whose two channels one has not ended. */
 static void slow(void *library)
 {
-  __typeof__(dm_events_open) *open_events = dlsym(library, "dm_events_open");
-  __typeof__(dm_events_next) *next = dlsym(library, "dm_events_next");
-  __typeof__(dm_events_free) *free_events = dlsym(library, "dm_events_free");
+  __typeof__(dm_events_open) *open_events;
+  __typeof__(dm_events_next) *next;
+  __typeof__(dm_events_free) *free_events;
+  /* POSIX's way: ISO C has no conversion of a pointer to an object into one to a function. */
+  *(void **)&open_events = dlsym(library, "dm_events_open");
+  *(void **)&next = dlsym(library, "dm_events_next");
+  *(void **)&free_events = dlsym(library, "dm_events_free");
   dm_event_options options = DM_EVENT_OPTIONS_INIT;
   dm_event event = DM_EVENT_INIT;
   dm_events *events = NULL;
