@@ -24,8 +24,8 @@ def say(words):
 
 
 class Training:
-    """The weights after the last step, and before it: when a rank is lost, the others may be one step
-    apart."""
+    """The weights after the last step, and those before it, because the other ranks may be one
+    step apart when a rank is lost."""
 
     def __init__(self):
         self.step, self.weights, self.before = 0, array("d", [0, 0]), array("d", [0, 0])
@@ -42,8 +42,8 @@ class Training:
         self.step += 1
 
     def share(self, mesh, has_state):
-        """After a recovery: the ranks go back to the last step that all have done, and those that have
-        joined get the weights."""
+        """Brings the ranks to one state after a recovery. They go back to the last step that all
+        have done, and the ranks that have joined get the weights."""
         dp, first = mesh.get_group("dp"), array("q", [self.step if has_state else 2**62])
         dp.all_reduce(first, op=devicemesh.ReduceOp.MIN)
         if has_state and self.step > first[0]:
@@ -75,7 +75,7 @@ def main():
         world = devicemesh.World("cpu")
         mesh = devicemesh.init_device_mesh("cpu", (int(os.environ["DM_MESH_SIZE"]),), mesh_dim_names=("dp",), world=world)
     except devicemesh.InvalidStateError as error:
-        # Exit code 0: the launcher would take another one for a rank that fails.
+        # The exit code is 0, because the launcher would take any other code for a failed rank.
         sys.exit(say(f"comes too late: {error}"))
     state, has_state = Training(), not mesh.recovery.has_joined
     while True:

@@ -22,8 +22,8 @@ const RATE: f64 = 0.5;
 /// How long the ranks wait for a process in the place of a lost one.
 const REPLACE: Duration = Duration::from_secs(60);
 
-/// The weights after the last step, and before it: when a rank is lost, the others may be one step
-/// apart.
+/// The weights after the last step, and those before it, because the other ranks may be one step
+/// apart when a rank is lost.
 #[derive(Default)]
 struct Training {
     step: i64,
@@ -67,8 +67,8 @@ impl Training {
         Ok(())
     }
 
-    /// After a recovery: the ranks go back to the last step that all have done, and those that have
-    /// joined get the weights.
+    /// Brings the ranks to one state after a recovery. They go back to the last step that all have
+    /// done, and the ranks that have joined get the weights.
     fn share(&mut self, mesh: &View, has_state: bool) -> Result<()> {
         let mut first = [if has_state { self.step } else { i64::MAX }];
         mesh.all_reduce("dp", &mut first, Operator::Min)?;
@@ -136,8 +136,8 @@ fn go_on(mesh: &View, world: &World, state: &mut Training, has_state: &mut bool,
     Ok(true)
 }
 
-/// The job that this process was to join has ended. Its exit code is 0, because the launcher would
-/// take another one for a rank that fails.
+/// The job that this process was to join has ended. The exit code of this process is 0, because
+/// the launcher would take any other code for a failed rank.
 fn too_late(error: &Error) -> Result<()> {
     println!("comes too late: {error}");
     Ok(())

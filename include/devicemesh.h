@@ -887,14 +887,14 @@ typedef struct dm_event {
    */
   int64_t epoch;
   /**
-   * When this process has noticed it, in nanoseconds since 1970 (UTC).
+   * When this process noticed what has happened, in nanoseconds since 1970-01-01 (UTC).
    */
   int64_t time_ns;
   /**
-   * The world ranks that the event is about, in ascending order. JOINED: those that have
-   * joined. SLOW: those for which the call waits, as far as this host shows it. LOST: those
-   * that are lost. ABORTED: those that have aborted. RECOVERED: those that were lost or
-   * left out. NULL when there are none.
+   * The world ranks that the event is about, in ascending order. JOINED: the ranks that have
+   * joined. SLOW: the ranks for which the call waits, as far as the recordings of this host
+   * show it. LOST: the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks
+   * that were lost or left out. NULL when there are none.
    */
   const int32_t *ranks;
   /**
@@ -903,8 +903,8 @@ typedef struct dm_event {
   size_t num_ranks;
   /**
    * The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
-   * for example "mesh/tp", or "the world" for a call like dm_init. Otherwise the mesh, for
-   * example "mesh". NULL where the event is about the world.
+   * for example "mesh/tp", or "the world" for a call like dm_init. Other kinds: the name of the
+   * mesh, for example "mesh". NULL where the event is about the world.
    */
   const char *group;
   /**
@@ -912,7 +912,8 @@ typedef struct dm_event {
    */
   const char *dim;
   /**
-   * SLOW: "all-reduce" and the like, or for a call like dm_flatten its text; NULL otherwise.
+   * SLOW: the name of the operation ("all-reduce"), or the text of a call like dm_flatten; NULL
+   * otherwise.
    */
   const char *operation;
   /**
@@ -929,14 +930,14 @@ typedef struct dm_event {
    */
   uint64_t dropped;
   /**
-   * All of it in one line, which begins with the rank ("rank 3 ..."). Never NULL.
+   * What has happened in one line, which begins with the rank ("rank 3 ..."). Never NULL.
    */
   const char *message;
 } dm_event;
 
 /**
- * What dm_set_event_handler and dm_events_open are to tell. Initialise with
- * DM_EVENT_OPTIONS_INIT; zero means the default everywhere.
+ * The options of dm_set_event_handler and dm_events_open. Initialise with DM_EVENT_OPTIONS_INIT;
+ * zero means the default everywhere.
  */
 typedef struct dm_event_options {
   /**
@@ -952,8 +953,8 @@ typedef struct dm_event_options {
    */
   uint32_t reserved;
   /**
-   * After how many milliseconds a call that waits is slow. It is an event then, and again
-   * whenever the time has doubled. 0: 10000.
+   * The time in milliseconds after which a waiting call is slow. The call gives an event then,
+   * and another one whenever the time that it has waited has doubled. 0: 10000.
    */
   int64_t slow_ms;
 } dm_event_options;
@@ -1182,12 +1183,12 @@ typedef struct dm_event_options {
 /* ---- kinds of events ---- */
 
 /**
- * Nothing: dm_events_next has found no event.
+ * There is no event: dm_events_next has found none.
  */
 #define DM_EVENT_NONE 0
 
 /**
- * Ranks have joined: this one its world, or in a recovery the ranks that need the state of the
+ * This rank has joined its world, or ranks have joined in a recovery and need the state of the
  * training (dm_recovery.joined_ranks).
  */
 #define DM_EVENT_JOINED 1
@@ -1203,7 +1204,7 @@ typedef struct dm_event_options {
 #define DM_EVENT_LOST 3
 
 /**
- * A rank has ended a mesh by dm_abort, or this rank its world by dm_world_abort.
+ * A rank has ended a mesh by dm_abort, or this rank has ended its world by dm_world_abort.
  */
 #define DM_EVENT_ABORTED 4
 
@@ -2740,9 +2741,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * DM_STATUS_MISMATCH after about a second.
  *
  * When the ranks of a dimension have made different collectives along it, the call gives
- * DM_STATUS_MISMATCH on all ranks of the mesh, with the ranks of the group, the dimension and the
- * first collective that differs, as far as the recordings of the processes show it. The mesh has
- * ended then.
+ * DM_STATUS_MISMATCH on all ranks of the mesh. The error has the ranks of the group and the
+ * dimension, and the message has the first collective that differs, as far as the recordings of
+ * the processes show it. The mesh has ended then.
  */
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 
@@ -2820,13 +2821,14 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
  *
  * Collective over the ranks of the world that live, also those that are not in the mesh: spares,
  * and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
- * is the root mesh that the last dm_recover gave, or before the first one any root mesh, which all
- * ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The call
- * ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls that are
- * blocked in any of their views return. On the other ranks, blocked calls of the store, of the
- * host engine and dm_stream_wait give DM_STATUS_PEER_LOST with this rank, also where they wait for
- * another rank that hangs. Dimensions that were made (dm_flatten ...) exist in the new mesh under
- * their names, as long as their sizes still fit, and names of dm_register lead to its views.
+ * is the root mesh that the last dm_recover gave, or before the first one any root mesh, which
+ * all ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The
+ * call ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls
+ * that are blocked in any of their views return. On the other ranks, calls that are blocked in
+ * the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this rank,
+ * also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten ...)
+ * exist in the new mesh under their names, as long as their sizes still fit, and names of
+ * dm_register lead to its views.
  *
  * A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
  * dm_world_options.join) takes its place. A spare, a rank of the world that is not in the
@@ -2911,29 +2913,33 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 
 /**
  * Sets the handler of this process, in place of an earlier one: the library calls
- * handler(user_data, event) for each event. handler NULL: no handler any more.
+ * handler(user_data, event) for each event. If handler is NULL, the process has no handler any
+ * more.
  *
  * Local. The library calls the handler on one thread of its own, "dm-events", which exists while
- * there is a handler or a dm_events, and which blocks all signals but those of faults. So one
- * event comes at a time, in the order in which they were noticed. The first ones are JOINED of
- * the worlds that this process is in. event and its strings are valid during the call. When 256
- * events wait because the handler is slow, further ones are left out, and dm_event.dropped says
- * how many.
+ * there is a handler or a dm_events, and which blocks all signals but those of faults. So the
+ * handler gets one event at a time, in the order in which the library noticed the events. The
+ * first events are JOINED, one for each world that this process is in. event and its strings are
+ * valid during the call. When 256 events wait because the handler is slow, further ones are left
+ * out, and dm_event.dropped says how many.
  *
  * A slow call is found while its thread is blocked: in a collective of the host engine, or in a
- * call on which the ranks agree (dm_init, dm_barrier ...). On cuda it is found where NCCL tells
- * of its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this rank's last
- * mesh are no event. Other ranks' dm_abort comes within some two seconds.
+ * call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where
+ * NCCL reports its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this
+ * rank's last mesh give no event. The event of another rank's dm_abort comes within about two
+ * seconds.
  *
  * The library holds no lock while the handler runs: it may call all local functions, dm_abort,
- * dm_world_abort and dm_set_event_handler among them. It should return soon and make no
- * collective call, because the thread notices nothing meanwhile. A C++ exception that leaves it
- * ends the process, and longjmp out of it is not allowed. After dm_set_event_handler has replaced
- * the handler, user_data may be freed, unless it was called from inside the handler. Take the
- * handler away before its code is unloaded or main returns. While there is a handler, a forked
- * child may make no calls (see "Forks").
+ * dm_world_abort and dm_set_event_handler among them. The handler should return soon and make no
+ * collective call, because the thread notices nothing while the handler runs. A C++ exception
+ * that leaves the handler ends the process, and longjmp out of the handler is not allowed. After
+ * dm_set_event_handler has replaced the handler, user_data may be freed, unless
+ * dm_set_event_handler was called from inside the handler. Remove the handler before its code is
+ * unloaded and before main returns. While there is a handler, a forked child may make no calls
+ * (see "Forks").
  *
- * options NULL: the defaults. Without a handler and a queue, events cost nothing.
+ * options NULL: the defaults. Without a handler and a queue there is no thread, and an event
+ * costs one load of a flag.
  *
  * Errors: DM_STATUS_TIMEOUT (the new handler is set, but the earlier one has been running for 5
  * s), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no thread).
@@ -2946,11 +2952,12 @@ dm_status dm_set_event_handler(void (*handler)(void *user_data, const struct dm_
  * Opens a queue that keeps the events of this process from now on, for programs with a loop of
  * their own. It works beside a handler and other queues, each of which gets every event.
  *
- * Local. The first events are JOINED of the worlds that this process is in. The queue holds 256
- * events; later ones are left out while it is full, and the next event that finds a place has
- * their number in dm_event.dropped. The thread "dm-events" fills it (see dm_set_event_handler).
- * options NULL: the defaults. The caller frees the handle with dm_events_free. Errors:
- * DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or thread).
+ * Local. The first events are JOINED, one for each world that this process is in. The queue holds
+ * 256 events. While it is full, later events are left out, and the next event that finds a place
+ * has their number in dm_event.dropped. The thread "dm-events" fills it (see
+ * dm_set_event_handler). options NULL: the defaults. The caller frees the handle with
+ * dm_events_free. Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or
+ * thread).
  */
 dm_status dm_events_open(const struct dm_event_options *options, struct dm_events **events_out);
 
@@ -2964,12 +2971,12 @@ dm_status dm_events_open(const struct dm_event_options *options, struct dm_event
 dm_status dm_events_fd(const struct dm_events *events, int32_t *fd_out);
 
 /**
- * Takes the next event of the queue. Where there is none, event_out->kind is DM_EVENT_NONE.
+ * Takes the next event of the queue. Where there is no event, event_out->kind is DM_EVENT_NONE.
  *
- * Local. It waits for an event for timeout_ms milliseconds at most; 0: it does not wait.
- * `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array are
- * borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read by
- * several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
+ * Local. The call waits for an event for timeout_ms milliseconds at most; with 0 it does not
+ * wait. `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array
+ * are borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read
+ * by several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT (event_out is NULL, its struct_size is wrong, a negative timeout).
  */
 dm_status dm_events_next(const struct dm_events *events, int64_t timeout_ms, struct dm_event *event_out);
@@ -2985,8 +2992,8 @@ void dm_events_free(struct dm_events *events);
 /**
  * Gives the counters of this process as text in Prometheus' format (version 0.0.4, for an HTTP
  * answer of the type "text/plain; version=0.0.4"): its worlds, and for each group of ranks how
- * many calls this rank has begun, the last one that has ended, and for how long the oldest one
- * runs. docs/events.md lists them.
+ * many calls this rank has begun, the number of the last call that has ended, and for how long
+ * the oldest running call has run. docs/events.md lists the counters.
  *
  * Local. *len_out counts the NUL. The counters are those of the recording (docs/recording.md).
  * Between two calls the text may grow, so ask again after DM_STATUS_BUFFER_TOO_SMALL. Errors:

@@ -23,8 +23,8 @@
  * before that may be mixed without an error. Give each thread a dimension with a name of its own
  * (flatten, reshape); docs/threads.md has the rules.
  *
- * Owners (Mesh, World, Events) are move-only; clone() of a mesh is cheap. One that is empty or moved
- * from is a handle that is not live: calls on it give Status::invalid_handle. Views keep what they
+ * Owners (Mesh, World, Events) are move-only; clone() of a mesh is cheap. An owner that is empty
+ * or moved from has no live handle: calls on it give Status::invalid_handle. Views keep what they
  * need: they may outlive the mesh they came from, and the world.
  *
  * Contents. A line "// ---- name ----" begins each section.
@@ -2586,8 +2586,8 @@ typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<c
 
 // ---- events ----
 
-/// What has happened: DM_EVENT_NONE and so on. A newer library may give values that are not listed
-/// here.
+/// The kinds of events: DM_EVENT_NONE and so on. A newer library may give values that are not
+/// listed here.
 enum class EventKind : dm_event_kind {
   none = DM_EVENT_NONE,
   joined = DM_EVENT_JOINED,
@@ -2597,21 +2597,22 @@ enum class EventKind : dm_event_kind {
   recovered = DM_EVENT_RECOVERED,
 };
 
-/// One event, with copies of all that it says: dm_event.
+/// One event, with copies of its strings and ranks. See dm_event.
 struct Event {
   /// What has happened.
   EventKind kind = EventKind::none;
-  /// This process's rank in the world; for a slow call that belongs to no world, in its
+  /// This process's rank in the world. For a slow call that belongs to no world, its rank in the
   /// communicator.
   std::int32_t rank = -1;
   /// The number of ranks of the world, or of that communicator.
   std::int32_t world_size = 0;
   /// The epoch of the world, or of the mesh that the event is about.
   std::int64_t epoch = 0;
-  /// When this process has noticed it.
+  /// When this process noticed what has happened.
   std::chrono::system_clock::time_point time = {};
-  /// The world ranks that the event is about: those that have joined, for which the call waits,
-  /// that are lost, that have aborted, or that were lost or left out in a recovery.
+  /// The world ranks that the event is about: the ranks that have joined, the ranks for which the
+  /// call waits, the ranks that are lost, the ranks that have aborted, or the ranks that were lost
+  /// or left out in a recovery.
   std::vector<std::int32_t> ranks = {};
   /// The group of a slow call ("mesh/tp"), or the mesh; empty where the event is about the world.
   std::string group = {};
@@ -2625,7 +2626,7 @@ struct Event {
   double waited_seconds = -1.0;
   /// How many events were left out before this one because the queue was full.
   std::uint64_t dropped = 0;
-  /// All of it in one line.
+  /// What has happened in one line.
   std::string message = {};
 
   /// A copy of an event of C.
@@ -2650,10 +2651,10 @@ struct Event {
   }
 };
 
-/// What a handler or a queue of events gets: dm_event_options.
+/// Options for a handler or a queue of events. See dm_event_options.
 struct EventOptions {
-  /// After this time a call that waits is slow. It is told of again whenever the time has doubled.
-  /// 0: 10 s.
+  /// The time after which a waiting call is slow. The call gives an event then, and another one
+  /// whenever the time that it has waited has doubled. 0: 10 s.
   std::chrono::milliseconds slow{0};
 
   /// The struct of C.
@@ -2692,7 +2693,7 @@ struct EventBridge {
 }  // namespace detail
 
 /// A queue of this process's events, for programs with a loop of their own. Its destructor frees
-/// it. Movable, not copyable.
+/// the queue. Movable, not copyable.
 template <class Style> class BasicEvents {
   using Calls = detail::Calls<Style>;
 
@@ -2714,8 +2715,9 @@ public:
     return Calls::give(status, BasicEvents(events));
   }
 
-  /// Sets the handler of this process, in place of an earlier one; an empty one takes it away.
-  /// Local. Each handler stays until the program ends. See dm_set_event_handler.
+  /// Sets the handler of this process, in place of an earlier one. An empty function removes the
+  /// handler. Local. Each handler stays in memory until the program ends. See
+  /// dm_set_event_handler.
   static Returns<void> set_handler(EventHandler handler, const EventOptions &options = {})
   {
     const dm_event_options wishes = options.capi();
@@ -2732,7 +2734,8 @@ public:
     return Calls::give(status, static_cast<int>(fd));
   }
 
-  /// The next event; nothing where none comes within the time. Local. See dm_events_next.
+  /// Returns the next event, or an empty optional where no event comes within the timeout. Local.
+  /// See dm_events_next.
   [[nodiscard]] Returns<std::optional<Event>> next(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const
   {
     dm_event event = DM_EVENT_INIT;

@@ -77,7 +77,7 @@ def write(path, content):
 
 
 def add_documents(folder, name, version, time):
-    """Writes what Debian wants in every package: who may copy it, and what has changed."""
+    """Writes the two files that Debian wants in every package: copyright and changelog."""
     licence = (ROOT / "LICENSE-MIT").read_text().split("\n\n", 2)[2].strip()
     text = "\n".join(f" {line}" if line.strip() else " ." for line in licence.splitlines())
     write(folder / f"usr/share/doc/{name}/copyright", f"{COPYRIGHT}{text}\n")

@@ -6,10 +6,10 @@
   devicemesh-VERSION-py3-none-....whl         library, tool and Python package, for each machine
   devicemesh_jax-VERSION-py3-none-....whl     the handlers for JAX, for this machine
   libdevicemesh..._VERSION_ARCH.deb           Debian packages, for each machine (deb.py)
-  devicemesh-VERSION.cdx.json                 which crates are in it (CycloneDX)
+  devicemesh-VERSION.cdx.json                 which crates the release contains (CycloneDX)
   SHA256SUMS
 
-The binaries are for glibc 2.27 and later (sysroot.py). Equal sources and an equal compiler give
+The binaries run with glibc 2.27 and later (sysroot.py). Equal sources and an equal compiler give
 equal bytes: times are those of the commit, and no file has a path of this machine.
 
     dist.py [--machines x86_64,aarch64] [--parts sources,wheels,...] [--out FOLDER] [--uncommitted]
@@ -40,7 +40,7 @@ import build_wheel  # noqa: E402
 
 WORK = ROOT / "target/dist/work"
 PARTS = ["sources", "trees", "wheels", "jax", "debs", "sbom"]
-# What a release has of cargo's products.
+# The files of cargo's output that belong to a release.
 BINARIES = ["libdevicemesh.so", "libdevicemesh.a", "libhostccl.so", "devicemesh"]
 CYCLONEDX = "0.5.9"
 
@@ -87,7 +87,7 @@ def files_below(folder, prefix):
 
 
 def sources(out, version, time):
-    """The files of the commit, and the crates that Cargo.lock names. cargo finds them by itself."""
+    """The files of the commit, and the crates that Cargo.lock names; cargo finds the crates."""
     folder = WORK / "sources"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -160,7 +160,8 @@ def sbom(out, version):
         run("cargo", "install", "--quiet", "--debug", "--locked", "--root", tools, "--version", CYCLONEDX, "cargo-cyclonedx")
     run(program, "cyclonedx", "--format", "json", "--all", "--override-filename", "devicemesh.cdx", "--quiet",
         cwd=ROOT, env={**os.environ, "SOURCE_DATE_EPOCH": str(committed(True))})
-    # The tool writes one file into the folder of each package. That of the tool has all crates.
+    # cargo-cyclonedx writes one file into the folder of each package. The file of the package
+    # `tool` has all crates.
     shutil.move(ROOT / "tool/devicemesh.cdx.json", out / f"devicemesh-{version}.cdx.json")
     for path in ROOT.glob("**/devicemesh.cdx.json"):
         path.unlink()
@@ -176,17 +177,24 @@ def main():
     machines, parts = options.machines.split(","), options.parts.split(",")
     if unknown := set(parts) - set(PARTS) or set(machines) - set(sysroot.PACKAGES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    # The tool of this machine writes the man page for all.
-    machines.sort(key=lambda machine: machine != platform.machine())
+    # The tool of this machine writes the man page for all, so it is built first.
+    own = platform.machine()
+    machines = [own, *(machine for machine in machines if machine != own)]
+    wanted = set(options.machines.split(","))
     time, version = committed(options.uncommitted), build_wheel.version()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
     out = (options.out or ROOT / f"target/dist/{version}").resolve()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    if options.out is None:
+        shutil.rmtree(out, ignore_errors=True)
+    elif out.exists() and any(out.iterdir()):
+        parser.error(f"{out} has files already; --out takes a folder that is empty or not there")
+    out.mkdir(parents=True, exist_ok=True)
     if "sources" in parts:
         sources(out, version, time)
     for machine in machines if {"trees", "wheels", "debs"} & set(parts) else []:
         made = binaries(machine)
+        if machine not in wanted:
+            continue
         if "trees" in parts:
             name = f"devicemesh-{version}-{machine}-linux"
             tree = installed(machine, made, WORK / f"tree-{machine}", "/usr/local", "/usr/local/lib") / "usr/local"

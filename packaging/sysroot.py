@@ -1,9 +1,9 @@
 """An old C library to link against, so that the binaries also run on old systems.
 
-A program that is linked against glibc 2.36 needs 2.34 to run. These are the files of glibc 2.27
-for linking, from the packages of Ubuntu 18.04 for x86-64 and for cross-compiling to 64-bit ARM. The
-oldest function that the library cannot do without is memfd_create, of 2.27. The compiler and the
-linker are those of the machine that builds.
+A program that is linked against glibc 2.36 needs 2.34 to run. This file gets what the linker
+needs of glibc 2.27, from the packages of Ubuntu 18.04 for x86-64 and for cross-compiling to 64-bit
+ARM. The newest function that the library cannot do without is memfd_create, of 2.27. The compiler
+and the linker are those of the machine that builds.
 
 The archives are checked against the digests below, and are unpacked with Python alone."""
 

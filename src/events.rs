@@ -4,9 +4,10 @@
 //! - [`set_handler`] sets a function that the thread `dm-events` calls with each event.
 //! - [`Events`] is a queue of events with a descriptor, for programs with a loop of their own.
 //!
-//! The thread exists while there is a handler or a queue. It also looks for what nobody else
-//! notices: calls that wait for long (slow.rs), and what the sources of upper layers know.
-//! Without a handler and a queue an event costs one load of a flag, and is not made.
+//! The thread exists while there is a handler or a queue. It also looks for events that nobody
+//! publishes: calls that wait for long (slow.rs), and events that the sources of upper layers
+//! report. Without a handler and a queue, no event is made, and each place that could make one
+//! loads a flag.
 //!
 //! ```
 //! use std::time::Duration;
@@ -46,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// is in. A panic of the handler is dropped.
 ///
 /// The handler may call local functions, `abort` among them, and set another handler. It should
-/// return soon, because the thread notices nothing meanwhile.
+/// return soon, because the thread notices nothing while the handler runs.
 ///
 /// Waits for a call of the earlier handler. Fails with `DM_STATUS_TIMEOUT` where that call has not
 /// ended after 5 s: the new handler is set, but keep what the earlier one uses.
@@ -54,12 +55,13 @@ pub fn set_handler(options: &Options, handler: impl Fn(&Event) + Send + Sync + '
     replace_handler(Some((options, Arc::new(handler))))
 }
 
-/// Takes the handler of this process away. Waits for its call as [`set_handler`] does.
+/// Removes the handler of this process. Waits for a running call of the handler, as
+/// [`set_handler`] does.
 pub fn clear_handler() -> Result<()> {
     replace_handler(None)
 }
 
-/// Sets the handler, or takes it away.
+/// Sets the handler, or removes it.
 pub(crate) fn replace_handler(handler: Option<(&Options, Handler)>) -> Result<()> {
     Error::check_fork()?;
     let handler = match handler {
@@ -93,7 +95,7 @@ impl Events {
         Ok(Events(subscriber))
     }
 
-    /// The next event. Waits for one, but no longer than `timeout`.
+    /// Returns the next event. Waits for one, but no longer than `timeout`.
     pub fn next_within(&self, timeout: Duration) -> Option<Event> {
         self.0.queue().pop_within(timeout)
     }

@@ -41,7 +41,7 @@
 //! | barriers, and bytes from rank to rank through the store | [`comm::View::barrier`], [`comm::View::all_gather_bytes`] and the same of [`comm::World`] |
 //! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
-//! | a function or a queue that gets what happens: slow calls, lost ranks, aborts, recoveries | [`events`] |
+//! | a function or a queue that gets events: slow calls, lost ranks, aborts, recoveries | [`events`] |
 //! | the counters of the process for Prometheus | [`metrics::text`] |
 //! | rank arrays that keep the dimensions with the most traffic inside a host | [`topology`] |
 //!

@@ -78,7 +78,7 @@ impl What {
         self.operation.is_compared()
     }
 
-    /// Whether the operation on `count` elements has none on any rank.
+    /// Whether the operation on `count` elements has no elements on any rank.
     pub(crate) fn is_empty(self, count: usize) -> bool {
         self.count.unwrap_or(count) == 0 && !self.operation.has_own_counts()
     }

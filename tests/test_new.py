@@ -56,8 +56,9 @@ def test_cargo(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["my trainer", "--cmake"], 'begins with a letter, so "my trainer" cannot be one'),
-    (["..", "--cmake"], 'begins with a letter, so ".." cannot be one'),
+    (["my trainer", "--cmake"], 'so "my trainer" cannot be one'),
+    (["..", "--cmake"], 'so ".." cannot be one'),
+    (["install", "--cmake"], 'is no word of cmake or cargo, so "install" cannot be one'),
     (["full", "--python"], "full has files already; choose a folder that is empty or not there"),
     (["new", "--cargo"], "--source"),
     (["new", "--cargo", "--source", "nowhere"], "cannot read nowhere/Cargo.toml"),

@@ -18,14 +18,14 @@ type EventKind int32
 
 // The kinds of events.
 const (
-	// Ranks have joined: this one its world, or in a recovery the ranks that need the state of the
+	// This rank has joined its world, or ranks have joined in a recovery and need the state of the
 	// training.
 	EventJoined EventKind = C.DM_EVENT_JOINED
 	// A call of this rank has waited for EventOptions.Slow.
 	EventSlow EventKind = C.DM_EVENT_SLOW
 	// Ranks are lost.
 	EventLost EventKind = C.DM_EVENT_LOST
-	// A rank has aborted a mesh, or this rank its world.
+	// A rank has aborted a mesh, or this rank has aborted its world.
 	EventAborted EventKind = C.DM_EVENT_ABORTED
 	// Recover or Shrink has given the mesh with which the job goes on.
 	EventRecovered EventKind = C.DM_EVENT_RECOVERED
@@ -38,9 +38,9 @@ type Event struct {
 	WorldSize int       // The number of ranks of the world, or of that communicator.
 	Epoch     int64     // The epoch of the world, or of the mesh that the event is about.
 	Time      time.Time // When this process has noticed it.
-	// The world ranks that the event is about: those that have joined, for which the call waits (as
-	// far as this host shows it), that are lost, that have aborted, or that were lost or left out in
-	// a recovery.
+	// The world ranks that the event is about: the ranks that have joined, the ranks for which the
+	// call waits (as far as the recordings of this host show it), the ranks that are lost, the ranks
+	// that have aborted, or the ranks that were lost or left out in a recovery.
 	Ranks []int
 	// The group of a slow call ("mesh/tp"), or the mesh. "" where the event is about the world.
 	Group string
@@ -59,20 +59,20 @@ type Event struct {
 
 // EventOptions say what a handler or a queue of events gets. The zero value is the default.
 type EventOptions struct {
-	// After this time a call that waits is slow. It is told of again whenever the time has doubled.
-	// 0: 10 s.
+	// The time after which a waiting call is slow. The call gives an event then, and another one
+	// whenever the time that it has waited has doubled. 0: 10 s.
 	Slow time.Duration
 }
 
 // The handler of SetEventHandler.
 var chosenHandler atomic.Pointer[func(*Event)]
 
-// SetEventHandler has handler called for each event of this process, in place of an earlier
-// handler; nil for no handler. nil options are the defaults.
+// SetEventHandler makes the library call handler for each event of this process, in place of an
+// earlier handler. A nil handler removes the earlier one. nil options are the defaults.
 //
 // One event comes at a time, on a goroutine of its own. The handler may call Abort and the local
-// functions of this package, but no collective ones. It should return soon, because nothing is
-// noticed meanwhile. A panic of it is reported on stderr.
+// functions of this package, but no collective ones. The handler should return soon, because
+// nothing is noticed while it runs. A panic of the handler is reported on stderr.
 func SetEventHandler(handler func(event *Event), options *EventOptions) error {
 	var a arguments
 	chosen := options.forC(&a)

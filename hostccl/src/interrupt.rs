@@ -1,5 +1,5 @@
 //! Reasons from outside that end a wait: a library that embeds the engine may know that the other
-//! ranks of a communicator do not come any more.
+//! ranks of a communicator will not make their calls any more.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl Interrupt {
         Interrupt(question)
     }
 
-    /// Why the calls of the communicator end; `None` while they go on waiting.
+    /// Returns why the calls of the communicator end; `None` while they go on waiting.
     pub(crate) fn reason(&self) -> Option<String> {
         (self.0)()
     }

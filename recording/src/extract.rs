@@ -1,15 +1,15 @@
 //! A part of a recording in few bytes, which can be sent to another host.
 //!
 //! An extract has the header, one world with its groups, and some calls. Read back, it is a
-//! recording in which everything else is missing. It is a list of ranges of words: the number of
-//! words that are left out before the range, its length, and its words. Every number is in LEB128,
-//! seven bits a byte, because most words are small.
+//! recording in which everything else is missing. The extract is a list of ranges of words. Each
+//! range has the number of words that are left out before it, its length, and its words. Every
+//! number is in LEB128, seven bits a byte, because most words are small.
 
 use crate::layout::{self, channel, header};
 use crate::snapshot::{RecordedCall, RecordedWorld, Snapshot};
 
-/// Returns the extract of a recording with the groups of `world` and of no world, and those of its
-/// calls for which `is_wanted` holds. `snapshot` was read from `memory`.
+/// Returns the extract of a recording. It has the groups of `world`, the groups of no world, and
+/// those of their calls for which `is_wanted` holds. `snapshot` was read from `memory`.
 pub fn extract(
     snapshot: &Snapshot,
     memory: &[u8],
@@ -46,7 +46,7 @@ pub fn extract(
     ranges.sort_unstable();
     let (mut bytes, mut at) = (Vec::new(), 0);
     for (start, len) in ranges {
-        // Groups with the same members share them.
+        // Groups with the same members share the list of members.
         let (start, end) = (start.max(at), (start + len).min(layout::WORDS));
         if start < end {
             put(&mut bytes, (start - at) as u64);
@@ -58,7 +58,7 @@ pub fn extract(
     bytes
 }
 
-/// Reads an extract. `None` for bytes that are none.
+/// Reads an extract. Returns `None` where the bytes are no extract.
 pub fn of_extract(mut bytes: &[u8]) -> Option<Snapshot> {
     let mut memory = vec![0; layout::WORDS * 8];
     let mut at = 0_usize;

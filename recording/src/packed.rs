@@ -10,9 +10,9 @@ use crate::snapshot::{EntryState, RecordedCall, Snapshot};
 /// The number of bytes of a recording.
 const BYTES: usize = layout::WORDS * 8;
 
-/// Clears, in the memory from which the snapshot was read, the slots that the snapshot does not
-/// have because their process was writing them. Of each group the last `most` calls stay, and
-/// those that have not ended.
+/// Clears slots in the memory from which the snapshot was read: those that the snapshot does not
+/// have because their process was writing them, and those of old calls. The last `most` calls of
+/// each group stay, and so do the calls that have not ended.
 pub fn thin(memory: &mut [u8], snapshot: &Snapshot, most: usize) {
     let worlds: BTreeSet<usize> = snapshot.worlds.iter().map(|world| usize::from(world.place)).collect();
     let channels: BTreeSet<usize> = snapshot.channels.iter().map(|channel| usize::from(channel.place)).collect();
@@ -35,8 +35,9 @@ pub fn thin(memory: &mut [u8], snapshot: &Snapshot, most: usize) {
     clear(layout::TEXTS, layout::TEXT_WORDS, layout::TEXT_COUNT, &texts);
 }
 
-/// The memory of a recording in fewer bytes: runs of a 16-bit number of words that are zero, a
-/// 16-bit number of words that follow, and these words. Numbers are little-endian.
+/// Packs the memory of a recording into fewer bytes. These bytes are a list of runs. Each run has
+/// the number of words that are zero (16 bits), the number of words that follow (16 bits), and
+/// these words. Numbers are little-endian.
 pub fn pack(memory: &[u8]) -> Vec<u8> {
     let words: Vec<&[u8]> = memory.chunks_exact(8).collect();
     let (mut packed, mut at) = (Vec::new(), 0);
@@ -53,7 +54,8 @@ pub fn pack(memory: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// The memory that [`pack`] has packed. Fails where the bytes are not those of one whole recording.
+/// Returns the memory that [`pack`] has packed. Fails where the bytes are not those of one whole
+/// recording.
 pub fn unpack(mut packed: &[u8]) -> io::Result<Vec<u8>> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the bytes are no packed recording");
     let mut memory = vec![0; BYTES];

@@ -295,7 +295,7 @@ impl Recorder {
     /// [`EntryState::Issued`] where the call was handed to a stream and nobody waits for it here.
     #[inline]
     pub fn end(&self, entry: Entry, state: EntryState) {
-        // The look at the clock is what takes time here.
+        // Reading the clock takes most of the time here.
         if entry.number == Entry::NONE.number {
             return;
         }

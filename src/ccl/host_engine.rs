@@ -38,8 +38,8 @@ impl Library {
         }
     }
 
-    /// Has blocked calls on this communicator ask `question` whether they end. Only the embedded
-    /// engine asks.
+    /// Makes blocked calls on this communicator ask `question` whether they should end. Only the
+    /// embedded engine asks it.
     pub(crate) fn set_interrupt(&self, comm: RawComm, question: Arc<hostccl::Question>) {
         if self.is_embedded() {
             hostccl::set_interrupt(comm.0.cast(), question);

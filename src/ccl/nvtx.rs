@@ -31,19 +31,19 @@ const VERSION: u16 = 3;
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
 
-/// The modules: how many functions each has, with the place 0, which has none. The first module is
-/// number 1.
+/// The number of places for functions in each module, including the place 0, which holds no
+/// function. The first module is number 1.
 const FUNCTIONS: [usize; 6] = [16, 9, 15, 7, 16, 7];
-/// The module whose functions have a domain, from 0.
+/// The index of the module whose functions take a domain, counted from 0.
 const CORE2: usize = 4;
-/// Three functions of that module.
+/// The places of three functions of that module.
 const RANGE_PUSH: usize = 4;
 const RANGE_POP: usize = 5;
 const DOMAIN_CREATE: usize = 12;
-/// The most functions of a module, with the NULL behind the last one.
+/// The largest number of places in a module, including the NULL behind the last function.
 const MOST: usize = 17;
 
-/// [`STATE`] before the first operation, without a tool, and with one.
+/// The values of [`STATE`]: before the first operation, without a tool, and with a tool.
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ON: u8 = 2;
@@ -68,7 +68,8 @@ struct Functions {
 
 struct Tool(UnsafeCell<Functions>);
 
-// SAFETY: only the thread that attaches the tool writes, and the others read when it is done.
+// SAFETY: only the thread that attaches the tool writes, and the other threads read after it is
+// done.
 unsafe impl Sync for Tool {}
 
 /// A range of the calling thread. It ends when it is dropped.
@@ -111,8 +112,7 @@ static EXPORTED_CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(),
 static EXPORTED_VERSION: VersionInfo =
     VersionInfo { size: size_of::<VersionInfo>(), version: VERSION as u32, reserved: 0, set_tool_version };
 
-/// Begins a range with that name, and a number that the tool shows beside it. `None` where no tool
-/// listens.
+/// Begins a range. The tool shows `name` and `number`. Returns `None` where no tool listens.
 #[inline]
 pub(crate) fn range(name: impl FnOnce() -> String, number: u64) -> Option<Range> {
     match STATE.load(Ordering::Acquire) {
@@ -176,7 +176,8 @@ fn attach() -> bool {
         log::warn!("{Me}: marks no NVTX ranges, because {} has no InitializeInjectionNvtx2", path.to_string_lossy());
         return false;
     };
-    // SAFETY: this thread alone is here, and nobody reads before the state says so.
+    // SAFETY: only this thread attaches the tool, and no thread reads before the state says that
+    // it is attached.
     let tool = unsafe { &mut *TOOL.0.get() };
     for (slots, (table, count)) in tool.slots.iter_mut().zip(tool.tables.iter_mut().zip(FUNCTIONS)) {
         for place in 1..count {

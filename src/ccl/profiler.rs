@@ -24,15 +24,15 @@
 //! - NCCL does not tell the reduction.
 //! - The calls of a communicator that a mesh has made belong to the dimension's group of the
 //!   recording, which has its name (`mesh/tp`) and its ranks (the module `expected`). Version 3
-//!   describes no communicator while it is made. There, and for communicators of others, the group
-//!   has the name of the communicator, and no ranks.
+//!   describes no communicator while it is made. With version 3, and for communicators that no
+//!   mesh has made, the group has the name of the communicator, and no ranks.
 //!
 //! # Handles
 //!
 //! NCCL keeps a handle for each event and gives it back later, also as the parent of other events.
 //! NCCL does not say when it is done with a handle. So a handle is a number and owns no memory:
-//! the number of the call in `recorder::launched`, and whether it is its launch or one of its
-//! channels. A handle whose call is not kept any more is ignored.
+//! the number of the call in `recorder::launched`, and whether the handle is that of the call's
+//! launch or of one of its channels. A handle whose call is not kept any more is ignored.
 
 mod calls;
 mod expected;

@@ -3,9 +3,9 @@
 //!
 //! Each process keeps the digest in its recording (recording/src/operation.rs). The comparison
 //! belongs to dm_finalize, in which the ranks meet anyway: each rank adds its digest to a counter
-//! of its group in the store, and waits for nobody. The rank that comes last to the counter sees
-//! whether the digests are equal. It comes before the second verdict of the call, which all ranks
-//! wait for, so a difference becomes that verdict.
+//! of its group in the store, and waits for nobody. The rank that adds its digest last sees
+//! whether the digests are equal. It does so before the second verdict of the call, for which all
+//! ranks wait, so a difference becomes that verdict.
 //!
 //! A group is not compared where a rank does not know its digest, or cannot rely on it, because a
 //! call has failed or is still running (`Group::digest`). Such a rank adds nothing, so no rank is
@@ -20,8 +20,8 @@ use crate::recorder::Group;
 
 impl RootComms {
     /// Fails where ranks of a group along a dimension have made different collectives, or have
-    /// made them in different orders, as far as this rank comes last to the comparison. Every rank
-    /// of the call calls this once. It waits for no other rank.
+    /// made them in different orders, if this rank is the last one to compare. Every rank of the
+    /// call calls this once. It waits for no other rank.
     pub(super) fn compare_certificates(&self, peers: Peers<'_>) -> Result<()> {
         let Some(round) = peers.round() else { return Ok(()) };
         let mut different = None;
@@ -29,8 +29,8 @@ impl RootComms {
             let size = communicator.group().size();
             let digest = group.digest().filter(|_| size > 1 && communicator.earlier_failure().is_none());
             let Some(digest) = digest else { continue };
-            // A store that does not answer is no difference, and the call finds that out by
-            // itself.
+            // A store that does not answer is no difference. The call finds out by itself that the
+            // store does not answer.
             let compared = round.compare(&format!("order/{:016x}", group.key()), digest, peers.wait());
             if compared.is_ok_and(|(count, is_equal)| count == size && !is_equal) {
                 different.get_or_insert((group, communicator));

@@ -242,8 +242,9 @@ impl Communicator {
         self.ready().map(drop)
     }
 
-    /// Has calls that are blocked in it end when another rank of that world has begun a recovery,
-    /// because a rank that they wait for may never come. Only the embedded host engine does this.
+    /// Makes calls that are blocked in this communicator end when another rank of `world` has
+    /// begun a recovery, because a rank for which they wait may never come. Only the embedded host
+    /// engine does this.
     pub(super) fn end_with_recovery(&self, world: &rendezvous::World) {
         let question = world.recovery_question().filter(|_| !self.raw().is_null());
         question.into_iter().for_each(|question| self.library.set_interrupt(self.raw(), question));

@@ -194,7 +194,7 @@ pub(super) fn note(
 }
 
 /// Notes a collective along the dimension of `scope` that the ranks compare before this thread's
-/// group ends. Returns whether there is a group.
+/// group ends. Returns whether this thread has a group.
 pub(super) fn note_collective(library: &Arc<Library>, scope: &Arc<Scope>, text: &str) -> bool {
     let note = |group: &mut OpenGroup| match group.compared.iter_mut().find(|(known, _)| Arc::ptr_eq(known, scope)) {
         Some((_, texts)) => texts.push(text.to_owned()),

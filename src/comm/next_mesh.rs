@@ -124,7 +124,7 @@ pub(super) fn id_of_epoch(number: u64) -> String {
     format!("recovery{number}")
 }
 
-/// Publishes what the recovery that made this mesh has come to.
+/// Publishes the events of the recovery that made this mesh.
 pub(super) fn tell_recovered(root: &RootComms) {
     let (mesh, Recovered { epoch, lost_ranks, joined_ranks, .. }) = (root.mesh(), root.recovered());
     let lost = match lost_ranks.len() {

@@ -1,10 +1,10 @@
 //! Compares the collectives of the ranks before they are issued, where `DM_CHECK_COLLECTIVES` asks
 //! for that (docs/order.md). rendezvous/agreement/order.rs has the protocol.
 //!
-//! The comparison needs the store alone, so it works on every device type. It takes the turn of
-//! the world, as a collective call of the library does: the calls of all threads of a rank have
-//! one order then, and a rank that waits in a comparison comes to no other call meanwhile. Only so
-//! a ring of ranks that wait for each other is a deadlock.
+//! The comparison needs the store alone, so it works on every device type. The comparison takes
+//! the turn of the world, as a collective call of the library does. So the calls of all threads of
+//! a rank have one order, and a rank that waits in a comparison comes to no other call meanwhile.
+//! For this reason a ring of ranks that wait for each other is a deadlock.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub(super) type Collectives = Vec<(Arc<Scope>, Vec<String>)>;
 
 impl View {
     /// Compares an operation along dimension `index` with those of the other ranks. Inside a group
-    /// of the calling thread the end of the group does it. Returns when the operation may be
-    /// issued.
+    /// of the calling thread, the end of the group makes the comparison instead. Returns when the
+    /// operation may be issued.
     #[cold]
     pub(super) fn check_order(&self, name: &str, index: usize, operands: Operands) -> Result<()> {
         let Operands { count, dtype, what, .. } = operands;

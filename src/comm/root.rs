@@ -119,7 +119,8 @@ pub struct RootComms {
     /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
     departures: Option<Arc<Departures>>,
-    /// Tells the events of this process of such ranks. A range has none.
+    /// Watches for ranks that end this root by dm_abort, for the events of this process. A range
+    /// has no watch.
     departed: OnceLock<Arc<dyn events::Source>>,
     /// The number of the epoch in which the root was made.
     epoch: u64,

@@ -183,8 +183,8 @@ impl WaitedFor<'_> {
     }
 
     /// The error of the wait, with its dimension and what the recordings say of the ranks that are
-    /// behind along it. Without a dimension it is the first one of the view along which ranks are
-    /// behind.
+    /// behind along it. A wait without a dimension takes the first dimension of the view along
+    /// which ranks are behind.
     fn explained(&self, error: Error) -> Error {
         let root = self.view.root_comms();
         let explained = |group: &Arc<Group>| root.explained(error.clone(), group);
@@ -293,7 +293,7 @@ impl WaitedFor<'_> {
     }
 
     /// Fails where another rank has begun a recovery, as far as this rank knows. A rank that the
-    /// work needs may then never come.
+    /// work needs may then never make its call.
     fn check_recovery(&self, waited: Duration) -> Result<()> {
         let world = self.view.root_comms().world();
         let Some((reason, rank)) = world.and_then(|world| world.rendezvous().begun_recovery()) else { return Ok(()) };

@@ -1,9 +1,9 @@
-//! What an event is, and what those get who want events.
+//! What an event is, and the options of a handler or a queue.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// After this time a call that waits is slow, unless the options say another time.
+/// The time after which a waiting call is slow, unless the options say another time.
 const SLOW: Duration = Duration::from_secs(10);
 
 /// What has happened. The numbers are those of C's `DM_EVENT_` constants.
@@ -11,14 +11,15 @@ const SLOW: Duration = Duration::from_secs(10);
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Ranks have joined: this one its world, or by a recovery the ranks that need the state of
+    /// This rank has joined its world, or ranks have joined in a recovery and need the state of
     /// the training.
     Joined = 1,
     /// A call of this rank has waited for longer than the given time.
     Slow = 2,
     /// Ranks are lost.
     Lost = 3,
-    /// A rank has ended a mesh by `dm_abort`, or this rank its world by `dm_world_abort`.
+    /// A rank has ended a mesh by `dm_abort`, or this rank has ended its world by
+    /// `dm_world_abort`.
     Aborted = 4,
     /// `dm_recover` or `dm_shrink` has given the mesh with which the job goes on.
     Recovered = 5,
@@ -32,19 +33,21 @@ pub struct Event {
     pub kind: Kind,
     /// When this process noticed it.
     pub time: SystemTime,
-    /// This process's rank in the world; in the communicator for a slow call that belongs to no
-    /// world.
+    /// This process's rank in the world. For a slow call that belongs to no world, its rank in the
+    /// communicator.
     pub rank: i32,
     /// The number of ranks of the world, or of that communicator.
     pub world_size: i32,
-    /// The epoch of the world; after a recovery the new one.
+    /// The epoch of the world. After a recovery, this is the new epoch.
     pub epoch: u64,
     /// The world ranks that the event is about, in ascending order: the ranks that have joined,
-    /// for which the call waits, that are lost, that have aborted, or that were lost or left out
-    /// in a recovery. For [`Kind::Slow`] those that this host shows; empty where it shows none.
+    /// the ranks for which the call waits, the ranks that are lost, the ranks that have aborted,
+    /// or the ranks that were lost or left out in a recovery. For [`Kind::Slow`] it has only the
+    /// ranks that the recordings of this host show, and may be empty.
     pub ranks: Vec<i32>,
-    /// The name of the group of ranks: of a slow call its group (`mesh/tp`, or `the world`), and
-    /// the mesh that was aborted or that goes on. `None` where the event is about the world.
+    /// For a slow call, the name of its group (`mesh/tp`, or `the world`). Otherwise the name of
+    /// the mesh that was aborted or with which the job goes on. `None` where the event is about
+    /// the world.
     pub group: Option<String>,
     /// The name of the dimension along which a slow call was made.
     pub dimension: Option<String>,
@@ -56,7 +59,7 @@ pub struct Event {
     pub waited: Option<Duration>,
     /// How many events were left out before this one because the queue was full.
     pub dropped: u64,
-    /// One line that says it all.
+    /// What has happened in one line.
     pub message: String,
 }
 
@@ -80,25 +83,25 @@ impl Event {
         }
     }
 
-    /// The event, about these ranks.
+    /// Returns the event with these ranks.
     #[must_use]
     pub(crate) fn about(self, ranks: Vec<i32>) -> Event {
         Event { ranks, ..self }
     }
 
-    /// The event, about the group of that name.
+    /// Returns the event with the group of that name.
     #[must_use]
     pub(crate) fn of_group(self, group: String) -> Event {
         Event { group: Some(group), ..self }
     }
 }
 
-/// What a handler or a queue gets.
+/// The options of a handler or a queue.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// After this time a call that waits is slow. It is told of again whenever the time has
-    /// doubled.
+    /// The time after which a waiting call is slow. The call gives an event then, and another one
+    /// whenever the time that it has waited has doubled.
     pub slow: Duration,
 }
 
@@ -109,7 +112,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The options with that time after which a call is slow.
+    /// Sets the time after which a waiting call is slow.
     #[must_use]
     pub fn slow(self, slow: Duration) -> Options {
         Options { slow, ..self }

@@ -13,10 +13,11 @@ use super::event::{Event, Kind};
 use super::subscriber::Subscriber;
 use crate::recorder::{WaitingCall, describe, running};
 
-/// The slow calls of which somebody was told.
+/// The slow calls that were reported.
 #[derive(Default)]
 pub(super) struct SlowCalls {
-    /// For each subscriber, by its number, and each call: after what time it is told of again.
+    /// The time after which a call is reported again, by the number of the subscriber and that of
+    /// the call.
     next: HashMap<(u64, u64), Duration>,
 }
 
@@ -45,7 +46,7 @@ impl SlowCalls {
         }
         let event = describe(number, time).map(|waiting| event(waiting, time));
         for subscriber in due {
-            // A call of which nothing is known is not looked at again.
+            // A call that has no description is not looked at again.
             let next = if event.is_some() { time.saturating_mul(2) } else { Duration::MAX };
             self.next.insert((subscriber.id(), number), next);
             event.iter().for_each(|event| subscriber.queue().push(event.clone()));

@@ -1,4 +1,4 @@
-//! Somebody who gets events: a handler, or the reader of a queue.
+//! A receiver of events: a handler, or the reader of a queue.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,9 +37,10 @@ pub(super) struct Subscriber {
     handler: Option<Handler>,
     /// Whether the handler runs now.
     is_called: AtomicBool,
-    /// Whether it gets no more events.
+    /// Whether the subscriber gets no more events.
     is_over: AtomicBool,
-    /// A child that is forked now has no such thread, so it may use nothing of this library.
+    /// A child that is forked while this subscriber exists has no events thread, so the child may
+    /// use nothing of this library.
     _held: Own<()>,
 }
 
@@ -66,31 +67,31 @@ impl Subscriber {
         self.slow
     }
 
-    /// Gives it no more events.
+    /// Gives the subscriber no more events.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it has a handler.
+    /// Whether the subscriber has a handler.
     pub(super) fn has_handler(&self) -> bool {
         self.handler.is_some()
     }
 
-    /// Calls the handler with the events of its queue.
+    /// Calls the handler with the events of the subscriber's queue.
     pub(super) fn deliver(&self) {
         let Some(handler) = &self.handler else { return };
         while let Some(event) = self.queue.pop() {
             self.is_called.store(true, Ordering::SeqCst);
             if !self.is_over.load(Ordering::SeqCst) {
-                // A panic of a handler has nowhere to go.
+                // No caller could handle a panic of the handler.
                 let _ = catch_unwind(AssertUnwindSafe(|| handler(&event)));
             }
             self.is_called.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Whether the handler, which was taken away, has returned within that time. A handler that
-    /// asks for itself has not to return.
+    /// Whether the handler, which was removed, has returned within `patience`. When the handler
+    /// itself asks, it need not have returned.
     pub(super) fn has_ended_within(&self, patience: Duration) -> bool {
         let deadline = Deadline::after(patience);
         let is_itself = IS_EVENTS_THREAD.try_with(Cell::get).unwrap_or(false);

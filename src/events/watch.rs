@@ -1,7 +1,7 @@
-//! The thread `dm-events`, and those to whom it gives events.
+//! The thread `dm-events`, and the subscribers to which it gives events.
 //!
-//! No lock is held while a handler or a source runs. A source is asked on the thread alone, so it
-//! needs no other order.
+//! No lock is held while a handler or a source runs. Only this thread asks the sources, so it asks
+//! a source one question at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,23 +25,24 @@ static CHANGED: Condvar = Condvar::new();
 
 /// Something that knows of events which nobody publishes: a world, or a mesh.
 pub(crate) trait Source: Send + Sync {
-    /// The event by which somebody who begins to watch learns of the source; `None` for none.
+    /// The event by which a new subscriber learns of the source. `None` where there is no such
+    /// event.
     fn joined(&self) -> Option<Event>;
 
-    /// Looks for what is new. The thread calls it again and again. It waits for half a second at
-    /// most.
+    /// Looks for new events. The thread calls this function again and again. The function waits
+    /// for half a second at most.
     fn look(&self) -> Vec<Event>;
 }
 
 struct State {
-    /// Those that get events. One of them at most has a handler.
+    /// The subscribers. At most one of them has a handler.
     subscribers: Vec<Arc<Subscriber>>,
     sources: Vec<Weak<dyn Source>>,
     /// Whether the thread runs.
     is_running: bool,
 }
 
-/// Gives an event to all who want one. `event` is called only where there is somebody.
+/// Gives an event to all subscribers. `event` is called only where there is a subscriber.
 #[inline]
 pub(crate) fn publish(event: impl FnOnce() -> Event) {
     if IS_WATCHED.load(Ordering::Relaxed) {
@@ -93,12 +94,12 @@ pub(super) fn unsubscribe(subscriber: &Arc<Subscriber>) {
     take(&mut lock(), |known| Arc::ptr_eq(known, subscriber));
 }
 
-/// Takes the handler away, and returns it.
+/// Removes the subscriber that has the handler, and returns it.
 pub(super) fn unsubscribe_handler() -> Option<Arc<Subscriber>> {
     take(&mut lock(), |known| known.has_handler())
 }
 
-/// Takes the subscriber away that `which` finds. The thread ends when the last one is gone.
+/// Removes the subscriber that `which` finds. The thread ends when the last subscriber is gone.
 fn take(state: &mut State, which: impl Fn(&Arc<Subscriber>) -> bool) -> Option<Arc<Subscriber>> {
     let at = state.subscribers.iter().position(which)?;
     let taken = state.subscribers.remove(at);

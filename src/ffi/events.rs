@@ -21,16 +21,16 @@ static QUEUES: Table<(), Events> = Table::new(0xd35e, "dm_events");
 
 /// What has happened.
 pub type dm_event_kind = i32;
-/// Nothing: dm_events_next has found no event.
+/// There is no event: dm_events_next has found none.
 pub const DM_EVENT_NONE: dm_event_kind = 0;
-/// Ranks have joined: this one its world, or in a recovery the ranks that need the state of the
+/// This rank has joined its world, or ranks have joined in a recovery and need the state of the
 /// training (dm_recovery.joined_ranks).
 pub const DM_EVENT_JOINED: dm_event_kind = 1;
 /// A call of this rank has waited for dm_event_options.slow_ms.
 pub const DM_EVENT_SLOW: dm_event_kind = 2;
 /// Ranks are lost (see "lost" at the head of this file).
 pub const DM_EVENT_LOST: dm_event_kind = 3;
-/// A rank has ended a mesh by dm_abort, or this rank its world by dm_world_abort.
+/// A rank has ended a mesh by dm_abort, or this rank has ended its world by dm_world_abort.
 pub const DM_EVENT_ABORTED: dm_event_kind = 4;
 /// dm_recover or dm_shrink has given the mesh with which the job goes on.
 pub const DM_EVENT_RECOVERED: dm_event_kind = 5;
@@ -53,22 +53,23 @@ pub struct dm_event {
     pub reserved: u32,
     /// The epoch of the world, or of the mesh that the event is about.
     pub epoch: i64,
-    /// When this process has noticed it, in nanoseconds since 1970 (UTC).
+    /// When this process noticed what has happened, in nanoseconds since 1970-01-01 (UTC).
     pub time_ns: i64,
-    /// The world ranks that the event is about, in ascending order. JOINED: those that have
-    /// joined. SLOW: those for which the call waits, as far as this host shows it. LOST: those
-    /// that are lost. ABORTED: those that have aborted. RECOVERED: those that were lost or
-    /// left out. NULL when there are none.
+    /// The world ranks that the event is about, in ascending order. JOINED: the ranks that have
+    /// joined. SLOW: the ranks for which the call waits, as far as the recordings of this host
+    /// show it. LOST: the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks
+    /// that were lost or left out. NULL when there are none.
     pub ranks: *const i32,
     /// The number of elements of ranks.
     pub num_ranks: usize,
     /// The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
-    /// for example "mesh/tp", or "the world" for a call like dm_init. Otherwise the mesh, for
-    /// example "mesh". NULL where the event is about the world.
+    /// for example "mesh/tp", or "the world" for a call like dm_init. Other kinds: the name of the
+    /// mesh, for example "mesh". NULL where the event is about the world.
     pub group: *const c_char,
     /// SLOW: the dimension of the call; NULL where it has none.
     pub dim: *const c_char,
-    /// SLOW: "all-reduce" and the like, or for a call like dm_flatten its text; NULL otherwise.
+    /// SLOW: the name of the operation ("all-reduce"), or the text of a call like dm_flatten; NULL
+    /// otherwise.
     pub operation: *const c_char,
     /// SLOW: the number of the call in its group, from 1; -1 otherwise. Sends and receives are
     /// counted apart.
@@ -77,12 +78,12 @@ pub struct dm_event {
     pub waited_seconds: f64,
     /// How many events were left out before this one because the queue was full.
     pub dropped: u64,
-    /// All of it in one line, which begins with the rank ("rank 3 ..."). Never NULL.
+    /// What has happened in one line, which begins with the rank ("rank 3 ..."). Never NULL.
     pub message: *const c_char,
 }
 
-/// What dm_set_event_handler and dm_events_open are to tell. Initialise with
-/// DM_EVENT_OPTIONS_INIT; zero means the default everywhere.
+/// The options of dm_set_event_handler and dm_events_open. Initialise with DM_EVENT_OPTIONS_INIT;
+/// zero means the default everywhere.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_event_options {
@@ -92,35 +93,39 @@ pub struct dm_event_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// After how many milliseconds a call that waits is slow. It is an event then, and again
-    /// whenever the time has doubled. 0: 10000.
+    /// The time in milliseconds after which a waiting call is slow. The call gives an event then,
+    /// and another one whenever the time that it has waited has doubled. 0: 10000.
     pub slow_ms: i64,
 }
 
 /// Sets the handler of this process, in place of an earlier one: the library calls
-/// handler(user_data, event) for each event. handler NULL: no handler any more.
+/// handler(user_data, event) for each event. If handler is NULL, the process has no handler any
+/// more.
 ///
 /// Local. The library calls the handler on one thread of its own, "dm-events", which exists while
-/// there is a handler or a dm_events, and which blocks all signals but those of faults. So one
-/// event comes at a time, in the order in which they were noticed. The first ones are JOINED of
-/// the worlds that this process is in. event and its strings are valid during the call. When 256
-/// events wait because the handler is slow, further ones are left out, and dm_event.dropped says
-/// how many.
+/// there is a handler or a dm_events, and which blocks all signals but those of faults. So the
+/// handler gets one event at a time, in the order in which the library noticed the events. The
+/// first events are JOINED, one for each world that this process is in. event and its strings are
+/// valid during the call. When 256 events wait because the handler is slow, further ones are left
+/// out, and dm_event.dropped says how many.
 ///
 /// A slow call is found while its thread is blocked: in a collective of the host engine, or in a
-/// call on which the ranks agree (dm_init, dm_barrier ...). On cuda it is found where NCCL tells
-/// of its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this rank's last
-/// mesh are no event. Other ranks' dm_abort comes within some two seconds.
+/// call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where
+/// NCCL reports its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this
+/// rank's last mesh give no event. The event of another rank's dm_abort comes within about two
+/// seconds.
 ///
 /// The library holds no lock while the handler runs: it may call all local functions, dm_abort,
-/// dm_world_abort and dm_set_event_handler among them. It should return soon and make no
-/// collective call, because the thread notices nothing meanwhile. A C++ exception that leaves it
-/// ends the process, and longjmp out of it is not allowed. After dm_set_event_handler has replaced
-/// the handler, user_data may be freed, unless it was called from inside the handler. Take the
-/// handler away before its code is unloaded or main returns. While there is a handler, a forked
-/// child may make no calls (see "Forks").
+/// dm_world_abort and dm_set_event_handler among them. The handler should return soon and make no
+/// collective call, because the thread notices nothing while the handler runs. A C++ exception
+/// that leaves the handler ends the process, and longjmp out of the handler is not allowed. After
+/// dm_set_event_handler has replaced the handler, user_data may be freed, unless
+/// dm_set_event_handler was called from inside the handler. Remove the handler before its code is
+/// unloaded and before main returns. While there is a handler, a forked child may make no calls
+/// (see "Forks").
 ///
-/// options NULL: the defaults. Without a handler and a queue, events cost nothing.
+/// options NULL: the defaults. Without a handler and a queue there is no thread, and an event
+/// costs one load of a flag.
 ///
 /// Errors: DM_STATUS_TIMEOUT (the new handler is set, but the earlier one has been running for 5
 /// s), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no thread).
@@ -148,11 +153,12 @@ pub unsafe extern "C" fn dm_set_event_handler(
 /// Opens a queue that keeps the events of this process from now on, for programs with a loop of
 /// their own. It works beside a handler and other queues, each of which gets every event.
 ///
-/// Local. The first events are JOINED of the worlds that this process is in. The queue holds 256
-/// events; later ones are left out while it is full, and the next event that finds a place has
-/// their number in dm_event.dropped. The thread "dm-events" fills it (see dm_set_event_handler).
-/// options NULL: the defaults. The caller frees the handle with dm_events_free. Errors:
-/// DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or thread).
+/// Local. The first events are JOINED, one for each world that this process is in. The queue holds
+/// 256 events. While it is full, later events are left out, and the next event that finds a place
+/// has their number in dm_event.dropped. The thread "dm-events" fills it (see
+/// dm_set_event_handler). options NULL: the defaults. The caller frees the handle with
+/// dm_events_free. Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or
+/// thread).
 ///
 /// # Safety
 /// options is NULL or points to struct_size bytes; events_out is NULL or writable.
@@ -191,12 +197,12 @@ pub unsafe extern "C" fn dm_events_fd(events: *const dm_events, fd_out: *mut i32
     })
 }
 
-/// Takes the next event of the queue. Where there is none, event_out->kind is DM_EVENT_NONE.
+/// Takes the next event of the queue. Where there is no event, event_out->kind is DM_EVENT_NONE.
 ///
-/// Local. It waits for an event for timeout_ms milliseconds at most; 0: it does not wait.
-/// `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array are
-/// borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read by
-/// several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
+/// Local. The call waits for an event for timeout_ms milliseconds at most; with 0 it does not
+/// wait. `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array
+/// are borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read
+/// by several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT (event_out is NULL, its struct_size is wrong, a negative timeout).
 ///
 /// # Safety
@@ -234,8 +240,8 @@ pub extern "C" fn dm_events_free(events: *mut dm_events) {
 
 /// Gives the counters of this process as text in Prometheus' format (version 0.0.4, for an HTTP
 /// answer of the type "text/plain; version=0.0.4"): its worlds, and for each group of ranks how
-/// many calls this rank has begun, the last one that has ended, and for how long the oldest one
-/// runs. docs/events.md lists them.
+/// many calls this rank has begun, the number of the last call that has ended, and for how long
+/// the oldest running call has run. docs/events.md lists the counters.
 ///
 /// Local. *len_out counts the NUL. The counters are those of the recording (docs/recording.md).
 /// Between two calls the text may grow, so ask again after DM_STATUS_BUFFER_TOO_SMALL. Errors:
@@ -336,8 +342,8 @@ fn number_of(kind: Kind) -> dm_event_kind {
 
 /// The program's handler.
 struct Receiver {
-    /// The function of the program. An exception that leaves it ends the process, and is not
-    /// undefined, because the function may unwind.
+    /// The function of the program. An exception that leaves the function ends the process. This
+    /// is not undefined behaviour, because the type of the function allows it to unwind.
     handler: unsafe extern "C-unwind" fn(user_data: *mut c_void, event: *const dm_event),
     /// The argument that the program wants back.
     user_data: *mut c_void,

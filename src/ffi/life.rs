@@ -145,9 +145,9 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// DM_STATUS_MISMATCH after about a second.
 ///
 /// When the ranks of a dimension have made different collectives along it, the call gives
-/// DM_STATUS_MISMATCH on all ranks of the mesh, with the ranks of the group, the dimension and the
-/// first collective that differs, as far as the recordings of the processes show it. The mesh has
-/// ended then.
+/// DM_STATUS_MISMATCH on all ranks of the mesh. The error has the ranks of the group and the
+/// dimension, and the message has the first collective that differs, as far as the recordings of
+/// the processes show it. The mesh has ended then.
 ///
 /// # Safety
 /// options is NULL or points to struct_size bytes.

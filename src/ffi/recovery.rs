@@ -113,13 +113,14 @@ pub struct dm_recovery {
 ///
 /// Collective over the ranks of the world that live, also those that are not in the mesh: spares,
 /// and ranks whose replica was left out. Such a rank waits in the call until it gets a place. mesh
-/// is the root mesh that the last dm_recover gave, or before the first one any root mesh, which all
-/// ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The call
-/// ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls that are
-/// blocked in any of their views return. On the other ranks, blocked calls of the store, of the
-/// host engine and dm_stream_wait give DM_STATUS_PEER_LOST with this rank, also where they wait for
-/// another rank that hangs. Dimensions that were made (dm_flatten ...) exist in the new mesh under
-/// their names, as long as their sizes still fit, and names of dm_register lead to its views.
+/// is the root mesh that the last dm_recover gave, or before the first one any root mesh, which
+/// all ranks pass. All other root meshes of the world end, too: make them anew by dm_init. The
+/// call ends the meshes on this rank as dm_abort does, unless this rank refuses the call: calls
+/// that are blocked in any of their views return. On the other ranks, calls that are blocked in
+/// the store, in the host engine or in dm_stream_wait give DM_STATUS_PEER_LOST with this rank,
+/// also where they wait for another rank, which hangs. Dimensions that were made (dm_flatten ...)
+/// exist in the new mesh under their names, as long as their sizes still fit, and names of
+/// dm_register lead to its views.
 ///
 /// A rank that holds a place and lives keeps it. A process that has come back as a lost rank (see
 /// dm_world_options.join) takes its place. A spare, a rank of the world that is not in the

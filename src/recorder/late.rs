@@ -22,8 +22,9 @@ pub(crate) fn explained(error: Error, group: &Group) -> Error {
     with_sentences(error, group, None)
 }
 
-/// Does what [`explained`] does, also with the recordings of other hosts. `reports` is where the
-/// hosts tell each other. Where ranks of the group are on other hosts, this takes a moment.
+/// Does what [`explained`] does, also with the recordings of other hosts. `reports` is the place
+/// where the hosts leave their reports. Where ranks of the group are on other hosts, this takes a
+/// moment.
 pub(crate) fn explained_with(error: Error, group: &Group, reports: &dyn Reports) -> Error {
     with_sentences(error, group, Some(reports))
 }
@@ -54,7 +55,7 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     let (key, me) = own.snapshot.world_of(mine).map(|world| (world.key, world.rank))?;
     let (wanted, call) = (Wanted::of(&own, mine), own.snapshot.calls_of(mine).next_back().copied());
     let mut found = wanted.find(own, LONGEST);
-    // Who is lost says nothing, and the others have no difference.
+    // A lost rank leaves no report, and the other ranks need not be compared.
     let is_lost = error.status() == Status::PeerLost;
     if let Some(reports) = reports.filter(|_| !is_lost || !late.is_empty()) {
         let others = if is_lost { &[] } else { &wanted.members[..] };
@@ -63,8 +64,8 @@ fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Opt
     }
     let (ranks, name) = (wanted.ranks(&found), &wanted.name);
     let here = ranks.iter().find(|rank| rank.number == me)?;
-    // A stream does not say for whom it waits. The ranks that have begun fewer calls are late
-    // then.
+    // A stream does not say for whom it waits. In this case the late ranks are those that have
+    // begun fewer calls.
     let is_unknown = error.status() == Status::Timeout && late.is_empty() && group.kind == Kind::Dimension;
     let is_behind = |rank: &Rank<'_>| rank.channel.is_some_and(|channel| channel.calls_begun < wanted.begun);
     let is_late =
@@ -151,7 +152,7 @@ pub(super) fn difference(ranks: &[Rank<'_>], name: &str) -> Option<String> {
         first = [first, differs].into_iter().flatten().min_by_key(|(number, ..)| *number);
     }
     let (number, [(rank, call), (other, others)]) = first?;
-    // A call and the digest after it give the digest before it.
+    // The digest before a call follows from the call and the digest after it.
     if call.call.digest_before(call.digest) != others.call.digest_before(others.digest) {
         return Some(format!(
             "ranks {rank} and {other} have made different calls of {name} before call {number}, which is the oldest that both recordings hold"
@@ -164,7 +165,7 @@ pub(super) fn difference(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     ))
 }
 
-/// The call that some ranks of the group have made beyond the last one of the others.
+/// The first call that some ranks of the group have made and the others have not.
 fn missing_call(ranks: &[Rank<'_>], name: &str) -> Option<String> {
     let channels = || ranks.iter().filter_map(|rank| Some((rank, rank.channel?)));
     let (rank, last) = channels().min_by_key(|(_, channel)| channel.calls_begun)?;

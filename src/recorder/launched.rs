@@ -1,8 +1,8 @@
 //! The calls that NCCL has launched and whose kernels have not ended, as its profiler plugin
 //! tells.
 //!
-//! NCCL keeps a handle for each call and gives it back later, also after the call has ended. So
-//! the handle is a number, and a call that is not kept any more is ignored.
+//! NCCL keeps a handle for each call and gives the handle back later, also after the call has
+//! ended. So the handle is a number, and a handle whose call is not kept any more is ignored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,8 +30,8 @@ struct Launched {
     channels: u8,
 }
 
-/// Records that a call is launched, which this many of NCCL's channels do. Returns its number; 0
-/// where it is not recorded.
+/// Records that NCCL has launched a call on `channels` of its channels. Returns the number of the
+/// call; 0 where the call is not recorded.
 pub(crate) fn launch(group: Channel, call: &Call, channels: u8) -> u64 {
     let Some(recorder) = get() else { return 0 };
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -46,7 +46,7 @@ pub(super) struct Wanted {
     pub(super) begun: u64,
 }
 
-/// One rank's recording: its process may have others, too.
+/// One rank, and its part of its process's recording. The process may have other ranks, too.
 #[derive(Clone, Copy)]
 pub(super) struct Rank<'a> {
     /// The rank in the world, or in the group where the group belongs to no world.
@@ -139,7 +139,7 @@ impl Wanted {
 }
 
 impl<'a> Rank<'a> {
-    /// Where the rank is, for a message of the rank `here`.
+    /// Returns the words that say where the rank is, for a message of the rank `here`.
     pub(super) fn place(&self, group: &Wanted, here: &Rank<'_>) -> String {
         let (rank, snapshot, name, begun) = (self.number, &self.found.snapshot, &group.name, group.begun);
         let last = self.channel.and_then(|channel| snapshot.calls_of(channel).next_back());

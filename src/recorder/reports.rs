@@ -101,7 +101,8 @@ fn of_late(rank: u32) -> String {
     format!("late/{rank}")
 }
 
-/// The report behind its time, unless it is old.
+/// Returns the report that follows its time in `value`. Returns `None` where the report is older
+/// than [`FRESH`].
 fn fresh(value: &[u8]) -> Option<&[u8]> {
     let (time, report) = value.split_first_chunk::<8>()?;
     (u64::from_le_bytes(*time).abs_diff(now()) < FRESH.as_millis() as u64).then_some(report)

@@ -1,5 +1,5 @@
-//! The calls of this process that wait, and for whom, as far as the recordings of this host show
-//! it.
+//! The calls of this process that wait, and the ranks for which they wait, as far as the
+//! recordings of this host show them.
 
 use std::time::Duration;
 
@@ -19,16 +19,17 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// A call of this process that waits.
 pub(crate) struct WaitingCall {
-    /// This process's rank: in the world of the call, or in the group where that belongs to no
+    /// This process's rank in the world of the call, or in the group where the group belongs to no
     /// world.
     pub(crate) rank: i32,
-    /// The number of ranks of the world; that of the group where it belongs to no world.
+    /// The number of ranks of the world, or of the group where the group belongs to no world.
     pub(crate) world_size: i32,
     /// The epoch of the world.
     pub(crate) epoch: u64,
-    /// The name of the group: a mesh and its dimension as `mesh/tp`, or what the ranks agree in.
+    /// The name of the group: a mesh and its dimension as `mesh/tp`, or the scope in which the
+    /// ranks agree.
     pub(crate) group: String,
-    /// The dimension; `None` where the group is none of a dimension.
+    /// The dimension; `None` where the group belongs to no dimension.
     pub(crate) dimension: Option<String>,
     /// The operation, or the text of a call on which the ranks agree.
     pub(crate) operation: String,
@@ -36,7 +37,7 @@ pub(crate) struct WaitingCall {
     pub(crate) number: u64,
     /// The ranks for which the call waits, in ascending order, as far as this host shows it.
     pub(crate) missing: Vec<i32>,
-    /// All of it in one line.
+    /// What is known of the call in one line.
     pub(crate) message: String,
 }
 
@@ -45,8 +46,9 @@ pub(crate) fn running() -> Vec<RunningCall> {
     get().map_or_else(Vec::new, |recorder| recorder.running(&unfinished()))
 }
 
-/// The call of that number in the process, which has run for that time. `None` where it has ended
-/// by now. It may take half a second, because the recordings of the other ranks are read.
+/// Describes the call `number` of this process, which has run for `time`. Returns `None` where the
+/// call has ended by now. This may take half a second, because the function reads the recordings
+/// of the other ranks.
 pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     let own = Found::own()?;
     let snapshot = &own.snapshot;
@@ -56,7 +58,7 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     if !matches!(call.state, EntryState::Running | EntryState::Issued) || mine.state == ChannelState::Closed {
         return None;
     }
-    // The join agrees on the world, and that call says who has not come.
+    // While a process joins, the call that agrees on the world says who has not come.
     let is_agreement = |later: &RecordedCall| later.number > number && snapshot.text(later).is_some();
     let is_joining = mine.kind == Kind::Scope as u8 && mine.world.is_none();
     if is_joining && snapshot.calls.iter().any(|later| later.state == EntryState::Running && is_agreement(later)) {
@@ -102,7 +104,7 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     })
 }
 
-/// For whom a call waits.
+/// The ranks for which a call waits.
 struct Waits<'a> {
     /// The ranks that have not come to the call, or have made another one.
     missing: Vec<Rank<'a>>,
@@ -111,7 +113,8 @@ struct Waits<'a> {
 }
 
 impl<'a> Waits<'a> {
-    /// For whom `call` waits, which the rank `here` has made at that position of the group.
+    /// The ranks for which `call` waits. The rank `here`, at the position `me` of the group, has
+    /// made the call.
     fn of(call: &RecordedCall, group: &Wanted, (me, here): (u32, &Rank<'a>), ranks: &[Rank<'a>]) -> Waits<'a> {
         let mut waits = Waits { missing: Vec::new(), unseen: Vec::new() };
         let peer = u32::try_from(call.call.peer).ok().filter(|_| call.call.operation.is_message());
@@ -142,15 +145,16 @@ fn has_not_come(call: &RecordedCall, here: &Rank<'_>, rank: &Rank<'_>) -> bool {
     let Some(channel) = rank.channel.filter(|channel| channel.calls_begun >= call.in_channel) else { return true };
     let mut calls = rank.found.snapshot.calls_of(channel).filter(|other| !other.call.operation.is_message());
     let same = calls.find(|other| other.in_channel == call.in_channel);
-    // The ring may have lost the rank's call, and then nobody knows.
+    // The rank's recording may have overwritten the call, and then nobody knows whether the rank
+    // has made it.
     let is_queued = same.is_some_and(|same| same.state == EntryState::Queued);
     let differs = here.channel.is_some_and(|own| own.kind == Kind::Dimension as u8)
         && same.is_some_and(|same| same.digest != call.digest);
     is_queued || differs
 }
 
-/// Whether the peer of a message is not in the other half of it. `me` is the position of the rank
-/// that waits.
+/// Whether the peer of a message is not in the other half of the message. `me` is the position of
+/// the rank that waits.
 fn is_without_message(call: &RecordedCall, me: u32, peer: &Rank<'_>) -> bool {
     let half = if call.call.operation == Operation::Send { Operation::Recv } else { Operation::Send };
     let Some(channel) = peer.channel else { return true };

@@ -1,5 +1,5 @@
-//! Watches for lost ranks of one world, for the events of this process (src/events.rs). Nobody
-//! else looks for them while no call of this rank waits.
+//! Watches for lost ranks of one world, for the events of this process (src/events.rs). While no
+//! call of this rank waits, nothing else looks for lost ranks.
 //!
 //! One WAIT for the next note of a loss is left unanswered at the store, so a look costs one read
 //! of a socket. Where the store answers each question at once (a folder, the caller's) or does not
@@ -26,9 +26,10 @@ const ASK: Duration = Duration::from_secs(1);
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Lost ranks are told.
+/// Lost ranks give events.
 const TELLS: u8 = 0;
-/// The meshes of the world were finalized on this rank, so the other ranks may end.
+/// The meshes of the world were finalized on this rank. The other ranks may end, and their ends
+/// give no events.
 const QUIET: u8 = 1;
 /// The world has ended on this rank.
 const OVER: u8 = 2;
@@ -39,7 +40,7 @@ pub(crate) struct LossWatch {
     pub(super) me: Incarnation,
     /// The number of ranks with which this process has joined.
     pub(super) size: usize,
-    /// The name of what started this process.
+    /// The name of the launcher that started this process.
     pub(super) launcher: &'static str,
     /// The store that has the notes.
     pub(super) store: Arc<dyn Store>,
@@ -49,7 +50,7 @@ pub(crate) struct LossWatch {
     pub(super) losses: Arc<Losses>,
     /// The epoch in which this process is.
     pub(super) epoch: Arc<CurrentEpoch>,
-    /// Whether losses are told: [`TELLS`], [`QUIET`] or [`OVER`].
+    /// Whether losses give events: [`TELLS`], [`QUIET`] or [`OVER`].
     pub(super) state: AtomicU8,
     pub(super) looking: Mutex<Looking>,
 }
@@ -61,7 +62,7 @@ pub(super) struct Looking {
     watch: Option<Box<dyn KeyWatch>>,
     /// When the store may be asked again; `None` where nobody has asked.
     may_ask: Option<Instant>,
-    /// The lost processes of which somebody was told.
+    /// The lost processes that were reported.
     told: HashSet<Incarnation>,
 }
 
@@ -81,7 +82,8 @@ impl LossWatch {
         self.state.load(Ordering::SeqCst) == TELLS
     }
 
-    /// Asks the store where it is time, and returns the lost processes that nobody was told of.
+    /// Asks the store when the next question is due, and returns the lost processes that were not
+    /// reported before.
     fn news(&self) -> Vec<Incarnation> {
         let mut looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         let come = looking.watch.as_mut().map(|watch| watch.has_come());
@@ -102,7 +104,8 @@ impl LossWatch {
             lost.insert(tickets.holder(0));
             self.losses.noticed(tickets.holder(0), "the store that it serves does not answer");
         }
-        // The ranks may end when the world has ended here, also while the store was asked.
+        // The world may have ended here while the store was asked. Then the other ranks may end,
+        // too.
         if !self.is_telling() {
             return Vec::new();
         }

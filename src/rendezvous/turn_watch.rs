@@ -2,11 +2,12 @@
 //! (docs/recovery.md, "Blocked in a collective").
 //!
 //! A wait in the store reads the notes of turns by itself. A collective of a communicator library
-//! asks the store for nothing, so this file asks for it, when the collective has waited for long.
-//! The library leaves one WAIT for the next note unanswered at the store, and each look at it is a
-//! read of a socket that does not block. The WAIT stays open when the collective has ended. So
-//! while nothing is wrong, all waits of a process together cost the store two operations. A store
-//! that answers each question at once (a folder, the caller's) is asked once in [`ASK`].
+//! asks the store for nothing. So this file asks in its place when the collective has waited for
+//! long. The library leaves one WAIT for the next note unanswered at the store, and each look at
+//! it is a read of a socket that does not block. The WAIT stays open when the collective has
+//! ended. So while nothing is wrong, all waits of a process together cost the store two
+//! operations. A store that answers each question at once (a folder, the caller's) is asked once
+//! in [`ASK`].
 
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(super) struct TurnWatch {
 struct Looking {
     /// The open question for the next note.
     watch: Option<Box<dyn KeyWatch>>,
-    /// When the store was asked last without an open question as the answer.
+    /// When the store was last asked without leaving a question open.
     asked: Option<Instant>,
 }
 
@@ -49,9 +50,9 @@ impl TurnWatch {
         TurnWatch { store, losses, looking: Mutex::default() }
     }
 
-    /// The turn to which another rank has come and this one has not, as far as this rank knows by
-    /// now. Waits only for the store's answer where it asks the store, and [`SHORT`] at most for
-    /// each question.
+    /// Returns the turn to which another rank has come and this rank has not, as far as this rank
+    /// knows by now. Where the function asks the store, it waits for the answer, [`SHORT`] at most
+    /// for each question. It waits for nothing else.
     pub(super) fn begun(&self) -> Option<Turn> {
         let turns = self.losses.turns();
         if turns.next().is_none() {

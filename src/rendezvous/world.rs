@@ -285,7 +285,8 @@ impl World {
     }
 
     /// Returns a question that blocked threads ask: why their waits end, or `None`. The answer is
-    /// that of [`begun_recovery`](World::begun_recovery). The question does not keep the world.
+    /// that of [`begun_recovery`](World::begun_recovery). The question does not keep the world
+    /// alive.
     pub(crate) fn recovery_question(&self) -> Option<Arc<hostccl::Question>> {
         let session = self.session.as_deref().filter(|_| self.place.size > 1)?;
         let watch = Arc::downgrade(&session.turn_watch);

@@ -86,19 +86,23 @@ const PYTHON: Template = Template {
     commands: "pip install -r requirements.txt\npython -m devicemesh run -n 8 -- python train.py",
 };
 
+/// Names that CMake's targets or cargo's folders have.
+const RESERVED: [&str; 10] =
+    ["all", "build", "clean", "deps", "examples", "help", "incremental", "install", "package", "test"];
+
 /// Returns the name of the program, which must suit cargo and CMake as well.
 fn name_of(folder: &Path) -> Result<&str, Failure> {
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let is_letter = |c: char| c.is_ascii_alphabetic();
     let suits =
         name.starts_with(is_letter) && name.chars().all(|c| is_letter(c) || c.is_ascii_digit() || "_-".contains(c));
-    if suits && name != "test" {
+    if suits && !RESERVED.contains(&name) {
         return Ok(name);
     }
     Err(Failure::new(
         2,
         format!(
-            "the name of a program has letters, digits, _ and - and begins with a letter, so \"{}\" cannot be one",
+            "the name of a program has letters, digits, _ and - and begins with a letter, and is no word of cmake or cargo, so \"{}\" cannot be one",
             folder.display()
         ),
     ))

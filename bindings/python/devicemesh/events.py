@@ -93,13 +93,13 @@ def event_options(slow: Timeout) -> Any:
 
 
 def set_event_handler(handler: Optional[Callable[[Event], object]], *, slow: Timeout = None) -> None:
-    """Has ``handler(event)`` called for each event of this process, in place of an earlier handler;
-    None for no handler.
+    """Makes the library call ``handler(event)`` for each event of this process, in place of an
+    earlier handler. None removes the handler.
 
-    A call that waits is an event after ``slow`` (seconds or a timedelta; 10 s if you give none), and
-    again whenever the time has doubled. The handler is called on a thread of the library, with one
-    event at a time. It may ask a mesh and abort it, but make no collective call. An exception of it
-    is printed to stderr.
+    A call that has waited for ``slow`` (seconds or a timedelta; 10 s if you give none) gives an
+    event, and another one whenever the time that it has waited has doubled. A thread of the
+    library calls the handler with one event at a time. The handler may ask a mesh and abort it,
+    but must make no collective call. An exception of the handler is printed to stderr.
     """
     if handler is not None and not callable(handler):
         raise TypeError(f"handler is {handler!r} (a {type(handler).__name__}), not a function or None")

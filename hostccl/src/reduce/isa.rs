@@ -21,7 +21,8 @@ pub(super) trait Isa {
     unsafe fn narrow_f16(source: &[f32], target: *mut u16);
 }
 
-/// No more than Rust's own operations. On 64-bit ARM only the tests use it, to compare with.
+/// An instruction set with no more than Rust's own operations. On 64-bit ARM only the tests use
+/// it, for comparisons.
 #[cfg_attr(target_arch = "aarch64", allow(dead_code))]
 pub(super) struct Plain;
 

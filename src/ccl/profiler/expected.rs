@@ -1,6 +1,6 @@
 //! The communicators that this process is making. NCCL's profiler interface tells the name, the
-//! size and the rank of a communicator. By these a communicator of a mesh is found again, so that
-//! its calls are recorded for the dimension, with its name and its ranks.
+//! size and the rank of a communicator. By these three the library finds the communicator of a
+//! mesh again, and records its calls for the dimension, with the dimension's name and ranks.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +34,8 @@ impl Drop for Expected {
     }
 }
 
-/// The group of a communicator that is being made. `None` where its name, rank and size are not
-/// those of exactly one.
+/// The group of a communicator that is being made. Returns `None` unless exactly one of them has
+/// this name, rank and size.
 pub(super) fn find(name: &str, rank: c_int, size: c_int) -> Option<Arc<Group>> {
     let known = lock();
     let mut fitting = known.iter().filter(|known| (&*known.name, known.rank, known.size) == (name, rank, size));

@@ -70,7 +70,7 @@ impl RootComms {
         Some(expect(name, (ranks.local_rank(0).ok()?, ranks.size()), &group))
     }
 
-    /// The error of a call of `group`, with what the recordings of the ranks say of it.
+    /// The error of a call of `group`, with what the recordings of the ranks say about the call.
     pub(in crate::comm) fn explained(&self, error: Error, group: &Group) -> Error {
         let world = self.world.as_ref().filter(|world| world.local_place().num_hosts > 1);
         match world.and_then(|world| world.rendezvous().scope().ok()) {

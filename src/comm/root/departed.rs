@@ -1,4 +1,5 @@
-//! The events of a root mesh: this rank or another one has ended it by dm_abort.
+//! The events of a root mesh which say that this rank or another rank has ended the mesh by
+//! dm_abort.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ const SHORT: Duration = Duration::from_millis(200);
 /// Watches for ranks that end a mesh by dm_abort, for the events of this process.
 pub(super) struct DepartureWatch {
     departures: Arc<Departures>,
-    /// Whether the mesh is alive on this rank. Nobody is told of a mesh that has ended here.
+    /// Whether the mesh is alive on this rank. A mesh that has ended here gives no further events.
     life: Arc<LifeFlag>,
     /// The event, without the ranks and the message.
     event: Event,
@@ -29,7 +30,7 @@ pub(super) struct DepartureWatch {
 struct Looking {
     /// When the store was asked last; `None` where nobody has asked.
     asked: Option<Instant>,
-    /// The ranks of which somebody was told.
+    /// The ranks whose aborts were reported.
     told: Vec<i32>,
 }
 

@@ -5,9 +5,9 @@
 //! waiting:
 //!
 //! 1. It writes the text of the collective under `here/<position>`.
-//! 2. It adds 1 and the digest of its text to one counter (`tally`). So the sum of the digests is
-//!    the number of ranks times the own digest as long as all texts are equal. A rank that finds
-//!    another sum writes the verdict "mismatch", with the texts of both sides.
+//! 2. It adds 1 and the digest of its text to one counter (`tally`). As long as all texts are
+//!    equal, the sum of the digests is the number of ranks times the rank's own digest. A rank
+//!    that finds another sum writes the verdict "mismatch", with the texts of both sides.
 //! 3. The last rank to be counted writes the verdict "agreed".
 //!
 //! Then the rank waits for the verdict, in the way of every call of a scope (deciding.rs). A rank
@@ -18,10 +18,11 @@
 //!
 //! A group announces all its collectives at once, and waits for one of them. It must not wait for
 //! more: another rank may make the same collectives one after another, and comes to the second one
-//! only when the first one has run. Along one dimension that is the first collective. The verdict
-//! of the last one serves as well, because whoever has announced the last one has announced the
-//! first. It must be looked at, because the keys of the first one may be gone by then. With
-//! several dimensions it is any of them, and then the ranks look for no ring.
+//! only when the first one has run. Along one dimension the group waits for its first collective.
+//! The verdict of the last collective serves as well, because a rank that has announced the last
+//! collective has announced the first one, too. The rank must also look at the last verdict,
+//! because the keys of the first collective may be gone by then. Along several dimensions the
+//! group waits for the first collective of any of them, and then the ranks look for no ring.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +51,8 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) struct Tally {
     /// How many ranks have added to it so far.
     pub(super) count: usize,
-    /// Whether all of them have this rank's digest. Two texts have one digest in 1 of 2^23 cases.
+    /// Whether all of them have this rank's digest. Two different texts have the same digest in 1
+    /// of 2^23 cases.
     pub(super) is_equal: bool,
 }
 
@@ -77,7 +79,8 @@ pub(crate) fn check_order(calls: &[(Arc<Scope>, Vec<String>)], wait: &Wait) -> R
             _ => any_verdict(&announced, wait)?,
         };
         if announced.swap_remove(first).settle(wait)? {
-            // What is known of the others by now is told. The others are not waited for.
+            // A failure that other dimensions have by now is reported. This rank does not wait for
+            // their verdicts.
             for other in announced.iter().filter(|other| other.has_verdict(wait)) {
                 other.reach(wait)?;
             }
@@ -93,8 +96,8 @@ pub(crate) fn check_order(calls: &[(Arc<Scope>, Vec<String>)], wait: &Wait) -> R
 }
 
 /// Waits until one of the announced collectives has a verdict, and returns its place in the list.
-/// Returns the first place also where a rank is lost and at the deadline, which the wait for its
-/// verdict then finds out.
+/// Returns a place also where a rank is lost, and the first place at the deadline. The wait for
+/// the verdict at this place then finds out what is wrong.
 fn any_verdict(announced: &[Announced<'_>], wait: &Wait) -> Result<usize> {
     let rounds = || announced.iter().flat_map(|one| one.ends().map(|round| round.key("", "verdict")));
     let places: Vec<usize> =
@@ -141,7 +144,8 @@ impl Scope {
         Ok(Announced { scope: self, rounds, removable })
     }
 
-    /// Begins the next call that the others have not given up for want of this rank.
+    /// Begins the next call of the scope. Skips calls that the other ranks have given up because
+    /// this rank did not come.
     fn join_next_in_place(&self, text: &str, wait: &Wait) -> Round {
         loop {
             let round = self.join_next(text);
@@ -153,19 +157,19 @@ impl Scope {
 }
 
 impl Announced<'_> {
-    /// The first and the last one.
+    /// The first and the last round.
     fn ends(&self) -> impl Iterator<Item = &Round> {
         let last = self.rounds.len() - 1;
         self.rounds.iter().enumerate().filter(move |(place, _)| *place == 0 || *place == last).map(|(_, round)| round)
     }
 
-    /// Whether the first one has its verdict by now.
+    /// Whether the first collective has its verdict by now.
     fn has_verdict(&self, wait: &Wait) -> bool {
         let round = &self.rounds[0];
         round.membership.store.try_get(&round.key("", "verdict"), wait).is_ok_and(|found| found.is_some())
     }
 
-    /// Waits for the verdict of the first one.
+    /// Waits for the verdict of the first collective.
     fn reach(&self, wait: &Wait) -> Result<Settled> {
         let [first, ..] = &self.rounds[..] else { return Ok(Settled::Agreed) };
         let last = self.rounds.last().filter(|_| self.rounds.len() > 1).map(|last| last.key("", "verdict"));
@@ -174,8 +178,9 @@ impl Announced<'_> {
         settled.map_err(|error| self.scope.explained(error))
     }
 
-    /// Waits for the verdict of the first one. Returns `false` where this rank is to announce the
-    /// collective anew, because the others have given the number up.
+    /// Waits for the verdict of the first collective. Returns `false` where this rank must
+    /// announce the collective anew, because the other ranks have given up the call of this
+    /// number.
     fn settle(mut self, wait: &Wait) -> Result<bool> {
         let settled = self.reach(wait);
         let removable = std::mem::take(&mut self.removable);
@@ -229,8 +234,8 @@ impl Round {
         Ok(Tally { count: count as usize, is_equal: sum >> COUNT_BITS == count * digest })
     }
 
-    /// The verdict that ranks have announced different calls under this number. The lowest rank
-    /// that has come is the one with which the others are compared.
+    /// The verdict that ranks have announced different calls under this number. The others are
+    /// compared with the lowest rank that has announced a call.
     fn difference(&self, wait: &Wait) -> Result<Verdict> {
         let (members, store) = (&self.membership.members, &self.membership.store);
         let mut texts = Vec::new();

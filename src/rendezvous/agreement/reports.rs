@@ -1,4 +1,4 @@
-//! The place in the store where ranks leave what their recordings say, when a call has failed.
+//! The place in the store where ranks leave extracts of their recordings when a call has failed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -320,7 +320,7 @@ impl Scope {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
-    /// The error of a call of the scope, with what the recordings say of it.
+    /// The error of a call of the scope, with what the recordings say about the call.
     pub(super) fn explained(&self, error: Error) -> Error {
         recorder::explained(error, self.group())
     }

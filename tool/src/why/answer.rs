@@ -8,8 +8,8 @@
 //!      +--- answers: the length of the header, the header as JSON, the packed recordings
 //! ```
 //!
-//! Nothing that comes back is trusted: every length has a limit, recordings are read as those of
-//! files are, and texts lose what acts on a terminal.
+//! Nothing that comes back is trusted: every length has a limit, recordings are checked as those
+//! in files are, and characters that act on a terminal are removed from texts.
 
 use std::io::{Read, Write, stdin, stdout};
 use std::thread::sleep;

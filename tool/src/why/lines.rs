@@ -1,8 +1,9 @@
 //! The other hosts of jobs: how they are asked, and what they say.
 //!
-//! A line leads to hosts that answer. The nodes of a `devicemesh run` answer through the store of
-//! their job ([`run::ask`](crate::run::ask)). Where srun or mpirun has started one `devicemesh why`
-//! on each host, these answer through a store that the first one serves ([`launched`]).
+//! A line is a way to hosts that answer. The nodes of a `devicemesh run` answer through the store
+//! of their job ([`run::ask`](crate::run::ask)). Where srun or mpirun has started one
+//! `devicemesh why` on each host, these answer through a store that the first one serves
+//! ([`launched`]).
 //!
 //! [`launched`]: super::launched
 

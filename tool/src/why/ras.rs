@@ -11,8 +11,9 @@
 //! -> STATUS                <- the document, and the end of the connection
 //! ```
 //!
-//! A communicator has no name there: it has a hash, and for each rank the number of its process. So
-//! it is the group of a mesh whose members are these processes in this order.
+//! RAS gives a communicator no name. It gives a hash, and for each rank the number of its process.
+//! So the communicator belongs to the group of a mesh whose members are these processes in this
+//! order.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

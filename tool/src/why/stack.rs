@@ -141,7 +141,7 @@ fn add_frames(pid: u32, threads: &mut [Thread], refusal: &mut String) {
             frames.unwrap_or_default()
         })
         .collect();
-    // The names take long, so no thread is stopped meanwhile.
+    // Looking up the names takes long, so no thread is stopped meanwhile.
     for (thread, addresses) in threads.iter_mut().zip(unwound) {
         thread.frames = names(&mut modules, &addresses);
     }

@@ -17,7 +17,7 @@ fn input(sample: usize, i: usize) -> f32 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Two lines give a communicator for each dimension. The ranks along the last one are neighbours.
+    // Two lines give a communicator for each dimension. Along the last one, ranks are neighbours.
     let world = Arc::new(World::join("cpu", &WorldOptions::default())?);
     let mesh = View::init(&world, &[2, 4], &["replicate", "shard"])?;
     let data = mesh.flatten(Some("data"), &CallOptions::default())?;
@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             loss[0] += error * error / SAMPLES as f32;
             gradient.iter_mut().enumerate().for_each(|(i, sum)| *sum += error * input(sample, i) / SAMPLES as f32);
         }
-        // The mean over all ranks: first over the shards, of which each keeps its part, then over the replicas.
+        // The gradient is averaged over all ranks: first over the shards, each of which keeps its
+        // part, and then over the replicas.
         mesh.reduce_scatter("shard", &gradient, &mut my_gradient, Operator::Avg)?;
         mesh.all_reduce("replicate", &mut my_gradient, Operator::Avg)?;
         mine.iter_mut().zip(&my_gradient).for_each(|(weight, slope)| *weight -= RATE * slope);

@@ -17,7 +17,7 @@ static float input(std::size_t sample, std::size_t i)
 
 int main()
 try {
-  // Two lines give a communicator for each dimension. The ranks along the last one are neighbours.
+  // Two lines give a communicator for each dimension. Along the last one, ranks are neighbours.
   const dm::Mesh mesh = dm::init("cpu", {{"replicate", 2}, {"shard", 4}});
   const dm::Mesh data = mesh.flatten("data");
 
@@ -35,7 +35,8 @@ try {
       loss[0] += error * error / kSamples;
       for (std::size_t i = 0; i < kWeights; ++i) gradient[i] += error * input(sample, i) / kSamples;
     }
-    // The mean over all ranks: first over the shards, of which each keeps its part, then over the replicas.
+    // The gradient is averaged over all ranks: first over the shards, each of which keeps its
+    // part, and then over the replicas.
     mesh.reduce_scatter("shard", gradient, my_gradient, dm::Op::avg);
     mesh.all_reduce("replicate", my_gradient, dm::Op::avg);
     for (std::size_t i = 0; i < mine.size(); ++i) mine[i] -= kRate * my_gradient[i];

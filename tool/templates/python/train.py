@@ -13,7 +13,7 @@ def inputs(sample):
     return (numbers / 504 - 1).astype("float32")
 
 
-# A communicator for each dimension. The ranks along the last one are neighbours.
+# This gives a communicator for each dimension. Along the last dimension, ranks are neighbours.
 mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
 replicate, shard = mesh.get_all_groups()
 data = mesh.flatten("data").get_group()
@@ -25,7 +25,8 @@ for step in range(1, STEPS + 1):
     shard.all_gather(mine, weights)
     errors = samples @ (weights - 1)  # The model should find that all weights are 1.
     loss = numpy.array([numpy.mean(errors**2)], "float32")
-    # The mean over all ranks: first over the shards, of which each keeps its part, then over the replicas.
+    # The gradient is averaged over all ranks: first over the shards, each of which keeps its
+    # part, and then over the replicas.
     shard.reduce_scatter((errors @ samples / SAMPLES).astype("float32"), my_gradient, op="avg")
     replicate.all_reduce(my_gradient, op="avg")
     mine -= RATE * my_gradient

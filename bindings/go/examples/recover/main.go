@@ -26,8 +26,8 @@ const (
 	replace = time.Minute // How long the ranks wait for a process in the place of a lost one.
 )
 
-// training has the weights after the last step, and before it: when a rank is lost, the others may
-// be one step apart.
+// training has the weights after the last step, and those before it, because the other ranks may
+// be one step apart when a rank is lost.
 type training struct {
 	step            int64
 	weights, before [2]float64
@@ -42,7 +42,7 @@ func main() {
 	say("is process %d", os.Getpid())
 	err := run(context.Background(), steps)
 	if errors.Is(err, devicemesh.ErrInvalidState) && os.Getenv("DM_JOIN") == "running" {
-		// Exit code 0: the launcher would take another one for a rank that fails.
+		// The exit code is 0, because the launcher would take any other code for a failed rank.
 		say("comes too late: %v", err)
 	} else if err != nil {
 		log.Fatalf("rank %s: %v", os.Getenv("RANK"), err)
@@ -103,8 +103,8 @@ func run(ctx context.Context, steps int64) error {
 	return nil
 }
 
-// goOn trains in the mesh of one epoch. It returns whether the job has ended; without an error, a
-// process waits to join otherwise.
+// goOn trains in the mesh of one epoch. It returns whether the job has ended. When it returns
+// false without an error, a process waits to join.
 func (t *training) goOn(ctx context.Context, mesh *devicemesh.Mesh, world *devicemesh.World, recovery devicemesh.Recovery, hasState *bool, steps int64) (bool, error) {
 	if recovery.Epoch > 0 {
 		if err := t.share(ctx, mesh, recovery, *hasState); err != nil {
@@ -173,8 +173,8 @@ func (t *training) advance(ctx context.Context, mesh *devicemesh.Mesh) error {
 	return nil
 }
 
-// share brings the ranks to one state after a recovery: they go back to the last step that all have
-// done, and those that have joined get the weights.
+// share brings the ranks to one state after a recovery. They go back to the last step that all
+// have done, and the ranks that have joined get the weights.
 func (t *training) share(ctx context.Context, mesh *devicemesh.Mesh, recovery devicemesh.Recovery, hasState bool) error {
 	first := []int64{math.MaxInt64}
 	if hasState {

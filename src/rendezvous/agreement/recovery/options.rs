@@ -28,8 +28,9 @@ pub(super) struct Options {
     pub(super) rank: i32,
     /// Its terms.
     pub(super) terms: Terms,
-    /// The mesh with which the job has started, which is the one that is recovered. Newcomers,
-    /// which are let in on these terms, learn it here. It is empty where nobody has said it.
+    /// The mesh with which the job has started, which is the mesh that is recovered. Newcomers,
+    /// which are let in on these terms, learn of the mesh here. The text is empty where no rank
+    /// has told the mesh.
     pub(super) mesh: String,
     /// The text of its call.
     pub(super) call: String,

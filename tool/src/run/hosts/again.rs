@@ -10,8 +10,8 @@ use crate::run::restart::{after, pause};
 use crate::words::count;
 
 impl Starter<'_> {
-    /// Plans to start the node of a host again that was just left behind. Returns how the message
-    /// about the loss ends.
+    /// Plans to start the node of a host again that was just left behind. Returns the end of the
+    /// message about the loss.
     pub fn plan_return(&mut self, index: usize) -> String {
         let most = self.options.restart.standing().most;
         let node = &mut self.nodes[index];

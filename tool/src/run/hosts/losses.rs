@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// which have the reason.
 const REASON: Duration = Duration::from_secs(2);
 
-/// How long it waits where the node runs on the starter's own host: the kernel then tells how the
-/// process has ended, but a busy machine may take a while for that.
+/// How long the starter waits where the node runs on the starter's own host: the kernel then tells
+/// how the process has ended, but a busy machine may take a while for that.
 const REASON_HERE: Duration = Duration::from_secs(10);
 
 /// The word of another node on a loss.

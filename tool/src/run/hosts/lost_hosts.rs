@@ -97,8 +97,8 @@ impl Starter<'_> {
                 None if node.planned.is_local => format!("{name} has gone: its devicemesh run {how}"),
                 None => format!("{name} has gone: {program}, the connection to it, {how}"),
                 Some(code) => {
-                    // ssh ends with 255 where the connection fails, and else with the code of the
-                    // node.
+                    // ssh ends with 255 where the connection fails, and otherwise with the code of
+                    // the node.
                     let is_killed = (node.planned.is_local || code != CONNECTION_FAILED).then_some(true);
                     let gone = Cause::Gone { node: name, number: None, is_killed };
                     format!("{gone} ({program} {how}{colon}{words})")
@@ -125,7 +125,7 @@ impl Starter<'_> {
     /// Handles what a node says of one that has gone.
     pub fn node_has_gone(&mut self, from: usize, gone: usize, arrival: Option<u32>, text: String) {
         let Some(node) = self.nodes.get(gone) else { return };
-        // The word may be about the process that was there before this one.
+        // The message may be about an earlier process of this node.
         let is_past = arrival.zip(node.arrival).is_some_and(|(lost, now)| lost < now);
         let is_here = node.planned.is_local && node.process.is_some();
         // A node that has taken the place of a lost one reads of that loss, too.
@@ -145,8 +145,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Handles the word of a node's keeper that the node's own process was killed. On the starter's
-    /// own host the end of that process has the signal, and comes a moment later at most.
+    /// Handles the message of a node's keeper that the node's own process was killed. On the
+    /// starter's own host the exit status of that process tells the signal, and comes a moment
+    /// later at most.
     pub fn node_was_killed(&mut self, index: usize, text: String) {
         let node = &self.nodes[index];
         match node.planned.is_local && node.process.is_some() {
@@ -155,9 +156,9 @@ impl Starter<'_> {
         }
     }
 
-    /// Says what a node has said of a loss. If that is the first reason for the end, it is the
-    /// reason from now on, without its end. If not, the job has lost one more host, as when a
-    /// network fails.
+    /// Prints what a node has said of a loss. If this is the first reason for the end of the job,
+    /// it is kept as the reason, without the last part of its text (`without_end`). Otherwise the
+    /// job has lost one more host, as when a network fails.
     fn say_loss(&mut self, node: usize, text: &str) {
         if self.goes_on_without(node) {
             return self.leave_behind(node, text);
@@ -173,8 +174,8 @@ impl Starter<'_> {
     /// Says what other nodes have said of a loss, when the lost host has had its time.
     pub fn tell_losses(&mut self, all: bool) {
         let Some(Held { from, node, text, .. }) = self.losses.take(all) else { return };
-        // A node that misses the store, while the node that serves the store is still there, is the
-        // lost one.
+        // If a node misses the store while the node that serves the store is still there, the node
+        // that misses it is the lost one.
         let is_there = self.nodes[node].process.is_some() && self.nodes[node].state == State::Working;
         if node == 0 && is_there && self.goes_on_without(from) {
             let name = self.nodes[from].numbered(from);

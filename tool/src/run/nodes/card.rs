@@ -1,5 +1,6 @@
-//! What a node's tool tells other processes of its user on this host: where the job's store is. It
-//! stands in anonymous memory that has a name in /proc/PID/fd, as the ranks' recordings do.
+//! What a node's tool tells other processes of its user on this host: where the job's store is.
+//! This text, the card, is in anonymous memory that has a name in /proc/PID/fd, as the ranks'
+//! recordings are.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,7 +15,7 @@ use crate::proc;
 
 /// The name of the memory.
 const NAME: &str = "devicemesh-node";
-/// The names of the processes that may have a card: the keeper, and a tool that has none.
+/// The names of the processes that may have a card: the keeper, and a tool that has no keeper.
 const TOOLS: [&str; 2] = ["dm-ranks", "devicemesh"];
 /// The most bytes of a card.
 const MOST_BYTES: usize = 64 << 10;

@@ -16,7 +16,8 @@ use super::keys;
 
 /// The most nodes that are asked at the same time. Their answers fill the store's memory together.
 const AT_ONCE: usize = 16;
-/// How soon a question is asked again that meets the question of another asker.
+/// The pause before a question is written again where the question of another asker is still in
+/// its place.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The longest text by which an asker knows its question.
 const LONGEST_NAME: usize = 64;
