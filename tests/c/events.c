@@ -62,7 +62,7 @@ static void refusals(void)
 
 /* What the handler has seen. It runs on one thread, and main waits for what it counts. */
 typedef struct {
-  volatile int joined, aborted, lost, others;
+  _Atomic int joined, aborted, lost, others;
   pthread_t thread;
   bool replaces_itself;
 } watching;
@@ -85,7 +85,7 @@ static void on_event(void *user_data, const dm_event *event)
 }
 
 /* Waits until the handler has counted so many. */
-static void wait_for(const volatile int *count, int many)
+static void wait_for(const _Atomic int *count, int many)
 {
   const double until = seconds_now() + 60;
   while (*count < many && seconds_now() < until) usleep(1000);
