@@ -177,6 +177,11 @@ pub(crate) struct Group {
     /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
     name: Box<str>,
     is_closed: AtomicBool,
+    /// Whether NCCL's events record the calls of the group (ccl/profiler.rs), and this library does
+    /// not.
+    is_told_by_nccl: AtomicBool,
+    /// Whether a call of the group was not recorded here, because NCCL's events record it elsewhere.
+    lacks_calls: AtomicBool,
 }
 
 /// The most members whose ranks are listed. A world may say that it is enormous.
@@ -204,8 +209,9 @@ impl Group {
         let world = world.0.as_ref().map(|world| world.place);
         let facts = ChannelFacts { kind: kind as u8, key: key.value(), world, rank, members, size, name };
         let channel = get().map_or(Channel::NONE, |recorder| recorder.open_channel(&facts));
-        let (rank, name, is_closed) = (rank as u32, name.into(), AtomicBool::new(false));
-        Group { channel, kind, key: key.value(), rank, name, is_closed }
+        let (rank, name) = (rank as u32, name.into());
+        let [is_closed, is_told_by_nccl, lacks_calls] = [const { AtomicBool::new(false) }; 3];
+        Group { channel, kind, key: key.value(), rank, name, is_closed, is_told_by_nccl, lacks_calls }
     }
 
     /// The name in messages: a mesh and its dimension as `mesh/dp`, or a scope.
@@ -218,11 +224,31 @@ impl Group {
         self.key
     }
 
-    /// The digest of the collective calls that this rank has made in the group. `None` where the
-    /// recording does not tell it, or the digests of ranks with equal calls may differ, because a
-    /// call runs or has failed.
-    pub(crate) fn digest(&self) -> Option<u64> {
-        get()?.settled_digest(self.channel())
+    /// The digest of the collective calls that this rank has made in the group, and who has recorded
+    /// the calls: "nccl", or "own" for this library. NCCL tells no reduction and counts in its own
+    /// way, so only digests of calls that the same one has recorded can be compared. `None` where
+    /// the recording does not tell the digest, or the digests of ranks with equal calls may differ,
+    /// because a call runs, has failed or is recorded elsewhere.
+    pub(crate) fn digest(&self) -> Option<(&'static str, u64)> {
+        if self.lacks_calls.load(Ordering::Relaxed) {
+            return None;
+        }
+        let by = if self.is_told_by_nccl.load(Ordering::Relaxed) { "nccl" } else { "own" };
+        Some((by, get()?.settled_digest(self.channel())?))
+    }
+
+    /// Notes that NCCL's events record the calls of the group.
+    pub(crate) fn leave_to_nccl(&self) {
+        self.is_told_by_nccl.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes a call that this library does not record, because NCCL's events do. They record the call
+    /// elsewhere, unless NCCL's communicator was found to be that of this group.
+    #[inline]
+    pub(crate) fn note_unrecorded(&self) {
+        if !self.is_told_by_nccl.load(Ordering::Relaxed) {
+            self.lacks_calls.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Records that the group makes no more calls, so that another group can get its place.
@@ -268,7 +294,8 @@ impl Default for Group {
     /// A group that is not recorded.
     fn default() -> Group {
         let (channel, name, is_closed) = (Channel::NONE, Box::default(), AtomicBool::new(true));
-        Group { channel, kind: Kind::Dimension, key: 0, rank: 0, name, is_closed }
+        let [is_told_by_nccl, lacks_calls] = [const { AtomicBool::new(false) }; 2];
+        Group { channel, kind: Kind::Dimension, key: 0, rank: 0, name, is_closed, is_told_by_nccl, lacks_calls }
     }
 }
 
@@ -349,5 +376,23 @@ impl Drop for Recorded {
     fn drop(&mut self) {
         let state = if *self.ends_well.get_mut() { EntryState::Done } else { EntryState::Failed };
         get().into_iter().for_each(|recorder| recorder.end(self.entry, state));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_whose_calls_are_recorded_elsewhere_has_no_digest() {
+        open().unwrap();
+        let [own, nccl] = ["own", "nccl"].map(|name| {
+            let key = Fnv1a::default().text("a test of digests").text(name);
+            Group::open(Kind::Dimension, &World::default(), key, (0, 2), &[], name)
+        });
+        nccl.leave_to_nccl();
+        assert_eq!((own.digest(), nccl.digest()), (Some(("own", 0)), Some(("nccl", 0))));
+        [&own, &nccl].into_iter().for_each(Group::note_unrecorded);
+        assert_eq!((own.digest(), nccl.digest()), (None, Some(("nccl", 0))));
     }
 }

@@ -18,6 +18,10 @@ def test_the_certificate_of_calls_of_which_nccl_tells(run):
     run("profiled", ranks=4, RECORDER_IDLE=1, NCCL_PROFILER_PLUGIN=LIBRARY / "libdevicemesh.so")
 
 
+def test_records_of_nccl_and_of_the_library_are_not_compared(run):
+    run("profiled on one rank", ranks=4, RECORDER_IDLE=1, PLUGIN_OF_RANK_0=LIBRARY / "libdevicemesh.so")
+
+
 def test_without_a_recording_nothing_is_compared(run):
     run("ended", ranks=4, RECORDER_IDLE=1, DM_RECORDER=0)
 

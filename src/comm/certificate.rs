@@ -9,7 +9,9 @@
 //!
 //! A group is not compared where a rank does not know its digest, or cannot rely on it, because a
 //! call has failed or is still running (`Group::digest`). Such a rank adds nothing, so no rank is
-//! the last one.
+//! the last one. The records of this library and those of NCCL's profiler plugin differ for equal
+//! calls. So each of the two has a counter of its own, and a group in which only some ranks have
+//! the plugin completes neither.
 
 use super::call::Peers;
 use super::communicator::Communicator;
@@ -28,10 +30,11 @@ impl RootComms {
         for (group, communicator) in self.recorded_dims() {
             let size = communicator.group().size();
             let digest = group.digest().filter(|_| size > 1 && communicator.earlier_failure().is_none());
-            let Some(digest) = digest else { continue };
+            let Some((recorded_by, digest)) = digest else { continue };
             // A store that does not answer is no difference. The call finds out by itself that the
             // store does not answer.
-            let compared = round.compare(&format!("order/{:016x}", group.key()), digest, peers.wait());
+            let counter = format!("order/{recorded_by}/{:016x}", group.key());
+            let compared = round.compare(&counter, digest, peers.wait());
             if compared.is_ok_and(|(count, is_equal)| count == size && !is_equal) {
                 different.get_or_insert((group, communicator));
             }

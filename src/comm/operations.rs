@@ -143,8 +143,9 @@ impl View {
                 // The calls of one group begin in the order in which they get here. Where NCCL
                 // tells of its calls itself, they are recorded once, with the ends of their
                 // kernels.
-                if !records_its_calls() {
-                    recorded = record();
+                match records_its_calls() {
+                    true => self.recorded_group(index).into_iter().for_each(|group| group.note_unrecorded()),
+                    false => recorded = record(),
                 }
                 self.finish(name, communicator, raw, issue(library, raw))
             }),

@@ -25,7 +25,7 @@ use super::view::View;
 use crate::ccl::StreamQuery;
 use crate::error::{Error, Result, Status};
 use crate::rank_list::ranges;
-use crate::recorder::Group;
+use crate::recorder::{self, Group};
 use crate::wait::{Deadline, Wait};
 
 /// The shortest pause between two questions to the stream.
@@ -186,8 +186,12 @@ impl WaitedFor<'_> {
     /// behind along it. A wait without a dimension takes the first dimension of the view along
     /// which ranks are behind.
     fn explained(&self, error: Error) -> Error {
-        let root = self.view.root_comms();
-        let explained = |group: &Arc<Group>| root.explained(error.clone(), group);
+        // All dimensions together have one deadline.
+        let reports = self.view.root_comms().reports();
+        let explained = |group: &Arc<Group>| match &reports {
+            Some(reports) => recorder::explained_with(error.clone(), group, reports),
+            None => recorder::explained(error.clone(), group),
+        };
         let concerns = |index: usize| {
             let group = self.view.mesh().group_ranks(index);
             error.ranks().is_empty() || group.is_ok_and(|group| error.ranks().iter().any(|rank| group.contains(rank)))

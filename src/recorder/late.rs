@@ -110,10 +110,8 @@ fn from_other_hosts(
     let others = members.iter().filter(|rank| is_compared && !late.contains(*rank)).filter(is_elsewhere);
     let others: Vec<u32> = others.copied().collect();
     let here: Vec<Local<'_>> = late.iter().filter(|rank| **rank != me).filter_map(|rank| local(*rank)).collect();
-    if let Some(own) = local(me) {
-        reports::leave(reports, group, key, &own, &here);
-    }
-    if absent.is_empty() && others.is_empty() {
+    let is_silent = local(me).is_some_and(|own| !reports::leave(reports, group, key, &own, &here));
+    if is_silent || absent.is_empty() && others.is_empty() {
         return Vec::new();
     }
     let told = reports::read(reports, group, &absent, &others);

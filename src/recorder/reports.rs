@@ -10,14 +10,13 @@
 //! was written, and [`FRESH`] says how old it may be.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use recording::{EntryState, RecordedCall, Snapshot, extract, of_extract};
 
 use super::Group;
+use crate::wait::Deadline;
 
-/// How long a rank waits for what other hosts say. A rank that is blocked says nothing.
-const LONGEST: Duration = Duration::from_millis(250);
 /// The first pause between two looks. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// How old a report by another rank may be.
@@ -27,10 +26,13 @@ const CALLS: u64 = 32;
 /// The most ranks that are read beside those that are late.
 const OTHERS: usize = 8;
 
-/// The place in the store where the hosts leave their reports.
+/// The place in the store where the hosts leave their reports, for one error.
 pub(crate) trait Reports {
-    /// Leaves a value. Nothing happens where the store does not take it at once.
-    fn leave(&self, key: &str, value: &[u8]);
+    /// Returns when the error must be ready. Nothing here takes longer.
+    fn deadline(&self) -> Deadline;
+
+    /// Leaves a value. Returns `false` where the store does not take it before the deadline.
+    fn leave(&self, key: &str, value: &[u8]) -> bool;
 
     /// Returns the value of each key that is there now.
     fn look(&self, keys: &[String]) -> Vec<Option<Vec<u8>>>;
@@ -43,24 +45,23 @@ pub(super) struct Local<'a> {
     pub(super) memory: &'a [u8],
 }
 
-/// Leaves the report of this rank, and those of ranks of this host that are late.
-pub(super) fn leave(reports: &dyn Reports, group: &Group, world: u64, me: &Local<'_>, late: &[Local<'_>]) {
-    if let Some(report) = report_of(me, group, world) {
-        reports.leave(&own(group, me.rank), &report);
-    }
-    for rank in late {
-        if let Some(report) = report_of(rank, group, world) {
-            reports.leave(&of_late(rank.rank), &[&now().to_le_bytes()[..], &report].concat());
-        }
-    }
+/// Leaves the report of this rank, and those of ranks of this host that are late. Returns `false`,
+/// and leaves no further one, where the store did not take a report before the deadline.
+pub(super) fn leave(reports: &dyn Reports, group: &Group, world: u64, me: &Local<'_>, late: &[Local<'_>]) -> bool {
+    let of_me = report_of(me, group, world).map(|report| (own(group, me.rank), report));
+    let of_late = late.iter().filter_map(|rank| {
+        let report = report_of(rank, group, world)?;
+        Some((of_late(rank.rank), [&now().to_le_bytes()[..], &report].concat()))
+    });
+    of_me.into_iter().chain(of_late).all(|(key, report)| reports.leave(&key, &report))
 }
 
 /// Returns what other hosts say of the ranks `late` and of some of the ranks `others`. Waits until
-/// all of these have said something, and [`LONGEST`] at most.
+/// all of these have said something, and until the deadline of `reports` at most.
 pub(super) fn read(reports: &dyn Reports, group: &Group, late: &[u32], others: &[u32]) -> BTreeMap<u32, Snapshot> {
     let wanted: Vec<u32> = late.iter().chain(others.iter().take(OTHERS)).copied().collect();
-    let (until, mut pause, mut found) = (Instant::now() + LONGEST, FIRST_PAUSE, BTreeMap::new());
-    loop {
+    let (deadline, mut pause, mut found) = (reports.deadline(), FIRST_PAUSE, BTreeMap::new());
+    while !deadline.passed() {
         let missing: Vec<u32> = wanted.iter().filter(|rank| !found.contains_key(*rank)).copied().collect();
         let keys: Vec<String> = missing.iter().flat_map(|rank| [own(group, *rank), of_late(*rank)]).collect();
         for (rank, values) in missing.iter().zip(reports.look(&keys).chunks(2)) {
@@ -69,12 +70,13 @@ pub(super) fn read(reports: &dyn Reports, group: &Group, late: &[u32], others: &
                 found.insert(*rank, snapshot);
             }
         }
-        if found.len() == wanted.len() || Instant::now() >= until {
-            return found;
+        if found.len() == wanted.len() {
+            break;
         }
-        std::thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(pause.min(deadline.left()));
         pause *= 2;
     }
+    found
 }
 
 /// The extract of a rank's recording: its groups in this world, the last calls of the group, the

@@ -251,7 +251,7 @@ impl Losses {
     pub(super) fn refresh(&self, of_caller: &Wait) -> Result<()> {
         let deadline = Deadline::after(SHORT.min(of_caller.deadline.left()));
         let wait = Wait { watch: None, ..of_caller.with_deadline(deadline) };
-        self.look(&wait);
+        self.look_within(&wait);
         while !wait.deadline.passed() {
             let (number, key) = self.next();
             let Some(value) = self.store.try_get(&key, &wait)? else { break };
@@ -267,19 +267,31 @@ impl Losses {
 
     /// Looks at the processes of this host, where the store does not know who is lost. Announces
     /// the losses that it finds to all ranks, and those that it could not announce before.
+    /// Takes [`SHORT`] at most, also where the caller's deadline has passed.
     pub(super) fn look(&self, of_caller: &Wait) {
-        self.announce_again();
+        self.look_within(&of_caller.with_deadline(Deadline::after(SHORT)));
+    }
+
+    /// Does what [`look`](Losses::look) does, until the deadline at most.
+    fn look_within(&self, wait: &Wait) {
+        self.announce_again(wait.deadline);
         let Some(local_ranks) = &self.local_ranks else { return };
-        for process in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
+        for process in local_ranks.newly_dead(&*self.store, wait) {
             self.noticed(process, "its process on this host has ended");
-            self.announce(process);
+            self.announce_by(process, wait.deadline);
         }
     }
 
     /// Announces to all ranks, through the store, that a process is lost. Where the store fails,
     /// this rank knows of the loss all the same, and announces it later ([`look`](Losses::look)).
     pub(super) fn announce(&self, process: Incarnation) {
-        if self.add(&process.to_string(), &Wait::after(SHORT)).is_err() {
+        self.announce_by(process, Deadline::after(SHORT));
+    }
+
+    /// Does what [`announce`](Losses::announce) does, until the deadline at most.
+    fn announce_by(&self, process: Incarnation, deadline: Deadline) {
+        let wait = Wait::after(deadline.left());
+        if deadline.passed() || self.add(&process.to_string(), &wait).is_err() {
             let mut known = self.known();
             // The store may have ended with that process.
             if !known.processes.contains(&process) {
@@ -307,7 +319,7 @@ impl Losses {
     }
 
     /// Announces the losses of which the store could not be told before.
-    fn announce_again(&self) {
+    fn announce_again(&self, deadline: Deadline) {
         let mut known = self.known();
         if known.failed.is_none_or(|failed| failed.elapsed() < AGAIN) {
             return;
@@ -315,7 +327,7 @@ impl Losses {
         known.failed = None;
         let processes = std::mem::take(&mut known.unannounced);
         drop(known);
-        processes.into_iter().for_each(|process| self.announce(process));
+        processes.into_iter().for_each(|process| self.announce_by(process, deadline));
     }
 }
 

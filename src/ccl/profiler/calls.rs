@@ -51,8 +51,9 @@ impl Communicator {
         let (channel, mut of_mesh) = (OnceLock::new(), None);
         if let Some(described) = described {
             of_mesh = find(&described.name.to_string_lossy(), described.rank, described.size);
-            if of_mesh.is_none() {
-                let _ = channel.set(open(recorder, &described));
+            match &of_mesh {
+                Some(group) => group.leave_to_nccl(),
+                None => drop(channel.set(open(recorder, &described))),
             }
         }
         COMMUNICATORS.fetch_add(1, Ordering::Relaxed);

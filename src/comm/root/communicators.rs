@@ -13,7 +13,7 @@ use super::{DimComm, Life, RootComms};
 use crate::ccl::{CallName, Expected, expect};
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
-use crate::recorder::{self, Group, Kind};
+use crate::recorder::{self, Group, Kind, Reports};
 use crate::wait::{Wait, Watch};
 
 /// What calls along a dimension need.
@@ -72,11 +72,17 @@ impl RootComms {
 
     /// The error of a call of `group`, with what the recordings of the ranks say about the call.
     pub(in crate::comm) fn explained(&self, error: Error, group: &Group) -> Error {
-        let world = self.world.as_ref().filter(|world| world.local_place().num_hosts > 1);
-        match world.and_then(|world| world.rendezvous().scope().ok()) {
-            Some(scope) => recorder::explained_with(error, group, &scope.reports()),
+        match self.reports() {
+            Some(reports) => recorder::explained_with(error, group, &reports),
             None => recorder::explained(error, group),
         }
+    }
+
+    /// The place where the hosts leave reports for one error; `None` where all ranks are on this
+    /// host.
+    pub(in crate::comm) fn reports(&self) -> Option<impl Reports> {
+        let world = self.world.as_ref().filter(|world| world.local_place().num_hosts > 1)?;
+        Some(world.rendezvous().scope().ok()?.reports())
     }
 
     /// The communicator that this root made last for a dimension with this name and this layout.

@@ -60,15 +60,30 @@ pub(super) struct Tally {
 struct Announced<'a> {
     scope: &'a Scope,
     rounds: Vec<Round>,
-    /// The keys of earlier calls, which may be removed when one of these is agreed.
+    /// The keys of earlier calls, which may be removed when one of these is agreed. The scope gets
+    /// them back when this value is dropped.
     removable: Vec<String>,
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.scope.membership.left.note(std::mem::take(&mut self.removable));
+    }
 }
 
 /// Returns when the collectives `calls` may be issued together. Each scope is that of a dimension,
 /// with the texts of the collectives along it, in their order; no list is empty. Fails on all
 /// ranks that wait, if a rank makes another collective, or dimensions wait for each other in a
-/// ring.
+/// ring. Fails at once where the scopes belong to several worlds, because a rank waits for the
+/// verdicts in the store of one world.
 pub(crate) fn check_order(calls: &[(Arc<Scope>, Vec<String>)], wait: &Wait) -> Result<()> {
+    let is_elsewhere =
+        |(scope, _): &(Arc<Scope>, _)| !Arc::ptr_eq(&scope.membership.losses, &calls[0].0.membership.losses);
+    if calls.iter().any(is_elsewhere) {
+        return Err(Error::unsupported(
+            "the group has collectives of several worlds, which DM_CHECK_COLLECTIVES cannot compare together: use one group for each world",
+        ));
+    }
     loop {
         let mut announced = Vec::with_capacity(calls.len());
         for (scope, texts) in calls {
@@ -130,18 +145,15 @@ fn any_verdict(announced: &[Announced<'_>], wait: &Wait) -> Result<usize> {
 impl Scope {
     /// Announces collectives of this rank as its next calls of the scope.
     fn announce(&self, texts: &[String], wait: &Wait) -> Result<Announced<'_>> {
-        let removable = self.membership.left.take();
-        let mut rounds = Vec::with_capacity(texts.len());
+        let rounds = Vec::with_capacity(texts.len());
+        let mut announced = Announced { scope: self, rounds, removable: self.membership.left.take() };
         for text in texts {
             self.check_turn(text)?;
             let round = self.join_next_in_place(text, wait);
-            round.announce(wait).map_err(|error| {
-                self.membership.left.note(removable.iter().cloned());
-                self.membership.explain(error)
-            })?;
-            rounds.push(round);
+            round.announce(wait).map_err(|error| self.membership.explain(error))?;
+            announced.rounds.push(round);
         }
-        Ok(Announced { scope: self, rounds, removable })
+        Ok(announced)
     }
 
     /// Begins the next call of the scope. Skips calls that the other ranks have given up because
@@ -182,16 +194,13 @@ impl Announced<'_> {
     /// announce the collective anew, because the other ranks have given up the call of this
     /// number.
     fn settle(mut self, wait: &Wait) -> Result<bool> {
-        let settled = self.reach(wait);
-        let removable = std::mem::take(&mut self.removable);
-        let membership = &self.scope.membership;
-        if let Ok(Settled::Agreed) = settled {
-            membership.store.forget(removable, wait);
+        let settled = self.reach(wait)?;
+        let is_agreed = matches!(settled, Settled::Agreed);
+        if is_agreed {
+            self.scope.membership.store.forget(std::mem::take(&mut self.removable), wait);
             self.rounds.iter().for_each(|round| round.recorded.set_ends_well(true));
-            return Ok(true);
         }
-        membership.left.note(removable);
-        settled.map(|_| false)
+        Ok(is_agreed)
     }
 }
 
@@ -239,8 +248,7 @@ impl Round {
     fn difference(&self, wait: &Wait) -> Result<Verdict> {
         let (members, store) = (&self.membership.members, &self.membership.store);
         let mut texts = Vec::new();
-        let positions = (0..members.len().min(READ)).chain((members.len() > READ).then_some(self.membership.me));
-        for position in positions {
+        for position in read_positions(members.len(), self.membership.me) {
             if let Some(text) = store.try_get(&self.here("", position), wait)? {
                 texts.push((members.rank(position), split_mesh(&text).0));
             }
@@ -253,5 +261,26 @@ impl Round {
         }
         let all = (dissenters.len(), members.len());
         Ok(Verdict::of_mismatch(&dissenters, all, first, &theirs, self.number))
+    }
+}
+
+/// The positions whose texts are read for a message: the first [`READ`] of `size` positions, and
+/// the own one.
+fn read_positions(size: usize, me: usize) -> impl Iterator<Item = usize> {
+    (0..size.min(READ)).chain((me >= READ).then_some(me))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_position_is_read_once() {
+        for (size, me, count) in [(4, 3, 4), (64, 63, 64), (100, 0, 64), (100, 63, 64), (100, 64, 65), (100, 99, 65)] {
+            let read: Vec<usize> = read_positions(size, me).collect();
+            let different: std::collections::BTreeSet<usize> = read.iter().copied().collect();
+            assert_eq!((read.len(), different.len()), (count, count), "{size} {me}");
+            assert!(different.contains(&me), "{size} {me}");
+        }
     }
 }

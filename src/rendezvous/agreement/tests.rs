@@ -4,6 +4,7 @@ mod bytes;
 mod departures;
 mod failures;
 mod level;
+mod order;
 mod serving;
 mod survivors;
 
