@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -427,6 +428,48 @@ def test_a_host_that_is_out_of_reach_is_tried_again(start, tmp_path, free_port):
     os.kill(int(pid), signal.SIGKILL)
     said = says(tool, "node 1 (be) has gone")
     assert said.endswith("until they start again there after 1 s (restart 2 of 2)\n"), said
+    go.touch()
+    ends(tool, 0)
+
+
+def test_a_host_that_was_back_has_no_more_than_its_restarts(start, tmp_path, free_port):
+    """A script takes the place of ssh. It stays when the node there is killed, so that the starter kills it."""
+    rsh, started, go = tmp_path / "rsh", tmp_path / "started", tmp_path / "go"
+    rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be || exec sh -c "$*"\necho >> {started}\nsh -c "$*"\nexec sleep 1000\n')
+    rsh.chmod(0o755)
+    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 1,
+                 script=script)
+    pid = dict(line(tool).split() for _ in range(2))["1"]
+    os.kill(int(pid), signal.SIGKILL)
+    assert says(tool, "node 1 (be) has gone").endswith(" (restart 1 of 1)\n")
+    rank, pid, how = line(tool).split()
+    assert (rank, how) == ("1", "running")
+    os.kill(int(pid), signal.SIGKILL)
+    assert says(tool, "node 1 (be) has gone").endswith("; the host has had 1 restart\n")
+    # One more try would begin after 1 s.
+    with pytest.raises(subprocess.TimeoutExpired):
+        tool.wait(2)
+    assert started.read_text() == "\n\n"
+    go.touch()
+    ends(tool, 0)
+
+
+def test_a_try_that_hangs_is_followed_by_the_next(start, tmp_path, free_port):
+    """A script takes the place of ssh. Its second connection says nothing. The tool looks at such a
+    try every 5 s at least, so this test takes about 7 s."""
+    rsh, started, go = tmp_path / "rsh", tmp_path / "started", tmp_path / "go"
+    rsh.write_text(f'#!/bin/sh\nhost=$1; shift\ntest $host = be || exec sh -c "$*"\necho >> {started}\n'
+                   f'test $(wc -l < {started}) = 2 && exec sleep 1000\nexec sh -c "$*"\n')
+    rsh.chmod(0o755)
+    script = f"echo $RANK $(cut -d' ' -f4 /proc/$PPID/stat) $DM_JOIN; until test -e {go}; do sleep 0.02; done"
+    tool = start("--rsh-agent", rsh, "--hosts", "al,be", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-n", 1, "--restart", "rank", "--max-restarts", 1,
+                 "--rdzv-timeout", 4, script=script)
+    pid = dict(line(tool).split() for _ in range(2))["1"]
+    os.kill(int(pid), signal.SIGKILL)
+    assert says(tool, "has not met") == "devicemesh run: node 1 (be): has not met the others within 4 s (--rdzv-timeout); the next try follows after 1 s\n"
+    rank, _, how = line(tool).split()
+    assert (rank, how) == ("1", "running")
     go.touch()
     ends(tool, 0)
 

@@ -88,6 +88,13 @@ impl Stat {
     }
 }
 
+/// Whether a process is this ancestor or one of its descendants.
+pub fn descends(pid: u32, ancestor: u32) -> bool {
+    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
+    // A number that is used anew meanwhile could make a circle.
+    std::iter::successors(Some(pid), parent).take(64).any(|pid| pid == ancestor)
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;

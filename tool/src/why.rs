@@ -49,7 +49,7 @@ use self::metrics::metrics;
 use self::stack::Stacks;
 use crate::duration::{duration, limit};
 use crate::failure::Failure;
-use crate::proc::{self, Stat};
+use crate::proc;
 use crate::ps::jobs::{MADE_ID, NO_ID, program};
 use crate::stdio::{print, say};
 use crate::style::{Style, When};
@@ -290,9 +290,7 @@ fn warned(found: Found) -> Vec<Job> {
 fn is_named(job: &Job, wanted: &str) -> bool {
     let Ok(pid) = wanted.parse::<u32>() else { return name(job) == wanted };
     let mut pids = job.ranks.iter().filter_map(|rank| Some(rank.process()?.pid));
-    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
-    pids.any(|rank| std::iter::successors(Some(rank), parent).take(64).any(|ancestor| ancestor == pid))
-        || name(job) == wanted
+    pids.any(|rank| proc::descends(rank, pid)) || name(job) == wanted
 }
 
 /// The job's name, as `devicemesh ps` has it: its id, or the program where no user has given an id.

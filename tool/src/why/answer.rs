@@ -23,11 +23,11 @@ use recording::place::recordings_of;
 use rustix::process::getppid;
 use serde::{Deserialize, Serialize};
 
-use super::find::{Found, Started, live};
+use super::find::{Found, Started, live, place};
 use super::process::{Origin, Process};
 use super::stack::{Thread, threads_of};
 use crate::failure::Failure;
-use crate::proc::Stat;
+use crate::proc::descends;
 use crate::run::from_a_peer;
 
 /// The version of requests and answers.
@@ -133,12 +133,6 @@ pub fn answer_for_parent(address: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Whether a process is a descendant of another one.
-fn descends(pid: u32, ancestor: u32) -> bool {
-    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
-    std::iter::successors(Some(pid), parent).take(64).any(|pid| pid == ancestor)
-}
-
 /// Answers a request. `is_of_job` says which processes are meant.
 pub fn answer(request: &[u8], is_of_job: &dyn Fn(u32, Option<&Place>) -> bool) -> Vec<u8> {
     let mut header = Header { format: FORMAT, host: host_name(), ..Header::default() };
@@ -152,8 +146,9 @@ pub fn answer(request: &[u8], is_of_job: &dyn Fn(u32, Option<&Place>) -> bool) -
     }
     if !request.stacks.is_empty() {
         for pid in request.stacks.into_iter().take(MOST_STACKS) {
-            // Only processes that have a recording are looked at.
-            if recordings_of(pid).next().is_some() {
+            // Reading stacks stops a process for a moment, so only processes of the job that have a
+            // recording are looked at.
+            if is_of_job(pid, place(pid).as_ref()) && recordings_of(pid).next().is_some() {
                 header.stacks.push((pid, threads_of(pid, true, &mut header.refusal)));
             }
         }

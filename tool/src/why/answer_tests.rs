@@ -87,6 +87,24 @@ fn what_is_no_answer_is_an_error_and_nothing_worse() {
     assert!(read(&answer(b"{\"format\": 9}", &|_, _| true)).is_ok());
 }
 
+/// A job's store may have a question about any process of the user.
+#[test]
+fn stacks_are_those_of_the_job_alone() {
+    let path = std::env::temp_dir().join(format!("of-another-job-{}.dmrec", std::process::id()));
+    let recording = std::fs::File::create(&path).unwrap();
+    let mut child = std::process::Command::new("sleep").arg("60").stdout(recording).spawn().unwrap();
+    let pid = child.id();
+    let asked = |is_of_job: bool| {
+        let answer = answer(Request::stacks(vec![pid]).text().as_bytes(), &|asked, _| asked == pid && is_of_job);
+        Answer::read(&answer, Origin::File).unwrap().stacks.len()
+    };
+    let found = (asked(false), asked(true));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(found, (0, 1));
+}
+
 #[test]
 fn a_long_answer_has_fewer_calls_and_then_fewer_processes() {
     let all = a_rank_behind();

@@ -168,7 +168,7 @@ fn innermost(pid: u32) -> Option<u32> {
 }
 
 /// The place that the launcher gave a process.
-fn place(pid: u32) -> Option<Place> {
+pub fn place(pid: u32) -> Option<Place> {
     let environment = proc::words(pid, "environ")?;
     let environment: Vec<String> = environment.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let variables: BTreeMap<&str, &str> = environment.iter().filter_map(|entry| entry.split_once('=')).collect();

@@ -15,7 +15,7 @@ use super::answer::{Answer, Request};
 use super::find::{Found, Node};
 use super::process::Origin;
 use super::stack::Stacks;
-use crate::proc::Stat;
+use crate::proc::descends;
 use crate::run::{Board, Card, Peer, Roster, ask, cards, end_questions, left, roster};
 use crate::words::count;
 
@@ -154,7 +154,5 @@ impl Lines {
 /// has started it, or one that it has started.
 fn is_meant(tool: u32, card: &Card, name: &str) -> bool {
     let Ok(pid) = name.parse::<u32>() else { return true };
-    let parent = |pid: &u32| Stat::read(*pid).map(|stat| stat.parent).filter(|parent| *parent > 1);
-    let chain = |from: u32| std::iter::successors(Some(from), parent).take(64);
-    card.name == name || chain(tool).any(|ancestor| ancestor == pid) || chain(pid).any(|ancestor| ancestor == tool)
+    card.name == name || descends(tool, pid) || descends(pid, tool)
 }

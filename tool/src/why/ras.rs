@@ -16,9 +16,11 @@
 //! order.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use devicemesh::printable::printable;
 use serde::{Deserialize, Serialize};
@@ -115,18 +117,27 @@ struct Row {
 
 impl Status {
     /// Asks the RAS of a job: at the place that its processes name, or at the usual one. `None`
-    /// where nothing listens there. Fails where something listens that does not answer as RAS.
+    /// where there are no processes, and where nothing listens there. Fails where something listens
+    /// that does not answer as RAS within [`PATIENCE`].
     pub fn of(pids: impl Iterator<Item = u32>) -> Option<Result<Status, String>> {
+        let pids: Vec<u32> = pids.take(8).collect();
         let named = |pid: u32| {
             let environment = proc::words(pid, "environ")?;
             environment
                 .iter()
                 .find_map(|word| word.to_str()?.strip_prefix(VARIABLE)?.strip_prefix('=').map(str::to_owned))
         };
-        let address = pids.take(8).find_map(named).unwrap_or_else(|| ADDRESS.to_owned());
-        let mut places = address.to_socket_addrs().ok()?;
-        let stream = places.find_map(|place| TcpStream::connect_timeout(&place, PATIENCE / 5).ok())?;
-        Some(asked(stream).map_err(|why| format!("NCCL's RAS at {address}: {why}")))
+        let address =
+            pids.first().map(|_| pids.iter().copied().find_map(named).unwrap_or_else(|| ADDRESS.to_owned()))?;
+        let silence = Err(format!("NCCL's RAS at {address}: no answer within {} s", PATIENCE.as_secs_f64()));
+        // A resolver has no limit of its own, so a thread asks. The thread is left alone when the
+        // time is over.
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            // If nobody waits any more, nobody misses the answer.
+            let _ = sender.send(asked_at(&address, Instant::now() + PATIENCE));
+        });
+        receiver.recv_timeout(PATIENCE).unwrap_or(Some(silence))
     }
 
     /// The communicators that have processes of the job.
@@ -228,15 +239,41 @@ impl RankStatus {
     }
 }
 
-fn asked(mut stream: TcpStream) -> Result<Status, String> {
-    let failed = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+/// The answers, which have to come by one moment together: a timeout of the socket alone would begin
+/// anew with each byte.
+struct Answers {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Read for Answers {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
+/// Asks at an address. `None` where nothing listens there.
+fn asked_at(address: &str, until: Instant) -> Option<Result<Status, String>> {
+    let mut places = address.to_socket_addrs().ok()?;
+    let stream = places.find_map(|place| TcpStream::connect_timeout(&place, PATIENCE / 5).ok())?;
+    Some(asked(stream, until).map_err(|why| format!("NCCL's RAS at {address}: {why}")))
+}
+
+fn asked(mut stream: TcpStream, until: Instant) -> Result<Status, String> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!("no answer within {} s", PATIENCE.as_secs_f64())
         }
         _ => error.to_string(),
     };
-    stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).map_err(failed)?;
-    let mut answers = BufReader::new(stream.try_clone().map_err(failed)?.take(MOST_BYTES));
+    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    let answers = Answers { stream: stream.try_clone().map_err(failed)?, until };
+    let mut answers = BufReader::new(answers.take(MOST_BYTES));
     let requests = [
         ("CLIENT PROTOCOL 2".to_owned(), "SERVER PROTOCOL "),
         (format!("TIMEOUT {SECONDS}"), "OK"),
@@ -255,4 +292,28 @@ fn asked(mut stream: TcpStream) -> Result<Status, String> {
     let mut document = Vec::new();
     answers.read_to_end(&mut document).map_err(failed)?;
     serde_json::from_slice(&document).map_err(|error| format!("the document cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_that_sends_a_byte_now_and_then_has_one_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let dripping = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // The write fails when the other side has gone.
+            while stream.write_all(b"S").is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (began, patience) = (Instant::now(), Duration::from_millis(300));
+        let why = asked_at(&address, began + patience).unwrap().err().unwrap();
+        assert!(why.ends_with(": no answer within 2.5 s") && began.elapsed() >= patience, "{why}");
+        dripping.join().unwrap();
+    }
 }

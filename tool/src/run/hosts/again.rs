@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use super::job::Starter;
-use super::node::State;
+use super::node::{Node, State};
 use crate::run::restart::{after, pause};
 use crate::words::count;
 
@@ -15,6 +15,7 @@ impl Starter<'_> {
     pub fn plan_return(&mut self, index: usize) -> String {
         let most = self.options.restart.standing().most;
         let node = &mut self.nodes[index];
+        node.tries = 0;
         if node.restarts == most {
             return match most {
                 0 => String::new(),
@@ -22,15 +23,25 @@ impl Starter<'_> {
             };
         }
         node.restarts += 1;
-        node.tries = 0;
         let pause = pause(node.restarts);
         node.again = Some(Instant::now() + pause);
         format!(" until they start again there{} (restart {} of {most})", after(pause), node.restarts)
     }
 
-    /// Starts the hosts again whose pause is over.
+    /// Starts the hosts again whose pause is over, and ends tries that have hung for too long.
     pub fn start_due_hosts(&mut self, now: Instant) {
         let is_ending = self.is_ending();
+        // The agent has this time to say hello, and then the node has it to meet the others.
+        let patience = self.options.meeting.rdzv_timeout;
+        let hangs = |node: &Node| {
+            let parts = if node.has_orders() { 2 } else { 1 };
+            let is_try = node.is_left_behind && node.tries > 0 && node.process.is_some();
+            is_try && now.duration_since(node.began) / parts >= patience
+        };
+        for index in (0..self.nodes.len()).filter(|index| hangs(&self.nodes[*index])).collect::<Vec<usize>>() {
+            let seconds = patience.as_secs_f64();
+            self.try_has_failed(index, &format!("has not met the others within {seconds} s (--rdzv-timeout)"));
+        }
         for node in self.nodes.iter_mut().filter(|node| node.again.is_some_and(|again| is_ending || now >= again)) {
             node.again = None;
             if !is_ending {

@@ -18,9 +18,6 @@ use super::shared::{News, Reached, Shared, TELL};
 /// Longer than any job lasts.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// How soon the next question is looked at while one is answered.
-const SOON: Duration = Duration::from_millis(20);
-
 /// Returns when this node has nothing more to wait for. `over` tells whether the job has ended
 /// already.
 pub fn watch(shared: &Arc<Shared>, mut over: bool) {
@@ -45,7 +42,9 @@ pub fn watch(shared: &Arc<Shared>, mut over: bool) {
         // hang, until the end of `--failure-grace`.
         let is_busy = answering.is_busy();
         wanted.extend(question.as_deref().filter(|_| !at_once && !is_busy));
-        let wait = shared.wait(if is_busy { SOON } else { FOREVER });
+        answering.remove_old(store);
+        let again = answering.again(is_busy);
+        let wait = shared.wait(again.unwrap_or(FOREVER));
         match store.get_any(&wanted[usize::from(at_once)..], &wait) {
             Ok((0, text)) if !over => {
                 over = true;
@@ -66,7 +65,7 @@ pub fn watch(shared: &Arc<Shared>, mut over: bool) {
                     tool_has_gone(shared, store, word);
                 }
             }
-            Err(error) if is_busy && error.status() == Status::Timeout => {}
+            Err(error) if again.is_some() && error.status() == Status::Timeout => {}
             Err(_) if over || shared.is_cancelled() => return,
             Err(error) => {
                 let cause = shared.store_lost(&error);
