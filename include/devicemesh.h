@@ -2919,15 +2919,18 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * Local. The library calls the handler on one thread of its own, "dm-events", which exists while
  * there is a handler or a dm_events, and which blocks all signals but those of faults. So the
  * handler gets one event at a time, in the order in which the library noticed the events. The
- * first events are JOINED, one for each world that this process is in. event and its strings are
- * valid during the call. When 256 events wait because the handler is slow, further ones are left
- * out, and dm_event.dropped says how many.
+ * first events are JOINED, one for each world that this process is in. Then come the events that
+ * wait for the earlier handler, but not SLOW, which comes again when a call has waited for the new
+ * slow_ms. event and its strings are valid during the call. When 256 events wait because the
+ * handler is slow, further ones are left out, and dm_event.dropped says how many. But an event of
+ * another kind takes the place of the last SLOW.
  *
  * A slow call is found while its thread is blocked: in a collective of the host engine, or in a
- * call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where
- * NCCL reports its kernels (NCCL_PROFILER_PLUGIN). Ranks that end after dm_finalize of this
- * rank's last mesh give no event. The event of another rank's dm_abort comes within about two
- * seconds.
+ * call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where NCCL
+ * reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
+ * for the oldest one, because the others may wait for that call. Ranks that end after dm_finalize
+ * of this rank's last mesh give no event. The event of another rank's dm_abort comes within about
+ * two seconds.
  *
  * The library holds no lock while the handler runs: it may call all local functions, dm_abort,
  * dm_world_abort and dm_set_event_handler among them. The handler should return soon and make no
@@ -2935,14 +2938,15 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * that leaves the handler ends the process, and longjmp out of the handler is not allowed. After
  * dm_set_event_handler has replaced the handler, user_data may be freed, unless
  * dm_set_event_handler was called from inside the handler. Remove the handler before its code is
- * unloaded and before main returns. While there is a handler, a forked child may make no calls
- * (see "Forks").
+ * unloaded and before main returns. While there is a handler, and until "dm-events" has ended, a
+ * forked child may make no calls (see "Forks").
  *
  * options NULL: the defaults. Without a handler and a queue there is no thread, and an event
  * costs one load of a flag.
  *
- * Errors: DM_STATUS_TIMEOUT (the new handler is set, but the earlier one has been running for 5
- * s), DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no thread).
+ * Errors: DM_STATUS_TIMEOUT (the new handler is set, but an earlier one has been running for 5 s:
+ * keep its user_data until a later call, which waits again, returns DM_STATUS_OK),
+ * DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no thread).
  */
 dm_status dm_set_event_handler(void (*handler)(void *user_data, const struct dm_event *event),
                                void *user_data,
@@ -2954,10 +2958,10 @@ dm_status dm_set_event_handler(void (*handler)(void *user_data, const struct dm_
  *
  * Local. The first events are JOINED, one for each world that this process is in. The queue holds
  * 256 events. While it is full, later events are left out, and the next event that finds a place
- * has their number in dm_event.dropped. The thread "dm-events" fills it (see
- * dm_set_event_handler). options NULL: the defaults. The caller frees the handle with
- * dm_events_free. Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_EXHAUSTED (no descriptor or
- * thread).
+ * has their number in dm_event.dropped. An event that is not SLOW takes the place of the last
+ * SLOW. The thread "dm-events" fills it (see dm_set_event_handler). options NULL: the defaults.
+ * The caller frees the handle with dm_events_free. Errors: DM_STATUS_INVALID_ARGUMENT,
+ * DM_STATUS_EXHAUSTED (no descriptor or thread).
  */
 dm_status dm_events_open(const struct dm_event_options *options, struct dm_events **events_out);
 
@@ -2977,7 +2981,8 @@ dm_status dm_events_fd(const struct dm_events *events, int32_t *fd_out);
  * wait. `event_out->struct_size` is set by the caller (DM_EVENT_INIT). The strings and the array
  * are borrowed: valid until this thread's next dm_events_next on any queue. A queue may be read
  * by several threads, and each event goes to one of them. Errors: DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (event_out is NULL, its struct_size is wrong, a negative timeout).
+ * DM_STATUS_INVALID_ARGUMENT (event_out is NULL, its struct_size is wrong, a negative timeout),
+ * DM_STATUS_INVALID_STATE (the calling thread ends, and its thread-locals are gone).
  */
 dm_status dm_events_next(const struct dm_events *events, int64_t timeout_ms, struct dm_event *event_out);
 

@@ -16,7 +16,7 @@
 //!
 //! let events = Events::open(&Options::default().slow(Duration::from_secs(30)))?;
 //! let world = World::join("cpu", &WorldOptions::default())?;
-//! let joined = events.next_within(Duration::from_secs(5)).expect("the join is an event");
+//! let joined = events.next_within(Duration::from_secs(5))?.expect("the join is an event");
 //! assert_eq!((joined.kind, joined.rank as usize), (Kind::Joined, world.rank()));
 //! # Ok::<(), devicemesh::error::Error>(())
 //! ```
@@ -31,13 +31,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hostccl::fork;
+
 pub(crate) use self::event::Handler;
 pub use self::event::{Event, Kind, Options};
 use self::queue::Queue;
 use self::subscriber::Subscriber;
-pub(crate) use self::watch::{Source, announce, publish};
-use self::watch::{subscribe, unsubscribe, unsubscribe_handler};
+pub(crate) use self::watch::{Source, announce, publish, take_from_source};
+use self::watch::{ended_handlers, subscribe, unsubscribe, unsubscribe_handler};
 use crate::error::{Error, Result};
+use crate::wait::Deadline;
 
 /// How long [`set_handler`] waits for a call of the earlier handler.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,8 +52,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The handler may call local functions, `abort` among them, and set another handler. It should
 /// return soon, because the thread notices nothing while the handler runs.
 ///
-/// Waits for a call of the earlier handler. Fails with `DM_STATUS_TIMEOUT` where that call has not
-/// ended after 5 s: the new handler is set, but keep what the earlier one uses.
+/// The events that wait for the earlier handler go to the new one, without those of slow calls,
+/// which come again when they have waited for the new handler's time.
+///
+/// Waits for a call of an earlier handler. Fails with `DM_STATUS_TIMEOUT` where that call has not
+/// ended after 5 s: the new handler is set, but keep what the earlier ones use. Another call of
+/// this function waits again for all earlier handlers.
 pub fn set_handler(options: &Options, handler: impl Fn(&Event) + Send + Sync + 'static) -> Result<()> {
     replace_handler(Some((options, Arc::new(handler))))
 }
@@ -68,14 +75,16 @@ pub(crate) fn replace_handler(handler: Option<(&Options, Handler)>) -> Result<()
         Some((options, handler)) => Some(Subscriber::new(options.slow, Queue::new(), Some(handler))?),
         None => None,
     };
-    let earlier = match handler {
+    match handler {
         Some(handler) => subscribe(handler)?,
         None => unsubscribe_handler(),
-    };
-    match earlier.is_none_or(|earlier| earlier.has_ended_within(PATIENCE)) {
+    }
+    // A handler before the last one may run, too, where an earlier call has ended with a timeout.
+    let deadline = Deadline::after(PATIENCE);
+    match ended_handlers().iter().all(|earlier| earlier.has_ended_before(&deadline)) {
         true => Ok(()),
         false => Err(Error::timeout(format!(
-            "dm_set_event_handler: the earlier handler was still running after {} ms: the new one is set, but keep what the earlier one uses",
+            "dm_set_event_handler: an earlier handler was still running after {} ms: the new one is set, but keep what the earlier one uses",
             PATIENCE.as_millis()
         ))),
     }
@@ -96,8 +105,10 @@ impl Events {
     }
 
     /// Returns the next event. Waits for one, but no longer than `timeout`.
-    pub fn next_within(&self, timeout: Duration) -> Option<Event> {
-        self.0.queue().pop_within(timeout)
+    /// Fails in a forked child.
+    pub fn next_within(&self, timeout: Duration) -> Result<Option<Event>> {
+        Error::check_fork()?;
+        Ok(self.0.queue().pop_within(timeout))
     }
 }
 
@@ -111,6 +122,9 @@ impl AsFd for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        unsubscribe(&self.0);
+        // A thread of the parent may have held the lock at the fork.
+        if !fork::is_child() {
+            unsubscribe(&self.0);
+        }
     }
 }

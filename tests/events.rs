@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use devicemesh::comm::{View, World, WorldOptions};
-use devicemesh::error::Error;
+use devicemesh::error::{Error, Status};
 use devicemesh::events::{Event, Events, Kind, Options, clear_handler, set_handler};
 use devicemesh::rendezvous::JoinOptions;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,14 +30,14 @@ fn a_handler_and_a_queue_get_each_event() {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&events.as_fd(), PollFlags::IN)], Some(&now)).unwrap() > 0
     };
-    assert!(!is_readable() && events.next_within(Duration::ZERO).is_none());
+    assert!(!is_readable() && events.next_within(Duration::ZERO).unwrap().is_none());
 
     let mesh = View::init(&alone().unwrap(), &[1, 1], &["dp", "tp"]).unwrap();
     assert!(is_readable());
-    let joined = events.next_within(LONG).unwrap();
+    let joined = events.next_within(LONG).unwrap().unwrap();
     assert_eq!((joined.kind, joined.rank, joined.world_size, &joined.ranks[..]), (Kind::Joined, 0, 1, &[0][..]));
     mesh.root_comms().abort().unwrap();
-    let aborted = events.next_within(LONG).unwrap();
+    let aborted = events.next_within(LONG).unwrap().unwrap();
     assert_eq!((aborted.kind, aborted.group.as_deref(), aborted.dropped), (Kind::Aborted, Some("mesh"), 0));
     assert!(aborted.message.starts_with("rank 0: dm_abort ends DeviceMesh((dp=1, tp=1)"), "{aborted:?}");
     let kinds = [(); 2].map(|()| handled.recv_timeout(LONG).unwrap().kind);
@@ -49,7 +49,28 @@ fn a_handler_and_a_queue_get_each_event() {
     assert_eq!(handled_next.recv_timeout(LONG), Ok(Kind::Joined));
     clear_handler().unwrap();
     alone().unwrap().abort().unwrap();
-    assert_eq!(events.next_within(LONG).map(|event| event.kind), Some(Kind::Joined));
-    assert_eq!(events.next_within(LONG).map(|event| event.kind), Some(Kind::Aborted));
+    assert_eq!(events.next_within(LONG).unwrap().map(|event| event.kind), Some(Kind::Joined));
+    assert_eq!(events.next_within(LONG).unwrap().map(|event| event.kind), Some(Kind::Aborted));
     assert!(handled.try_recv().is_err() && handled_next.recv_timeout(LONG).is_err(), "nobody sends any more");
+}
+
+/// A child of a process that has a queue gets an error from it, and may drop it.
+#[test]
+fn a_forked_child_gets_nothing_from_a_queue() {
+    let events = Events::open(&Options::default().slow(LONG)).unwrap();
+    // SAFETY: the child ends with _exit. It allocates, which the C library allows after a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let refused = events.next_within(LONG).unwrap_err();
+            assert_eq!(refused.status(), Status::Unsupported, "{refused}");
+            drop(events);
+        }));
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = -1;
+    // SAFETY: the child is this process's own, and the status is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
 }

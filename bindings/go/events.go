@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -76,11 +77,17 @@ var chosenHandler atomic.Pointer[func(*Event)]
 func SetEventHandler(handler func(event *Event), options *EventOptions) error {
 	var a arguments
 	chosen := options.forC(&a)
-	if a.err == nil && handler != nil {
-		// The first event may come before the call returns.
-		chosenHandler.Store(&handler)
+	if a.err != nil || handler == nil {
+		return a.call(func() C.outcome { return C.go_set_event_handler(C.bool(false), chosen) })
 	}
-	return a.call(func() C.outcome { return C.go_set_event_handler(C.bool(handler != nil), chosen) })
+	// The first event may come before the call returns.
+	earlier := chosenHandler.Swap(&handler)
+	err := a.call(func() C.outcome { return C.go_set_event_handler(C.bool(true), chosen) })
+	if err != nil && !errors.Is(err, ErrTimeout) {
+		// The library has kept the earlier handler. After a timeout it has the new one.
+		chosenHandler.CompareAndSwap(&handler, earlier)
+	}
+	return err
 }
 
 //export goEvent

@@ -345,6 +345,14 @@ fn a_process_finds_its_own_calls_that_run() {
     recorder.end(running, EntryState::Done);
     assert_eq!(numbers(&[]), []);
     assert_eq!(recorder.snapshot().unwrap().calls.len(), 4);
+
+    // Each call has the place of its group, and the calls of a closed group do not count.
+    let other = recorder.open_channel(&facts(10, "mesh/dp", &[4, 6]));
+    let (_first, _second) = (recorder.begin(channel, &all_reduce(5)), recorder.begin(other, &all_reduce(6)));
+    let groups = || recorder.running(&[]).iter().map(|call| (call.number, call.group)).collect::<Vec<_>>();
+    assert_eq!(groups(), [(4, 0), (5, 1)]);
+    recorder.set_channel_state(channel, ChannelState::Closed);
+    assert_eq!(groups(), [(5, 1)]);
 }
 
 #[test]

@@ -378,7 +378,7 @@ impl Drop for RootComms {
         // The scopes use the store of the world, so they are dropped first.
         let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors, self.departures.take()));
-        drop(self.departed.take());
+        self.departed.take().iter().for_each(|watch| watch.release());
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

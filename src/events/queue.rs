@@ -8,7 +8,7 @@ use std::time::Duration;
 use hostccl::fork::Private;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::event::Event;
+use super::event::{Event, Kind};
 use crate::error::{Error, Result};
 use crate::wait::Deadline;
 
@@ -49,12 +49,16 @@ impl Queue {
         self.descriptor.as_ref().expect("a queue that is polled has a descriptor").as_fd()
     }
 
-    /// Adds an event, or counts it where the queue is full.
+    /// Adds an event, or counts it where the queue is full. Slow calls are told of again, so in a
+    /// full queue an event of another kind takes the place of the last slow call.
     pub(super) fn push(&self, event: Event) {
         let mut pending = self.lock();
         if pending.events.len() == MOST {
             pending.dropped += 1;
-            return;
+            let slow = pending.events.iter().rposition(|known| known.kind == Kind::Slow);
+            let Some(slow) = slow.filter(|_| event.kind != Kind::Slow) else { return };
+            let left_out = pending.events.remove(slow).map_or(0, |slow| slow.dropped);
+            pending.dropped += left_out;
         }
         let dropped = std::mem::take(&mut pending.dropped);
         pending.events.push_back(Event { dropped, ..event });
@@ -65,9 +69,22 @@ impl Queue {
         self.arrived.notify_one();
     }
 
-    /// Takes the first event.
-    pub(super) fn pop(&self) -> Option<Event> {
-        self.take(&mut self.lock())
+    /// Takes the first event, and calls `note` before another thread can use the queue.
+    pub(super) fn pop_noting(&self, note: impl FnOnce()) -> Option<Event> {
+        let mut pending = self.lock();
+        let event = self.take(&mut pending);
+        event.inspect(|_| note())
+    }
+
+    /// Takes all events, and the number of those that were left out after them.
+    pub(super) fn take_all(&self) -> (Vec<Event>, u64) {
+        let mut pending = self.lock();
+        (std::iter::from_fn(|| self.take(&mut pending)).collect(), std::mem::take(&mut pending.dropped))
+    }
+
+    /// Counts events that were left out.
+    pub(super) fn leave_out(&self, count: u64) {
+        self.lock().dropped += count;
     }
 
     /// Takes the first event. Waits for one, but no longer than `timeout`.
@@ -103,10 +120,13 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::events::event::Kind;
 
     fn event(number: u64) -> Event {
         Event::new(Kind::Joined, (0, 1), number, String::new())
+    }
+
+    fn pop(queue: &Queue) -> Option<Event> {
+        queue.pop_noting(|| ())
     }
 
     fn is_readable(queue: &Queue) -> bool {
@@ -117,13 +137,13 @@ mod tests {
     #[test]
     fn the_descriptor_is_readable_while_there_are_events() {
         let queue = Queue::with_descriptor().unwrap();
-        assert!(!is_readable(&queue) && queue.pop().is_none());
+        assert!(!is_readable(&queue) && pop(&queue).is_none());
         queue.push(event(1));
         queue.push(event(2));
         assert!(is_readable(&queue) && is_readable(&queue));
         assert_eq!(queue.pop_within(Duration::ZERO).unwrap().epoch, 1);
         assert!(is_readable(&queue));
-        assert_eq!(queue.pop().unwrap().epoch, 2);
+        assert_eq!(pop(&queue).unwrap().epoch, 2);
         assert!(!is_readable(&queue) && queue.pop_within(Duration::from_millis(1)).is_none());
     }
 
@@ -131,12 +151,28 @@ mod tests {
     fn a_full_queue_keeps_the_first_events_and_counts_the_others() {
         let queue = Queue::new();
         (0..MOST as u64 + 3).for_each(|number| queue.push(event(number)));
-        assert_eq!(queue.pop().map(|event| (event.epoch, event.dropped)), Some((0, 0)));
+        assert_eq!(pop(&queue).map(|event| (event.epoch, event.dropped)), Some((0, 0)));
         queue.push(event(1000));
         queue.push(event(1001));
-        let rest: Vec<(u64, u64)> = std::iter::from_fn(|| queue.pop()).map(|it| (it.epoch, it.dropped)).collect();
+        let rest: Vec<(u64, u64)> = std::iter::from_fn(|| pop(&queue)).map(|it| (it.epoch, it.dropped)).collect();
         assert_eq!(rest.len(), MOST);
         assert_eq!(rest[MOST - 2..], [(MOST as u64 - 1, 0), (1000, 3)]);
+    }
+
+    #[test]
+    fn in_a_full_queue_a_slow_call_makes_room_for_another_event() {
+        let queue = Queue::new();
+        let slow = |number| Event { kind: Kind::Slow, ..event(number) };
+        queue.push(event(0));
+        (1..MOST as u64 + 3).for_each(|number| queue.push(slow(number)));
+        queue.push(Event { kind: Kind::Lost, ..event(1000) });
+        queue.push(Event { kind: Kind::Aborted, ..event(1001) });
+        let all: Vec<Event> = std::iter::from_fn(|| pop(&queue)).collect();
+        assert_eq!(all.len(), MOST);
+        let last: Vec<(Kind, u64, u64)> = all[MOST - 3..].iter().map(|it| (it.kind, it.epoch, it.dropped)).collect();
+        // Three slow calls found no place, and each of the two later events has taken one's place.
+        let expected = [(Kind::Slow, MOST as u64 - 3, 0), (Kind::Lost, 1000, 4), (Kind::Aborted, 1001, 1)];
+        assert_eq!(last, expected);
     }
 
     #[test]

@@ -22,8 +22,8 @@ pub(super) struct SlowCalls {
 }
 
 impl SlowCalls {
-    /// Gives each subscriber an event for each call that has waited for the subscriber's time, and
-    /// another one whenever that time has doubled.
+    /// Gives each subscriber an event for each group whose oldest call has waited for the
+    /// subscriber's time, and another one whenever that time has doubled.
     pub(super) fn look(&mut self, subscribers: &[Arc<Subscriber>]) {
         let running = running();
         let is_known = |subscriber: u64| subscribers.iter().any(|known| known.id() == subscriber);
@@ -35,7 +35,7 @@ impl SlowCalls {
     }
 
     fn tell_of(&mut self, call: RunningCall, subscribers: &[Arc<Subscriber>]) {
-        let RunningCall { number, time } = call;
+        let RunningCall { number, time, .. } = call;
         let next = |known: &&Arc<Subscriber>| {
             let next = self.next.get(&(known.id(), number));
             time >= next.copied().unwrap_or(known.slow())
@@ -44,13 +44,11 @@ impl SlowCalls {
         if due.is_empty() {
             return;
         }
+        // The next time is set first. So a call that has no description, or whose description
+        // panics, is not looked at again at once.
+        self.next.extend(due.iter().map(|known| ((known.id(), number), time.saturating_mul(2))));
         let event = describe(number, time).map(|waiting| event(waiting, time));
-        for subscriber in due {
-            // A call that has no description is not looked at again.
-            let next = if event.is_some() { time.saturating_mul(2) } else { Duration::MAX };
-            self.next.insert((subscriber.id(), number), next);
-            event.iter().for_each(|event| subscriber.queue().push(event.clone()));
-        }
+        event.iter().for_each(|event| due.iter().for_each(|known| known.queue().push(event.clone())));
     }
 }
 

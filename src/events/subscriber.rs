@@ -37,8 +37,6 @@ pub(super) struct Subscriber {
     handler: Option<Handler>,
     /// Whether the handler runs now.
     is_called: AtomicBool,
-    /// Whether the subscriber gets no more events.
-    is_over: AtomicBool,
     /// A child that is forked while this subscriber exists has no events thread, so the child may
     /// use nothing of this library.
     _held: Own<()>,
@@ -50,8 +48,8 @@ impl Subscriber {
     pub(super) fn new(slow: Duration, queue: Queue, handler: Option<Handler>) -> Result<Arc<Subscriber>> {
         recorder::open()?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let (is_called, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Arc::new(Subscriber { id, slow, queue, handler, is_called, is_over, _held: Own::new(()) }))
+        let is_called = AtomicBool::new(false);
+        Ok(Arc::new(Subscriber { id, slow, queue, handler, is_called, _held: Own::new(()) }))
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -67,11 +65,6 @@ impl Subscriber {
         self.slow
     }
 
-    /// Gives the subscriber no more events.
-    pub(super) fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-    }
-
     /// Whether the subscriber has a handler.
     pub(super) fn has_handler(&self) -> bool {
         self.handler.is_some()
@@ -80,22 +73,19 @@ impl Subscriber {
     /// Calls the handler with the events of the subscriber's queue.
     pub(super) fn deliver(&self) {
         let Some(handler) = &self.handler else { return };
-        while let Some(event) = self.queue.pop() {
-            self.is_called.store(true, Ordering::SeqCst);
-            if !self.is_over.load(Ordering::SeqCst) {
-                // No caller could handle a panic of the handler.
-                let _ = catch_unwind(AssertUnwindSafe(|| handler(&event)));
-            }
+        // Whoever removes the handler empties the queue. After that the handler runs no more, or
+        // the removing thread sees that it runs.
+        while let Some(event) = self.queue.pop_noting(|| self.is_called.store(true, Ordering::SeqCst)) {
+            // No caller could handle a panic of the handler.
+            let _ = catch_unwind(AssertUnwindSafe(|| handler(&event)));
             self.is_called.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Whether the handler, which was removed, has returned within `patience`. When the handler
+    /// Whether the handler, which was removed, has returned before the deadline. When a handler
     /// itself asks, it need not have returned.
-    pub(super) fn has_ended_within(&self, patience: Duration) -> bool {
-        let deadline = Deadline::after(patience);
-        let is_itself = IS_EVENTS_THREAD.try_with(Cell::get).unwrap_or(false);
-        while !is_itself && self.is_called.load(Ordering::SeqCst) {
+    pub(super) fn has_ended_before(&self, deadline: &Deadline) -> bool {
+        while !is_this_thread() && self.is_called.load(Ordering::SeqCst) {
             if deadline.passed() {
                 return false;
             }
@@ -106,6 +96,11 @@ impl Subscriber {
 }
 
 /// Notes that the calling thread is the one that calls the handler.
-pub(super) fn is_events_thread() {
+pub(super) fn begin_thread() {
     let _ = IS_EVENTS_THREAD.try_with(|is_it| is_it.set(true));
+}
+
+/// Whether the calling thread is the one that calls the handler.
+pub(super) fn is_this_thread() -> bool {
+    IS_EVENTS_THREAD.try_with(Cell::get).unwrap_or(false)
 }

@@ -41,9 +41,17 @@ pub(crate) struct WaitingCall {
     pub(crate) message: String,
 }
 
-/// The calls of this process that run, and those that NCCL has launched and that have not ended.
+/// The oldest call of each group among the calls of this process that run, and those that NCCL has
+/// launched and that have not ended. The other calls of the group may only wait for the oldest one.
 pub(crate) fn running() -> Vec<RunningCall> {
-    get().map_or_else(Vec::new, |recorder| recorder.running(&unfinished()))
+    oldest(get().map_or_else(Vec::new, |recorder| recorder.running(&unfinished())))
+}
+
+/// The oldest call of each group.
+fn oldest(mut calls: Vec<RunningCall>) -> Vec<RunningCall> {
+    calls.sort_unstable_by_key(|call| (call.group, call.number));
+    calls.dedup_by_key(|call| call.group);
+    calls
 }
 
 /// Describes the call `number` of this process, which has run for `time`. Returns `None` where the
@@ -165,4 +173,16 @@ fn is_without_message(call: &RecordedCall, me: u32, peer: &Rank<'_>) -> bool {
 
 fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_oldest_call_of_each_group_counts() {
+        let call = |(number, group)| RunningCall { number, group, time: Duration::ZERO };
+        let calls = [(2050, 1), (7, 3), (2049, 1), (9, 3), (2048, 0)].map(call);
+        assert_eq!(oldest(calls.to_vec()), [(2048, 0), (2049, 1), (7, 3)].map(call));
+    }
 }

@@ -20,7 +20,7 @@ use super::init_method::Method;
 use super::join_attempt::{self, JoinAttempt};
 use super::launcher::{self, Place};
 use super::local_place::LocalPlace;
-use super::loss_watch::LossWatch;
+use super::loss_watch::{Looking, LossWatch};
 use super::losses::Losses;
 use super::newcomer::Newcomer;
 use super::options::{DEFAULT_TIMEOUT, Join, JoinOptions, checks_collectives, place};
@@ -306,12 +306,11 @@ impl World {
             me,
             size,
             launcher: self.place.launcher,
-            store: Arc::clone(&store),
+            met_in: store.name().to_owned(),
             served,
-            losses: Arc::clone(&losses),
-            epoch: Arc::clone(&epoch),
             state: AtomicU8::default(),
-            looking: Mutex::default(),
+            epoch: Mutex::new(Some(Arc::clone(&epoch))),
+            looking: Mutex::new(Some(Looking::new(Arc::clone(&store), Arc::clone(&losses), Arc::clone(&epoch)))),
         });
         let newcomer = running.map(Newcomer::new);
         let door = DoorWatch::default();

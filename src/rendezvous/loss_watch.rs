@@ -15,7 +15,7 @@ use super::incarnation::Incarnation;
 use super::losses::Losses;
 use super::store::{KeyWatch, Store};
 use crate::error::{Error, Result, Status};
-use crate::events::{Event, Kind, Source};
+use crate::events::{Event, Kind, Source, take_from_source};
 use crate::rank_list::ranges;
 use crate::wait::Wait;
 
@@ -42,28 +42,50 @@ pub(crate) struct LossWatch {
     pub(super) size: usize,
     /// The name of the launcher that started this process.
     pub(super) launcher: &'static str,
-    /// The store that has the notes.
-    pub(super) store: Arc<dyn Store>,
+    /// Where the ranks have met: the name of the store.
+    pub(super) met_in: String,
     /// Whether rank 0 serves the store.
     pub(super) served: bool,
-    /// The processes that are known to be lost.
-    pub(super) losses: Arc<Losses>,
-    /// The epoch in which this process is.
-    pub(super) epoch: Arc<CurrentEpoch>,
     /// Whether losses give events: [`TELLS`], [`QUIET`] or [`OVER`].
     pub(super) state: AtomicU8,
-    pub(super) looking: Mutex<Looking>,
+    /// The epoch in which this process is; `None` after the end of the world.
+    pub(super) epoch: Mutex<Option<Arc<CurrentEpoch>>>,
+    /// A look holds this lock. So the end of the world waits for the look, and takes the value.
+    pub(super) looking: Mutex<Option<Looking>>,
 }
 
-/// What the looks have found.
-#[derive(Default)]
+/// What the looks use and have found.
 pub(super) struct Looking {
+    /// The store that has the notes.
+    store: Arc<dyn Store>,
+    /// The processes that are known to be lost.
+    losses: Arc<Losses>,
+    /// The epoch in which this process is.
+    epoch: Arc<CurrentEpoch>,
     /// The open question for the next note.
     watch: Option<Box<dyn KeyWatch>>,
     /// When the store may be asked again; `None` where nobody has asked.
     may_ask: Option<Instant>,
     /// The lost processes that were reported.
     told: HashSet<Incarnation>,
+}
+
+impl Looking {
+    /// No look was made yet.
+    pub(super) fn new(store: Arc<dyn Store>, losses: Arc<Losses>, epoch: Arc<CurrentEpoch>) -> Looking {
+        Looking { store, losses, epoch, watch: None, may_ask: None, told: HashSet::new() }
+    }
+
+    /// Asks the store for lost processes, and leaves a question for the next one open.
+    fn ask(&mut self) -> Result<()> {
+        let wait = Wait::after(SHORT);
+        self.losses.refresh(&wait)?;
+        if self.watch.is_none() {
+            let (_, next) = self.losses.next();
+            self.watch = self.store.watch_key(&next, &wait)?;
+        }
+        Ok(())
+    }
 }
 
 impl LossWatch {
@@ -84,8 +106,7 @@ impl LossWatch {
 
     /// Asks the store when the next question is due, and returns the lost processes that were not
     /// reported before.
-    fn news(&self) -> Vec<Incarnation> {
-        let mut looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+    fn news(&self, looking: &mut Looking) -> Vec<Incarnation> {
         let come = looking.watch.as_mut().map(|watch| watch.has_come());
         let has_news = matches!(come, Some(Ok(true)));
         if matches!(come, Some(Ok(true) | Err(_))) {
@@ -93,16 +114,16 @@ impl LossWatch {
         }
         let is_time = looking.may_ask.is_none_or(|at| Instant::now() >= at);
         let mut store_is_gone = false;
-        if has_news || (is_time && (looking.watch.is_none() || !self.store.knows_losses())) {
+        if has_news || (is_time && (looking.watch.is_none() || !looking.store.knows_losses())) {
             looking.may_ask = Some(Instant::now() + ASK);
-            let asked = self.ask(&mut looking);
+            let asked = looking.ask();
             store_is_gone = asked.is_err_and(|error| error.status() == Status::Store);
         }
-        let tickets = &self.epoch.get().tickets;
-        let mut lost = self.losses.all(|process| process != self.me && tickets.are_of(process));
+        let tickets = &looking.epoch.get().tickets;
+        let mut lost = looking.losses.all(|process| process != self.me && tickets.are_of(process));
         if store_is_gone && self.served && self.me.rank != 0 {
             lost.insert(tickets.holder(0));
-            self.losses.noticed(tickets.holder(0), "the store that it serves does not answer");
+            looking.losses.noticed(tickets.holder(0), "the store that it serves does not answer");
         }
         // The world may have ended here while the store was asked. Then the other ranks may end,
         // too.
@@ -113,18 +134,8 @@ impl LossWatch {
         lost.into_iter().collect()
     }
 
-    fn ask(&self, looking: &mut Looking) -> Result<()> {
-        let wait = Wait::after(SHORT);
-        self.losses.refresh(&wait)?;
-        if looking.watch.is_none() {
-            let (_, next) = self.losses.next();
-            looking.watch = self.store.watch_key(&next, &wait)?;
-        }
-        Ok(())
-    }
-
-    fn event(&self, kind: Kind, message: String) -> Event {
-        let epoch = self.epoch.get();
+    fn event(&self, epoch: &CurrentEpoch, kind: Kind, message: String) -> Event {
+        let epoch = epoch.get();
         Event::new(kind, (self.me.rank as usize, epoch.size), epoch.number, message)
     }
 }
@@ -141,23 +152,30 @@ impl Source for LossWatch {
         };
         let message = format!(
             "rank {me} has joined a world of {} ranks{again}: launcher {}, met in {}",
-            self.size,
-            self.launcher,
-            self.store.name()
+            self.size, self.launcher, self.met_in
         );
-        Some(self.event(Kind::Joined, message).about(vec![me]))
+        let epoch = self.epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        epoch.as_ref().map(|epoch| self.event(epoch, Kind::Joined, message).about(vec![me]))
     }
 
     fn look(&self) -> Vec<Event> {
         if !self.is_telling() || self.size < 2 {
             return Vec::new();
         }
-        let news = self.news();
+        let mut looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(looking) = looking.as_mut() else { return Vec::new() };
+        let news = self.news(looking);
         let ranks: Vec<i32> = news.iter().map(|process| process.rank).collect();
         let Some(first) = news.first() else { return Vec::new() };
         let is = if ranks.len() == 1 { "is" } else { "are" };
-        let how = self.losses.how(*first);
+        let how = looking.losses.how(*first);
         let message = format!("rank {}: {} {is} lost ({how})", self.me.rank, ranges(&ranks));
-        vec![self.event(Kind::Lost, message).about(ranks)]
+        vec![self.event(&looking.epoch, Kind::Lost, message).about(ranks)]
+    }
+
+    fn release(&self) {
+        self.end();
+        drop(take_from_source(&self.epoch));
+        drop(take_from_source(&self.looking));
     }
 }

@@ -18,6 +18,7 @@ use super::newcomer::Newcomer;
 use super::store::{Server, Store};
 use super::turn_watch::TurnWatch;
 use crate::error::{Error, Result, Status};
+use crate::events::Source;
 use crate::recorder;
 use crate::wait::Wait;
 
@@ -76,6 +77,13 @@ pub(super) struct Session {
     pub(super) record: recorder::World,
     /// The server, if this process runs it.
     pub(super) server: Option<Arc<Server>>,
+}
+
+impl Drop for Session {
+    /// The session ends on the thread that drops it, and not on the one that watches for losses.
+    fn drop(&mut self) {
+        self.loss_watch.release();
+    }
 }
 
 impl World {

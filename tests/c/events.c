@@ -119,6 +119,31 @@ static void forked(void)
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static pthread_key_t ends;
+
+/* A thread that ends has no place for an event any more. */
+static void at_the_end(void *events)
+{
+  dm_event event = DM_EVENT_INIT;
+  GIVES(DM_STATUS_INVALID_STATE, dm_events_next((dm_events *)events, 0, &event));
+}
+
+static void *ask_and_end(void *events)
+{
+  CHECK(next((dm_events *)events, 0).kind == DM_EVENT_JOINED && pthread_setspecific(ends, events) == 0);
+  return NULL;
+}
+
+static void ending_thread(void)
+{
+  dm_events *events = NULL;
+  pthread_t thread;
+  REQUIRE(dm_events_open(NULL, &events));
+  CHECK(pthread_key_create(&ends, at_the_end) == 0 && pthread_create(&thread, NULL, ask_and_end, events) == 0);
+  CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(ends) == 0);
+  dm_events_free(events);
+}
+
 static void counters(void)
 {
   static char text[1 << 16];
@@ -163,6 +188,7 @@ int main(void)
   /* A queue that comes later begins with the worlds that are there. */
   REQUIRE(dm_events_open(&options, &late));
   CHECK(next(late, 0).kind == DM_EVENT_JOINED);
+  ending_thread();
 
   meet(mesh);
   OK(dm_abort(mesh));

@@ -6,20 +6,22 @@ use std::time::Duration;
 
 use super::{Entry, Recorder};
 use crate::clock::Moment;
-use crate::layout::{self, call, header};
-use crate::snapshot::{EntryState, Snapshot};
+use crate::layout::{self, call, channel, header};
+use crate::snapshot::{ChannelState, EntryState, Snapshot};
 
 /// A call of this process that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunningCall {
     /// The number of the call in the process, from 0.
     pub number: u64,
+    /// The place of the call's group. No two groups that are open have one place.
+    pub group: u16,
     /// How long the call has run.
     pub time: Duration,
 }
 
 impl Recorder {
-    /// The calls of this process that run now, in no order. A call of `launched` also counts while
+    /// The calls of this process that run now in groups that are not closed, in no order. A call of `launched` also counts while
     /// its state is [`EntryState::Issued`]: the caller knows that its stream has not ended it. In
     /// the first millisecond of a recording the list is empty, because the length of a tick is not
     /// known before.
@@ -32,13 +34,17 @@ impl Recorder {
             let stamp = self.get(slot + call::STAMP);
             let number = (stamp / 2).checked_sub(1).filter(|_| stamp % 2 == 0)?;
             let (what, begun) = (self.get(slot + call::WHAT), self.get(slot + call::BEGUN));
-            let state = what >> 40 & 0xff;
+            let (state, group) = (what >> 40 & 0xff, what as u16);
+            let base = layout::CHANNELS + usize::from(group) * layout::CHANNEL_WORDS;
+            // A call of an earlier group in this place has not ended in the recording.
+            let is_of_group = number >= self.get(base + channel::FIRST_CALL);
+            let is_closed = self.get(base + channel::KIND) >> 8 & 0xff == ChannelState::Closed as u64;
             let is_issued = || state == EntryState::Issued as u64 && is_launched(number);
             let runs = state == EntryState::Running as u64 || is_issued();
             // A later call may have taken the place while the words were read.
             let is_same = self.get(slot + call::STAMP) == stamp;
             let time = Duration::from_nanos((now.ticks.saturating_sub(begun) as f64 * length) as u64);
-            (runs && is_same).then_some(RunningCall { number, time })
+            (runs && is_same && is_of_group && !is_closed).then_some(RunningCall { number, group, time })
         };
         (0..layout::CALL_COUNT).filter_map(running).collect()
     }

@@ -18,16 +18,18 @@ const SHORT: Duration = Duration::from_millis(200);
 
 /// Watches for ranks that end a mesh by dm_abort, for the events of this process.
 pub(super) struct DepartureWatch {
-    departures: Arc<Departures>,
     /// Whether the mesh is alive on this rank. A mesh that has ended here gives no further events.
     life: Arc<LifeFlag>,
     /// The event, without the ranks and the message.
     event: Event,
-    looking: Mutex<Looking>,
+    /// A look holds this lock. So the end of the mesh waits for the look, and takes the value.
+    looking: Mutex<Option<Looking>>,
 }
 
-#[derive(Default)]
+/// What the looks use and have found.
 struct Looking {
+    /// The ranks that have ended the mesh by dm_abort, in the store of the world.
+    departures: Arc<Departures>,
     /// When the store was asked last; `None` where nobody has asked.
     asked: Option<Instant>,
     /// The ranks whose aborts were reported.
@@ -40,7 +42,8 @@ impl DepartureWatch {
     pub(super) fn begin(root: &RootComms) -> Option<Arc<dyn events::Source>> {
         let departures = Arc::clone(root.departures.as_ref().filter(|_| root.mesh.root_size() > 1)?);
         let event = root.event(Kind::Aborted, String::new());
-        let watch = DepartureWatch { departures, life: root.life_flag(), event, looking: Mutex::default() };
+        let looking = Looking { departures, asked: None, told: Vec::new() };
+        let watch = DepartureWatch { life: root.life_flag(), event, looking: Mutex::new(Some(looking)) };
         let watch: Arc<dyn events::Source> = Arc::new(watch);
         events::announce(Arc::downgrade(&watch));
         Some(watch)
@@ -54,11 +57,12 @@ impl events::Source for DepartureWatch {
 
     fn look(&self) -> Vec<Event> {
         let mut looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(looking) = looking.as_mut() else { return Vec::new() };
         if !self.life.is_alive() || looking.asked.is_some_and(|asked| asked.elapsed() < ASK) {
             return Vec::new();
         }
         looking.asked = Some(Instant::now());
-        let mut ranks = self.departures.others(&Wait::after(SHORT)).unwrap_or_default();
+        let mut ranks = looking.departures.others(&Wait::after(SHORT)).unwrap_or_default();
         ranks.retain(|rank| !looking.told.contains(rank));
         if ranks.is_empty() {
             return Vec::new();
@@ -68,6 +72,10 @@ impl events::Source for DepartureWatch {
         let message = format!("rank {me}: {} ended {group} by dm_abort", ranges(&ranks));
         let time = std::time::SystemTime::now();
         vec![Event { time, message, ..self.event.clone() }.about(ranks)]
+    }
+
+    fn release(&self) {
+        drop(events::take_from_source(&self.looking));
     }
 }
 
