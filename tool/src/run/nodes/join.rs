@@ -33,7 +33,7 @@ pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Caus
     // The job of the nodes that were there before goes on.
     let too_many = arrival > nodes;
     if !too_many {
-        let _ = shared.arrival.set(arrival);
+        shared.admit(arrival)?;
     } else if rendezvous.heals {
         let heir = Heir { shared, rendezvous, store, arrival };
         let taken = match heir.take(&mut progress)? {

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use devicemesh::error::{Error, Status};
@@ -64,6 +64,8 @@ pub struct Shared {
     /// first. A node of another job, or one too many, may have reached the store, too, and must not
     /// end the job that has it.
     pub arrival: OnceLock<u32>,
+    /// The cause for which this node has ended its job before it was one of the job's nodes.
+    early: Mutex<Option<Cause>>,
     /// The arrival number of the node whose place this node has taken, where it has.
     pub post: OnceLock<u32>,
     /// What this node shows to other processes of its user, once it is one of the job's nodes, and
@@ -97,6 +99,7 @@ impl Shared {
             sender,
             reached: OnceLock::new(),
             arrival: OnceLock::new(),
+            early: Mutex::new(None),
             post: OnceLock::new(),
             card: OnceLock::new(),
             serving: OnceLock::new(),
@@ -144,11 +147,26 @@ impl Shared {
     }
 
     /// Writes the cause for which the job ends, unless another node has written one. Returns the
-    /// cause in the store.
+    /// cause in the store. Where this node is not one of the job's yet, the cause is kept for the
+    /// moment at which it becomes one ([`Shared::admit`]).
     pub fn end(&self, cause: Cause) -> Cause {
-        let Some(reached) = self.admitted() else { return cause };
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(reached) = self.admitted() else {
+            *early = Some(cause.clone());
+            return cause;
+        };
+        drop(early);
         let Ok(text) = serde_json::to_vec(&cause) else { return cause };
         reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
+    }
+
+    /// Makes this node one of the job's. Fails with the cause for which the job has ended before.
+    pub fn admit(&self, arrival: u32) -> Result<(), Cause> {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.arrival.set(arrival);
+        let cause = early.take();
+        drop(early);
+        cause.map_or(Ok(()), |cause| Err(self.end(cause)))
     }
 
     /// Shows `devicemesh why` on this host where the job's store is.
@@ -254,8 +272,8 @@ mod tests {
         assert!(matches!(shared.end(Cause::Ordered), Cause::Ordered));
         shared.end_at_once();
         assert_eq!(in_store(), [Ok(None), Ok(None)]);
-        shared.arrival.set(1).unwrap();
-        shared.end(Cause::Ordered);
+        // A job that was ended before is over for all from now on.
+        assert!(matches!(shared.admit(1), Err(Cause::Ordered)));
         shared.end_at_once();
         assert_eq!(in_store(), [Ok(Some(b"\"ordered\"".to_vec())), Ok(Some(b"1".to_vec()))]);
     }
