@@ -1,9 +1,9 @@
 //! The rails of a communicator over several hosts: which ranks exchange data between the hosts.
 //!
 //! A rail is a part of the data, and one rank of each host exchanges that part with the other
-//! hosts. There are as many rails as the host with the most seats has seats. On each host the rails
-//! are dealt out to the seats evenly, in order. So where all hosts have equally many seats, seat
-//! `j` serves rail `j`.
+//! hosts. The number of rails is the number of seats of the host that has the most seats. On each
+//! host the rails are dealt out to the seats evenly, in order. So where all hosts have equally
+//! many seats, seat `j` serves rail `j`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -12,25 +12,27 @@ use crate::scratch::Scratch;
 use crate::span::Span;
 
 /// The sizes in bytes that decide which way a collective takes and how it cuts its data. All ranks
-/// must have the same sizes. The tests set smaller ones, so that small data is cut as well.
+/// must have the same sizes. The tests set smaller sizes, so that collectives cut small data as
+/// well.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// The most bytes that a rank may contribute to a small call.
     pub(crate) contribution: usize,
     /// How many bytes of each block go to another host in one message, so that the ranks of a host
-    /// work on one piece while the next one is on its way.
+    /// work on one piece while the next piece is on its way.
     pub(crate) message: usize,
     /// How many bytes of a reduction are on their way at a time.
     pub(crate) reduction: usize,
     /// How many bytes of a broadcast a host passes on at a time.
     pub(crate) broadcast: usize,
-    /// A broadcast of this many bytes or more goes from each host to one other host. Then each host
-    /// sends the data once. For less data, a tree with more branches ends earlier.
+    /// A broadcast of this many bytes or more goes from each host to one other host, so that each
+    /// host sends the data only once. A smaller broadcast goes down a tree with more branches,
+    /// because the tree ends earlier for little data.
     pub(crate) chain: usize,
 }
 
 impl Limits {
-    /// The sizes with which programs run.
+    /// The sizes outside of tests.
     pub(crate) const PRODUCT: Limits =
         Limits { contribution: 128 << 10, message: 1 << 20, reduction: 4 << 20, broadcast: 1 << 20, chain: 512 << 10 };
 }
@@ -110,7 +112,8 @@ impl Rails {
         (seat * self.count).div_ceil(seats)..((seat + 1) * self.count).div_ceil(seats)
     }
 
-    /// Returns the number of the next gathering. Only the call whose turn it is asks.
+    /// Returns the number of the next gathering. Only the call whose turn it is may call this
+    /// function.
     pub(crate) fn next_gathering(&self) -> u32 {
         self.gatherings.fetch_add(1, Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Calls of programs that use the engine's C functions themselves, in the recording of this
-//! process.
+//! Writes the calls of programs that use the engine's C functions themselves to the recording of
+//! this process.
 //!
 //! A call of a mesh has a name ([`Name`]), and the mesh records it. A call without a name is
 //! recorded here, in a group of the recording that belongs to the communicator. The first such call
@@ -12,7 +12,7 @@ use crate::comm::Comm;
 use crate::recorder;
 use crate::types::{DataType, ncclRedOp_t};
 
-/// The kind of these groups in the recording.
+/// The kind, in the recording, of the groups of calls without a name.
 const RAW: u8 = 2;
 
 /// What a call does, for the recording.
@@ -57,7 +57,8 @@ impl RawRecord {
             };
             recorder.open_channel(&facts)
         });
-        // Operators of the program have numbers of their own on each rank, and count as one.
+        // The number of an operator that the program has made differs from rank to rank, so the
+        // recording has one number for all such operators.
         let reduction = what.reduction.map_or(0, |op| op.clamp(0, 5) as u8);
         let peer = what.peer.map_or(NO_PEER, |peer| peer as i32);
         let dtype = what.dtype as u8;
@@ -75,7 +76,7 @@ impl RawRecord {
         recorder::get().into_iter().for_each(|recorder| recorder.start(self.0));
     }
 
-    /// Records that the call has ended well. `has_waited` says whether it has waited for another
+    /// Records that the call has succeeded. `has_waited` says whether it has waited for another
     /// rank.
     pub(crate) fn done(self, has_waited: bool) {
         let entry = self.0;

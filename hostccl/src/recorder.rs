@@ -1,4 +1,4 @@
-//! The recording of this process, which other processes can read: where its memory comes from.
+//! Makes the memory of this process's recording, which other processes can read.
 //!
 //! The crate `recording` has the layout, the writer and the reader. A process opens its recording
 //! when it first joins a world or makes a communicator, and keeps it until it ends:
@@ -6,9 +6,9 @@
 //! - Usually the recording is anonymous memory (memfd) with the name `devicemesh-recording`. A reader
 //!   of the same user finds it by this name in `/proc/<pid>/fd`, and it is gone with the process.
 //! - With `DM_TRACE_DIR` the recording is a file in that folder, which outlives the process.
-//! - With `DM_RECORDER=0` there is none.
+//! - With `DM_RECORDER=0` there is no recording.
 //!
-//! A process that cannot get the memory goes on without a recording.
+//! A process that cannot get the memory runs without a recording.
 //!
 //! A forked child does not write to its parent's recording. The recorder lies in a page that the
 //! kernel clears in every child (`MADV_WIPEONFORK`), the memory is not mapped there, and the
@@ -42,17 +42,17 @@ use crate::types::ncclSystemError;
 const SWITCH: &str = "DM_RECORDER";
 /// The variable that names the folder for recordings that outlive their processes.
 const FOLDER: &str = "DM_TRACE_DIR";
-/// The bytes of a recording.
+/// The size of a recording in bytes.
 const BYTES: usize = layout::WORDS * 8;
-/// The size of a page, and of [`Page`] at most.
+/// The size of a page in bytes. A [`Page`] is not larger than that.
 const PAGE_BYTES: usize = 4096;
 
-/// The page with the recorder. It is NULL until this process first opens a recording.
+/// The page with the recorder. The pointer is NULL until this process first opens a recording.
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 
-/// The page that the kernel clears in forked children. It is never unmapped.
+/// The page that the kernel clears in forked children. The page is never unmapped.
 struct Page {
-    /// How far the opening is: [`NONE`], [`OPENING`] or [`OPEN`].
+    /// The state of the recording: [`NONE`], [`OPENING`] or [`OPEN`].
     state: AtomicU32,
     /// The recorder, once the state is [`OPEN`]. From then on nobody changes it.
     recorder: UnsafeCell<MaybeUninit<Recorder>>,
@@ -105,7 +105,7 @@ pub fn open() -> std::result::Result<(), String> {
         match page.state.compare_exchange(NONE, OPENING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => break,
             Err(OPEN) => return Ok(()),
-            // Another thread needs a few system calls for it.
+            // Another thread opens the recording, which takes a few system calls.
             Err(_) => std::thread::yield_now(),
         }
     }
@@ -154,7 +154,8 @@ impl Drop for OwnedChannel {
 
 /// Notes that a call of this thread waits for another rank.
 pub(crate) fn note_wait() {
-    // A thread that is ending has no such variables any more, and its calls get the exact time.
+    // A thread that is ending has no thread-local variables any more. Then `take_waited` returns
+    // true, so the calls of the thread get the exact time.
     let _ = HAS_WAITED.try_with(|has_waited| has_waited.set(true));
 }
 
@@ -190,14 +191,14 @@ fn page() -> Option<&'static Page> {
     }
 }
 
-/// The page at an address that `PAGE` has had.
+/// Returns the page at an address that was read from `PAGE`.
 fn page_at(page: *mut Page) -> Option<&'static Page> {
     // SAFETY: the address is NULL, or that of a page that is never unmapped. Zeros are a valid
     // page.
     unsafe { page.as_ref() }
 }
 
-/// Makes the memory of a recording, and begins it.
+/// Makes the memory of a recording, and begins the recording.
 fn make(folder: Option<&OsStr>) -> Result<Recorder> {
     let (file, path) = match folder {
         Some(folder) => file_in(Path::new(folder)).map(|(file, path)| (file, Some(path)))?,
@@ -222,18 +223,19 @@ fn memory() -> Result<Closed<OwnedFd>> {
     let refused = |reason| Error::new(ncclSystemError, machine::explained_call("memfd_create", &reason));
     let file = Closed::open(|| memory_file::open(NAME)).map_err(refused)?;
     resize(&file, BYTES)?;
-    // A reader can rely on the size.
+    // A reader can rely on the size, because the seals forbid any change of the size.
     seal(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
     Ok(file)
 }
 
-/// Makes the file of this process in a folder, with all its blocks. Without them, a full disk would
-/// end the process when it writes to the mapping.
+/// Makes the file of this process in a folder, and allocates all blocks of the file. Without the
+/// blocks, a full disk would end the process when the process writes to the mapping.
 fn file_in(folder: &Path) -> Result<(Closed<OwnedFd>, PathBuf)> {
     check_limit(BYTES)?;
     let ProcessId { pid, start } = ProcessId::current();
     let host = host_name();
-    // A process that has two copies of this library has two recordings.
+    // A process that has two copies of this library has two recordings, so they need different
+    // names.
     let mut names = (1..=9).map(|copy| folder.join(file_name(&host, pid, start, copy)));
     let open = |path: &Path| {
         let mut options = OpenOptions::new();

@@ -15,12 +15,13 @@ use crate::wire::Peer;
 
 /// How long a rank that frees its communicator waits until its messages cannot get lost any more.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long a rank that frees a failed communicator waits for that.
+/// How long a rank that frees a failed communicator waits until its messages cannot get lost any
+/// more.
 const FAILED_LINGER: Duration = Duration::from_millis(50);
-/// The number of looks before such a rank begins to sleep between two looks. An acknowledgement
-/// takes tens of microseconds.
+/// How many times a rank that frees its communicator looks whether its messages are safe before
+/// the rank begins to sleep between two looks. An acknowledgement takes tens of microseconds.
 const SHORT_LOOKS: u32 = 50;
-/// The longest sleep between two looks.
+/// The longest sleep between two such looks.
 const FLUSH_SLICE: Duration = Duration::from_millis(1);
 
 /// A message under way between this rank and one of another host.
@@ -52,8 +53,8 @@ pub(crate) struct Remote {
     pub(crate) desk: Arc<Desk>,
     /// Whether this rank has told the other hosts that the communicator has failed.
     told: AtomicBool,
-    /// For each rank of the whole communicator, whether it has freed its communicator. It is only
-    /// set for ranks of other hosts.
+    /// For each rank of the whole communicator, whether it has freed its communicator. Only the
+    /// entries of ranks on other hosts are ever set.
     left: Box<[AtomicBool]>,
     /// The part that changes.
     state: Mutex<State>,
@@ -64,8 +65,8 @@ pub(crate) struct Remote {
 pub(crate) struct Suspicion {
     /// When the first of the losses was noticed.
     pub(crate) since: Instant,
-    /// When the first process was lost that has not ended as far as its host says. The other
-    /// processes of the host were asked then whether they are there.
+    /// When the first process was lost without a sign from its host that the process has ended. At
+    /// that time the other processes of the host were asked whether they are alive.
     pub(crate) silent_since: Option<Instant>,
 }
 
@@ -74,7 +75,8 @@ pub(crate) struct Suspicion {
 pub(crate) struct Waits {
     /// When the rank reported that it waits.
     pub(crate) said: Instant,
-    /// When its time is up, or the time of the ranks for which it waits, whichever is later.
+    /// When the rank's time is up, or the time of the ranks for which this rank waits, whichever
+    /// is later.
     pub(crate) until: Instant,
 }
 
@@ -82,8 +84,8 @@ pub(crate) struct Waits {
 pub(crate) struct State {
     /// The hosts with lost processes for which this rank has not failed the communicator yet.
     pub(crate) suspicions: BTreeMap<usize, Suspicion>,
-    /// When a process of each host was heard last. The index is the host. It is empty while no
-    /// process of another host has been suspected.
+    /// For each host, when a process of the host was last heard. The key is the host. The map is
+    /// empty while no process of another host has been suspected.
     pub(crate) heard: HashMap<usize, Instant>,
     /// The last report of each rank that has reported that it waits for another rank.
     pub(crate) waits: HashMap<usize, Waits>,
@@ -92,8 +94,8 @@ pub(crate) struct State {
     /// When this rank's time is up, or the time of the ranks for which it waits, as this rank noted
     /// last. `None` while it does not wait.
     pub(crate) waits_until: Option<Instant>,
-    /// The word of each seat of this host that says whether the rank waits, and when this rank
-    /// first saw that value.
+    /// For each seat of this host, the value of the word that says whether the rank of the seat
+    /// waits, and when this rank first saw that value.
     pub(crate) seat_waits: HashMap<usize, (u32, Instant)>,
     /// How many processes of this host had ended at the last tick.
     pub(crate) dead_at_tick: usize,
@@ -130,9 +132,10 @@ impl Remote {
     }
 
     /// Tells the processes on other hosts that the communicator has failed, unless this rank has
-    /// told them. `call` is the call that met the failure. A rank that has found the failure tells
-    /// `all` processes. A rank that passes it on takes the connections that exist, and one process
-    /// of each host to which none exists. `told_by` is the process that has told this rank.
+    /// told them. `call` is the call that met the failure. With `all`, the rank has found the
+    /// failure itself and tells all processes. Without `all`, the rank passes the failure on to
+    /// the processes to which connections exist, and to one process of each host to which no
+    /// connection exists. `told_by` is the process that has told this rank of the failure.
     pub(crate) fn tell_failure(&self, span: &Span, error: &Error, call: &str, all: bool, told_by: Option<Peer>) {
         if self.told.swap(true, Ordering::AcqRel) {
             return;
@@ -159,11 +162,11 @@ impl Remote {
     }
 
     /// Tells the processes to which there are connections that this rank has freed its
-    /// communicator. A process without a connection asks when it waits for this rank. The process
-    /// that watches this one is told in any case, because it makes a connection of its own accord.
-    /// Then waits until what this rank has sent is safe, because the process may end now.
-    /// `has_failed` says whether the communicator has failed. The caller has noted in this rank's
-    /// seat that it has left.
+    /// communicator. A process without a connection asks this rank when that process waits for
+    /// this rank. The process that watches this one is told in any case, because the watcher makes
+    /// a connection of its own accord. Then this function waits until everything that this rank
+    /// has sent is safe, because this process may end now. `has_failed` says whether the
+    /// communicator has failed. The caller has noted in this rank's seat that it has left.
     pub(crate) fn tell_left(&self, span: &Span, has_failed: bool) {
         self.desk.note_left(span.comm, span.rank);
         let text = Said::Left(span.rank).encode();
@@ -171,9 +174,10 @@ impl Remote {
         for peer in processes.iter().filter(|peer| Some(**peer) == watcher || span.wire.connected(**peer)) {
             span.wire.notify(*peer, span.comm, &text);
         }
-        // While this process has other communicators, it goes on, and its kernel sends again what
-        // gets lost. The rank that leaves the last one waits for what all of them have sent. A rank
-        // whose communicator has failed hardly waits, because those it waits for may be the reason.
+        // While this process has other communicators, it keeps running, and its kernel sends lost
+        // data again. The rank that leaves the last communicator waits until the data of all
+        // communicators have arrived. A rank whose communicator has failed waits only a short
+        // time, because the ranks for which it waits may have caused the failure.
         let is_last = !self.desk.has_live_members();
         let is_safe = || match is_last {
             true => span.wire.has_all_arrived(),
@@ -194,7 +198,7 @@ impl Remote {
         }
     }
 
-    /// Begins a message. Returns false where another one between the same ranks, in the same
+    /// Begins a message. Returns false where another message between the same ranks, in the same
     /// direction and under the same name is under way.
     pub(crate) fn begin(&self, call: RemoteCall) -> bool {
         let mut state = self.lock();

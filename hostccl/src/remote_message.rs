@@ -6,12 +6,12 @@
 //! | sender | receiver | the name's | the bytes of a longer message |
 //! | receiver | sender | [`of_question`] | the count and the type that the receiver expects |
 //!
-//! So messages of one name arrive in order, and those of different names do not wait for each
+//! So messages of one name arrive in order, and messages of different names do not wait for each
 //! other. The receiver sends its question at the beginning of its call, before it has the message.
-//! A send ends when the question has come and the message has gone. So a send waits for the
-//! receiver's call, at every size, and a receiver that waits already costs the sender no time. When
-//! the sizes differ, the receiver ends the communicator, and the sender, which sees it, too, waits
-//! for that.
+//! A send ends when the question has come and the message has gone. So a send of any size waits
+//! for the receiver's call. A receiver that waits already costs the sender no time. When the sizes
+//! differ, the receiver ends the communicator. The sender sees the difference, too, and waits
+//! until the communicator has ended.
 
 mod head;
 
@@ -50,7 +50,7 @@ enum Stage {
     Start,
     /// A send waits for the question. A receive waits for the head.
     First,
-    /// A receive waits for the bytes, and until its question has gone.
+    /// A receive waits until the bytes have come and its question has gone.
     Bytes,
     /// A send waits for the failure of the communicator, because the receiver expects something
     /// else.
@@ -59,7 +59,7 @@ enum Stage {
 
 /// A send or receive under way, between this rank and one of another host.
 pub(crate) struct RemoteMessage {
-    /// The requests of the stage. They are cancelled before the buffers go.
+    /// The requests of the stage. The requests are cancelled before the buffers are freed.
     transfers: Vec<Transfer>,
     /// The head, and the bytes of a short message behind it.
     head: Box<[u8]>,
@@ -77,7 +77,7 @@ pub(crate) struct RemoteMessage {
     dtype: DataType,
     /// The name under which the call is issued.
     name: Name,
-    /// How far the message is.
+    /// The present stage of the message.
     stage: Stage,
     /// Whether the communicator lists this message as under way.
     listed: bool,
@@ -167,8 +167,8 @@ impl RemoteMessage {
         let (there, back) = (span.to(self.peer, tag), span.from(self.peer, tag));
         let mut transfers = Vec::with_capacity(3);
         if let Side::Recv(to) = self.side {
-            // The room is that of the longest head, so that a head with more bytes than this rank
-            // expects arrives, too.
+            // The buffer has room for the longest head, so that a head with more bytes than this
+            // rank expects arrives, too.
             let mut head: Box<[u8]> = vec![0; HEAD_BYTES + INLINE_BYTES].into();
             // SAFETY: the head, the question and the caller's buffer outlive the transfers, and
             // nobody touches them before their end.
@@ -244,7 +244,7 @@ impl RemoteMessage {
         Ok(())
     }
 
-    /// Tests the requests of the stage. Returns what to wait for while one is under way.
+    /// Tests the requests of the stage. Returns what to wait for while a request is under way.
     fn wait(&mut self) -> Result<Option<Poll>> {
         let (peer, sends, tag) = (self.peer, self.sends(), self.name.tag);
         let span = self.comm.span.as_ref().expect("a message to another host has a span");
@@ -339,8 +339,8 @@ pub(crate) enum Unfit {
     OtherName(u64),
 }
 
-/// Returns why a message of this rank does not fit those of `peer`, as far as this rank can see.
-/// `sends` and `tag` are those of [`Blocker::RemoteMessage`].
+/// Returns why a message of this rank does not fit the messages of `peer`, as far as this rank can
+/// see. `sends` and `tag` are those of [`Blocker::RemoteMessage`].
 pub(crate) fn unfit(comm: &Comm, peer: usize, sends: bool, tag: u64) -> Option<Unfit> {
     let (span, remote) = comm.span.as_ref().zip(comm.remote.as_ref())?;
     let to_me = messages_to_me(span, peer);
@@ -352,7 +352,7 @@ pub(crate) fn unfit(comm: &Comm, peer: usize, sends: bool, tag: u64) -> Option<U
     to_me.into_iter().find(|stream| !is_taken(*stream)).map(Unfit::OtherName)
 }
 
-/// The streams of collectives, which are tags of no name.
+/// The streams of collectives. No name has such a tag.
 const COLLECTIVES: [u64; 2] = [0, NO_TAG];
 
 /// Returns the streams of the messages that `peer` has sent to this rank, and that no receive has
@@ -378,8 +378,8 @@ pub(crate) fn is_in_collective(span: &Span, peer: usize) -> bool {
 }
 
 /// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all". This rank receives
-/// under the name with that tag, and `peer` has sent a message in `stream`. This function takes the
-/// message, so the caller ends the communicator.
+/// under the name with that tag, and `peer` has sent a message in `stream`. This function takes
+/// the message, so the caller has to end the communicator.
 pub(crate) fn different_names(comm: &Comm, peer: usize, tag: u64, stream: u64) -> String {
     let (me, from) = (comm.labels.rank(comm.whole().0, None), comm.labels.rank(peer, None));
     let sent = comm.span.as_ref().and_then(|span| peek(span, peer, stream));

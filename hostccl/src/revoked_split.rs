@@ -1,8 +1,9 @@
 //! `ncclCommSplit` of a communicator that this rank has revoked.
 //!
-//! The calls of such a communicator have ended in the middle, so its ranks cannot take the steps of
-//! a split in it. They first make a new communicator as for a shrink that excludes nobody, which
-//! needs the memory of the old one only. They split the new one, and then leave it.
+//! The calls of such a communicator have ended in the middle, so its ranks cannot take the steps
+//! of a split in it. The ranks first make a new communicator in the same way as a shrink that
+//! excludes nobody, because such a shrink needs only the memory of the old communicator. They
+//! split the new communicator, and then leave it.
 
 use std::sync::Arc;
 
@@ -19,12 +20,12 @@ pub(crate) type MakeSplit = Box<dyn Fn(Arc<Comm>) -> Result<Box<dyn ChildOperati
 
 /// A split of a revoked communicator under way.
 pub(crate) struct RevokedSplit {
-    /// The making of the communicator over all ranks.
+    /// The operation that makes the communicator over all ranks.
     renewal: Box<dyn ChildOperation>,
     /// Makes the split of that communicator.
     make_split: MakeSplit,
-    /// The split, once that communicator is made. Its ranks have the numbers that they have in the
-    /// revoked communicator.
+    /// The split, once the communicator over all ranks is made. In that communicator the ranks
+    /// have the numbers that they have in the revoked communicator.
     split: Option<Box<dyn ChildOperation>>,
     /// The name of the call.
     call: Name,

@@ -29,15 +29,16 @@ impl Out {
     }
 }
 
-/// An operation that makes a communicator which the caller's handle stands for from the beginning.
+/// An operation that makes a communicator. The caller gets the communicator's handle when the
+/// operation begins.
 pub(crate) trait InitOperation: Operation + Send {
     /// Returns the communicator once all ranks have arrived.
     fn joined(&self) -> Option<Arc<Comm>>;
 
-    /// Sets how long the rank waits, where the handle of the new communicator has a time.
+    /// Sets how long the rank waits, if the handle of the new communicator has a timeout.
     fn wait_at_most(&mut self, timeout: Option<Duration>);
 
-    /// Returns the words that stand before `error` in a message.
+    /// Returns the words that precede `error` in a message.
     fn describe_for(&self, error: &Error) -> String;
 
     /// Tells the other ranks that `error` keeps this rank from joining.
@@ -71,14 +72,14 @@ impl InitOperation for Join {
 /// A call that joins a communicator by a unique id: `ncclCommInitRank` and its variants, and
 /// `ncclCommGrow`.
 pub(crate) struct Init {
-    /// The joining of this rank.
+    /// The operation by which this rank joins the communicator.
     join: Box<dyn InitOperation>,
     /// The handle that gets the communicator.
     handle: Arc<Handle>,
     /// The handle's token, which the caller has already.
     token: ncclComm_t,
-    /// Where the token is. It is replaced by NULL when a blocking call fails. `None` when the place
-    /// may be gone.
+    /// The place of the token. The token there is replaced by NULL when a blocking call fails.
+    /// `None` when the place may not exist any more.
     out: Option<Out>,
     /// Whether the handle has the outcome. From then on, another call may be in progress on the
     /// handle.
@@ -120,8 +121,8 @@ impl Init {
         self.join.lane()
     }
 
-    /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
-    /// so the place may be gone.
+    /// Makes the call write no more to the caller's place. The caller's thread has ended inside a
+    /// group, so the place may not exist any more.
     pub(crate) fn forget_place(&mut self) {
         self.out = None;
     }
@@ -174,8 +175,8 @@ impl Drop for Init {
             let call = self.join.describe_for(&error);
             self.handle.set_comm(Err(error.within(&call)));
         }
-        // A caller that waited has the error and needs no handle. One that did not wait asks the
-        // handle.
+        // A caller that waited has the error and needs no handle. A caller that did not wait asks
+        // the handle.
         if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
             if let Some(out) = &self.out {
@@ -252,7 +253,7 @@ impl ChildInit {
         [&self.parent_handle, &self.handle]
     }
 
-    /// The communicator of whose ranks the new one is made.
+    /// The parent. All ranks of the new communicator are ranks of the parent.
     pub(crate) fn parent(&self) -> &Arc<Comm> {
         &self.parent
     }

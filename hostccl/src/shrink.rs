@@ -1,7 +1,8 @@
 //! `ncclCommShrink`: the remaining ranks of a communicator make a smaller one.
 //!
-//! The first of the remaining ranks makes the new segment and writes into its own seat where it is.
-//! The others look there. Only the memory of the parent is needed, so the parent may have failed.
+//! The first of the remaining ranks makes the new segment, and writes the location of the segment
+//! into its own seat. The other ranks read the location there. The shrink needs only the memory of
+//! the parent, so the parent may have failed.
 
 mod remaining;
 mod spanning;
@@ -44,8 +45,8 @@ impl Shrink {
         Ok(Shrink { remaining, since: Instant::now() })
     }
 
-    /// Returns where the new segment is, which the first member makes. Returns `None` while it has
-    /// not.
+    /// Returns where the new segment is. Returns `None` while the first member has not made the
+    /// segment.
     fn segment(&mut self, first: usize) -> Result<Option<Source>> {
         let found = match first == self.remaining.parent.rank {
             true => Some(self.remaining.make_segment(None)?),

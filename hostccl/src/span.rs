@@ -37,8 +37,8 @@ pub(crate) struct Span {
     pub(crate) contacts: Arc<[Contact]>,
     /// The secret that the processes prove to each other when they connect.
     pub(crate) token: Token,
-    /// Segments in which the ranks of this host read why they could not be made a smaller
-    /// communicator. They stay open until this communicator ends.
+    /// Segments in which the ranks of this host read why a shrink has failed. The segments stay
+    /// open until this communicator ends.
     pub(crate) kept: Mutex<Vec<Private<OwnedFd>>>,
 }
 

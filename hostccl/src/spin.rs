@@ -1,5 +1,5 @@
-//! The time before a thread sleeps. It polls the words that it waits for, and then yields its
-//! processor.
+//! Polls and yields before a thread sleeps. The thread polls the words that it waits for, and then
+//! yields its processor.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ pub(crate) fn poll_wire(purpose: Purpose, changed: impl Fn() -> bool) -> bool {
 }
 
 /// The processors on which this thread may run. A launcher that binds each rank to one processor
-/// makes this 1. Then the ranks outnumber the processors, and no rank polls for long.
+/// makes this number 1. Then the ranks outnumber the processors, and no rank polls for long.
 fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -57,13 +57,13 @@ fn processors() -> usize {
 
 /// Polls the words again and again.
 ///
-/// Spinning pays when the peer runs on another processor and is about to finish: then it lasts
-/// about as long as a system call. It is lost time when the ranks outnumber the processors, or when
-/// two of them share a processor all the same. So the number of polls grows with each success and
-/// shrinks with each failure.
+/// Spinning pays when the peer runs on another processor and is about to finish, because then the
+/// spinning lasts about as long as a system call. Spinning is lost time when the ranks outnumber
+/// the processors, or when two ranks share a processor although there are enough processors. So
+/// the number of polls grows with each success and shrinks with each failure.
 struct Spinning {
     /// How many polls the next wait makes. The counter is a hint: threads may overwrite each
-    /// other's.
+    /// other's values.
     polls: AtomicU32,
 }
 
@@ -93,10 +93,10 @@ impl Spinning {
 /// Gives the processor to other threads, and polls the words in between.
 ///
 /// Where ranks share processors, the thread that runs next is most likely the rank for which this
-/// one waits. It ends the step in a fraction of the time that a sleep and a wake-up take. But where
-/// another program keeps the processors busy, that program runs for its whole time slice, which is
-/// far longer than a sleep. So a slow yield is followed by waits without any, more of them each
-/// time it happens again.
+/// one waits. That rank ends the step in a fraction of the time that a sleep and a wake-up take.
+/// But where another program keeps the processors busy, that program runs for its whole time
+/// slice, which is far longer than a sleep. So after a slow yield the next waits do not yield. The
+/// number of such waits grows with each further slow yield.
 ///
 /// Where there is a processor for each rank, a yield that no other thread takes returns at once.
 /// Then polling for about as long as a wake-up from an idle processor takes delays nobody. Once
@@ -109,16 +109,16 @@ impl Spinning {
 /// turns is shorter than a wake-up. While the ranks move much data, a rank that waits sleeps
 /// earlier, because Linux (from 6.18 on) puts a thread that yields behind the threads that work.
 struct Yielding {
-    /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each
-    /// other's.
+    /// How many waits are left that do not yield. The counter is a hint: threads may overwrite
+    /// each other's values.
     waits_without: AtomicU32,
     /// How many waits the next slow yield costs. This is a hint, too.
     cost_of_slow: AtomicU32,
 }
 
 static YIELDING: Yielding = Yielding::new();
-/// Yields are slow while ranks move much data. Such slow yields must not count for the next
-/// meeting.
+/// The yields in meetings have a counter of their own. Yields are slow while ranks move much data,
+/// and such slow yields must not count for the next meeting.
 static YIELDING_IN_MEETINGS: Yielding = Yielding::new();
 /// A wait for words in memory ends after this number of yields in which other threads ran.
 const MAX_TAKEN: u32 = 2;
@@ -127,7 +127,8 @@ const MAX_TAKEN: u32 = 2;
 const MAX_TAKEN_ON_WIRE: u32 = 20;
 /// A wait in a meeting ends after this number of yields in which other threads ran.
 const MAX_TAKEN_IN_MEETINGS: u32 = 50;
-/// A yield that no other thread took is quicker than this: one system call, and no switch.
+/// A yield that no other thread took is quicker than this, because it is one system call without a
+/// switch to another thread.
 const QUICK_YIELD: Duration = Duration::from_nanos(1500);
 /// A yield that lasts longer than this was taken by a program that keeps the processor.
 const SLOW_YIELD: Duration = Duration::from_micros(500);
@@ -136,8 +137,8 @@ const LONGEST_POLL: Duration = Duration::from_micros(50);
 const MIN_COST: u32 = 64;
 const MAX_COST: u32 = 16_384;
 
-/// The limits of one wait that polls and yields. It also ends after [`LONGEST_POLL`] in which no
-/// other thread wanted the processor.
+/// The limits of one wait that polls and yields. The wait also ends after [`LONGEST_POLL`] in
+/// which no other thread wanted the processor.
 struct Limits {
     /// Whether the time in which other threads ran counts towards [`LONGEST_POLL`], too.
     counts_others: bool,

@@ -38,8 +38,8 @@ struct ColorAndKey {
     key: i32,
 }
 
-/// The most bytes of the reason that the first rank of a colour gives the others. The reason has to
-/// fit a slot, and the smallest slot has 64 KiB.
+/// The most bytes of the reason why there is no segment, which the first rank of a colour gives to
+/// the other ranks. The reason has to fit a slot, and the smallest slot has 64 KiB.
 const WHY_BYTES: usize = 400;
 
 /// Where the first rank of a colour has put the new segment.
@@ -54,7 +54,7 @@ struct NewSegment {
     owner: ProcessId,
     /// The segment's descriptor in that process.
     fd: i32,
-    /// The segment's token, which tells it from another one at that descriptor.
+    /// The segment's token, which tells this segment from another one at that descriptor.
     token: [u8; 16],
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Split {
     aborted: Arc<AtomicBool>,
     /// How many of the parent's steps this rank has begun.
     stage: usize,
-    /// Whether some rank may not have ended the step before the next stage.
+    /// Whether some ranks may still be in the step that has to end before the next stage.
     waiting: bool,
     /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
     admission: Admission,
@@ -131,7 +131,8 @@ impl Split {
                 if self.color_and_key.color == NCCL_SPLIT_NOCOLOR {
                     return Ok(());
                 }
-                // SAFETY: every rank wrote its slot in the step before, which all have ended.
+                // SAFETY: every rank wrote its slot in the step before, which all ranks have
+                // ended.
                 let posted = |rank: usize| (unsafe { self.slot::<ColorAndKey>(rank, 1).read() }, rank);
                 self.members = members((0..self.parent.nranks).map(posted), self.color_and_key.color);
                 if self.members.first() == Some(&me) {
@@ -142,7 +143,8 @@ impl Split {
             }
             _ => {
                 let Some(&first) = self.members.first() else { return Ok(()) };
-                // SAFETY: the first member wrote it in the step before, which all have ended.
+                // SAFETY: the first member wrote its slot in the step before, which all ranks have
+                // ended.
                 let made = unsafe { self.slot::<NewSegment>(first, 1).read() };
                 if made.code != ncclSuccess {
                     let why = made.why.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -163,8 +165,8 @@ impl Split {
         Ok(())
     }
 
-    /// Fails when the parent has failed. Its other ranks may be past the split and wait for this
-    /// one, which waits for members that do not come.
+    /// Fails when the parent has failed. The other ranks of the parent may be past the split and
+    /// wait for this rank, while this rank waits for members that never join.
     fn check_parent(&self) -> Result<()> {
         self.parent.check_peers(None, &|| self.describe()).map_err(|error| {
             let missing = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
@@ -201,8 +203,9 @@ impl ChildOperation for Split {
         self.join.as_ref().and_then(Join::joined)
     }
 
-    /// Prefers the parent's error. A member that has died fails the parent, too; in the new
-    /// communicator the other members only write that they gave up.
+    /// Returns the parent's error rather than the new communicator's. A member that has died fails
+    /// the parent, too, and the parent's error names that member. In the new communicator the
+    /// other members only write that they gave up.
     fn for_parent(&self, error: Error) -> Error {
         if let Err(error) = self.check_parent() {
             return error;
@@ -260,7 +263,8 @@ impl Operation for Split {
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let error = self.for_parent(error);
-                    // The error names the rank that could not join, which may be another one.
+                    // The error names the rank that could not join, which may be another rank than
+                    // this one.
                     let blame = match error.blame().ranks.is_empty() {
                         true => Blame::of([self.parent.rank]),
                         false => error.blame().clone(),

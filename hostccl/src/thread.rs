@@ -1,4 +1,4 @@
-//! Starts the threads of this library. They block the program's signals.
+//! Starts the threads of this library. These threads block the program's signals.
 //!
 //! The kernel delivers a signal for the process to any thread that does not block it. The program
 //! does not know the library's threads, so its handlers must not run on them. A handler may rely on
@@ -21,7 +21,7 @@ const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, lib
 
 /// Blocks all signals of the calling thread except [`FAULTS`] while this value lives.
 struct Blocked {
-    /// The thread's mask before this value, which comes back with the drop.
+    /// The thread's signal mask before this value was made. The drop restores that mask.
     before: libc::sigset_t,
 }
 

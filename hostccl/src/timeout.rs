@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// The longest time that `HOSTCCL_TIMEOUT_MS` may give: 100 years.
 const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
 
-/// How long ranks wait for each other to make a communicator, where nothing else says so.
+/// How long ranks wait for each other to make a communicator, where no other timeout is set.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Returns the value of `HOSTCCL_TIMEOUT_MS`. `None` stands for no limit: the variable is unset, 0
@@ -18,7 +18,8 @@ pub(crate) fn from_environment() -> Option<Duration> {
     read_once().as_ref().ok().copied().flatten()
 }
 
-/// Fails where `HOSTCCL_TIMEOUT_MS` is no time. It is called before a communicator is made.
+/// Fails where `HOSTCCL_TIMEOUT_MS` is no valid time. This function is called before a
+/// communicator is made.
 pub(crate) fn check_environment() -> Result<()> {
     read_once().as_ref().map(drop).map_err(Clone::clone)
 }

@@ -21,7 +21,7 @@ use crate::poll::{Blocker, Poll};
 use crate::types::ncclInvalidUsage;
 
 /// How long the cells of rank 0 show the same collectives when no rank has answered with a common
-/// name. It is longer than the longest sleep of a rank that waits.
+/// name. This time is longer than the longest sleep of a rank that waits.
 const SHOWN: Duration = Duration::from_millis(150);
 
 /// How a call holds its turn.
@@ -145,7 +145,7 @@ impl Pass {
         publish(comm, &mut entries);
     }
 
-    /// Lets the waiting call with that tag inside in place of this call, which then waits for its
+    /// Gives the turn of this call to the waiting call with that tag. This call then waits for its
     /// next turn. Returns whether there is such a call.
     pub(crate) fn hand_over(&mut self, comm: &Comm, tag: u64) -> bool {
         self.list(comm);
@@ -217,9 +217,9 @@ pub(crate) fn collectives(comm: &Comm) -> Vec<u64> {
 }
 
 /// Shows those of this rank's collectives that rank 0 shows. Without this, a rank that has more
-/// calls than cells might never show the one for which all other ranks wait.
+/// calls than cells might never show the call for which all other ranks wait.
 ///
-/// Rank 0 has as many cells as this rank. So there is a cell for each of its tags.
+/// Rank 0 has as many cells as this rank. So this rank has a cell for each tag of rank 0.
 #[cold]
 pub(crate) fn answer(comm: &Comm) {
     let (mine, place) = (comm.segment.seat(comm.rank), Place::Collectives.index(comm.nranks));
@@ -248,9 +248,9 @@ pub(crate) fn answer(comm: &Comm) {
     }
 }
 
-/// Lets rank 0's cells show other collectives, where it has more than cells. Each rank that has
-/// more than cells, too, shows those that rank 0 shows. So the ranks find each common name after
-/// some rounds, however many names there are.
+/// Lets rank 0's cells show other collectives, where rank 0 has more collectives than cells. Each
+/// other rank that has more collectives than cells shows the collectives that rank 0 shows. So the
+/// ranks find each common name after some rounds, however many names there are.
 #[cold]
 pub(crate) fn show_others(comm: &Comm) {
     let (seat, place) = (comm.segment.seat(comm.rank), Place::Collectives.index(comm.nranks));
@@ -266,7 +266,8 @@ pub(crate) fn show_others(comm: &Comm) {
         return;
     }
     *shown_since = Some(Instant::now());
-    // Every collective has its turn: those that began after the last one go first.
+    // Every collective is shown in turn: those that began after the one that was shown last go
+    // first.
     hidden.sort_by_key(|index| (list[*index].id <= *shown_up_to, list[*index].id));
     let shown: Vec<usize> =
         (0..list.len()).filter(|index| list[*index].place == place && list[*index].cell.is_some()).collect();

@@ -12,9 +12,9 @@ use std::ffi::{c_char, c_int, c_void};
 pub type ncclResult_t = c_int;
 /// The call succeeded.
 pub const ncclSuccess: ncclResult_t = 0;
-/// A CUDA call failed. This engine never returns it.
+/// A CUDA call failed. This engine never returns this code.
 pub const ncclUnhandledCudaError: ncclResult_t = 1;
-/// The operating system refused something. The message has its reason.
+/// The operating system refused something. The message has the system's reason.
 pub const ncclSystemError: ncclResult_t = 2;
 /// This library has a bug, or this process has aborted the communicator.
 pub const ncclInternalError: ncclResult_t = 3;
@@ -22,7 +22,7 @@ pub const ncclInternalError: ncclResult_t = 3;
 pub const ncclInvalidArgument: ncclResult_t = 4;
 /// The calls of several ranks do not fit together, or their order is not allowed.
 pub const ncclInvalidUsage: ncclResult_t = 5;
-/// A peer died, left or never came. The message names it.
+/// A peer died, left or never came. The message names the peer.
 pub const ncclRemoteError: ncclResult_t = 6;
 /// A non-blocking call is still in progress. `ncclCommGetAsyncError` tells when it has ended.
 pub const ncclInProgress: ncclResult_t = 7;
@@ -56,7 +56,8 @@ pub struct ncclUniqueId {
     pub internal: [c_char; NCCL_UNIQUE_ID_BYTES],
 }
 
-/// A CUDA stream. It is ignored, because every call returns with its result in place.
+/// A CUDA stream. The engine ignores the stream, because every call returns with its result in
+/// place.
 pub type cudaStream_t = *mut c_void;
 
 /// An element type as an integer: a value of [`DataType`].
@@ -67,8 +68,8 @@ pub type ncclRedOp_t = c_int;
 /// Says when the scalar of `ncclRedOpCreatePreMulSum` is read: [`ncclScalarDevice`] or
 /// [`ncclScalarHostImmediate`].
 pub type ncclScalarResidence_t = c_int;
-/// The scalar is read each time an operation uses the reduction. In NCCL it lies in device memory,
-/// and here in host memory.
+/// The scalar is read each time an operation uses the reduction. In NCCL the scalar lies in device
+/// memory, and here it lies in host memory.
 pub const ncclScalarDevice: ncclScalarResidence_t = 0;
 /// The scalar is read during `ncclRedOpCreatePreMulSum`.
 pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
@@ -89,8 +90,8 @@ pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The magic number of [`ncclConfig_t`].
 pub const NCCL_CONFIG_MAGIC: u32 = 0xcafe_beef;
 
-/// The caller's configuration. NCCL appends fields from release to release, so its field `size`
-/// says which fields it has.
+/// The caller's configuration. NCCL appends fields from release to release, so the field `size`
+/// says which fields the caller's struct has.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ncclConfig_t {
@@ -100,7 +101,8 @@ pub struct ncclConfig_t {
     pub magic: u32,
     /// The NCCL version of the caller's header.
     pub version: u32,
-    /// With 0, init, split and shrink return at once. Otherwise they wait until they are done.
+    /// With 0, init, split and shrink return at once. Otherwise these calls wait until they are
+    /// done.
     pub blocking: c_int,
     /// The size of a thread block cluster on a GPU, which the engine ignores.
     pub cgaClusterSize: c_int,
@@ -158,8 +160,8 @@ pub enum DataType {
     Float64 = 8,
     /// `ncclBfloat16`.
     Bfloat16 = 9,
-    /// `ncclFloat8e4m3`: 4 bits of exponent and 3 of mantissa. It has no infinities, and one NaN of
-    /// each sign.
+    /// `ncclFloat8e4m3`: 4 bits of exponent and 3 of mantissa. The type has no infinities, and one
+    /// NaN of each sign.
     Float8E4M3 = 10,
     /// `ncclFloat8e5m2`: 5 bits of exponent and 2 of mantissa.
     Float8E5M2 = 11,

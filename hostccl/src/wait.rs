@@ -32,7 +32,8 @@ const FIRST_QUESTION: Duration = Duration::from_millis(250);
 /// How old the answer of a waiting rank may be when the rank that asked repeats it to others. A
 /// rank that waits asks once a second.
 const LATELY: Duration = Duration::from_secs(2);
-/// Waits of at most this time are too short to be told of before they end.
+/// The log does not warn of waits whose timeout is at most this time, because these waits are
+/// short.
 const SHORT_WAIT: Duration = Duration::from_secs(5);
 
 /// A call that is blocked, and what it waits for.
@@ -43,9 +44,9 @@ pub(crate) struct BlockedCall<'a> {
     pub(crate) seen: u32,
     /// The reason why the call is blocked.
     pub(crate) blocker: Blocker,
-    /// How long the call may wait without progress, where its handle says so.
+    /// How long the call may wait without progress, if the call's handle sets a timeout.
     pub(crate) timeout: Option<Duration>,
-    /// How long the call may wait without progress, where nothing else says so.
+    /// How long the call may wait without progress, if nothing else sets a timeout.
     pub(crate) default_timeout: Option<Duration>,
     /// Describes the call, for messages.
     pub(crate) call: &'a dyn Fn() -> String,
@@ -98,7 +99,7 @@ pub(crate) struct Wait {
     /// When the thread last saw progress; `None` until it has to sleep.
     since: Option<Instant>,
     /// The communicators' own timeout as it was when the wait began, because a call keeps the
-    /// timeout with which it started. The outer `None` means that it was not read yet.
+    /// timeout with which it started. The outer `None` means that the timeout was not read yet.
     comm_timeout: Option<Option<Duration>>,
     /// How many bytes had moved over the wire, between this process and those for which the calls
     /// wait, at the last look.
@@ -132,8 +133,9 @@ impl Wait {
         self.is_short = true;
     }
 
-    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
-    /// has failed, when a peer that is waited for has left or died, and when the time is up.
+    /// Waits until one of the calls may continue. This function may return earlier. Fails when a
+    /// communicator has failed, when a peer that is waited for has left or died, and when the time
+    /// is up.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         recorder::note_wait();
         let wire = calls.iter().find_map(|call| call.wire());
@@ -185,11 +187,12 @@ impl Wait {
             slice = outside::MIXED_SLICE;
         }
         if let Some(timeout) = timeout {
-            // Some calls wait for a moment longer, and look again and again meanwhile.
+            // Some calls wait a little longer than their timeout, and check again and again
+            // meanwhile.
             let left = timeout.saturating_sub(since.elapsed());
             slice = slice.min(if left.is_zero() { OVERTIME_SLICE } else { left });
         }
-        // Only communicators over several hosts have such notes.
+        // Only ranks of communicators over several hosts note how long they wait.
         for call in timed().filter(|call| call.comm.span.is_some()) {
             let own = timeout.map_or(Duration::ZERO, |timeout| timeout.saturating_sub(since.elapsed()));
             let others = call.comm.others_wait_until(call.blocker, LATELY);
@@ -202,7 +205,7 @@ impl Wait {
                 self.end(calls);
                 return Ok(());
             }
-            // The deadline counts on.
+            // This is no progress, so the deadline stays where it is.
             if self.may_look_later() && timeout.is_none_or(|timeout| since.elapsed() < timeout) {
                 return Ok(());
             }
@@ -249,8 +252,8 @@ impl Wait {
         }
     }
 
-    /// Whether calls that something has reached over the wire may be polled before this thread
-    /// looks at the peers and at the time. It looks at least once a slice.
+    /// Whether this thread may first poll calls that something has reached over the wire, and
+    /// check the peers and the time later. The thread checks them at least once in each [`SLICE`].
     fn may_look_later(&mut self) -> bool {
         let now = Instant::now();
         let last = self.looked.or(self.since).unwrap_or(now);
@@ -260,8 +263,8 @@ impl Wait {
 }
 
 impl Wait {
-    /// Asks the interrupts of these calls' communicators, at most once a slice. Ends a communicator
-    /// for which there is a reason.
+    /// Asks the interrupts of these calls' communicators, at most once a slice. Ends a
+    /// communicator whose interrupt gives a reason.
     fn ask_interrupts<'a>(&mut self, calls: impl Iterator<Item = &'a BlockedCall<'a>>, since: Instant) -> Result<()> {
         if since.elapsed() < FIRST_QUESTION || self.asked.is_some_and(|asked| asked.elapsed() < SLICE) {
             return Ok(());
@@ -275,8 +278,8 @@ impl Wait {
         Ok(())
     }
 
-    /// Warns in the log when half and 90 % of the time of these calls have passed, with the ranks
-    /// for which the first of them waits.
+    /// Warns in the log when 50 % and again when 90 % of the time of these calls have passed. The
+    /// warning names the ranks for which the first of these calls waits.
     fn warn_if_near<'a>(
         &mut self,
         mut calls: impl Iterator<Item = &'a BlockedCall<'a>>,
@@ -308,7 +311,7 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
         watches.extend(call.comm.second_event(call.blocker));
         // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
-        // their sleepers one by one, so those watch the alarm as well.
+        // the sleepers of each one, so threads that sleep on a channel watch the alarm as well.
         let alarm = &call.comm.segment.header().alarm;
         let pairwise = matches!(
             call.blocker,

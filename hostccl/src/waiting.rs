@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use crate::comm::Comm;
 use crate::poll::Blocker;
 
-/// A rank whose last note is older than this does not wait. A waiting rank writes the note about
-/// every 100 ms, and less often on a machine with more work than processors.
+/// A rank whose last note is older than this counts as not waiting. A waiting rank writes the note
+/// about every 100 ms, and less often on a machine with more work than processors.
 const NOTED: Duration = Duration::from_millis(400);
 
 impl Comm {
     /// Notes in this rank's seat whether this rank waits for others. A rank that waits notes again
-    /// and again how much longer it will wait before it blames a rank. Other ranks look at it when
-    /// their time is up.
+    /// and again how much longer it will wait before it blames a rank. Other ranks read the note
+    /// when their time is up.
     pub(crate) fn note_waiting(&self, left: Option<Duration>) {
         if let Some(remote) = &self.remote {
             remote.lock().waits_until = left.map(|left| Instant::now() + left);
@@ -34,8 +34,8 @@ impl Comm {
     }
 
     /// How many milliseconds from now on this rank still waits, as it noted last. The age of the
-    /// note is taken off. Otherwise two ranks that wait for each other would add it to each other's
-    /// times again and again, and both would wait for longer than their timeout.
+    /// note is taken off. Otherwise two ranks that wait for each other would add that age to each
+    /// other's times again and again, and both would wait for longer than their timeout.
     pub(crate) fn millis_left(&self) -> u32 {
         let until = self.remote.as_ref().and_then(|remote| remote.lock().waits_until);
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
@@ -72,7 +72,7 @@ impl Comm {
             let state = self.remote.as_ref()?.lock();
             return state.waits.get(&rank).filter(|waits| waits.said.elapsed() <= within).map(|waits| waits.until);
         }
-        // This looks at every seat, so that a later call knows which of them still wait.
+        // This looks at every seat, so that a later call knows which ranks still wait.
         let until: Vec<Option<Instant>> =
             self.missing_seats(blocker).into_iter().map(|seat| self.seat_waits_until(seat)).collect();
         until.into_iter().collect::<Option<Vec<Instant>>>()?.into_iter().max()

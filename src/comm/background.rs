@@ -31,9 +31,9 @@ impl<T> Pending<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what the work returns. `wait` waits for the end of the work. It gets a function that
-    /// says whether the work is done. When `wait` gives up first, its error is returned, and the
-    /// thread is left behind.
+    /// Returns what the work returns. `wait` waits for the end of the work, and gets a function
+    /// that says whether the work is done. When `wait` gives up first, its error is returned, and
+    /// the thread is left behind.
     pub(super) fn finish(self, wait: impl FnOnce(&dyn Fn() -> Result<bool>) -> Result<()>) -> Result<Result<T>> {
         let waited = wait(&|| Ok(!matches!(*self.progress(), Progress::UnderWay)));
         let progress = std::mem::replace(&mut *self.progress(), Progress::Abandoned);
@@ -47,8 +47,8 @@ impl<T> Pending<T> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The idle threads that have made communicators. They wait for the next call that makes one, and
-/// never end.
+/// The idle threads that have made communicators. These threads wait for the next call that makes
+/// a communicator, and never end.
 static IDLE: Mutex<Vec<Arc<Worker>>> = Mutex::new(Vec::new());
 
 /// A [`Worker`] for one call of this library that makes communicators.
@@ -92,9 +92,9 @@ fn idle() -> MutexGuard<'static, Vec<Arc<Worker>>> {
 }
 
 /// A thread on which calls of a communicator library run, one after another, so that the caller's
-/// wait ends by its deadline. It starts with the first call and ends with this value. A thread
-/// inside a call that does not return is left behind, because nothing can end it. The next call
-/// then gets a new thread.
+/// wait ends by its deadline. The thread starts with the first call and ends with this value. A
+/// thread inside a call that does not return is left behind, because nothing can end it. The next
+/// call then gets a new thread.
 ///
 /// The thread has no group, inside which a library would put the calls off.
 pub(super) struct Worker {
@@ -109,7 +109,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// A thread of that name, not started yet.
+    /// Returns a worker whose thread has that name and is not started yet.
     pub(super) fn new(library: &Arc<Library>, name: &'static str) -> Worker {
         Worker { library: Arc::clone(library), name, under_way: Arc::default(), jobs: Mutex::new(None) }
     }
@@ -118,8 +118,8 @@ impl Worker {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the thread, with the device of the calling thread, and returns what it
-    /// returns. `wait` is that of [`Pending::finish`]. When the caller has given up, the thread
+    /// Runs `work` on the thread, with the device of the calling thread, and returns what `work`
+    /// returns. `wait` is the one of [`Pending::finish`]. When the caller has given up, the thread
     /// hands what it still makes to `discard`. A panic of `work` ends the wait at once with an
     /// error.
     ///
@@ -204,8 +204,8 @@ impl Worker {
     }
 }
 
-/// Counts a call of a [`Worker`] as long as this value lives. It is dropped when the call has
-/// returned, or when the call could not be handed to the thread.
+/// Counts a call of a [`Worker`] as long as this value lives. The value is dropped when the call
+/// has returned, or when the call could not be handed to the thread.
 struct CallUnderWay(Arc<AtomicUsize>);
 
 impl CallUnderWay {

@@ -80,8 +80,9 @@ pub struct BufferAt<'a> {
 }
 
 impl Memory {
-    /// The memory of that world's device type. On a device this makes a stream on the device of the
-    /// calling thread, or on the one that belongs to the local rank where the thread has none.
+    /// Returns the memory of that world's device type. On a device this makes a stream on the
+    /// device of the calling thread, or on the one that belongs to the local rank where the thread
+    /// has none.
     pub fn of(world: &World) -> Result<Memory> {
         let place = match world.device_type() {
             "cpu" => Place::Host,
@@ -103,7 +104,8 @@ impl Memory {
         matches!(*self.place, Place::Device { .. })
     }
 
-    /// The name of the device. `None` on the host, and where the driver does not tell it.
+    /// Returns the name of the device; `None` on the host, and where the driver does not tell the
+    /// name.
     pub fn device_name(&self) -> Option<&str> {
         match &*self.place {
             Place::Host => None,
@@ -111,7 +113,8 @@ impl Memory {
         }
     }
 
-    /// A buffer of that many bytes. `DM_STATUS_DEVICE` where there is no memory for it.
+    /// Returns a buffer of that many bytes. Fails with `DM_STATUS_DEVICE` where there is no memory
+    /// for it.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let too_large = || Error::no_memory(bytes);
         let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
@@ -130,10 +133,10 @@ impl Memory {
         Ok(Buffer { place: Rc::clone(&self.place), address, len: bytes, capacity })
     }
 
-    /// Returns when everything on the stream is done. In host memory it returns at once, because
-    /// each call there is done when it returns. `check` is asked now and then whether the wait
-    /// still makes sense: [`View::check`](crate::comm::View::check) tells of a communicator that
-    /// has failed.
+    /// Returns when everything on the stream is done. In host memory this function returns at
+    /// once, because each call there is done when it returns. `check` is asked now and then
+    /// whether the wait still makes sense: [`View::check`](crate::comm::View::check) tells of a
+    /// communicator that has failed.
     pub fn wait(&self, timeout: Duration, check: impl Fn() -> Result<()>) -> Result<()> {
         let Place::Device { stream, .. } = &*self.place else { return Ok(()) };
         let began = Instant::now();
@@ -159,7 +162,7 @@ impl Place {
 }
 
 impl Buffer {
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -169,7 +172,7 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The place `offset` bytes from the beginning.
+    /// Returns the place `offset` bytes from the beginning.
     pub fn at(&self, offset: usize) -> BufferAt<'_> {
         BufferAt { buffer: self, offset }
     }
@@ -210,7 +213,7 @@ impl Buffer {
     }
 
     /// Copies the first `bytes` of `from` to the beginning of this buffer, `times` times. Returns
-    /// when the last copy is done. Programs measure the speed of the memory with it.
+    /// when the last copy is done. Programs measure the speed of the memory with this function.
     pub fn copy_from(&self, from: &Buffer, bytes: usize, times: usize) -> Result<()> {
         if !Rc::ptr_eq(&self.place, &from.place) || std::ptr::eq(self, from) {
             return Err(Error::invalid("copy_from: the buffers are not two buffers of one memory"));
@@ -223,7 +226,7 @@ impl Buffer {
                 Place::Host => unsafe { copy_nonoverlapping(from, to, bytes) },
                 Place::Device { stream, .. } => stream.copy(to, from, bytes)?,
             }
-            // Without this the compiler may leave a copy out that the next one repeats.
+            // Without `black_box` the compiler may leave out a copy that the next copy repeats.
             std::hint::black_box(to);
         }
         self.place.finish_copy()

@@ -1,8 +1,8 @@
 //! The collective calls of src/comm, and how each runs from its turn to its end.
 //!
 //! A collective call makes or ends communicators. Every rank of its scope must make it: every rank
-//! of the world for dm_init, every rank of the root mesh for most other calls. These ranks make
-//! their collective calls in the same order and with the same arguments. Otherwise each of them
+//! of the world for dm_init, every rank of the root mesh for most other calls. All of these ranks
+//! must make their collective calls in one order and with equal arguments. Otherwise each rank
 //! gets an error: `DM_STATUS_MISMATCH` with the calls that differ, or `DM_STATUS_TIMEOUT` with the
 //! ranks that did not come.
 //!
@@ -91,14 +91,14 @@ impl<'a> Call<'a> {
 
     /// Does what [`agree`](Call::agree) does, in a scope that is made for this call. Returns `None`
     /// when this rank's caller was told before how the call ended, so the others are in another
-    /// one.
+    /// scope.
     pub(super) fn agree_once(self, scope: &Scope, text: &str) -> Result<Option<AgreedCall<'a>>> {
         let round = self.wait.outcome(scope.agree_once(text, &self.wait))?;
         Ok(round.map(|round| AgreedCall { call: self, round }))
     }
 
     /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
-    /// the call `text` itself is agreed. `known` are the ranks that this rank takes for lost
+    /// the call `text` itself is agreed. `known` holds the ranks that this rank takes for lost
     /// because of its communicators.
     pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: TakenForLost<'_>) -> Result<AgreedLosses> {
         self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
@@ -113,8 +113,8 @@ impl<'a> Call<'a> {
     }
 
     /// Does what [`agree_on_mesh`](Call::agree_on_mesh) does. The ranks also agree on which of the
-    /// offered communicators all of them share. `offers` names them by place, and the flags tell
-    /// for each place whether it is shared.
+    /// offered communicators all of them share. `offers` names the communicators by place, and the
+    /// flags tell for each place whether its communicator is shared.
     pub(super) fn agree_to_share(
         self,
         scope: &Scope,
@@ -135,12 +135,13 @@ impl<'a> Call<'a> {
 }
 
 impl<'a> AgreedCall<'a> {
-    /// The number of the call in its scope, equal on all ranks.
+    /// Returns the number of the call in its scope, which is equal on all ranks.
     pub(super) fn number(&self) -> u64 {
         self.round.number()
     }
 
-    /// Whether all ranks of `scope` say the same `detail`. The call goes on either way.
+    /// Whether all ranks of `scope` have passed equal texts as `detail`. The call goes on either
+    /// way.
     pub(super) fn all_say(&self, scope: &Scope, text: &str, detail: &str) -> Result<bool> {
         let wait = &self.call.wait;
         match wait.outcome(scope.agree_in_detail(text, detail, wait)) {
@@ -250,7 +251,7 @@ pub(super) struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    /// No other ranks.
+    /// Returns the peers of a call in which no other rank takes part.
     pub(super) fn none(wait: &'a Wait) -> Peers<'a> {
         Peers { round: None, wait, shares_memory: Some(true) }
     }
@@ -270,14 +271,14 @@ impl<'a> Peers<'a> {
         self.shares_memory
     }
 
-    /// The name of `part` of what the call makes: equal on all its ranks, and different from the
-    /// name of everything else.
+    /// Returns the name of `part` of what the call makes. The name is equal on all ranks of the
+    /// call, and nothing else has it.
     pub(super) fn name_of(&self, part: &str) -> Option<String> {
         self.round.map(|round| format!("{}/{part}", round.name()))
     }
 
     /// Tells the other ranks that this one failed. A rank that was aborted is lost for the others.
-    /// Returns whether the others can read it.
+    /// Returns whether the other ranks can read the failure.
     pub(super) fn tell(&self, error: &Error) -> bool {
         let Some(round) = self.round else { return true };
         match error.status() {

@@ -4,8 +4,8 @@
 //! Each process keeps the digest in its recording (recording/src/operation.rs). The comparison
 //! belongs to dm_finalize, in which the ranks meet anyway: each rank adds its digest to a counter
 //! of its group in the store, and waits for nobody. The rank that adds its digest last sees
-//! whether the digests are equal. It does so before the second verdict of the call, for which all
-//! ranks wait, so a difference becomes that verdict.
+//! whether the digests are equal. This rank compares before the second verdict of the call, for
+//! which all ranks wait, so a difference becomes that verdict.
 //!
 //! A group is not compared where a rank does not know its digest, or cannot rely on it, because a
 //! call has failed or is still running (`Group::digest`). Such a rank adds nothing, so no rank is
@@ -23,7 +23,7 @@ use crate::recorder::Group;
 impl RootComms {
     /// Fails where ranks of a group along a dimension have made different collectives, or have
     /// made them in different orders, if this rank is the last one to compare. Every rank of the
-    /// call calls this once. It waits for no other rank.
+    /// call calls this once. This function waits for no other rank.
     pub(super) fn compare_certificates(&self, peers: Peers<'_>) -> Result<()> {
         let Some(round) = peers.round() else { return Ok(()) };
         let mut different = None;
@@ -42,7 +42,7 @@ impl RootComms {
         different.map_or(Ok(()), |(group, communicator)| Err(self.difference(&group, &communicator)))
     }
 
-    /// The error of a dimension whose ranks have made different collectives.
+    /// Returns the error of a dimension whose ranks have made different collectives.
     fn difference(&self, group: &Group, communicator: &Communicator) -> Error {
         let ranks = communicator.group().ranks();
         let message = format!(

@@ -58,7 +58,7 @@ impl Collective {
         }
     }
 
-    /// What the recording of the process says of it.
+    /// Returns what the recording of the process says of this collective.
     fn recorded(self) -> What {
         match self {
             Collective::AllReduce(op) => What::of(Operation::AllReduce).reducing(op as i32),

@@ -19,23 +19,24 @@ use crate::rendezvous::{self, Scope};
 use crate::wait::Deadline;
 
 /// The shortest time that the end of a communicator and a question about it may take, however short
-/// the timeout of its mesh is. They run on threads, which a busy host may start late.
+/// the timeout of its mesh is. The end and the question run on threads, which a busy host may
+/// start late.
 const LEAST: Duration = Duration::from_secs(1);
 
 /// Whether a communicator has a raw handle, and why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
-    /// It is planned, and nobody has asked for it yet.
+    /// The communicator is planned, and nobody has asked for it yet.
     Unmade = 0,
-    /// It is made and can be used.
+    /// The communicator is made and can be used.
     Ready = 1,
-    /// An abort ended it, of this root mesh or of another one that shares it.
+    /// An abort of this root mesh, or of another one that shares the communicator, has ended it.
     Aborted = 2,
-    /// dm_finalize ended it.
+    /// dm_finalize has ended the communicator.
     Finalized = 3,
-    /// Other ranks have made it, and this rank has no part in it. The state is kept so that all
-    /// ranks agree on which communicators exist.
+    /// Other ranks have made the communicator, and this rank has no part in it. The state is kept
+    /// so that all ranks agree on which communicators exist.
     Absent = 4,
 }
 
@@ -50,7 +51,7 @@ impl State {
 #[derive(Debug, Default)]
 pub(super) struct FirstUse {
     /// The name of the agreement scope in which the communicator's ranks meet. Only a lazy mesh
-    /// sets it.
+    /// sets this name.
     pub(super) scope_id: Option<String>,
     /// The caller's `ncclConfig_t`.
     pub(super) config: Option<CommConfig>,
@@ -97,33 +98,35 @@ impl Drop for Held {
 /// A communicator over an ordered list of ranks, one of which is this rank. Every mesh dimension
 /// over the same list may share it.
 pub(crate) struct Communicator {
-    /// The library that makes and ends it.
+    /// The library that makes and ends the communicator.
     library: Arc<Library>,
-    /// Its ranks as a one-dimensional view. The order of the view is the rank order in the
-    /// communicator.
+    /// The communicator's ranks as a one-dimensional view. The order of the view is the rank order
+    /// in the communicator.
     group: Mesh,
     /// The raw communicator; there is none unless `state` is `Ready`.
     handle: Arc<Handle>,
     /// The [`State`] as a number.
     state: AtomicU8,
-    /// How many root meshes use it, freed ones included. When no user is left it may be destroyed.
+    /// How many root meshes use the communicator, freed ones included. When no user is left, the
+    /// communicator may be destroyed.
     users: AtomicUsize,
-    /// How many root meshes have it that have neither ended nor been freed.
+    /// How many root meshes that have neither ended nor been freed have the communicator.
     holders: AtomicUsize,
     /// The way in which the first use makes this communicator.
     first_use: FirstUse,
-    /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
-    /// failed call, because the next try is the next call of the same scope. It is `None` before
-    /// the first try, and after a try that succeeded, because it keeps the store of the world.
+    /// The scope in which the ranks of a lazy communicator agree on making it. The scope is kept
+    /// after a failed call, because the next try is the next call of this scope. The field is
+    /// `None` before the first try, and after a try that succeeded, because a scope keeps the
+    /// store of the world.
     scope: Mutex<Option<Arc<Scope>>>,
     /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
     timeout_millis: AtomicU64,
-    /// The name under which the ranks of an agreed call know it: equal on all its ranks, and
-    /// different from every other communicator's. It is empty where no such call planned the
-    /// communicator.
+    /// The name under which the ranks of an agreed call know the communicator. The name is equal
+    /// on all its ranks, and no other communicator has it. The field is empty where no such call
+    /// planned the communicator.
     agreed_name: OnceLock<String>,
-    /// The first failure of this communicator, which later errors repeat. It is empty until this
-    /// rank knows of one.
+    /// The first failure of this communicator, which later errors repeat. The field is empty until
+    /// this rank knows of a failure.
     failure: FirstFailure,
     /// Keeps forked children from using the communicator.
     _own: Own<()>,
@@ -148,7 +151,8 @@ impl Communicator {
         }
     }
 
-    /// A communicator that the caller has made. With `is_owned` this library ends it.
+    /// Returns a communicator that the caller has made. With `is_owned` this library ends the
+    /// communicator.
     pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, is_owned: bool) -> Result<Communicator> {
         let handle = Handle::new(Arc::clone(&library), group.clone(), is_owned);
         let adopted = Communicator { handle, ..Communicator::unmade(library, group, FirstUse::default()) };
@@ -157,12 +161,13 @@ impl Communicator {
         Ok(adopted)
     }
 
-    /// The library it belongs to.
+    /// Returns the library to which the communicator belongs.
     pub(crate) fn library(&self) -> &Arc<Library> {
         &self.library
     }
 
-    /// The ranks it joins, as a one-dimensional view; rank order in the communicator is this order.
+    /// Returns the ranks that the communicator joins, as a one-dimensional view. The order of the
+    /// view is the rank order in the communicator.
     pub(crate) fn group(&self) -> &Mesh {
         &self.group
     }
@@ -250,14 +255,15 @@ impl Communicator {
         question.into_iter().for_each(|question| self.library.set_interrupt(self.raw(), question));
     }
 
-    /// Notes that the other ranks have made it without this rank. An abort that came first stands.
+    /// Notes that the other ranks have made the communicator without this rank. An abort that came
+    /// first stays in force.
     pub(super) fn set_absent(&self) {
         self.change(State::Unmade, State::Absent);
     }
 
     /// Undoes [`set_ready`](Communicator::set_ready) and [`set_absent`](Communicator::set_absent),
-    /// so that a later call can make it again. [`end_all_soon`](Communicator::end_all_soon) then
-    /// ends the raw communicator.
+    /// so that a later call can make the communicator again.
+    /// [`end_all_soon`](Communicator::end_all_soon) then ends the raw communicator.
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
@@ -265,13 +271,13 @@ impl Communicator {
         }
     }
 
-    /// Takes over a raw communicator that was made for it and never put in place.
+    /// Takes over a raw communicator that was made for this communicator and never put in place.
     /// [`end_all_soon`](Communicator::end_all_soon) then ends the raw communicator.
     pub(super) fn take_over(&self, raw: RawComm) {
         self.handle.take_over(raw);
     }
 
-    /// Marks it as aborted, so that no further call enters it.
+    /// Marks the communicator as aborted, so that no further call enters it.
     /// [`end_all_soon`](Communicator::end_all_soon) then ends the raw communicator.
     pub(super) fn close(&self) {
         self.end(State::Aborted);
@@ -293,17 +299,17 @@ impl Communicator {
         let _ = Handle::finish_all(&quiet, &Deadline::after(GRACE));
     }
 
-    /// Ends it at once and wakes every call that is blocked in it. When this returns, the host
-    /// engine's background work on it is over too. A communicator that stays the caller's is not
-    /// ended. On a library with streams, fails where the end has not come within
-    /// [`PATIENCE`]. It then goes on in the background.
+    /// Ends the communicator at once and wakes every call that is blocked in it. When this
+    /// returns, the host engine's background work on it is over too. A communicator that stays the
+    /// caller's is not ended. On a library with streams, fails where the end has not come within
+    /// [`PATIENCE`]. The end then goes on in the background.
     pub(super) fn abort(&self) -> Result<()> {
         self.end(State::Aborted);
         self.end_by(&self.deadline(), None)
     }
 
-    /// Aborts it after a call has failed, so that nobody waits for the end: at once where a thread
-    /// stays inside, and for a moment otherwise. The end goes on in the background.
+    /// Aborts the communicator after a call has failed, so that nobody waits for the end: at once
+    /// where a thread stays inside, and for a moment otherwise. The end goes on in the background.
     pub(super) fn abort_soon(&self, worker: Option<&Worker>) {
         self.end(State::Aborted);
         self.end_soon(worker);
@@ -326,15 +332,17 @@ impl Communicator {
         Handle::abort_all(&handles, &Deadline::after(patience))
     }
 
-    /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None`
-    /// when it has ended already or stays the caller's. Fails where another thread stays inside a
-    /// call for `patience`; that thread then aborts the communicator when its call returns.
+    /// Marks the communicator as finalized and returns the raw communicator, which the caller then
+    /// ends. Returns `None` when the communicator has ended already or stays the caller's. Fails
+    /// where another thread stays inside a call for `patience`; that thread then aborts the
+    /// communicator when its call returns.
     pub(super) fn take_to_finalize(&self, patience: Duration) -> Result<Option<RawComm>> {
         self.end(State::Finalized);
         self.handle.take(&Deadline::after(patience.min(PATIENCE)))
     }
 
-    /// How long its end, or a question about it, may take: the timeout of its mesh, within bounds.
+    /// Returns how long the end of the communicator, or a question about it, may take: the timeout
+    /// of its mesh, within bounds.
     pub(super) fn patience(&self) -> Duration {
         match self.timeout_millis.load(Ordering::Relaxed) {
             0 => PATIENCE,
@@ -363,7 +371,7 @@ impl Communicator {
         self.state.compare_exchange(old as u8, new as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Sets how it ended. The first end stands.
+    /// Sets how the communicator has ended. Only the first end counts.
     fn end(&self, end: State) {
         let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
             [State::Unmade, State::Ready, State::Absent].map(|state| state as u8).contains(&state).then_some(end as u8)
@@ -379,17 +387,18 @@ impl Communicator {
         self.users.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Whether more than one root mesh uses it, freed ones included.
+    /// Whether more than one root mesh uses the communicator, freed ones included.
     pub(super) fn is_shared(&self) -> bool {
         self.users.load(Ordering::SeqCst) > 1
     }
 
-    /// The error of a call that comes after its failure. `None` while no failure is known.
+    /// Returns the error of a call that comes after the communicator's failure; `None` while no
+    /// failure is known.
     pub(super) fn earlier_failure(&self) -> Option<Error> {
         self.failure.later_error(|| self.label())
     }
 
-    /// Keeps how it failed. The first failure stands.
+    /// Keeps how the communicator has failed. Only the first failure counts.
     pub(super) fn note_failure(&self, error: &Error) {
         if self.failure.note(error) {
             log::warn!("rank {}: the communicator of {} has failed: {error}", self.group.rank(), self.label());

@@ -1,6 +1,6 @@
 //! The control plane: barrier, all-gather and broadcast of bytes, along a dimension of a mesh or
-//! over the world. These calls go through the store and use no communicator. So they work on every
-//! device type, and make no communicators on a lazy mesh.
+//! over the world. These calls go through the store and use no communicator. So these calls work
+//! on every device type, and make no communicators on a lazy mesh.
 //!
 //! The ranks of a group along a dimension have an agreement scope of their own
 //! (root/control.rs), so their calls concern no other ranks.
@@ -20,8 +20,8 @@ use crate::wait::{Wait, Watch};
 /// The calls along a dimension, which may be a flattened one. `timeout` bounds the call; `None`
 /// stands for the mesh's timeout.
 impl View {
-    /// Returns when every rank of this rank's group along `dim` has called it. **Collective over
-    /// the group**. It says nothing about work on devices.
+    /// Returns when every rank of this rank's group along `dim` has called this function.
+    /// **Collective over the group**. The barrier says nothing about work on devices.
     pub fn barrier(&self, dim: &str, timeout: Option<Duration>) -> Result<()> {
         let (view, index) = self.along_for_control(Ok(Some(dim)))?;
         view.barrier_along(index, timeout)
@@ -165,9 +165,9 @@ impl View {
 /// [`World::barrier`] belongs to these calls, too.
 impl World {
     /// Returns the bytes that each rank of the world gives, in rank order. **Collective over the
-    /// world**. After a recovery it is collective over the ranks of the mesh that the recovery
-    /// gave, and the elements of all other ranks are empty. The lengths may differ and may be 0.
-    /// Each rank gives at most 8 MiB, and all of them together at most 64 MiB.
+    /// world**. After a recovery the call is collective over the ranks of the mesh that the
+    /// recovery gave, and the elements of all other ranks are empty. The lengths may differ and
+    /// may be 0. Each rank gives at most 8 MiB, and all of them together at most 64 MiB.
     pub fn all_gather_bytes(&self, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
         let check = || check_len(data.len());
         let all = self.control("dm_world_all_gather_bytes", "", timeout, check, |scope, round, wait| {

@@ -74,8 +74,8 @@ impl RootComms {
         let call = Call::begin(world, None, wait)?;
         let (call, shared) = match is_whole_world {
             true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,
-            // Ranks outside the mesh do not know what its ranks share. Its ranks agree on that
-            // among themselves, below.
+            // Ranks outside the mesh do not know what its ranks share. The ranks of the mesh agree
+            // on that among themselves, below.
             false => (call.agree(scope, &text)?, SharedComms::none(&wanted)),
         };
         let library = Arc::clone(world.library()?);

@@ -1,5 +1,5 @@
-//! Gives the dimensions of a view their communicators: shared where the ranks are the same, else
-//! made by the call.
+//! Gives the dimensions of a view their communicators: shared where the ranks are equal, else made
+//! by the call.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ impl SharedComms {
         Ok(self.restricted_to(&shared))
     }
 
-    /// Splits from that communicator.
+    /// Returns these candidates with `parent` as the communicator to split from.
     pub(super) fn split_from(self, parent: Arc<Communicator>) -> SharedComms {
         SharedComms { parent: Some(parent), ..self }
     }
@@ -130,8 +130,9 @@ impl SharedComms {
     }
 }
 
-/// Makes the communicators of dimensions inside a call. The order is that of the wanted dimensions,
-/// which is the same on every rank, because communicator libraries need that.
+/// Makes the communicators of dimensions inside a call. The communicators are made in the order of
+/// the wanted dimensions. This order is equal on all ranks, because communicator libraries need
+/// that.
 struct DimMaker<'w, 'a> {
     work: &'w mut Work<'a>,
     world: &'w World,
@@ -267,9 +268,9 @@ impl DimMaker<'_, '_> {
         self.maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    /// The communicator over all ranks of the root in row-major order, to split from. It is shared
-    /// with other roots of the same ranks, and with dimensions over all of them where those can be
-    /// split from as well.
+    /// Returns the communicator over all ranks of the root in row-major order, to split from. This
+    /// communicator is shared with other roots of the same ranks, and with dimensions over all of
+    /// them where those can be split from as well.
     fn parent(&mut self) -> Result<Arc<Communicator>> {
         let parent = match &self.parent {
             Some(known) => Arc::clone(known),

@@ -53,9 +53,9 @@ pub enum Operator {
     Max = ReduceOp::Max as i32,
     /// The smallest. NaNs are as in `Max`.
     Min = ReduceOp::Min as i32,
-    /// Their sum divided by the number of ranks. On the host engine it does not overflow, and the
-    /// average of integers is the exact sum, divided and truncated towards zero. NCCL adds integers
-    /// in the element's own type, in which the sum can overflow.
+    /// Their sum divided by the number of ranks. On the host engine the sum does not overflow, and
+    /// the average of integers is the exact sum, divided and truncated towards zero. NCCL adds
+    /// integers in the element's own type, in which the sum can overflow.
     Average = ReduceOp::Avg as i32,
 }
 

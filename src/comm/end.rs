@@ -18,8 +18,8 @@ use crate::wait::{Wait, Watch};
 /// ends a communicator in which another rank waits in vain.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long dm_abort waits until the note of the abort is in the store. It takes a store that
-/// answers less than a millisecond.
+/// How long dm_abort waits until the note of the abort is in the store. A store that answers needs
+/// less than a millisecond for this.
 const TOLD: Duration = Duration::from_millis(500);
 
 impl RootComms {
@@ -107,7 +107,7 @@ impl RootComms {
         )
     }
 
-    /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a
+    /// A wait of at most `timeout` for the other ranks' dm_finalize. The wait ends soon where a
     /// communicator has failed, because then there is no work to wait for. This rank makes no more
     /// collectives, so a rank that waits for it in a collective is told so.
     fn wait_to_finalize(&self, call: &str, timeout: Option<Duration>) -> Wait {
@@ -137,7 +137,8 @@ impl RootComms {
     }
 
     /// Lets go of every communicator, the last made first, so that children go before the parent
-    /// from which they were split. They end one after another, in the same order on all ranks.
+    /// from which they were split. The communicators end one after another, in one order on all
+    /// ranks.
     fn destroy(&self, peers: Peers<'_>) -> Result<()> {
         let ranges = self.take_ranges();
         let outcome = ranges.iter().rev().map(|range| range.destroy(peers)).fold(Ok(()), Result::and);

@@ -12,8 +12,8 @@ use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
-/// Aborts communicators at the same time. Fails where an end has not come within seconds. It then
-/// goes on in the background.
+/// Aborts communicators at the same time. Fails where an end has not come within seconds. The end
+/// then goes on in the background.
 pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
     Communicator::abort_all(communicators)
 }
@@ -98,10 +98,10 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
     }
 }
 
-/// Does what [`finalize`] does, on a library with streams. Its calls run on one thread. While that
-/// thread is inside a call, nothing else may be done with the communicator, so a communicator whose
-/// call does not return is left as it is. A communicator is aborted where a call could not be made,
-/// because there is no thread for it or the thread cannot have the device.
+/// Does what [`finalize`] does, on a library with streams. The calls of the library run on one
+/// thread. While that thread is inside a call, nothing else may be done with the communicator, so
+/// a communicator whose call does not return is left as it is. A communicator is aborted where a
+/// call could not be made, because there is no thread for it or the thread cannot have the device.
 fn finalize_on_streams(communicator: &Communicator, raw: RawComm, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let library = communicator.library();
     let worker = Worker::new(library, "dm-background");
@@ -156,9 +156,9 @@ fn with_causes(error: Error) -> Error {
     }
 }
 
-/// A wait for the answer to a question that a call with `wait` asks the library. It is not
-/// cancelled, because the answer is there at once, and a communicator about which a thread asks
-/// cannot be ended.
+/// A wait for the answer to a question that a call with `wait` asks the library. Such a wait is
+/// not cancelled, because the answer is there at once, and a communicator about which a thread
+/// asks cannot be ended.
 pub(super) fn question_wait(wait: &Wait) -> Wait {
     Wait::after(wait.deadline.left().max(GRACE))
 }

@@ -38,8 +38,8 @@ impl FirstFailure {
         self.0.set(Failure { error: error.clone(), how }).is_ok()
     }
 
-    /// The error of a call that comes after the failure. It says which call failed, and what to do.
-    /// `label` names the communicator.
+    /// The error of a call that comes after the failure. The error says which call failed, and
+    /// what to do. `label` names the communicator.
     pub(super) fn later_error(&self, label: impl FnOnce() -> String) -> Option<Error> {
         let Failure { error, how } = self.0.get()?;
         let message = format!(

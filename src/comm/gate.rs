@@ -3,7 +3,7 @@
 //! Such a library does not show the order of the peers' calls, and it forbids calls of two threads
 //! on one communicator at the same time. So a call waits here until the call under another name has
 //! returned. A second call under the same name is refused. The program decides in which order two
-//! names are issued, and this order must be the same on all ranks.
+//! names are issued, and this order must be equal on all ranks.
 //!
 //! The library also forbids ending a communicator while a call is inside. So a thread that ends one
 //! first takes its handle away, and then waits here until no call is inside
@@ -24,8 +24,8 @@ pub(super) struct Gate {
     /// Whether the call inside has returned, and a group of its thread keeps the gate until the
     /// group ends.
     is_paused: AtomicBool,
-    /// How many threads wait, for their turn or for the gate to be idle. It can be read without the
-    /// lock.
+    /// How many threads wait, for their turn or for the gate to be idle. This number can be read
+    /// without the lock.
     waiters: AtomicUsize,
     /// The tags of the calls that wait.
     waiting: Mutex<Vec<u64>>,

@@ -99,8 +99,8 @@ impl OpenGroup {
 }
 
 /// Enters all communicators of this thread's group where `library` is about to run the group, so
-/// that nobody ends one of them meanwhile. Returns them. `None` where one has ended: the group is
-/// then lost.
+/// that nobody ends one of them meanwhile. Returns these communicators; `None` where one of them
+/// has ended, because the group is then lost.
 fn enter_all(library: &Arc<Library>) -> Option<Vec<Arc<Communicator>>> {
     let Some(inside) = with_group(library, |group| group.to_enter()) else { return Some(Vec::new()) };
     let inside = inside?;

@@ -64,7 +64,7 @@ struct Ending {
 enum Begun {
     /// The communicator has ended, or its end has failed.
     Done(Result<()>),
-    /// A thread has begun to end it.
+    /// A thread has begun to end the communicator.
     UnderWay(Pending<()>),
     /// Nothing was begun, because another thread is inside the communicator or ends it.
     Busy,
@@ -73,9 +73,9 @@ enum Begun {
 /// The raw communicator, with the threads that are inside it. Threads that the library keeps hold
 /// this handle past the life of its communicator.
 pub(super) struct Handle {
-    /// The library that makes and ends it.
+    /// The library that makes and ends the communicator.
     library: Arc<Library>,
-    /// Its ranks, for messages.
+    /// The communicator's ranks, for messages.
     group: Mesh,
     /// Whether this library ends it; false for a communicator that was adopted and stays the
     /// caller's.
@@ -254,8 +254,8 @@ impl Handle {
     }
 
     /// Aborts the raw communicator, if there is one. Returns when it has ended, and the host
-    /// engine's background work on it is over too. Fails at the deadline. Whatever is inside then
-    /// ends the communicator later.
+    /// engine's background work on it is over too. Fails at the deadline. A thread that is inside
+    /// then ends the communicator later.
     pub(super) fn abort(self: &Arc<Handle>, deadline: &Deadline, worker: Option<&Worker>) -> Result<()> {
         self.take_away();
         self.finish(deadline, worker)

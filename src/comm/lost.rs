@@ -6,8 +6,9 @@ use crate::error::{Error, Result, Status};
 
 impl View {
     /// The world ranks of this view that are known to be lost by now, in ascending order: their
-    /// processes have ended, they have left the world, or their hosts fell silent. **Local**: it
-    /// asks the store, for half a second at most. It may be called on a mesh that has ended.
+    /// processes have ended, they have left the world, or their hosts fell silent. **Local**: this
+    /// function asks the store, for half a second at most. It may be called on a mesh that has
+    /// ended.
     pub fn lost_ranks(&self) -> Result<Vec<i32>> {
         let root = self.root_comms();
         let mut lost = match root.world().filter(|world| !world.rendezvous().is_offline()) {

@@ -76,10 +76,10 @@ impl Job<'_> {
     }
 
     /// Makes the communicators of the next mesh, and those of the dimensions that were made on the
-    /// mesh before. The first ones come from a fresh id, which always works: the mesh before may
-    /// have failed, and ranks may be new. A rank that has joined does not know which dimensions
-    /// were made, and a rank whose last call was aborted may lack one. So all ranks take the list
-    /// of one rank that has not joined.
+    /// mesh before. The communicators of the next mesh come from a fresh id, which always works:
+    /// the mesh before may have failed, and ranks may be new. A rank that has joined does not know
+    /// which dimensions were made, and a rank whose last call was aborted may lack one. So all
+    /// ranks take the list of one rank that has not joined.
     fn make_comms(&self, root: &Arc<RootComms>, recovery: &Recovery, dims: &[DimOptions]) -> Result<()> {
         let (mesh, stateless) = (root.mesh(), &recovery.epoch().stateless);
         let ranks = mesh.root_ranks();

@@ -47,7 +47,7 @@ impl Operands {
 /// place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BufferShape {
-    /// Both buffers hold one block. In place, they are the same.
+    /// Both buffers hold one block. In place, both are one buffer.
     Same,
     /// One block is sent, and a block of each rank is received. In place, the sent block lies at
     /// this rank's place in the receive buffer.
@@ -55,7 +55,7 @@ pub(crate) enum BufferShape {
     /// A block for each rank is given, and one block is received. In place, the received block lies
     /// at this rank's place in the send buffer.
     Scatter,
-    /// Both buffers hold a block for each rank. In place, they are the same, which is allowed on
+    /// Both buffers hold a block for each rank. In place, both are one buffer, which is allowed on
     /// host memory only.
     AllToAll,
 }
@@ -383,7 +383,8 @@ impl View {
                 aborted.unwrap_or_else(|| communicator.explain_as(error, true))
             }
             Unexplained::OfWait(error) => {
-                // The operation goes on in the library, and nobody waits for it any more.
+                // The operation goes on in the library, and no thread waits for the operation any
+                // more.
                 if error.status() == Status::Timeout {
                     communicator.note_failure(&error);
                 }

@@ -46,8 +46,8 @@ impl DimOptions {
         self.own || self.config.is_some()
     }
 
-    /// The part of these options that must be equal on all ranks, as text for the agreement. It is
-    /// empty for the defaults.
+    /// The part of these options that must be equal on all ranks, as text for the agreement. This
+    /// text is empty for the defaults.
     pub(super) fn agreed(&self) -> String {
         let mut parts = Vec::new();
         if self.own {
@@ -123,7 +123,7 @@ impl MeshOptions {
         self
     }
 
-    /// Has each communicator made at its first use.
+    /// Makes each communicator at its first use.
     #[must_use]
     pub fn lazy(mut self) -> MeshOptions {
         self.lazy = true;
@@ -146,8 +146,8 @@ impl MeshOptions {
         check_count(&self.dims, count, "the mesh has")
     }
 
-    /// The part of the call's text that the options add, with a leading comma. It is empty for the
-    /// defaults.
+    /// The part of the call's text that the options add, with a leading comma. This text is empty
+    /// for the defaults.
     pub(super) fn agreed(&self) -> String {
         let mut text = String::new();
         if self.lazy {
@@ -176,8 +176,9 @@ pub struct RecoverOptions {
     pub timeout: Option<Duration>,
     /// How long to wait for processes in the places of lost ranks, once all living ranks are here.
     pub replace: Duration,
-    /// After which time the ranks are left out that are not known to be lost and have not called;
-    /// `None`: never. It needs `min_size`.
+    /// How long to wait for ranks that are not known to be lost and have not called. These ranks
+    /// are left out after this time. `None` means that they are never left out. This option needs
+    /// `min_size`.
     pub silent: Option<Duration>,
     /// The least size of `dim` with which the job goes on; 0 stands for 1.
     pub min_size: usize,

@@ -28,7 +28,7 @@ pub(super) enum Step {
 /// Dimensions that a call has made on a root mesh, beside the root's own.
 #[derive(Debug, Clone)]
 pub(super) struct MadeDims {
-    /// The path of the view that the call gave. Its last step is the call.
+    /// The path of the view that the call gave. The last step of the path is the call.
     pub(super) path: Path,
     /// The options of the new dimensions; empty for the defaults.
     pub(super) options: Vec<DimOptions>,
@@ -54,8 +54,9 @@ pub(super) fn to_text(made: &[MadeDims]) -> String {
 }
 
 /// Reads a text of [`to_text`]; `None` where it cannot be read. With `configs` the dimensions get
-/// the configurations that this rank has for them in `own`. Without, they get none: a rank that has
-/// joined does not know them, and they must be equal on all ranks.
+/// the configurations that this rank has for them in `own`. Without `configs` the dimensions get
+/// no configuration, because configurations must be equal on all ranks, and a rank that has joined
+/// does not know them.
 pub(super) fn from_text(text: &[u8], own: &[MadeDims], configs: bool) -> Option<Vec<MadeDims>> {
     let sent: Vec<Sent> = serde_json::from_slice(text).ok()?;
     let read = |sent: Sent| {

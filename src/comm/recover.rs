@@ -34,7 +34,7 @@ const TELL: Duration = Duration::from_secs(1);
 /// How long a rank that knows no reason to recover waits for the news of one.
 const NEWS: Duration = Duration::from_millis(200);
 
-/// How often it looks meanwhile.
+/// How often such a rank looks for news meanwhile.
 const LOOK: Duration = Duration::from_millis(10);
 
 impl View {
@@ -200,7 +200,7 @@ impl View {
     }
 }
 
-/// The beginning of a rank's way at this root mesh.
+/// Returns the beginning of a rank's way at this root mesh.
 fn beginning(root: &RootComms) -> Beginning<'_> {
     Beginning { id: root.id(), mesh: root.mesh(), text: mesh_text(root) }
 }

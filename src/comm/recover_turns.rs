@@ -12,12 +12,12 @@ use super::world_end::ends_world;
 use crate::error::{Error, Result};
 use crate::rendezvous::{Arrival, Made, Outcome, Recovery, Terms};
 
-/// What has become of the mesh of an epoch.
+/// The outcome of making the mesh of an epoch.
 enum Entered {
-    /// All its ranks have made it.
+    /// All ranks of the mesh have made it.
     Mesh(Arc<RootComms>),
-    /// A rank of it was lost meanwhile, so the next turn is due. These are the ranks that its
-    /// communicators blame.
+    /// A rank of the mesh was lost meanwhile, so the next turn is due. The value holds the ranks
+    /// that the communicators of the mesh blame.
     Broken(Vec<i32>),
 }
 
@@ -28,8 +28,8 @@ impl Job<'_> {
         let was_in_mesh = recovery.is_in_mesh();
         // The others train on while a rank is not in the mesh, so it has no state by then.
         let mut has_state = recovery.is_stateful() || (was_in_mesh && self.options.has_state);
-        // After a recovery that failed this process may be in a later epoch than the mesh. Others
-        // hold the places of those then that the communicators of the mesh blame.
+        // After a recovery that failed this process may be in a later epoch than the mesh. Then
+        // other processes hold the places of the ranks that the communicators of the mesh blame.
         let is_of_past = self.before.is_of_past_epoch();
         let mut blamed = if is_of_past { Vec::new() } else { self.before.lost_in_communicators() };
         let (call, terms) = (self.text(recovery), self.terms());
@@ -77,9 +77,9 @@ impl Job<'_> {
         }
     }
 
-    /// The ranks that are lost for certain, and those that may be, of those that communicators
-    /// blame. On one host the engine sees that a process has ended. On several hosts it may only be
-    /// unable to reach a rank that lives.
+    /// Splits the ranks that communicators blame into those that are lost for certain and those
+    /// that may be lost. On one host the engine sees that a process has ended. On several hosts it
+    /// may only be unable to reach a rank that lives.
     fn facts_and_suspicions<'a>(&self, blamed: &'a [i32]) -> (&'a [i32], &'a [i32]) {
         match self.world.rendezvous().shares_memory() {
             Some(true) => (blamed, &[]),
@@ -87,9 +87,9 @@ impl Job<'_> {
         }
     }
 
-    /// What the ranks of the mesh must agree on, beside the terms. The shape is the full one: a
-    /// rank that has waited may have the handle of an earlier mesh, and may be in the mesh of an
-    /// epoch whose making broke.
+    /// Returns the text on which the ranks of the mesh must agree, beside the terms. The shape is
+    /// the full one: a rank that has waited may have the handle of an earlier mesh, and may be in
+    /// the mesh of an epoch whose making broke.
     fn text(&self, recovery: &Recovery) -> String {
         let mesh = self.before.mesh();
         let shape: Vec<String> = recovery.epoch().replicas.sizes.iter().map(usize::to_string).collect();
@@ -108,7 +108,7 @@ impl Job<'_> {
     }
 
     /// The key that says that another rank has made a call of the whole world, which waits for this
-    /// one. Only in epoch 0 is a rank needed that is not in the mesh.
+    /// one. A rank that is not in the mesh is needed only in epoch 0.
     fn key_of_call(&self, recovery: &Recovery) -> Result<Option<String>> {
         let is_needed = recovery.epoch_number() == 0 && !recovery.is_in_mesh();
         Ok(if is_needed { Some(self.world.rendezvous().scope()?.key_of_next_call()) } else { None })

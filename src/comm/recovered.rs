@@ -3,7 +3,7 @@
 use crate::mesh::Mesh;
 use crate::rendezvous::Epoch;
 
-/// What the recovery that made a mesh has come to.
+/// The result of the recovery that made a mesh.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovered {
@@ -30,7 +30,7 @@ pub struct Recovered {
 }
 
 impl Recovered {
-    /// The answer for a mesh that no recovery made.
+    /// Returns the answer for a mesh that no recovery made.
     pub(super) fn none(mesh: &Mesh, epoch: u64) -> Recovered {
         let coordinate = coordinate(mesh);
         Recovered {
@@ -43,8 +43,9 @@ impl Recovered {
         }
     }
 
-    /// The answer for `mesh` of `epoch`, which has that number. `before` is the mesh that this rank
-    /// had before, with the number and the processes of its epoch; `None` for a newcomer.
+    /// Returns the answer for `mesh` of `epoch`, whose number is `number`. `before` is the mesh
+    /// that this rank had before, with the number and the processes of its epoch; `None` for a
+    /// newcomer.
     pub(super) fn of((number, epoch): (u64, &Epoch), mesh: &Mesh, before: Option<(&Mesh, u64, &Epoch)>) -> Recovered {
         let members = epoch.members();
         let members_before = before.map(|(.., epoch)| epoch.members()).unwrap_or_default();

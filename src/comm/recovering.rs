@@ -24,7 +24,7 @@ pub(super) struct Recovering {
 pub(super) struct Beginning<'a> {
     /// The id of the root mesh.
     pub(super) id: &'a str,
-    /// Its layout and ranks.
+    /// The layout and the ranks of the root mesh.
     pub(super) mesh: &'a Mesh,
     /// The mesh as a process that joins the running job asks for it.
     pub(super) text: String,
@@ -49,8 +49,9 @@ impl Recovering {
         }
     }
 
-    /// Whether this is the error of [`lock`](Recovering::lock). Another thread is in the turn for
-    /// this rank then, so this rank has refused nothing of which others must know.
+    /// Whether this is the error of [`lock`](Recovering::lock). In that case another thread takes
+    /// this rank's part in the turn, so this rank has refused nothing of which other ranks must
+    /// know.
     pub(super) fn is_busy(error: &Error) -> bool {
         error.message() == BUSY
     }
@@ -109,7 +110,7 @@ pub(super) fn first_epoch(world: &rendezvous::World, mesh: &Mesh, dim: usize) ->
 mod tests {
     use super::*;
 
-    /// The other ranks are told of refusals, and not of this one.
+    /// The other ranks are told of refusals, but not of this refusal.
     #[test]
     fn a_second_thread_that_recovers_has_refused_nothing() {
         let recovering = Recovering::default();

@@ -90,8 +90,8 @@ pub struct RootComms {
     cancel: Cancel,
     /// The communicators along its dimensions, in the order in which they were made.
     dims: RwLock<Vec<DimComm>>,
-    /// The communicator over all ranks of the root, from which others are split. It is made when it
-    /// is first needed.
+    /// The communicator over all ranks of the root, from which others are split. This communicator
+    /// is made when it is first needed.
     parent: RwLock<Option<Held>>,
     /// Whether its communicators are made at their first use.
     is_lazy: bool,
@@ -113,8 +113,8 @@ pub struct RootComms {
     pub(super) shrink_attempts: AtomicU64,
     /// The scopes in which groups along dimensions make calls of the control plane.
     control: ControlScopes,
-    /// The scope in which the ranks of the root agree on who is lost. It is made when dm_shrink
-    /// first needs it.
+    /// The scope in which the ranks of the root agree on who is lost. This scope is made when
+    /// dm_shrink first needs it.
     survivors: Mutex<Option<Arc<Scope>>>,
     /// The ranks that have ended this root by dm_abort. The root's ranges share the list. `None`
     /// where the root has no other ranks with which it agrees.
@@ -126,16 +126,16 @@ pub struct RootComms {
     epoch: u64,
     /// The options of its dimensions; empty for the defaults.
     options: Vec<DimOptions>,
-    /// What the recovery that made this root has come to. It is set before a program sees the root,
-    /// or at the first question.
+    /// What the recovery that made this root has come to. The value is set before a program sees
+    /// the root, or at the first question.
     recovered: OnceLock<Recovered>,
-    /// The dimensions that calls have made on it, in their order, beside its own. A mesh that
-    /// dm_recover makes gets them, too.
+    /// The dimensions that calls have made on the root, in their order, beside the root's own
+    /// dimensions. A mesh that dm_recover makes gets these dimensions, too.
     made: Mutex<Vec<MadeDims>>,
 }
 
 impl RootComms {
-    /// A root mesh without communicators.
+    /// Returns a root mesh without communicators.
     pub(super) fn new(spec: RootSpec<'_>) -> Result<Arc<RootComms>> {
         let RootSpec { world, library, mesh, id, is_lazy, timeout, outer, options } = spec;
         let epoch = world.as_ref().map_or(0, |world| world.rendezvous().epoch());
@@ -225,8 +225,8 @@ impl RootComms {
         self.departures.as_ref().is_some_and(|departures| departures.are_any(wait).unwrap_or(false))
     }
 
-    /// Tells the other ranks of the root that this rank has ended the root. Does not wait for them.
-    /// The thread that is returned writes the note.
+    /// Tells the other ranks of the root that this rank has ended the root. Does not wait for the
+    /// other ranks. The thread that is returned writes the note.
     pub(super) fn tell_departure(&self) -> Option<JoinHandle<()>> {
         self.departures.as_ref().filter(|_| self.mesh.root_size() > 1).and_then(Departures::tell)
     }

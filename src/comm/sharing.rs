@@ -52,7 +52,8 @@ impl PartitionKey {
 pub(super) struct CommTable {
     /// The communicators that a further dimension over the same ranks can share.
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
-    /// The communicator that holds this rank alone. It serves every dimension of size 1.
+    /// The communicator that holds this rank alone. This communicator serves every dimension of
+    /// size 1.
     single: Mutex<Option<Arc<Communicator>>>,
     /// Every communicator that was made and has not ended. A communicator stays here when no mesh
     /// holds it any more, because its raw pointer may be in use.
@@ -60,8 +61,9 @@ pub(super) struct CommTable {
 }
 
 impl CommTable {
-    /// A communicator that dimension `dim` of a view of `mesh` can share. It joins the same ranks,
-    /// and was made for this mesh, or for a mesh of which this one is a range.
+    /// A communicator that dimension `dim` of a view of `mesh` can share. Such a communicator
+    /// joins the ranks of the dimension, and was made for this mesh, or for a mesh of which this
+    /// one is a range.
     pub(super) fn find(&self, mesh: &Mesh, dim: &Dim) -> Option<Arc<Communicator>> {
         let known = self.shared().get(&PartitionKey::of(mesh, dim)).cloned();
         known.filter(|known| known.is_sound()).or_else(|| {

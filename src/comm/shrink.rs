@@ -2,8 +2,9 @@
 //!
 //! The callers either name the lost ranks, or agree on them first. Named lists meet in a scope of
 //! the ranks that the list leaves, so ranks with different lists may go on apart. Ranks without a
-//! list meet in one scope of all ranks of the mesh, and get one list of lost ranks. What follows is
-//! equal: the ranks that are left agree on the call, and make the communicators of the new mesh.
+//! list meet in one scope of all ranks of the mesh, and get one list of lost ranks. The next steps
+//! are equal in both cases: the ranks that are left agree on the call, and make the communicators
+//! of the new mesh.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,8 +28,8 @@ use crate::rendezvous::{Scope, TakenForLost};
 
 /// One attempt of this rank to shrink a mesh to the ranks that are left.
 struct Attempt {
-    /// The part that the attempt has in the names of its scope and of the new root mesh. It is
-    /// equal on all ranks that are left, and used once.
+    /// The part that the attempt has in the names of its scope and of the new root mesh. This part
+    /// is equal on all ranks that are left, and is used once.
     place: String,
     /// The scope of the ranks that are left.
     scope: Scope,
@@ -42,11 +43,11 @@ impl View {
     /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
     /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
-    /// call may be repeated, with the ranks that are lost by then. `lost` has the lost ranks, the
-    /// same ones on every rank. When `lost` is empty, the ranks that are left agree on who is lost;
-    /// they all get [`Status::InvalidState`] when nobody is. The new mesh has the timeout and the
-    /// options of this one, and is lazy where this one is. `options` may have other options for its
-    /// dimensions, and says how long the call may take.
+    /// call may be repeated, with the ranks that are lost by then. `lost` holds the lost ranks,
+    /// and must be equal on all ranks. When `lost` is empty, the ranks that are left agree on who
+    /// is lost; they all get [`Status::InvalidState`] when nobody is. The new mesh has the timeout
+    /// and the options of this one, and is lazy where this one is. `options` may have other
+    /// options for its dimensions, and says how long the call may take.
     pub fn shrink(&self, dim: Option<&str>, lost: &[i32], options: &CallOptions) -> Result<View> {
         let Some(world) = self.space().world() else {
             return Err(Error::unsupported(format!(
@@ -225,7 +226,7 @@ impl View {
         format!("dm_shrink(dims=({}), dim={}, {what})", self.mesh().dim_names().join(", "), self.mesh().dim_name(index))
     }
 
-    /// The attempt of that number to go on without the ranks `lost`.
+    /// Returns attempt `number` to go on without the ranks `lost`.
     fn attempt(
         &self,
         world: &World,
@@ -268,8 +269,8 @@ impl View {
     }
 }
 
-/// Ends the communicator from which the new one was made, if there is one. The new one does not
-/// need it.
+/// Ends the communicator from which the new one was made, if there is one. The new communicator
+/// does not need that one.
 fn end_parent(world: &World, parent: Option<Arc<Communicator>>) {
     if let Some(parent) = parent {
         let _ = parent.abort();

@@ -257,8 +257,8 @@ impl WaitedFor<'_> {
         Err(Error::new(Status::PeerLost, message).with_ranks(&departed))
     }
 
-    /// The ranks that are lost as far as the store knows. A store that does not answer says
-    /// nothing.
+    /// Returns the ranks that are lost as far as the store knows. Where the store does not answer,
+    /// returns no rank.
     fn lost(&self, deadline: &Deadline) -> Vec<i32> {
         let world = self.view.root_comms().world().filter(|world| !world.rendezvous().is_offline());
         let wait = Wait { deadline: *deadline, ..self.view.root_comms().wait(None) };
@@ -354,7 +354,7 @@ impl Look {
         self.next = waited + if self.since.is_some() { LOOK_AGAIN } else { (waited / 2).min(LONGEST_LOOK) };
     }
 
-    /// The lost ranks, when the first of them has been known for `grace`.
+    /// Returns the lost ranks, when the first of them has been known for `grace`.
     fn lost_for(&self, grace: Duration, waited: Duration) -> Option<&[i32]> {
         self.since.filter(|since| waited >= *since + grace).map(|_| &self.lost[..])
     }

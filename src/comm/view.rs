@@ -63,12 +63,12 @@ impl View {
         View { mesh, space, root, comms, path: None }
     }
 
-    /// A view of another mesh over the same positions.
+    /// Returns a view of another mesh over the positions of this view.
     pub(super) fn with(&self, mesh: Mesh) -> View {
         View::new(mesh, Arc::clone(&self.space), Arc::clone(&self.root))
     }
 
-    /// A view that was taken from this one by that step.
+    /// Returns a view that was taken from this one by that step.
     pub(super) fn taken(&self, mesh: Mesh, step: impl FnOnce(&Mesh) -> Step) -> View {
         let path = self.path.as_ref().map(|path| path.iter().cloned().chain([step(&mesh)]).collect());
         View { path, ..self.with(mesh) }
@@ -90,7 +90,7 @@ impl View {
         next.follow(self.path()?).ok()
     }
 
-    /// The view to which these steps lead from this one. Local.
+    /// Returns the view to which these steps lead from this one. Local.
     pub(super) fn follow(&self, path: &[Step]) -> Result<View> {
         let mut view = View { path: self.path.clone(), ..self.with(self.mesh.clone()) };
         for step in path {
@@ -160,7 +160,7 @@ impl View {
         &self.root
     }
 
-    /// The named dimensions in that order. Local.
+    /// Returns the view of the named dimensions in that order. Local.
     pub fn slice(&self, names: &[&str]) -> Result<View> {
         self.root.alive()?;
         Ok(self.taken(self.mesh.slice(names)?, |_| Step::Slice(owned(names))))
@@ -232,8 +232,8 @@ impl View {
         }
     }
 
-    /// The communicator along dimension `index`. It is made now if it was only planned. Where there
-    /// is none, the error says why.
+    /// Returns the communicator along dimension `index`, and makes it now if it was only planned.
+    /// Where there is none, the error says why.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
         let communicator = self.planned_communicator(index)?;
         if communicator.state() == State::Unmade {

@@ -23,8 +23,8 @@ impl View {
         Ok(())
     }
 
-    /// Ends the group: its operations run together, and this call fails with the first error of any
-    /// of them.
+    /// Ends the group. The operations of the group run together, and this call fails with the
+    /// first error of any of them.
     pub fn group_end(&self) -> Result<()> {
         let _range = nvtx::range(|| "dm_group_end".to_owned(), 0);
         if self.root_comms().checks_collectives() {
@@ -44,10 +44,10 @@ impl View {
     }
 }
 
-/// Waits until nothing is in progress on the communicators of a group. These are the communicators
-/// `used` by the group's operations, which may belong to other meshes, and those of the root, on
-/// which the program may have issued operations itself. Only on non-blocking communicators there is
-/// something to wait for.
+/// Waits until nothing is in progress on the communicators of a group. The communicators are those
+/// that the group's operations have `used`, which may belong to other meshes, and those of the
+/// root, on which the program may have issued operations itself. There is something to wait for
+/// only on non-blocking communicators.
 fn wait_until_idle(root: &RootComms, used: &[Used]) -> Result<()> {
     // The end of the root is no reason to give up. An abort of the communicator ends the wait.
     let wait = Wait::after(root.timeout());

@@ -69,7 +69,8 @@ struct Lent {
 pub struct World {
     /// The communicators of this rank. This field is dropped first, while the world still stands.
     comms: CommTable,
-    /// How this rank recovers. It uses the store, so this field is dropped before the rendezvous.
+    /// How this rank recovers. The value uses the store, so this field is dropped before the
+    /// rendezvous.
     recovering: Recovering,
     /// Who the ranks are, and where they meet.
     rendezvous: rendezvous::World,
@@ -227,7 +228,8 @@ impl World {
         self.rendezvous.num_waiting()
     }
 
-    /// Returns when every rank of the world has called it. **Collective over the world**.
+    /// Returns when every rank of the world has called this function. **Collective over the
+    /// world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
         self.tell_if_refused("dm_world_barrier", || refuse_inside("dm_world_barrier", self.library.as_ref()))?;
@@ -249,8 +251,8 @@ impl World {
     }
 
     /// Something that callers borrow for as long as the world lives. `make` makes it, with what
-    /// owns its memory, at the first call for `key`. Later calls for the same key return the same
-    /// thing, so repeated calls need no further memory.
+    /// owns its memory, at the first call for `key`. Later calls for an equal key return the thing
+    /// that the first call made, so repeated calls need no further memory.
     pub(crate) fn lend<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
     where
         T: Clone + Any + Send + Sync,
@@ -267,7 +269,7 @@ impl World {
 
     /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, and
     /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
-    /// other ranks learn of it when they wait for this one.
+    /// other ranks learn of the abort when they wait for this rank.
     pub fn abort(&self) -> Result<()> {
         let message = || format!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
         if !self.cancel.is_raised() {
@@ -389,8 +391,8 @@ impl World {
     /// Notes a root mesh, so that aborting the world ends the root mesh too.
     pub(super) fn register(&self, root: Weak<dyn EndsWithWorld>) {
         let mut roots = lock(&self.roots);
-        // The list is cleaned before it would grow, so a mesh costs the same however many there
-        // are.
+        // The list is cleaned before it would grow, so the cost of a mesh does not grow with the
+        // number of meshes before it.
         if roots.len() == roots.capacity() {
             roots.retain(|known| known.strong_count() > 0);
         }

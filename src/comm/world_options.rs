@@ -8,8 +8,8 @@ use crate::rendezvous::JoinOptions;
 pub struct WorldOptions {
     /// Where the ranks meet.
     pub join: JoinOptions,
-    /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
-    /// vouched for the library.
+    /// A library with NCCL's C API, instead of the default for the device type. The program that
+    /// sets this field has vouched for the library.
     pub(crate) library: Option<String>,
     /// The device on which the communicators are made. `None` stands for the current device of the
     /// thread that joins. Where that thread has none, it is the device whose number is the rank's

@@ -1,20 +1,20 @@
 //! Agreement: either every rank of a scope made the same call, or every rank learns which ranks did
 //! not.
 //!
-//! A call has a number s in its scope, and its keys stand under `<prefix>/<s>/`. Each rank leaves
-//! the text of its call under `here/<position>`. All other ranks read the text of position 0,
-//! compare it with theirs, and count themselves in. A rank whose text differs counts itself among
-//! the dissenters too. The last rank to be counted writes the verdict "agreed", or wakes the first
-//! dissenter. The first dissenter waits a moment for other dissenters and writes "mismatch" with
-//! the calls of both sides. A rank whose deadline passes writes "timeout" with the ranks that are
-//! missing. A rank that learns of a lost rank writes "lost". The verdict is written once
-//! (compare-and-set), and every rank waits for it and returns what it says. Each rank needs a
+//! A call has a number s in its scope, and the keys of the call begin with `<prefix>/<s>/`. Each
+//! rank leaves the text of its call under `here/<position>`. All other ranks read the text of
+//! position 0, compare it with theirs, and count themselves in. A rank whose text differs counts
+//! itself among the dissenters too. The last rank to be counted writes the verdict "agreed", or
+//! wakes the first dissenter. The first dissenter waits a moment for other dissenters and writes
+//! "mismatch" with the calls of both sides. A rank whose deadline passes writes "timeout" with the
+//! ranks that are missing. A rank that learns of a lost rank writes "lost". The verdict is written
+//! once (compare-and-set), and every rank waits for it and returns what it says. Each rank needs a
 //! constant number of store operations, except the rank that names the missing ones.
 //!
 //! A rank that has ended a mesh by dm_abort may make its next call under the number of a call on
-//! that mesh. So the ranks compare the meshes of their calls before the texts (departures.rs).
-//! Where a rank has ended one of the meshes, the verdict is "lost" for the ranks of that call, and
-//! the other ranks go on to the next number.
+//! that mesh. So the ranks compare the meshes of their calls before they compare the texts
+//! (departures.rs). Where a rank has ended one of the meshes, the verdict is "lost" for the ranks
+//! of that call, and the other ranks go on to the next number.
 //!
 //! The work of the call follows. A second verdict at `<prefix>/<s>/end/` ends the call: either all
 //! ranks got through, or the verdict is the first failure.

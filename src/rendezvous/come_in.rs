@@ -3,8 +3,8 @@
 //!
 //! [`World::join`] finds the job (running.rs), compares this process with it, and returns a world.
 //! In the calls of this world nobody waits for this process yet. Then dm_init calls
-//! [`World::come_in`]. It knocks, waits for the decision that lets this process in, and makes the
-//! mesh with the others.
+//! [`World::come_in`]. This function knocks, waits for the decision that lets this process in, and
+//! makes the mesh with the others.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

@@ -21,20 +21,23 @@ pub(super) struct EpochScopes {
     /// ranks of the mesh, because the others wait for a seat. `None` where this process is one of
     /// these others.
     pub(super) world: Option<Arc<Scope>>,
-    /// How many notes of the door the decision has seen that made the epoch. The newcomers of these
-    /// notes are no reason for another recovery.
+    /// How many notes of the door were read for the decision that made the epoch. The newcomers of
+    /// these notes are no reason for another recovery.
     pub(super) door: usize,
-    /// The number of ranks of the world. It grows when newcomers come beyond it.
+    /// The number of ranks of the world. The number grows when the rank of a newcomer is not below
+    /// it.
     pub(super) size: usize,
     /// The number of seats of the mesh in its full shape. In epoch 0 the world may have several
-    /// meshes, so it is the number of ranks.
+    /// meshes, so this is the number of ranks then.
     pub(super) seats: usize,
-    /// Whether this process is a newcomer that was not let in yet. It makes no collective call.
+    /// Whether this process is a newcomer that was not let in yet. Such a newcomer makes no
+    /// collective call.
     pub(super) is_at_door: bool,
 }
 
 impl CurrentEpoch {
-    /// Begins with epoch 0 of the world whose keys begin with `prefix`. `world` are all its ranks.
+    /// Begins with epoch 0 of the world whose keys begin with `prefix`. `world` is the scope of
+    /// all its ranks.
     pub(super) fn first(prefix: &str, world: Scope) -> CurrentEpoch {
         let empty = EpochScopes::empty(prefix.to_owned(), world.num_ranks());
         CurrentEpoch::of(EpochScopes { world: Some(Arc::new(world)), ..empty })
@@ -62,7 +65,7 @@ impl CurrentEpoch {
 }
 
 impl EpochScopes {
-    /// The epoch of that number in the world whose keys begin with `prefix`, without a scope of the
+    /// Returns epoch `number` of the world whose keys begin with `prefix`, without a scope of the
     /// world yet.
     pub(super) fn of(prefix: &str, number: u64, epoch: &Epoch) -> EpochScopes {
         EpochScopes {
@@ -74,7 +77,7 @@ impl EpochScopes {
         }
     }
 
-    /// Epoch 0 of `size` ranks, with keys that begin with `prefix`.
+    /// Returns epoch 0 of `size` ranks, with keys that begin with `prefix`.
     fn empty(prefix: String, size: usize) -> EpochScopes {
         let tickets = Tickets::default();
         EpochScopes { number: 0, prefix, tickets, world: None, door: 0, size, seats: size, is_at_door: false }

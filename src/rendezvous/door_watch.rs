@@ -3,7 +3,8 @@
 //! A program may ask in every step, so an answer must cost nothing while nobody is at the door. The
 //! library leaves one WAIT for the next note of the door unanswered at the store. A question reads
 //! a coarse clock, and looks at the socket of that WAIT at most once in [`LOOK`]. A store that
-//! answers each question at once (a folder, the caller's) is asked once in [`ASK`].
+//! answers each question at once (a folder, or the caller's own store) is asked at most once in
+//! [`ASK`].
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -21,8 +22,8 @@ use crate::wait::Wait;
 /// The shortest time between two looks at the socket.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The shortest time between two questions to the store: about the door where it cannot leave a
-/// question open, after an error, and about losses while somebody is at the door.
+/// The shortest time between two questions to the store: about the door where the store cannot
+/// leave a question open, after an error, and about losses while somebody is at the door.
 const ASK: Duration = Duration::from_secs(1);
 
 /// How long the store may take to answer such a question.
@@ -62,7 +63,8 @@ pub(super) struct Door<'a> {
     pub(super) prefix: &'a str,
     /// The processes that are known to be lost.
     pub(super) losses: &'a Losses,
-    /// The epoch in which this process is. It says which notes its decision has seen.
+    /// The epoch in which this process is. The epoch says how many notes were read for its
+    /// decision.
     pub(super) epoch: &'a CurrentEpoch,
 }
 
@@ -88,7 +90,7 @@ impl DoorWatch {
         count
     }
 
-    /// Has the next question look anew, because this process has gone on to another epoch.
+    /// Makes the next question look again, because this process has gone on to another epoch.
     pub(super) fn look_again(&self) {
         self.next.store(0, Ordering::Relaxed);
     }
@@ -113,7 +115,7 @@ impl Looking {
     fn ask(&mut self, door: Door<'_>) -> Result<()> {
         let short = || Wait::after(SHORT);
         if self.watch.is_none() {
-            // All notes together take no longer than one.
+            // All notes together may take no longer than one note may.
             let wait = short();
             while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &wait)? {
                 self.read += 1;

@@ -15,8 +15,8 @@ use crate::logging::Me;
 pub(super) struct EnginePlace {
     /// A text that is equal on two ranks only if they may share memory.
     host: String,
-    /// The address of this host at which ranks on other hosts may reach this process. It is the
-    /// local address of the connection to the store; `None` where the store has no address.
+    /// The address of this host at which ranks on other hosts may reach this process: the local
+    /// address of the connection to the store. `None` where the store has no address.
     address: Option<IpAddr>,
 }
 
@@ -55,9 +55,9 @@ impl EnginePlace {
         &self.host
     }
 
-    /// Tells the host engine the address of this process, and the secret of the job. It is called
-    /// where the ranks are on several hosts. `is_one_network` says that all ranks reach each other
-    /// by loopback addresses.
+    /// Tells the host engine the address of this process, and the secret of the job. This function
+    /// is called where the ranks are on several hosts. `is_one_network` says that all ranks reach
+    /// each other by loopback addresses.
     pub(super) fn introduce(&self, is_one_network: bool) -> Result<()> {
         let address = self.address.filter(|address| is_one_network || !address.is_loopback());
         log::debug!(

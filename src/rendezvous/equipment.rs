@@ -10,9 +10,9 @@ use crate::wait::Wait;
 /// The things that one rank brings.
 #[derive(Debug, Clone, Default)]
 pub struct Equipment {
-    /// The communicator library in words. It must be the same on all ranks, because NCCL refuses
-    /// other versions of itself only after it has connected. It is empty where the version does not
-    /// matter.
+    /// The communicator library in words. The text must be equal on all ranks, because NCCL
+    /// refuses other versions of itself only after it has connected. The text is empty where the
+    /// version does not matter.
     pub library: String,
     /// The identity of the device, and its name for messages; `None` where ranks may share a
     /// device.

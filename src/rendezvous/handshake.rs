@@ -15,9 +15,9 @@ use super::store::{self, Store, refused_connections};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// The first pause of rank 0 between two looks for tokens. It doubles while no token comes.
+/// The first pause of rank 0 between two looks for tokens. The pause doubles while no token comes.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// The longest such pause.
+/// The longest pause of rank 0 between two looks for tokens.
 const LAST_LOOK: Duration = Duration::from_millis(20);
 /// The most new tokens that one look expects.
 const TOKENS: i64 = 4096;
@@ -31,7 +31,7 @@ const ASK_REFUSED: Duration = Duration::from_millis(200);
 pub(super) struct Session {
     /// The keys of this world begin with this prefix.
     pub(super) prefix: String,
-    /// The size of rank 0's world. It is `None` when rank 0 does not say it.
+    /// The size of rank 0's world; `None` when rank 0 does not say it.
     pub(super) size: Option<usize>,
 }
 
@@ -85,8 +85,8 @@ impl NonceServer {
         })
     }
 
-    /// Answers the tokens until `done` is raised. The work beside it reports what is wrong with the
-    /// store.
+    /// Answers the tokens until `done` is raised. The work that runs at the same time reports what
+    /// is wrong with the store.
     fn hand_out(&self, done: &AtomicBool, wait: &Wait) {
         let (mut count, mut pause) = (0i64, FIRST_LOOK);
         // The numbers whose token is not there yet. A rank that died before it left its token never
@@ -110,7 +110,7 @@ impl NonceServer {
         }
     }
 
-    /// Answers the token with that number. Returns whether that is done.
+    /// Answers token `number`. Returns whether nothing is left to do for this number.
     fn hand_to(&self, number: i64, wait: &Wait) -> bool {
         let Ok(Some(token)) = self.store.try_get(&format!("{}/token/{number}", self.prefix), wait) else {
             return false;

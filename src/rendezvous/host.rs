@@ -38,7 +38,8 @@ impl HostIdentity {
     }
 
     /// Returns the identity of the running kernel: its boot id, or the host's name where this
-    /// machine does not show the boot id. It is equal for all containers of one machine.
+    /// machine does not show the boot id. This identity is equal for all containers of one
+    /// machine.
     pub fn kernel(&self) -> &str {
         self.boot.split(' ').next().filter(|boot| !boot.is_empty()).unwrap_or(&self.name)
     }
@@ -49,7 +50,8 @@ impl HostIdentity {
     }
 
     /// Returns the host of this process as the host engine counts hosts: a set of processes that
-    /// share memory. They are on one machine, in one process-id namespace, and belong to one user.
+    /// share memory. These processes are on one machine, in one process-id namespace, and belong
+    /// to one user.
     pub(super) fn of_memory() -> io::Result<MemoryHost> {
         let here = HostIdentity::here()?;
         let users = known(fs::read_link("/proc/self/ns/user").map(|link| link.display().to_string()))?;

@@ -4,11 +4,11 @@ use crate::error::{Error, Result};
 
 /// The place where the ranks meet.
 pub(super) enum Method {
-    /// At the address in the environment of the launcher.
+    /// The ranks meet at the address in the environment of the launcher.
     Env,
-    /// At this host and port.
+    /// The ranks meet at this host and port.
     Tcp(String, u16),
-    /// In the folder of this path.
+    /// The ranks meet in the folder of this path.
     File(String),
 }
 

@@ -1,4 +1,4 @@
-//! The number of a join, which is the same on all ranks, and the keys that earlier worlds of this
+//! The number of a join, which is equal on all ranks, and the keys that earlier worlds of this
 //! process left in the store.
 
 use std::collections::HashMap;
@@ -17,19 +17,19 @@ use crate::wait::Wait;
 
 /// How long it may take to give a number back.
 const SHORT: Duration = Duration::from_millis(200);
-/// How long it may take to leave a world. It takes longer than a moment only when other ranks hold
-/// the lock of a folder, and a rank that was stopped may hold it for ever.
+/// How long it may take to leave a world. Leaving takes longer than a moment only when other ranks
+/// hold the lock of a folder, and a rank that was stopped may hold it for ever.
 const LEAVING: Duration = Duration::from_millis(500);
 /// The most notes of lost ranks that are removed. There is a bound because the number of notes is
 /// read from the store.
 const MOST_LOST: usize = 1 << 16;
-/// The most left worlds whose keys this process remembers. It is also the most nonces of failed
-/// joins that are kept.
+/// The most worlds that this process has left and whose keys it remembers. This number is also the
+/// most nonces of failed joins that are kept.
 const MOST: usize = 64;
 
-/// The place of a join in the store. It is given back when it is dropped before the join has
-/// succeeded, so the next try has the same number. The next try needs the same number because the
-/// other ranks may not have begun this join at all.
+/// The place of a join in the store. The place is given back when it is dropped before the join
+/// has succeeded, so the next try gets this number again. The next try needs this number because
+/// the other ranks may not have begun this join at all.
 pub(super) struct JoinAttempt {
     /// The store that counts the joins.
     store: Arc<dyn Store>,
@@ -96,8 +96,8 @@ impl Drop for JoinAttempt {
                 tried.push(nonce);
             }
             let wait = Wait::after(SHORT);
-            // This comes before the number is free again, because a rank that gets the number must
-            // not find what rank 0 left for this join.
+            // This key is removed before the number is free again, because a rank that gets the
+            // number must not find what rank 0 left for this join.
             if self.rank == 0 {
                 let _ = self.store.delete(&format!("{}/session", self.prefix), &wait);
             }
@@ -125,8 +125,8 @@ static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 /// Collects the keys that a rank leaves in a world whose keys begin with `prefix`. When the rank
 /// has left the world, the store is told, and these keys are remembered for [`clean_up`].
 /// `counter` is the key that counts the joins of this rank. `size` is the number of ranks of the
-/// world by then. It is 0 for a process that was no member of the world: what it has left stays,
-/// and the ranks of the world are counted without it.
+/// world by then. `size` is 0 for a process that was no member of the world: the keys that this
+/// process has left stay, and the ranks of the world are counted without this process.
 pub(super) fn leftovers(
     store: &Arc<dyn Store>,
     rank: usize,
@@ -152,8 +152,8 @@ pub(super) fn leftovers(
 }
 
 /// Removes the keys that this rank left in the worlds that it joined in this store earlier and has
-/// left since. Only the last rank to do so for a world removes the notes of who has gone from it,
-/// because ranks that are still in the world look for these notes.
+/// left since. Only the last rank to do so for a world removes the notes about the ranks that have
+/// gone from this world, because ranks that are still in the world look for these notes.
 pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
     let mut all = lock(&LEFT);
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
@@ -169,7 +169,7 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
             keys.extend([lost, gone]);
         }
         if rank == 0 {
-            // This join may have the key of that one, where the store has begun anew.
+            // Where the store has begun anew, this join may use the key of that earlier join.
             let (join, nonce) = prefix.rsplit_once('/').unwrap_or((&prefix, ""));
             let key = running::key(join);
             let said = store.try_get(&key, wait)?;

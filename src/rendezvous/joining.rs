@@ -36,13 +36,13 @@ use crate::logging::{Me, set_rank};
 use crate::recorder::{self, Group, Kind, Operation, Recorded};
 use crate::wait::{Deadline, Wait};
 
-/// What a process has met where it joins.
+/// The things that a process can meet where it joins.
 enum Met {
-    /// It is rank 0 of a new world, and hands out the nonce.
+    /// The process is rank 0 of a new world, and hands out the nonce.
     AsRankZero(NonceServer),
     /// Rank 0 of a new world, which may be this process.
     RankZero,
-    /// A job that runs, in which it is a newcomer.
+    /// A job that runs, in which the process is a newcomer.
     Running(Running),
 }
 
@@ -66,10 +66,10 @@ impl World {
     }
 
     /// Does what [`World::join`] does. `prepare` makes what this process needs for the world,
-    /// before any other rank is waited for. It gets the size of the world. `equip` completes it
-    /// once the rank's place on its host is known, and returns what the other ranks must know of
-    /// it. When one of them fails, the other ranks are told, so they do not wait for this one. In
-    /// an offline world `equip` is not called.
+    /// before any other rank is waited for. `prepare` gets the size of the world. `equip`
+    /// completes what `prepare` has made once the rank's place on its host is known, and returns
+    /// what the other ranks must know of it. When `prepare` or `equip` fails, the other ranks are
+    /// told, so they do not wait for this one. In an offline world `equip` is not called.
     #[doc(hidden)]
     pub fn join_with<T>(
         device_type: &str,
@@ -424,7 +424,8 @@ impl World {
             store.forget(vec![running::key(join)], wait);
         }
         let local = outcome.and_then(|local| finished.map(|()| local))?;
-        // The join has succeeded even if this fails, and the next join tries it again.
+        // The join has succeeded even if the clean-up fails, and the next join tries the clean-up
+        // again.
         let _ = join_attempt::clean_up(store, rank, wait);
         Ok(local)
     }

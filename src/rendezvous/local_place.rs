@@ -12,7 +12,7 @@ use crate::wait::Wait;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalPlace {
-    /// The rank in the host. It is the number that the launcher or the options say. The ranks
+    /// The rank in the host. This is the number that the launcher or the options say. The ranks
     /// without such a number get the free numbers, the lowest world rank first.
     pub local_rank: usize,
     /// The number of ranks on the host.
@@ -31,9 +31,10 @@ impl LocalPlace {
         LocalPlace { local_rank: place.local_rank.unwrap_or(place.rank), local_size, host: 0, num_hosts: 1 }
     }
 
-    /// Returns the place of a process that joins a running job whose ranks were on so many hosts.
-    /// Nobody is asked, so it follows from what the launcher says: on several hosts, hosts with
-    /// equal numbers of ranks in a row, and local rank 0 where the launcher says none.
+    /// Returns the place of a process that joins a running job whose ranks were on `num_hosts`
+    /// hosts. No rank is asked, so the place follows from what the launcher says. Several hosts
+    /// are taken to have equal numbers of ranks in a row. The local rank is 0 where the launcher
+    /// says none.
     pub(super) fn of_newcomer(place: &Place, num_hosts: usize) -> LocalPlace {
         if num_hosts <= 1 {
             return LocalPlace::on_one_host(place);

@@ -9,8 +9,8 @@ use super::world::World;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// The longest location that a rank may give, in bytes. An all-gather has room for those of 16,000
-/// ranks.
+/// The longest location that a rank may give, in bytes. An all-gather has room for the locations
+/// of 16,000 ranks.
 const LONGEST: usize = 4096;
 
 impl World {
@@ -66,7 +66,7 @@ impl Stated<'_> {
 }
 
 /// Returns the paths that were stated. A rank that stated none gets the name of its host. Two hosts
-/// get two names, also where both are called the same.
+/// get two names, also where both hosts have one name.
 fn resolve(said: &[String]) -> Vec<String> {
     let mut names: HashMap<&str, String> = HashMap::new();
     let mut taken: HashMap<&str, usize> = HashMap::new();

@@ -5,11 +5,11 @@
 //! processes, and whoever asks says which process of a rank is meant.
 //!
 //! The key `<prefix>/lost` counts the lost processes, and `<prefix>/lost/<k>` holds the k-th one
-//! (agreement/notes.rs). A server of this library writes them when the connections of a rank end,
-//! and fills the gaps that a rank may leave that ends while it announces a loss. The list also has
-//! the notes that a rank has come to a turn (turns.rs). On any other store
-//! each rank leaves its process number under the name of its host, and a rank that waits for long
-//! looks whether the processes of its own host live. There the ranks fill the gaps.
+//! (agreement/notes.rs). A server of this library writes these keys when the connections of a rank
+//! end. It also fills the gap that a rank may leave when the rank ends while it announces a loss.
+//! The list also has the notes that a rank has come to a turn (turns.rs). On any other store each
+//! rank leaves its process number under the name of its host, and a rank that waits for long looks
+//! whether the processes of its own host live. On such a store the ranks fill the gaps.
 
 mod local_ranks;
 
@@ -153,13 +153,13 @@ impl Losses {
         (number, note_key(&self.list(), number))
     }
 
-    /// Notes what the key of that number held.
+    /// Notes `value`, which the store had under the key of note `number`.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let (word, is_silent) = split_last_word(value);
         let text = std::str::from_utf8(word).unwrap_or_default();
         let mut known = self.known();
-        // Another thread may have noted it meanwhile. A value that cannot be read is counted, so
-        // the next note is found.
+        // Another thread may have noted this value meanwhile. A value that cannot be read is
+        // counted, so the next note is found.
         if known.read + 1 == number {
             known.read = number;
             match text.parse() {
@@ -175,7 +175,8 @@ impl Losses {
         }
     }
 
-    /// Keeps, for the log, how this rank has noticed a loss. A second way of one loss is not kept.
+    /// Keeps, for the log, how this rank has noticed a loss. Only the first way is kept for each
+    /// loss.
     pub(super) fn noticed(&self, process: Incarnation, how: &'static str) {
         self.known().noticed.entry(process).or_insert(how);
     }
@@ -260,7 +261,7 @@ impl Losses {
         Ok(())
     }
 
-    /// The key that counts the notes.
+    /// Returns the key that counts the notes.
     fn list(&self) -> String {
         list(&self.prefix)
     }
@@ -331,7 +332,7 @@ impl Losses {
     }
 }
 
-/// Returns the processes that the list of the world has whose keys begin with `prefix`.
+/// Returns the processes in the list of the world whose keys begin with `prefix`.
 pub(super) fn read_all(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
     let mut lost = BTreeSet::new();
     for number in 1_usize.. {

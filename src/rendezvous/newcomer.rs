@@ -10,7 +10,7 @@ use super::running::Running;
 pub(super) struct Newcomer {
     /// The facts of the job when it started.
     pub(super) running: Running,
-    /// The newcomer's way into the job. It is `None` before the first try to come in, and when this
+    /// The newcomer's way into the job; `None` before the first try to come in, and when this
     /// process is in.
     pub(super) at_door: Mutex<Option<AtDoor>>,
     /// Whether this process has come in.
@@ -18,7 +18,7 @@ pub(super) struct Newcomer {
 }
 
 impl Newcomer {
-    /// A process that has joined that job, and has not come in.
+    /// Returns the state of a process that has joined that job, and has not come in.
     pub(super) fn new(running: Running) -> Newcomer {
         Newcomer { running, at_door: Mutex::default(), is_in: AtomicBool::new(false) }
     }

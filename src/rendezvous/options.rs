@@ -22,20 +22,20 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Join {
-    /// The variable `DM_JOIN` says it: `new`, `running`, or `auto`, which is the default. With
-    /// `auto` the process joins a running job where the store's server knows that the process is
-    /// lost that held this rank, and a new world otherwise.
+    /// The variable `DM_JOIN` decides: `new`, `running`, or `auto`, which is the default. With
+    /// `auto` the process joins a running job where the store's server knows that the process that
+    /// held this rank is lost, and a new world otherwise.
     #[default]
     Auto,
-    /// It takes part in the join of a new world.
+    /// The process takes part in the join of a new world.
     New,
-    /// It joins a running job where one runs. Otherwise it takes part in the join of a new world,
-    /// because a process may have ended before its job had started.
+    /// The process joins a running job where one runs. Otherwise the process takes part in the
+    /// join of a new world, because a process may have ended before its job had started.
     Running,
 }
 
 impl Join {
-    /// Returns this choice, or that of the environment where this one leaves it open.
+    /// Returns this choice, or the choice of the environment where this one leaves it open.
     pub(super) fn or_environment(self) -> Result<Join> {
         if self != Join::Auto {
             return Ok(self);
@@ -69,10 +69,10 @@ pub struct JoinOptions {
     /// The number of ranks. When it is `None`, size, rank and local rank come from the launcher's
     /// environment.
     pub world_size: Option<usize>,
-    /// The rank of this process. It is used only when `world_size` is given.
+    /// The rank of this process. The field is used only when `world_size` is given.
     pub rank: usize,
-    /// The rank of this process in its host. It is used only when `world_size` is given. `None`:
-    /// the library finds it from the hosts of the ranks.
+    /// The rank of this process in its host. The field is used only when `world_size` is given.
+    /// `None` means that the library finds this rank from the hosts of the ranks.
     pub local_rank: Option<usize>,
     /// How long each wait lasts; `None` means [`DEFAULT_TIMEOUT`].
     pub timeout: Option<Duration>,

@@ -25,7 +25,7 @@
 //! 8. the communicator library, where its version matters
 //!
 //! Rank 0 writes the key when all ranks have come to the join and before it reports that it has
-//! got through. So rank 0 cannot end between a join that succeeds and the key.
+//! got through. So rank 0 cannot end after a join that succeeds and before it writes the key.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
@@ -43,35 +43,36 @@ use crate::wait::Wait;
 /// The version of this library, which all processes of a job share.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The most ranks with which a job has started that newcomers can join: as many as a decision can
-/// list.
+/// Newcomers can join a job that has started with at most this many ranks. A decision can list as
+/// many.
 const MOST_RANKS: usize = 1 << 20;
 
-/// A job that runs, or is said to.
+/// A job that runs, as far as its key says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Running {
-    /// The nonce of its world.
+    /// The nonce of the job's world.
     pub(super) nonce: String,
-    /// The number of ranks with which it has started.
+    /// The number of ranks with which the job has started.
     pub(super) size: usize,
-    /// Its device type.
+    /// The device type of the job.
     pub(super) device_type: String,
-    /// The version of this library in its processes.
+    /// The version of this library in the job's processes.
     pub(super) version: String,
-    /// When it has started, in seconds since 1970.
+    /// When the job has started, in seconds since 1970.
     pub(super) since: u64,
-    /// How many hosts its ranks were on.
+    /// How many hosts the job's ranks were on.
     pub(super) num_hosts: usize,
-    /// The memory that all its ranks share; `None` where they do not, or need not.
+    /// The memory that all ranks of the job share; `None` where they share none, or need not share
+    /// any.
     pub(super) memory: Option<String>,
-    /// Whether all its ranks reach each other by loopback addresses.
+    /// Whether all ranks of the job reach each other by loopback addresses.
     pub(super) is_one_network: bool,
-    /// The communicator library of its ranks. It is empty where the version does not matter.
+    /// The communicator library of the job's ranks; empty where the version does not matter.
     pub(super) library: String,
 }
 
 impl Running {
-    /// The job of a world that has just been joined.
+    /// Returns the job of a world that has just been joined.
     pub(super) fn new(nonce: &str, size: usize, device_type: &str) -> Running {
         Running {
             nonce: nonce.to_owned(),
@@ -108,7 +109,7 @@ impl Running {
                 self.device_type
             ));
         }
-        // A job that has grown had every size between these.
+        // A job that has grown has had every size between the first and the newest.
         let is_known_size = (self.size..=self.size.max(newest.map_or(0, |epoch| epoch.size))).contains(&size);
         if rank < self.size && !is_known_size {
             return refuse(format!(
@@ -138,7 +139,8 @@ impl FromStr for Running {
         let mut line = || lines.next().map(str::to_owned).ok_or(());
         let head = line()?;
         let (nonce, size) = head.split_once(' ').ok_or(())?;
-        // Lists of all ranks are made by it, so a number that nobody has written must not pass.
+        // Lists of all ranks are made with this size, so a size that no rank can have written must
+        // not pass.
         let size = size.parse().ok().filter(|size| (2..=MOST_RANKS).contains(size)).ok_or(())?;
         Ok(Running {
             nonce: nonce.to_owned(),
@@ -163,7 +165,7 @@ pub(super) fn key(join: &str) -> String {
 pub(super) struct Found {
     /// The facts of the job.
     pub(super) running: Running,
-    /// The keys of its world begin with this prefix.
+    /// The keys of the job's world begin with this prefix.
     pub(super) prefix: String,
 }
 
@@ -172,9 +174,9 @@ pub(super) struct Found {
 /// process was told. `join` is the prefix of this join.
 ///
 /// A job runs if it has left the key, its last decision is not the end, and some member of its
-/// newest epoch is not lost. The caller or `DM_JOIN` may say that the job runs. If they do not, the
-/// store must also know that the process is lost that held this rank. Otherwise this process is
-/// more likely a rank that was started twice, or one of another job.
+/// newest epoch is not lost. The caller or `DM_JOIN` may say that the job runs. If neither says
+/// so, the store must also know that the process that held this rank is lost. Otherwise this
+/// process is more likely a rank that was started twice, or a rank of another job.
 ///
 /// Fails where this process cannot be a newcomer of the job that runs.
 pub(super) fn find(
@@ -217,8 +219,8 @@ pub(super) fn find(
 
 /// Takes the ticket of a process of that rank, in the world whose keys begin with `prefix`: the
 /// number of processes that have joined under the rank before. `running` is the job where the
-/// process is a newcomer. It is never the first process of a rank with which the job has started,
-/// also where the first one has removed what it has left.
+/// process is a newcomer. A newcomer is never the first process of a rank with which the job has
+/// started, also where that first process has removed the keys that it has left.
 pub(super) fn take_ticket(
     store: &dyn Store,
     prefix: &str,

@@ -12,8 +12,8 @@ use super::store::{NotListening, Secret, Server};
 use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
-/// How long a service that listens at the port already may take to end. It may be the server of an
-/// earlier job, which is about to end.
+/// How long a service that listens at the port already may take to end. Such a service may be the
+/// server of an earlier job, which is about to end.
 const GOING: Duration = Duration::from_secs(1);
 /// The pause between two tries. Looking for a listener reads the list of all sockets of the host,
 /// which may be long.

@@ -42,7 +42,8 @@ impl FromStr for Turn {
     }
 }
 
-/// The turns of the world, as far as this process knows them. All scopes of the world share this.
+/// The turns of the world, as far as this process knows them. All scopes of the world share this
+/// value.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The number of this process's epoch.
@@ -65,12 +66,12 @@ impl Turns {
         }
     }
 
-    /// Notes that this process has read the decision of that number.
+    /// Notes that this process has read decision `number`.
     pub(super) fn pass(&self, number: u64) {
         self.passed.fetch_max(number, Ordering::SeqCst);
     }
 
-    /// Notes that this process is in the epoch of that number.
+    /// Notes that this process is in epoch `number`.
     pub(super) fn enter(&self, number: u64) {
         self.epoch.fetch_max(number, Ordering::SeqCst);
     }
@@ -80,7 +81,7 @@ impl Turns {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Whether this process has read the decision of that number.
+    /// Whether this process has read decision `number`.
     pub(super) fn has_passed(&self, number: u64) -> bool {
         self.passed.load(Ordering::SeqCst) >= number
     }

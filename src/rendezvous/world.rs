@@ -62,14 +62,14 @@ pub(super) struct Session {
     pub(super) door: DoorWatch,
     /// Tells threads that are blocked in communicators of a recovery.
     pub(super) turn_watch: Arc<TurnWatch>,
-    /// What this process knows of the running job that it has joined; `None` where it has joined
-    /// with the others.
+    /// The knowledge of this process about the running job that it has joined; `None` where it has
+    /// joined with the others.
     pub(super) newcomer: Option<Newcomer>,
     /// The store in which the ranks meet.
     pub(super) store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     pub(super) prefix: String,
-    /// The size of rank 0's world. It is `None` when rank 0 did not say it.
+    /// The size of rank 0's world; `None` when rank 0 did not say it.
     pub(super) size_there: Option<usize>,
     /// Whether rank 0 serves the store.
     pub(super) served: bool,
@@ -92,7 +92,8 @@ impl World {
         self.place.rank
     }
 
-    /// Returns the number of ranks. It grows when the job lets newcomers in that are beyond it.
+    /// Returns the number of ranks. The number grows when the job lets in a newcomer whose rank is
+    /// not below it.
     pub fn size(&self) -> usize {
         // An offline world and a forked child have no epochs.
         let session = self.session.as_deref().filter(|_| !fork::is_child());
@@ -167,8 +168,8 @@ impl World {
 
     /// Returns the number of the epoch in which this process is. The job starts in epoch 0.
     pub fn epoch(&self) -> u64 {
-        // An offline world and a forked child have no epochs. No error is made up for them, because
-        // dm_init asks each time.
+        // An offline world and a forked child have no epochs. No error is made for these two
+        // cases, because dm_init asks each time.
         let session = self.session.as_deref().filter(|_| !fork::is_child());
         session.map_or(0, |session| session.epoch.get().number)
     }
@@ -198,7 +199,7 @@ impl World {
     }
 
     /// Returns some of the ranks, in an order of their own, as a set that makes collective calls.
-    /// `id` is the same on all of them and is used once in the epoch.
+    /// `id` is equal on all of these ranks and is used once in the epoch.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
         let epoch = session.epoch.get();
@@ -234,7 +235,7 @@ impl World {
     }
 
     /// Begins this process's way through the decisions of the world. `epoch` is the one in which
-    /// the job has started. It is called once for a world.
+    /// the job has started. This function is called once for a world.
     #[doc(hidden)]
     pub fn recovery(&self, epoch: Epoch) -> Result<Recovery> {
         let session = self.session()?;
@@ -272,10 +273,11 @@ impl World {
     }
 
     /// Returns how many newcomers wait at the door of the job, as far as this process knows: those
-    /// that have knocked since the last recovery was decided, and are not known to be lost. Whoever
-    /// waits longer got no place then, and is no reason for another recovery. src/comm answers
-    /// dm_waiting by it. Local. It asks the store for nothing while nobody comes, and is cheap
-    /// enough for every step of a program (door_watch.rs).
+    /// that have knocked since the last recovery was decided, and are not known to be lost. A
+    /// newcomer that waits longer got no place then, and is no reason for another recovery.
+    /// src/comm answers dm_waiting with this function. Local. This function asks the store for
+    /// nothing while nobody comes, and is cheap enough for every step of a program
+    /// (door_watch.rs).
     #[doc(hidden)]
     pub fn num_waiting(&self) -> Result<i32> {
         let session = self.session()?;
@@ -318,7 +320,7 @@ impl World {
         Ok(self.session()?.me.ticket)
     }
 
-    /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is the same on all
+    /// Returns the list of the ranks that have ended a mesh by dm_abort. `id` is equal on all
     /// ranks of the mesh and is used once.
     pub fn departures(&self, id: &str) -> Result<Departures> {
         let session = self.session()?;
@@ -327,7 +329,8 @@ impl World {
         Ok(Departures::new(store, prefix, epoch.number, self.place.rank as i32, &session.leftovers))
     }
 
-    /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.
+    /// Tells the other ranks that this rank takes no further part. From now on the other ranks
+    /// take this rank for lost.
     pub fn leave(&self) {
         if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
             session.losses.announce(session.me);

@@ -170,8 +170,7 @@ unsafe fn average_blocks<I: Isa, E: Averaged>(
         let mut are_exact = true;
         sums.iter().for_each(|sum| are_exact &= E::is_exact(*sum));
         if !are_exact {
-            // SAFETY: the contract of `reduce_all`; the inputs of this block are still as they
-            // were.
+            // SAFETY: the contract of `reduce_all`; the inputs of this block have not changed.
             return unsafe { average_overflowing::<I, E>(inputs, sums, offset) };
         }
         sums.iter_mut().for_each(|sum| *sum = E::average(*sum, inputs.len()));
@@ -180,8 +179,8 @@ unsafe fn average_blocks<I: Isa, E: Averaged>(
     unsafe { fold_blocks::<I, E>(inputs, targets, count, blocks, E::Accumulator::sum, finish) }
 }
 
-/// Turns the sums of a block, of which some overflow, into averages. The block begins `offset`
-/// bytes into each input.
+/// Turns the sums of a block into averages, where some of the sums overflow. The block begins
+/// `offset` bytes into each input.
 ///
 /// # Safety
 /// Every input is readable for as many elements as `sums` has. The processor has the instruction
@@ -202,8 +201,8 @@ unsafe fn average_overflowing<I: Isa, E: Averaged>(inputs: &[*const u8], sums: &
     }
 }
 
-/// Folds the inputs by `apply`, block by block. `finish` gets each block of results, and the bytes
-/// from the start of each input to the block.
+/// Folds the inputs by `apply`, block by block. `finish` gets each block of results, and the
+/// distance in bytes from the start of each input to the block.
 #[inline(always)]
 unsafe fn fold_blocks<I: Isa, E: Element>(
     inputs: &[*const u8],

@@ -48,9 +48,9 @@ macro_rules! float {
             fn product(self, other: Self) -> Self {
                 self * other
             }
-            // The two choices differ for zeros and NaNs only. Where both are zeros, the maximum is
-            // -0 when both have the sign bit, and the minimum is -0 when either has. Every NaN
-            // becomes one and the same NaN, so the order of the inputs makes no difference.
+            // `one` and `another` differ for zeros and NaNs only. The maximum of two zeros is -0
+            // if both zeros are -0, and the minimum is -0 if either zero is -0. Every NaN becomes
+            // the constant `NAN`, so the order of the inputs makes no difference.
             #[inline(always)]
             fn maximum(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };
@@ -76,11 +76,11 @@ pub(super) trait Element {
     /// The type in which reductions of these elements compute.
     type Accumulator: Number;
 
-    /// The element type with which averages are made: one whose sums do not overflow.
+    /// The element type that averages use. Its sums do not overflow.
     type Averaged: Averaged;
 
-    /// The element type with which the maximum and the minimum are made. It gives back every
-    /// element as it was, infinities too.
+    /// The element type that the maximum and the minimum use. This type gives back every element
+    /// unchanged, infinities included.
     type Compared: Element;
 
     /// How many bytes one element has.
@@ -100,8 +100,8 @@ pub(super) trait Element {
     /// has the instruction set `I`.
     unsafe fn narrow<I: Isa>(source: &[Self::Accumulator], target: *mut u8);
 
-    /// Rounds accumulators to elements and returns where these are: in `source` itself, or in
-    /// `spare`.
+    /// Rounds accumulators to elements and returns where the elements are: in `source` itself, or
+    /// in `spare`.
     ///
     /// # Safety
     /// `spare` is writable for as many elements as `source` has, without overlap. The processor has
@@ -135,7 +135,8 @@ pub(super) trait Averaged: Element {
     /// [`MOST_INPUTS`].
     fn average(sum: Self::Accumulator, inputs: usize) -> Self::Accumulator;
 
-    /// Whether the sum did not overflow. It may say no for inputs that were infinite or NaN.
+    /// Whether the sum did not overflow. The answer may be no for inputs that were infinite or
+    /// NaN.
     fn is_exact(sum: Self::Accumulator) -> bool;
 
     /// Returns the average of values whose sum overflows.
@@ -149,9 +150,10 @@ pub(super) const MOST_INPUTS: usize = 1 << 15;
 #[repr(C, packed)]
 struct Anywhere<T>(T);
 
-/// Reads a number at any address. `read_unaligned` reads it too, but in a build with debug
-/// assertions it calls functions that check the pointer, for each element. That took half of the
-/// processor time of some tests. For the same reason the kernels write by assignment.
+/// Reads a number at any address. `read_unaligned` would do so, too, but in a build with debug
+/// assertions `read_unaligned` calls functions that check the pointer of each element. These
+/// checks took half of the processor time of some tests. The kernels write by assignment for the
+/// same reason.
 ///
 /// # Safety
 /// `from` is readable for one number.

@@ -96,7 +96,7 @@ fn widen_bfloat16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Rounds to nearest, ties to even. It has no branches, so that loops over it vectorise.
+/// Rounds to nearest, ties to even. The function has no branches, so that loops over it vectorise.
 #[inline(always)]
 fn round_to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -13,9 +13,9 @@
 //! | NaN | 0x7f | 0x7d, 0x7e, 0x7f |
 //!
 //! NCCL rounds the results of its reductions in CUDA's mode `__NV_SATFINITE`: to nearest, ties to
-//! even, and what is beyond the largest number, infinity too, becomes the largest number. This
-//! engine rounds in the same way. A NaN stays a NaN. The maximum and minimum give back an infinity
-//! as it is.
+//! even, and a result beyond the largest number, or an infinity, becomes the largest number. This
+//! engine rounds in the same way. A NaN stays a NaN. The maximum and the minimum give back an
+//! infinity unchanged.
 //!
 //! The conversions have no branches, so that loops over them vectorise.
 
@@ -33,7 +33,7 @@ pub(super) type Float8E4M3 = Float8<3, true>;
 pub(super) type Float8E5M2 = Float8<2, true>;
 
 impl<const MANTISSA: u32, const SATURATES: bool> Float8<MANTISSA, SATURATES> {
-    /// How many bits more the mantissa of an `f32` has.
+    /// How many more bits the mantissa of an `f32` has than the mantissa of this type.
     const SHIFT: u32 = 23 - MANTISSA;
     /// The exponent bias.
     const BIAS: u32 = (1 << (6 - MANTISSA)) - 1;
@@ -51,10 +51,10 @@ impl<const MANTISSA: u32, const SATURATES: bool> Float8<MANTISSA, SATURATES> {
     const HAS_INFINITY: bool = MANTISSA == 2;
     /// The smallest normal number.
     const NORMAL: f32 = f32::from_bits((1 << 23) + Self::REBIAS);
-    /// The smallest number.
+    /// The smallest number above 0.
     const SMALLEST: f32 = f32::from_bits(((1 - MANTISSA as i32 - Self::BIAS as i32 + 127) as u32) << 23);
-    /// An `f32` whose neighbours differ by the smallest number. Adding it rounds a number that is
-    /// below the smallest normal one.
+    /// An `f32` whose neighbours differ by the smallest number. The addition of this `f32` rounds
+    /// a number that is below the smallest normal number.
     const ROUNDS: f32 = Self::SMALLEST * (1 << 23) as f32;
 
     #[inline(always)]

@@ -16,8 +16,8 @@ pub(super) trait Isa {
     /// Rounds single-precision numbers to half precision: to nearest, ties to even.
     ///
     /// # Safety
-    /// `target` is writable for `source.len()` elements, without overlap. It needs no alignment.
-    /// The processor has this instruction set.
+    /// `target` is writable for `source.len()` elements, without overlap. `target` needs no
+    /// alignment. The processor has this instruction set.
     unsafe fn narrow_f16(source: &[f32], target: *mut u16);
 }
 
@@ -44,8 +44,9 @@ impl Isa for Plain {
     }
 }
 
-/// Converts one number. On x86-64 only processors without F16C get here, so the crate `half` does
-/// not look for F16C; on other processors it may find the hardware.
+/// Converts one number. On x86-64 only processors without F16C run this function, so the function
+/// does not let the crate `half` look for F16C. On other processors the crate may use the
+/// hardware.
 #[inline(always)]
 fn f16_to_f32(value: f16) -> f32 {
     if cfg!(target_arch = "x86_64") { value.to_f32_const() } else { value.to_f32() }

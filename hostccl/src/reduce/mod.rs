@@ -2,7 +2,7 @@
 //!
 //! Every instruction set gives the same bits, so ranks that reduce different parts of a buffer
 //! agree with a rank that reduces all of it. There is one exception, as on every processor: when
-//! two NaNs meet in a sum, the payload of the result may be that of either.
+//! two NaNs meet in a sum, the payload of the result may be that of either NaN.
 //!
 //! * Sums and products of integers wrap. The average of integers is the exact sum divided by the
 //!   number of inputs, truncated towards zero.
@@ -41,13 +41,14 @@ use crate::types::{DataType, ReduceOp};
 
 /// Computes `target[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count` and every
 /// target, strictly from left to right. [`ReduceOp::Avg`] divides the sum by `inputs.len()`. A
-/// single input is copied as it is. Without inputs nothing is written.
+/// single input is copied as it is. If there are no inputs, nothing is written.
 ///
 /// # Safety
 ///
 /// Every input is readable and every target is writable for `count * dtype.size()` bytes, and
-/// nobody else writes to them meanwhile. A target may have the address of one or more inputs. It
-/// may not overlap an input in another way, nor another target. No alignment is needed.
+/// nobody else writes to them meanwhile. A target may have the address of one or more inputs. A
+/// target must not overlap an input in another way, and must not overlap another target. No
+/// alignment is needed.
 pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], targets: &[Target], count: usize) {
     if let [] | [_] = inputs {
         if let Some(&only) = inputs.first() {

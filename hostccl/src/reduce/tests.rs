@@ -281,8 +281,8 @@ fn scale_multiplies_in_the_element_type() {
             let mut separate = vec![0; input.len()];
             let mut in_place = Shifted::new(&input, 3);
             let mut plain = Shifted::new(&input, 1);
-            // SAFETY: every buffer holds `count` elements. In place, input and output are one
-            // address.
+            // SAFETY: every buffer holds `count` elements. In place, the input and the output have
+            // one address.
             unsafe {
                 scale(dtype, typed, input.as_ptr(), separate.as_mut_ptr(), count);
                 let pointer = in_place.as_mut_ptr();

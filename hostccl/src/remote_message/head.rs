@@ -50,9 +50,10 @@ impl Head {
 /// Why the first bytes of a message are not those of the message that this rank expects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// Their number is wrong. The right number is given, in bytes.
+    /// The number of bytes is wrong. The value is the right number.
     Length(usize),
-    /// The sender sends another count or another type, which are given.
+    /// The sender sends another count or another type. The value holds the sender's count and
+    /// type.
     Other((u64, i32)),
 }
 
@@ -62,8 +63,8 @@ pub(super) fn inline_bytes(bytes: usize) -> usize {
 }
 
 /// Reads the first bytes of a message of `count` elements, and returns the data behind the head:
-/// all of it, or nothing where the data comes in a message of its own. Nothing in the bytes is
-/// trusted.
+/// all data, or nothing where the data comes in a message of its own. This function trusts none of
+/// the bytes.
 pub(super) fn inline_data(arrived: &[u8], count: usize, dtype: DataType) -> std::result::Result<&[u8], Unread> {
     let head = Head::decode(arrived).ok_or(Unread::Length(HEAD_BYTES))?;
     if (head.count, head.dtype) != (count as u64, dtype as i32) {
@@ -74,10 +75,10 @@ pub(super) fn inline_data(arrived: &[u8], count: usize, dtype: DataType) -> std:
     if data.len() == expected { Ok(data) } else { Err(Unread::Length(HEAD_BYTES + expected)) }
 }
 
-/// Checks what holds for any bytes in place of the first ones of a message: they are taken only
-/// when they have exactly the data that the receive expects, and their head can be told to the
-/// user. The first two bytes of an input are a sixteenth of the count, and the type, that the
-/// receive expects.
+/// Checks two things for arbitrary bytes in place of the first bytes of a message. The bytes are
+/// accepted only if they hold exactly the data that the receive expects. What their head says can
+/// be put into an error message. The first byte of an input is a sixteenth of the count that the
+/// receive expects, and the second byte stands for the type that the receive expects.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn any_bytes(bytes: &[u8]) {
     let Some(([count, dtype], arrived)) = bytes.split_first_chunk::<2>() else { return };

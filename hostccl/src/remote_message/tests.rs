@@ -57,8 +57,8 @@ fn messages_of_all_sizes_arrive_in_order() {
 }
 
 /// This test takes 3 s, and up to 5 s on a busy machine. Two ranks that wait for each other wait
-/// one second longer than their timeout, because each says that it waits. If answers are late, the
-/// ranks wait for twice the timeout and one second at most.
+/// one second longer than their timeout, because each rank tells the other one that it waits. If
+/// answers are late, the ranks wait for twice the timeout and one second at most.
 #[test]
 fn two_ranks_that_receive_from_each_other_fail_within_a_bound() {
     let timeout = Duration::from_secs(2);
@@ -107,7 +107,7 @@ fn messages_of_different_names_do_not_wait_for_each_other() {
     let ends = registered(&[&[0], &[1]]);
     let (tp, pp) = (name(5, "tp"), name(6, "pp"));
     std::thread::scope(|scope| {
-        // Both names are sent at once, and are received in the other order.
+        // Messages under both names are sent at once, and are received in the opposite order.
         scope.spawn(|| send(&ends[0], 1, &[1], tp).unwrap());
         scope.spawn(|| send(&ends[0], 1, &[2], pp).unwrap());
         assert_eq!(recv(&ends[1], 0, 1, pp).unwrap(), [2]);

@@ -14,10 +14,10 @@ use crate::machine;
 use crate::memory_file::{self, owned, resize, seal};
 use crate::types::ncclSystemError;
 
-/// The version of the layout. It changes with the layout, so that ranks with different versions of
-/// the library refuse each other.
+/// The version of the layout. The version changes with the layout, so that ranks with different
+/// versions of the library refuse each other.
 pub(crate) const LAYOUT_VERSION: u32 = 9;
-/// The first bytes of a segment, by which another file is recognised.
+/// The first bytes of a segment, which tell a segment from another file.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
 const NAME: &CStr = c"hostccl";
@@ -87,8 +87,8 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
 }
 
 /// Opens the segment that process `owner` holds at descriptor `fd`. Returns `None` if there is no
-/// segment with that token. Only the caller knows what that means: whether the process has ended,
-/// or has closed the segment.
+/// segment with that token. Only the caller knows whether this means that the process has ended,
+/// or that the process has closed the segment.
 pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Option<Private<OwnedFd>>> {
     let found = if owner == std::process::id() { open_here(fd) } else { open_there(owner, fd) }?;
     let Some(file) = found else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! The parts of a segment to which several ranks write. They are made of atomics only.
+//! The parts of a segment to which several ranks write. These parts are made of atomics only.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -17,19 +17,18 @@ pub(crate) struct Header {
     pub(super) version: u32,
     /// The number of ranks; 0 until the first rank has mapped the segment.
     pub(crate) nranks: AtomicU32,
-    /// The ranks that came with this number of ranks, as bits.
+    /// The ranks whose calls name this number of ranks, as bits.
     pub(super) came: RankBits,
-    /// The ranks that came with another number of ranks, as bits.
+    /// The ranks whose calls name another number of ranks, as bits.
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
-    /// In the segment of a unique id: 1 when its ranks are to leave it and register with the id's
-    /// maker, 2 when the communicator that they made so has been started. In the segment of a
-    /// communicator that was shrunk over several hosts: 3 when all ranks of all hosts have joined.
-    /// It is 0 otherwise.
+    /// In the segment of a unique id, 1 means that the ranks have to leave the segment and
+    /// register with the id's maker, and 2 means that the communicator which they made in this way
+    /// has been started. In the segment of a communicator that a shrink over several hosts makes,
+    /// 3 means that all ranks of all hosts have joined. The value is 0 otherwise.
     pub(super) moved: AtomicU32,
-    /// In the segment of a communicator that was shrunk over several hosts: the number of the
-    /// communicator.
+    /// The number of the communicator, if a shrink over several hosts makes the communicator.
     pub(super) comm: AtomicU64,
     /// The failure that ended the segment.
     pub(crate) failure: Failure,
@@ -45,11 +44,11 @@ pub(crate) struct Header {
     pub(crate) wants: Event,
     /// The last step in which rank 0 has decided which name goes first.
     pub(crate) verdict: Event,
-    /// The tag of the name that rank 0 has decided on. It is set before `verdict`.
+    /// The tag of the name that rank 0 has decided on. This tag is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
 }
 
-/// The first failure of a segment. Later ones are not written.
+/// The first failure of a segment. Later failures are not written.
 #[repr(C)]
 pub(crate) struct Failure {
     /// 0 when there is no failure, 1 while a rank writes it, 2 when it can be read.
@@ -134,28 +133,29 @@ pub(crate) struct Seat {
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
-    /// In a communicator over several hosts: odd while this rank has waited for other ranks for a
-    /// moment. A rank that waits changes the number again and again, so that one that was stopped
-    /// in its wait does not look as if it still waited. It is a hint for diagnoses.
+    /// A number that is odd while this rank waits for other ranks and has waited for a moment. A
+    /// rank that waits changes the number again and again, so that a rank that was stopped inside
+    /// a wait does not look as if it still waited. The number is a hint for diagnoses, and only
+    /// communicators over several hosts use it.
     pub(crate) waits: AtomicU32,
     /// How many milliseconds this rank, or a rank for which it waits, would still wait before it
     /// blames another rank. The value is from the time when this rank last changed `waits`.
     pub(crate) waits_millis: AtomicU32,
-    /// In a communicator over several hosts, on seat 0: the number of the step, plus one, for which
-    /// this rank posted its call last. Seat 0 ends a step after all other ranks of its host, so
-    /// `step` does not tell that seat 0 has begun a call.
+    /// The number, plus one, of the step for which this rank last posted its call. Only seat 0 of
+    /// a communicator over several hosts writes this number. Seat 0 ends a step after all other
+    /// ranks of its host, so `step` does not tell that seat 0 has begun a call.
     pub(crate) posted: AtomicU32,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
-    /// The tags of the collectives in which this rank's threads are or wait, where there are
-    /// several; 0 in a free cell.
+    /// The tags of the collectives that threads of this rank are inside or wait to enter, where
+    /// there are several such collectives; 0 in a free cell.
     pub(crate) wanted: [AtomicU64; 16],
     /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
 }
 
-/// A new segment, which the rank of this seat holds open for the ranks that shrink the communicator
-/// with it.
+/// A new segment, which the rank of this seat holds open for the ranks that shrink the
+/// communicator together with that rank.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Offer {
@@ -165,8 +165,8 @@ pub(crate) struct Offer {
     pub(crate) digest: AtomicU64,
     /// The segment's token.
     token: [AtomicU64; 2],
-    /// Twice the number of such segments that this rank has made. It is odd while the rank writes
-    /// the next offer.
+    /// Twice the number of such segments that this rank has made. The number is odd while the rank
+    /// writes the next offer.
     pub(crate) number: Event,
 }
 
@@ -228,10 +228,10 @@ pub(crate) struct Channel {
 pub(crate) struct Expected {
     /// 0, the tag of the receive that is inside the place, or [`TAKING_BACK`].
     state: AtomicU64,
-    /// The text of that receive's name, for messages.
+    /// The text of the name of the receive that is inside the place, for messages.
     text: [AtomicU64; NAME_BYTES / 8],
-    /// The tags of the receives that wait behind it, as many as there is room for; 0 in the cells
-    /// that are free.
+    /// The tags of the receives that wait behind the receive that is inside the place, as many as
+    /// there is room for; 0 in a free cell.
     waiting: [AtomicU64; 15],
 }
 
@@ -239,8 +239,8 @@ pub(crate) struct Expected {
 const TAKING_BACK: u64 = u64::MAX;
 
 impl Expected {
-    /// Tells the sender the names under which the receiver waits, and lets it take back its
-    /// message. The receiver calls this.
+    /// Tells the sender the names under which the receiver waits, and lets the sender take back
+    /// its message. The receiver calls this.
     pub(crate) fn publish(&self, name: &Name, waiting: impl Iterator<Item = u64>) {
         for (word, bytes) in self.text.iter().zip(name.text.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl Expected {
     }
 
     /// Whether a receive has told the sender what it waits for, or the sender takes its message
-    /// back. The question costs one load.
+    /// back. This check costs one load.
     #[inline]
     pub(crate) fn is_in_use(&self) -> bool {
         self.state.load(Ordering::Acquire) != 0
@@ -267,16 +267,16 @@ impl Expected {
         state == 0 || state != TAKING_BACK && self.exchange(state, 0)
     }
 
-    /// Begins to take back the message if the receiver waits under one of the names that `has_call`
-    /// knows. Returns that name's tag. The sender calls this, and
+    /// Begins to take back the message if the receiver waits under a name for whose tag `has_call`
+    /// returns true. Returns that name's tag. The sender calls this, and
     /// [`took_back`](Expected::took_back) afterwards.
     pub(crate) fn take_back(&self, has_call: impl Fn(u64) -> bool) -> Option<u64> {
         let state = self.state.load(Ordering::Acquire);
         if state == 0 {
             return None;
         }
-        // The receiver may change the cells meanwhile. A name for which nobody waits any more does
-        // no harm: the receiver then finds a message of another name once more.
+        // The receiver may change the cells meanwhile. A name under which nobody waits any more
+        // does no harm: the receiver then only finds once more that the message has another name.
         let waiting = self.waiting.iter().map(|cell| cell.load(Ordering::Relaxed)).filter(|tag| *tag != 0);
         let tag = std::iter::once(state).chain(waiting).find(|tag| has_call(*tag))?;
         self.exchange(state, TAKING_BACK).then_some(tag)
@@ -323,7 +323,7 @@ impl Failure {
         self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Whether the segment has failed. The question costs one load.
+    /// Whether the segment has failed. This check costs one load.
     pub(crate) fn is_set(&self) -> bool {
         self.state.load(Ordering::Acquire) == 2
     }
@@ -343,8 +343,8 @@ impl Failure {
 }
 
 impl Header {
-    /// Ends the segment for every rank, unless an earlier failure has. `call` describes the call in
-    /// which this rank met the failure; it is empty outside of a call.
+    /// Ends the segment for every rank, unless an earlier failure has ended it. `call` describes
+    /// the call in which this rank met the failure; it is empty outside of a call.
     pub(crate) fn fail(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) {
         self.failure.set(code, blame, message, call);
         self.alarm.set(1);

@@ -10,14 +10,15 @@ pub(crate) const MAX_RANKS: u32 = 1024;
 pub(crate) const LINE: usize = 64;
 pub(super) const HEADER_BYTES: usize = 4096;
 const PAGE: usize = 4096;
-/// The bytes that all slots of a communicator take together, where that gives slots of a reasonable
-/// size.
+/// The bytes that all slots of a communicator take together, unless this makes the slots too small
+/// or too large.
 const SLOT_BUDGET: usize = 12 << 20;
-/// The bytes that all rings of a communicator take together, where that gives rings of a reasonable
-/// size. Only rings through which messages flow take memory.
+/// The bytes that all rings of a communicator take together, unless this makes the rings too small
+/// or too large. Only rings through which messages flow take memory.
 const RING_BUDGET: usize = 256 << 20;
 
-/// Where the parts of a segment lie, in bytes from its start. The number of ranks alone decides it.
+/// Where the parts of a segment lie, in bytes from its start. The number of ranks alone decides
+/// the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// The number of ranks.
@@ -30,8 +31,8 @@ pub(crate) struct Layout {
     pub(super) descriptors: usize,
     /// Where the slots begin.
     pub(super) slots: usize,
-    /// The distance from slot to slot in bytes. It is a cache line more than the data, so that
-    /// equal offsets in all slots do not fall into one set of the cache.
+    /// The distance from slot to slot in bytes. The distance is a cache line more than the data,
+    /// so that equal offsets in all slots do not fall into one set of the cache.
     pub(super) slot_pitch: usize,
     /// Where the channels begin.
     pub(super) channels: usize,

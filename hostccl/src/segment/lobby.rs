@@ -1,6 +1,6 @@
-//! The header of a segment while its communicator is made. It is the segment of a unique id, as the
-//! process that made the id sees it, or the segment of a host for a communicator that is made by a
-//! shrink over several hosts.
+//! The header of a segment while its communicator is made. The segment is either the segment of a
+//! unique id, as the process that made the id sees it, or the segment of one host for a
+//! communicator that a shrink over several hosts makes.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -10,9 +10,10 @@ use super::header::Header;
 use super::layout::HEADER_BYTES;
 use crate::error::{Error, Result};
 
-/// The ranks that have mapped the segment of the id leave it, and register with the id's maker.
+/// The ranks that have mapped the segment of the id have to leave the segment, and register with
+/// the id's maker.
 const MOVED: u32 = 1;
-/// A communicator over several hosts has been started by the id.
+/// The id has started a communicator over several hosts.
 const OVER: u32 = 2;
 
 /// All ranks of all hosts have joined the communicator.
@@ -35,7 +36,7 @@ impl Lobby {
         self.0.header().arrived.wake();
     }
 
-    /// Notes that a communicator over several hosts has been started by the id.
+    /// Notes that the id has started a communicator over several hosts.
     pub(crate) fn close(&self) {
         self.0.header().moved.store(OVER, Ordering::SeqCst);
     }
@@ -52,7 +53,7 @@ impl Lobby {
         self.0.header().failure.error()
     }
 
-    /// Ends the segment, so that the ranks in it read the reason.
+    /// Ends the segment, so that the ranks in the segment read the reason.
     pub(crate) fn fail(&self, error: &Error) {
         self.0.header().fail(error.code(), error.blame(), error.message(), "");
     }

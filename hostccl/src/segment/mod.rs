@@ -1,5 +1,5 @@
-//! The segment: the shared memory of one communicator. It is an anonymous file (`memfd`), so no
-//! file is left behind when a rank is killed. Every rank maps all of it.
+//! The segment: the shared memory of one communicator. The segment is an anonymous file (`memfd`),
+//! so no file is left behind when a rank is killed. Every rank maps the whole segment.
 //!
 //! | part | content | size |
 //! |---|---|---|
@@ -39,7 +39,8 @@ use crate::memory_file::{resize, seal};
 use crate::process::ProcessId;
 use crate::types::ncclInvalidUsage;
 
-/// How long a rank that came with another number of ranks than the first waits for a third rank.
+/// How long a rank waits for a third rank, if its number of ranks differs from that of the rank
+/// that came first.
 const THIRD_RANK: Duration = Duration::from_millis(250);
 const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 
@@ -69,8 +70,9 @@ pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     })
 }
 
-/// Ends a segment because rank `rank` came with `nranks`, where the first rank came with `agreed`.
-/// Waits a moment for a third rank, because two ranks cannot tell which of them is wrong.
+/// Ends a segment because the call of rank `rank` names `nranks` ranks, and the call of the rank
+/// that came first names `agreed` ranks. Waits a moment for a third rank, because two ranks cannot
+/// tell which of them is wrong.
 fn differ(header: &Header, (nranks, rank): (u32, u32), agreed: u32) -> Error {
     header.differ.set(&[rank as usize]);
     let end = Instant::now() + THIRD_RANK;
@@ -111,10 +113,10 @@ impl Segment {
         self.mapping.header().token
     }
 
-    /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides the
-    /// number of ranks, and with it the size. A rank that comes with another number ends the
-    /// communicator, but does not resize the segment, because other ranks may have mapped it
-    /// already. `labels` names the ranks in messages.
+    /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides
+    /// the number of ranks, which decides the size of the segment. A rank that names another
+    /// number ends the communicator, but does not resize the segment, because other ranks may have
+    /// mapped it already. `labels` names the ranks in messages.
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();

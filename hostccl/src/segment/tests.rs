@@ -55,7 +55,7 @@ fn the_rank_with_another_number_than_most_is_to_blame() {
             for (rank, nranks) in numbers.into_iter().enumerate() {
                 let fd = &fd;
                 ranks.push(scope.spawn(move || Segment::map(fd, nranks, rank as u32, &Labels::default()).map(drop)));
-                // The rank that comes first decides on the number.
+                // The rank that comes first decides the number of ranks.
                 let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES).unwrap();
                 while first.header().came.get().len() + first.header().differ.get().len() <= rank {
                     std::thread::yield_now();

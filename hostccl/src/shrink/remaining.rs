@@ -40,7 +40,7 @@ pub(super) struct Remaining {
 
 impl Remaining {
     /// Checks the excluded ranks, and ends the calls that are under way on the parent if `abort`
-    /// says so.
+    /// is set.
     pub(super) fn new(
         parent: Arc<Comm>,
         excluded: &[i32],
@@ -95,10 +95,10 @@ impl Remaining {
     }
 
     /// Returns the segment that the rank with that seat offers to these remaining ranks, or `None`
-    /// while this rank has seen no new one.
+    /// while this rank has seen no new segment.
     ///
-    /// That rank makes its next segment for these ranks when all of them have taken this one. In
-    /// between it may make segments for other sets of ranks.
+    /// The rank with that seat makes its next segment for these ranks only after all of them have
+    /// taken the present segment. In between, that rank may make segments for other sets of ranks.
     pub(super) fn find_segment(&self, seat: usize) -> Option<(RawFd, [u8; 16])> {
         let taken = self.parent.segment_taken(seat);
         let (number, fd, token) = self.offer(seat).read(taken.load(Ordering::Relaxed), self.digest)?;
@@ -125,7 +125,8 @@ impl Remaining {
         for missing in child.missing(Blocker::Arrivals) {
             let Some(&member) = self.members.get(missing) else { continue };
             if let Err(error) = self.parent.check_rank(member) {
-                // The member may have joined between the two looks, and left the parent then.
+                // Between the two checks the member may have joined, and may then have left the
+                // parent.
                 if child.missing(Blocker::Arrivals).contains(&missing) {
                     return Err(error);
                 }
@@ -139,8 +140,8 @@ impl Remaining {
         self.members.iter().find_map(|member| self.parent.check_rank(*member).err())
     }
 
-    /// Returns an error of the new communicator, renumbered: it blames ranks by their numbers in
-    /// the parent.
+    /// Returns an error of the new communicator with the blamed ranks renumbered: each rank gets
+    /// its number in the parent.
     pub(super) fn in_parent(&self, error: Error) -> Error {
         let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
         error.by(blame)
@@ -163,14 +164,15 @@ impl Remaining {
         self.parent.timeout().or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// Returns the error of a shrink for which these ranks of the parent did not come in time.
+    /// Returns the error of a shrink that these ranks of the parent did not join in time.
     pub(super) fn did_not_come(&self, missing: Vec<usize>) -> Error {
         let limit = self.limit().as_millis();
         let message = format!("{} did not come within {limit} ms", self.parent.labels.ranks(&missing));
         Error::new(ncclTimeout, message).by(Blame::of(missing))
     }
 
-    /// Returns the new communicator, even if not all ranks have joined it, or else the parent.
+    /// Returns the new communicator if it exists, even if not all ranks have joined it. Otherwise
+    /// returns the parent.
     pub(super) fn comm(&self) -> Option<&Arc<Comm>> {
         self.join.as_ref().and_then(Operation::comm).or(Some(&self.parent))
     }
@@ -182,8 +184,8 @@ impl Remaining {
 
 impl Drop for Remaining {
     fn drop(&mut self) {
-        // The drop closes this rank's descriptor of the segment. So a rank that comes later must
-        // not look for the segment.
+        // The drop closes this rank's descriptor of the segment. So a rank that calls the shrink
+        // later must not look for the segment.
         if self.segment.is_some() {
             self.offer(self.parent.rank).digest.store(0, Ordering::Relaxed);
         }

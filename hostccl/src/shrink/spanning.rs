@@ -1,14 +1,16 @@
 //! `ncclCommShrink` of a communicator over several hosts.
 //!
-//! The parent may have failed, so the ranks meet beside its collectives. The first remaining rank
-//! of each host leads its host, and the lowest of the leaders is the root. A leader greets the root
-//! (`Hello`), and the root answers with the number of the new communicator once all leaders have
-//! greeted (`Welcome`). Then each leader makes the segment of its host, and the ranks of the host
-//! join it. The leader confirms that. When all have confirmed, the root tells all to go on.
+//! The parent may have failed, so the ranks meet without the parent's collectives. The first
+//! remaining rank of each host leads its host, and the lowest of the leaders is the root. A leader
+//! greets the root (`Hello`). Once all leaders have greeted, the root answers with the number of
+//! the new communicator (`Welcome`). Then each leader makes the segment of its host, and the ranks
+//! of the host join that segment. When all of them have joined, the leader confirms that to the
+//! root (`Confirm`). When all leaders have confirmed, the root tells the leaders that all ranks
+//! have joined (`Go`).
 //!
 //! An attempt that was given up may have left messages behind. So each attempt of a leader has a
-//! random number. The number of an attempt of the root is the number of the new communicator. A
-//! letter of another attempt is passed over, and a leader greets again from time to time.
+//! random number. The number of an attempt of the root is the number of the new communicator. The
+//! receiver ignores a letter of another attempt. A leader greets again from time to time.
 
 mod leaders;
 mod letter;
@@ -36,10 +38,11 @@ use crate::span::Span;
 use crate::split::child_span;
 use crate::token::random_token;
 
-/// How often the ranks that are not waited for just now are looked at.
+/// The time between two checks of all remaining ranks. The checks include ranks for which this
+/// rank does not wait at the moment.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How far a shrink is.
+/// The stages of a shrink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The leaders meet the root; the other ranks wait for their leader.
@@ -59,11 +62,11 @@ pub(crate) struct SpanShrink {
     remaining: Remaining,
     /// The meeting of the leaders.
     leaders: Leaders,
-    /// How far the shrink is.
+    /// The present stage of the shrink.
     stage: Stage,
     /// When the stage began.
     since: Instant,
-    /// When all remaining ranks were looked at last.
+    /// When this rank last checked all remaining ranks.
     looked: Instant,
 }
 
@@ -123,7 +126,8 @@ impl SpanShrink {
         let Some(seat) = self.span().seat_of(self.leader()) else { return Ok(false) };
         let Some((fd, token)) = self.remaining.find_segment(seat) else { return Ok(false) };
         let Some(owner) = self.remaining.parent.segment.process(seat) else { return Ok(false) };
-        // The leader may have given the segment up meanwhile, and offers the next one then.
+        // The leader may have given up this segment meanwhile. In that case the leader offers
+        // another segment later.
         let Some(opened) = segment::open(owner.pid, fd, token)? else { return Ok(false) };
         let lobby = Lobby::of(&opened)?;
         if let Some(error) = lobby.failure() {
@@ -147,7 +151,8 @@ impl SpanShrink {
         Ok(())
     }
 
-    /// Goes on after all ranks of this host have joined. Returns whether all of all hosts have.
+    /// Takes the next step after all ranks of this host have joined. Returns whether all ranks of
+    /// all hosts have joined.
     fn confirm(&mut self) -> Result<bool> {
         let Some(child) = self.joined() else { return Ok(true) };
         if !self.is_leader() {
@@ -170,7 +175,8 @@ impl SpanShrink {
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             match remaining.joined() {
-                // Its ranks may leave the parent now.
+                // The ranks of the new communicator may leave the parent now, so only the new
+                // communicator is checked.
                 Some(child) => child.check_peers(None, &String::new).map_err(|error| remaining.in_parent(error))?,
                 None => remaining.lost_member().map_or(Ok(()), Err)?,
             }
@@ -237,7 +243,7 @@ impl SpanShrink {
         self.span().wire.progress();
         match self.check() {
             Ok(()) => Ok(Poll::Outside),
-            // A rank that has ended may have let this one go before.
+            // The rank that has ended may have told this rank before that all ranks have joined.
             Err(error) if self.stage == Stage::Confirming => match self.confirm() {
                 Ok(true) => Ok(Poll::Done),
                 _ => Err(error),

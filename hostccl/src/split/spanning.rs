@@ -1,11 +1,11 @@
 //! `ncclCommSplit` of a communicator over several hosts.
 //!
 //! Every rank makes a segment that it may not need, and all ranks gather their colours, keys and
-//! segments in one small all-gather. Then each rank knows everything: who has its colour, which of
-//! them are on its host, and where their segment is. They use the segment of the rank among them
-//! that is lowest in the new communicator. When a rank has joined its host's segment, a second
-//! all-gather tells it that all others have joined theirs. So nobody uses a communicator that
-//! another rank could not make.
+//! segments in one small all-gather. Then each rank knows which ranks have its colour, which of
+//! these ranks are on its host, and where their segments are. The ranks of one colour on one host
+//! use the segment of that rank among them which is lowest in the new communicator. When a rank
+//! has joined its host's segment, a second all-gather tells it that all others have joined theirs.
+//! So nobody uses a communicator that another rank could not make.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -35,10 +35,10 @@ use crate::types::*;
 struct Given {
     /// The rank's arguments.
     color_and_key: ColorAndKey,
-    /// The token of the rank's segment. It is random, so the new communicator's number follows from
-    /// that of its first rank.
+    /// The token of the rank's segment. The token is random, so the new communicator's number
+    /// follows from the token of that communicator's first rank.
     token: [u8; 16],
-    /// The segment's descriptor in the rank's process; -1 where it could not make one.
+    /// The segment's descriptor in the rank's process; -1 where the rank could not make a segment.
     fd: i32,
 }
 
@@ -66,7 +66,7 @@ impl Given {
     }
 }
 
-/// How far a split is.
+/// The stages of a split.
 enum Stage {
     /// The ranks gather what they give.
     Gathering(SmallGather),
@@ -90,7 +90,7 @@ pub(crate) struct SpanSplit {
     aborted: Arc<AtomicBool>,
     /// The name of the call.
     call: Name,
-    /// How far the split is.
+    /// The present stage of the split.
     stage: Stage,
     /// The parent's ranks of this colour, in the order of the new communicator.
     members: Vec<usize>,
@@ -179,8 +179,8 @@ impl SpanSplit {
         Error::new(own.map_or(ncclSystemError, Error::code), message).by(Blame::of([rank]))
     }
 
-    /// Fails when the parent has failed. Its other ranks may be past the split and wait for this
-    /// one, which waits for members that do not come.
+    /// Fails when the parent has failed. The other ranks of the parent may be past the split and
+    /// wait for this rank, while this rank waits for members that never join.
     fn check_parent(&self) -> Result<()> {
         self.parent.check_peers(None, &|| self.describe()).map_err(|error| {
             let missing = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
@@ -210,7 +210,7 @@ impl SpanSplit {
         }
     }
 
-    /// Goes to the next stage if the present one is done. Returns what to wait for otherwise.
+    /// Goes to the next stage if the present one is done. Otherwise returns what to wait for.
     fn advance(&mut self) -> Result<Poll> {
         match &mut self.stage {
             Stage::Gathering(gather) => {
@@ -274,7 +274,7 @@ fn number(parent: &Span, first: &Given) -> u64 {
 }
 
 /// Returns the span of a communicator that consists of these ranks of `parent`, in this order; or
-/// `None` where all of them are on one host. `rank` is this rank's number in it.
+/// `None` where all of them are on one host. `rank` is this rank's number in the new communicator.
 pub(crate) fn child_span(parent: &Span, members: &[usize], rank: usize, number: u64) -> Option<Span> {
     let mut hosts: Vec<Vec<usize>> = Vec::new();
     let mut child_host: Vec<Option<usize>> = vec![None; parent.hosts.len()];
@@ -301,8 +301,9 @@ impl ChildOperation for SpanSplit {
         self.join().and_then(Join::joined)
     }
 
-    /// Prefers the parent's error. A member that has died fails the parent, too; in the new
-    /// communicator the other members only write that they gave up.
+    /// Returns the parent's error rather than the new communicator's. A member that has died fails
+    /// the parent, too, and the parent's error names that member. In the new communicator the
+    /// other members only write that they gave up.
     fn for_parent(&self, error: Error) -> Error {
         if let Err(error) = self.check_parent() {
             return error;

@@ -67,8 +67,8 @@ fn is_chosen(list: &str, name: &str) -> bool {
     matches != excludes
 }
 
-/// The place of an address among several: the smallest is chosen. IPv4 comes before IPv6, and
-/// link-local addresses come last.
+/// The order of an address among several addresses: the address with the smallest value is chosen.
+/// IPv4 comes before IPv6, and link-local addresses come last.
 fn order(interface: &Interface) -> u32 {
     match interface.address {
         IpAddr::V4(address) if address.is_link_local() => 2,

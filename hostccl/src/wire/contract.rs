@@ -14,7 +14,7 @@ pub(super) const TOKEN: [u8; 16] = [7; 16];
 /// How long a test waits for what must happen.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// Tells two wires of each other. Returns the number that each has for the other.
+/// Introduces two wires to each other. Returns the number that each has for the other.
 pub(super) fn introduce<W: Wire + ?Sized>(wires: [&Arc<W>; 2]) -> [Peer; 2] {
     [wires[0].meet(&wires[1].contact(), &TOKEN), wires[1].meet(&wires[0].contact(), &TOKEN)]
 }
@@ -139,7 +139,8 @@ pub(super) fn order(make: Make<'_>) {
     });
 }
 
-/// A message that may wait for the next one goes with it, or when its thread polls or sleeps.
+/// A message that may wait goes together with the next message, or when its thread polls or
+/// sleeps.
 pub(super) fn soon(make: Make<'_>) {
     let (wires, peers) = pair(make);
     let first = pattern(1, 3000);

@@ -33,8 +33,8 @@ impl Here {
 
 static HERE: Mutex<Here> = Mutex::new(Here { secret: None, address: None, wire: None });
 
-/// The function that the wire's thread calls about ten times a second. It has a lock of its own,
-/// because a thread that opens or ends a wire may wait for the wire's thread.
+/// The function that the wire's thread calls about ten times a second. The function has a lock of
+/// its own, because a thread that opens or ends a wire may wait for the wire's thread.
 static TICK: Mutex<Option<fn()>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Here> {
@@ -70,7 +70,7 @@ fn unknown_kind(kind: &str) -> Error {
     Error::argument(format!("DM_WIRE is {kind:?}: it must be \"tcp\" or \"ucx\""))
 }
 
-/// Returns the secret of the job: the one that was set, else the environment's.
+/// Returns the secret of the job: the secret that was set, or else the secret of the environment.
 fn secret(here: &Here) -> Option<Vec<u8>> {
     use std::os::unix::ffi::OsStringExt;
     let from_environment = || std::env::var_os("DM_STORE_SECRET").map(OsStringExt::into_vec);
@@ -79,8 +79,8 @@ fn secret(here: &Here) -> Option<Vec<u8>> {
 
 /// Returns in words which wire this process would use, and where it would listen. `address` is the
 /// address that would be set. Fails with the reason if the wire would be refused. With
-/// `DM_WIRE=ucx` it sets variables of the environment and loads UCX's library, as the start of the
-/// wire does.
+/// `DM_WIRE=ucx` this function sets variables of the environment and loads UCX's library, as the
+/// start of the wire does.
 pub fn describe_wire(address: Option<IpAddr>) -> std::result::Result<String, String> {
     let said = |error: Error| error.message().to_owned();
     let kind = kind();

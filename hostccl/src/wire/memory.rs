@@ -1,4 +1,4 @@
-//! A wire between threads of one process, for tests of what stands above the wire.
+//! A wire between threads of one process, for tests of the code that uses a wire.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -32,17 +32,19 @@ pub(crate) const EAGER_BYTES: usize = (128 << 10) + 256;
 /// The longest notice, in bytes.
 pub(crate) const NOTICE_BYTES: usize = 1 << 10;
 
-/// How other processes reach the wire of a process. It travels through the join of a communicator.
+/// How other processes reach the wire of a process. The contact travels through the join of a
+/// communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Contact {
-    /// The random number of the process's wire. It tells the process from a later one at the same
-    /// address.
+    /// The random number of the process's wire. The number tells the process from a later one at
+    /// the same address.
     pub(crate) id: [u8; 16],
     /// The address, in the wire's own format.
     pub(crate) address: Vec<u8>,
 }
 
-/// A process with which this one exchanges messages. It is a number that [`Wire::meet`] gave.
+/// A process with which this one exchanges messages. The peer is a number that [`Wire::meet`]
+/// gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Peer(pub(crate) u32);
 
@@ -156,8 +158,9 @@ pub(crate) trait Wire: Debug + Send + Sync {
     /// message after it.
     fn cancel(&self, request: Request);
 
-    /// Sends a notice about a communicator, which needs no receive at the peer. It uses the
-    /// connection that exists, or makes one. It never fails: a peer that is lost gets nothing.
+    /// Sends a notice about a communicator, which needs no receive at the peer. The wire uses the
+    /// connection that exists, or makes one. This call never fails: a peer that is lost gets
+    /// nothing.
     fn notify(&self, peer: Peer, comm: u64, text: &[u8]);
 
     /// Whether there is a connection to the peer, so that a notice to it makes none.
@@ -166,9 +169,9 @@ pub(crate) trait Wire: Debug + Send + Sync {
         true
     }
 
-    /// Whether this host's kernel has everything that was sent to the peer over the connection that
-    /// there is. Bytes that wait for a connection do not count. The answer is yes where the peer is
-    /// lost. A wire whose `close` waits for that has no other answer.
+    /// Whether this host's kernel has everything that was sent to the peer over the present
+    /// connection. Bytes that wait for a connection do not count. The answer is yes where the peer
+    /// is lost. A wire whose `close` waits for that always answers yes.
     fn is_flushed(&self, peer: Peer) -> bool {
         let _ = peer;
         true
@@ -196,14 +199,14 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn lost(&self, peer: Peer) -> Option<Lost>;
 
     /// Returns why there is no connection to the peer yet, where the wire knows a reason that may
-    /// pass. Errors name it when a call's time is up.
+    /// pass. Errors name that reason when a call's time is up.
     fn trouble(&self, peer: Peer) -> Option<String> {
         let _ = peer;
         None
     }
 
-    /// Returns the tags of this communicator's messages that `peer` has sent or announced, and that
-    /// no receive has taken. Error messages name them.
+    /// Returns the tags of this communicator's messages that `peer` has sent or announced, and
+    /// that no receive has taken. Error messages name these tags.
     fn waiting(&self, peer: Peer, comm: u64) -> Vec<Tag>;
 
     /// Drops the messages of one rank of a communicator that this process has ended, and those that
@@ -217,8 +220,8 @@ pub(crate) trait Wire: Debug + Send + Sync {
     fn moved(&self) -> &Event;
 
     /// Sleeps until one of these words differs from what was seen, somebody wakes it, or the time
-    /// is up. It may return earlier. One of the words is [`moved`](Wire::moved). The wire makes
-    /// progress meanwhile.
+    /// is up. This function may return earlier. [`moved`](Wire::moved) is one of the words. The
+    /// wire makes progress meanwhile.
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration);
 
     /// Sleeps as [`sleep`](Wire::sleep) does, until [`moved`](Wire::moved) differs from `seen`. A

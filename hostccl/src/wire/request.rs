@@ -12,9 +12,9 @@ thread_local! {
     static DONE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns how many transfers the calling thread has found done. The wait loop takes a change for
-/// progress of the thread's calls. The wire's word says less, because it changes with everything
-/// that happens on the wire.
+/// Returns how many transfers the calling thread has found done. The wait loop counts a change of
+/// this number as progress of the thread's calls. The wire's word says less, because it changes
+/// with everything that happens on the wire.
 pub(crate) fn done_here() -> u64 {
     DONE.get()
 }
@@ -77,7 +77,8 @@ impl Transfer {
     }
 
     /// Returns the length of the message once the request is done, and `None` while it is under
-    /// way. A transfer that is done may be asked again. One that has failed says nothing more.
+    /// way. A transfer that is done may be tested again. The error of a transfer that has failed
+    /// is returned only once.
     pub(crate) fn test(&mut self) -> Result<Option<usize>, Broken> {
         let Some(request) = &self.request else { return Ok(Some(self.bytes)) };
         let tested = self.wire.test(request);
@@ -112,7 +113,7 @@ pub(crate) struct Failed {
 }
 
 /// Tests all of these transfers. Returns `None` once all are done, and otherwise what to wait for:
-/// the rank of the first one that is not.
+/// the rank of the first transfer that is not done.
 pub(crate) fn poll_all(wire: &dyn Wire, transfers: &mut [Transfer]) -> Result<Option<Poll>, Failed> {
     // The word is read before the tests. A request that ends after its test changes the word.
     let seen = wire.moved().value();

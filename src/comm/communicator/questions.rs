@@ -11,8 +11,8 @@ use crate::wait::Wait;
 
 /// Questions to the library.
 impl Communicator {
-    /// Sets how long calls on it wait for their peers, in milliseconds. Each mesh that shares it
-    /// has a timeout of its own.
+    /// Sets how long calls on the communicator wait for their peers, in milliseconds. Each mesh
+    /// that shares the communicator has a timeout of its own.
     pub(in crate::comm) fn set_timeout(&self, millis: u64) -> Result<()> {
         if self.timeout_millis.swap(millis, Ordering::Relaxed) == millis {
             return Ok(());
@@ -31,8 +31,8 @@ impl Communicator {
         outcome.map_err(|error| self.explain_as(error, has_failed))
     }
 
-    /// Whether nothing is in progress on it. Fails when it has failed, and when the library does
-    /// not answer.
+    /// Whether nothing is in progress on the communicator. Fails when the communicator has failed,
+    /// and when the library does not answer.
     pub(in crate::comm) fn poll(&self) -> Result<bool> {
         self.poll_by(&self.question_wait(), None)
     }
@@ -43,13 +43,14 @@ impl Communicator {
     }
 
     /// Does what [`poll_by`](Communicator::poll_by) does. The inner error is the library's, and is
-    /// not explained and not logged yet. An answer that is late is the outer error: it says
-    /// nothing about the communicator, because the whole process may have been stopped meanwhile.
+    /// not explained and not logged yet. An answer that is late is the outer error. That error
+    /// says nothing about the communicator, because the whole process may have been stopped
+    /// meanwhile.
     pub(in crate::comm) fn poll_quietly(&self, wait: &Wait, worker: Option<&Worker>) -> Result<Result<bool>> {
         self.ask(worker, wait, "ncclCommGetAsyncError", |library, raw| library.poll(raw))
     }
 
-    /// How long a question to the library may take. Its answer is there at once, unless something
+    /// How long a question to the library may take. The answer is there at once, unless something
     /// is wrong.
     fn question_wait(&self) -> Wait {
         Wait::after(self.patience())
@@ -68,39 +69,41 @@ impl Communicator {
         }
     }
 
-    /// Ends it where another rank waits in a collective on it. This rank does not make that
-    /// collective, because it is in `call` instead. Both ranks then get an error that says so.
+    /// Ends the communicator where another rank waits in a collective on it. This rank does not
+    /// make that collective, because this rank is in `call` instead. Both ranks then get an error
+    /// that says so.
     pub(in crate::comm) fn refuse_collectives(&self, call: &str) -> Result<()> {
         let raw = self.ready()?;
         self.library.refuse(raw, call).map_err(|error| self.explain(raw, error))
     }
 
-    /// Whether it has failed. Asks the library where no failure is known yet.
+    /// Whether the communicator has failed. Asks the library where no failure is known yet.
     pub(in crate::comm) fn has_failed(&self) -> bool {
         self.failure.is_known() || (!self.raw().is_null() && self.poll().is_err() && self.failure.is_known())
     }
 
-    /// The name under which the ranks of an agreed call know it. `None` when it has no such name,
-    /// has ended, or has failed as far as this rank knows: then it cannot be shared.
+    /// Returns the name under which the ranks of an agreed call know the communicator; `None` when
+    /// it has no such name, has ended, or has failed as far as this rank knows: then it cannot be
+    /// shared.
     pub(in crate::comm) fn shareable_name(&self) -> Option<&str> {
         self.agreed_name.get().filter(|_| self.is_sound()).map(String::as_str)
     }
 
-    /// Whether a further dimension can use it: it has neither ended nor failed, as far as this rank
-    /// knows.
+    /// Whether a further dimension can use the communicator: it has neither ended nor failed, as
+    /// far as this rank knows.
     pub(in crate::comm) fn is_sound(&self) -> bool {
         self.state().is_usable() && !self.has_failed()
     }
 
-    /// Whether it has failed and no root mesh holds it any more.
+    /// Whether the communicator has failed and no root mesh holds it any more.
     pub(in crate::comm) fn is_abandoned(&self) -> bool {
         self.handle.is_owned() && self.holders.load(Ordering::SeqCst) == 0 && self.has_failed()
     }
 
     /// Does what [`poll`](Communicator::poll) does, on the calling thread and so without a
-    /// deadline. Calls that put operations on a stream use it: they run on the calling thread as
-    /// well, and handing the question to another thread would cost more than the operation. The
-    /// inner error is not explained and not logged yet.
+    /// deadline. Calls that put operations on a stream use this function: such calls run on the
+    /// calling thread as well, and handing the question to another thread would cost more than the
+    /// operation. The inner error is not explained and not logged yet.
     pub(in crate::comm) fn poll_here(&self) -> Result<Result<bool>> {
         self.ask_here(|raw| self.library.poll(raw))
     }
@@ -110,8 +113,8 @@ impl Communicator {
         self.handle.ask_here(&self.question_wait(), question)?.ok_or_else(|| self.gone())
     }
 
-    /// The error of a call on it, with what the library knows about the reason. When the whole
-    /// communicator has failed, keeps the failure.
+    /// Returns the error of a call on the communicator, with what the library knows about the
+    /// reason. When the whole communicator has failed, keeps the failure.
     pub(in crate::comm) fn explain(&self, raw: RawComm, error: Error) -> Error {
         let has_failed =
             self.raw() == raw && self.poll_quietly(&self.question_wait(), None).is_ok_and(|it| it.is_err());

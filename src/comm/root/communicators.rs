@@ -16,7 +16,7 @@ use crate::layout::Dim;
 use crate::recorder::{self, Group, Kind, Reports};
 use crate::wait::{Wait, Watch};
 
-/// What calls along a dimension need.
+/// The things that calls along a dimension need.
 pub(in crate::comm) struct Issued {
     pub(in crate::comm) communicator: Arc<Communicator>,
     /// The name under which the calls are issued.
@@ -37,7 +37,8 @@ impl RootComms {
     pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<Issued> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
-        // The last one counts, because a communicator is made anew when an earlier one has failed.
+        // The last communicator counts, because a communicator is made anew when an earlier one
+        // has failed.
         let of_name = |known: &&DimComm| same(known) && known.name == name;
         let found = dims.iter().rev().find(of_name).or_else(|| dims.iter().rev().find(same));
         let issued = |known: &DimComm| Issued {
@@ -206,7 +207,8 @@ impl RootComms {
     }
 
     /// Notes that this root does not use the communicator any more. When this root was the last
-    /// user, no further call enters the communicator. It is returned then, and the caller ends it.
+    /// user, no further call enters the communicator. In that case the communicator is returned,
+    /// and the caller ends it.
     #[must_use]
     fn let_go(&self, communicator: &Arc<Communicator>) -> Option<Arc<Communicator>> {
         communicator.drop_user().then(|| {

@@ -20,7 +20,7 @@ struct Known {
     /// first position of the group.
     scopes: HashMap<String, Arc<Scope>>,
     /// Whether this rank has refused a call without knowing of which group. A scope that is made
-    /// later begins with that.
+    /// later begins with this value.
     may_be_behind: bool,
 }
 

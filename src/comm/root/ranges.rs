@@ -23,7 +23,7 @@ impl RootComms {
     }
 
     /// Adds a range of this root's ranks, which gets communicators of its own in call number
-    /// `call`. It ends with this root.
+    /// `call`. The range ends with this root.
     pub(in crate::comm) fn add_range(self: &Arc<Self>, range: &Mesh, call: u64) -> Result<Arc<RootComms>> {
         let range = RootComms::new(RootSpec {
             world: self.world.clone(),

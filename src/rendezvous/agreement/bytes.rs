@@ -12,8 +12,8 @@ use crate::wait::Wait;
 /// The most bytes that one rank may give to a call.
 pub(crate) const MOST_OF_ONE: usize = 8 << 20;
 
-/// The most bytes that all ranks together may give to an all-gather. The store holds them twice
-/// while the call lasts.
+/// The most bytes that all ranks together may give to an all-gather. The store holds these bytes
+/// twice while the call lasts.
 const MOST_TOGETHER: usize = 64 << 20;
 
 /// The most bytes of one value in the store. A store behind callbacks may refuse longer values.
@@ -77,7 +77,7 @@ impl Round {
             .try_for_each(|(index, piece)| self.publish(&format!("{key}/{}", index + 1), piece, wait))
     }
 
-    /// Returns the bytes that the rank at that position publishes, which are `most` at most.
+    /// Returns the bytes, at most `most` of them, that the rank at position `from` publishes.
     fn fetch_bytes(&self, key: &str, from: usize, most: usize, wait: &Wait) -> Result<Vec<u8>> {
         let rank = self.membership.members.rank(from);
         let fetch = |index: usize| self.fetch(&format!("{key}/{index}"), rank, wait);
@@ -103,7 +103,7 @@ impl Round {
         if bytes.len() == len { Ok(bytes) } else { Err(wrong(&format!("{} bytes in place of {len}", bytes.len()))) }
     }
 
-    /// Takes apart what [`pack`] has put together.
+    /// Returns the values that [`pack`] has put together.
     fn unpack(&self, packed: &[u8]) -> Result<Vec<Vec<u8>>> {
         let size = self.membership.members.len();
         let wrong = || Error::store(format!("{}: the store has no whole list of {size} values", self.call));

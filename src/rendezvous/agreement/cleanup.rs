@@ -8,8 +8,8 @@
 //! that the scope still holds are removed after the next agreed call of a scope that has all of its
 //! ranks, for example dm_init of the next mesh.
 //!
-//! When the mesh of an epoch was made (docs/recovery.md), all ranks have left the calls of the
-//! epochs before, and each rank removes all of its keys of these.
+//! Once the mesh of an epoch is made (docs/recovery.md), all ranks have left the calls of the
+//! earlier epochs. Each rank then removes all of its keys of these epochs.
 //!
 //! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the
 //! failed call reads the same verdict as the others.
@@ -25,8 +25,8 @@ type Keys = Mutex<Vec<String>>;
 
 /// The keys that this rank left in one scope.
 pub(in crate::rendezvous) struct ScopeKeys {
-    /// The ranks of the scope. Keys of other scopes may be removed by this one when all their ranks
-    /// are among these.
+    /// The ranks of the scope. This scope may remove the keys of another scope when all ranks of
+    /// that other scope are among these ranks.
     members: Members,
     /// The keys to be removed. Every thread that makes calls in the scope adds keys. The keys of
     /// the world refer to this list, because it is emptied when the epoch has ended.
@@ -34,7 +34,7 @@ pub(in crate::rendezvous) struct ScopeKeys {
     /// The number of the epoch to which the keys belong; `None` for keys that no epoch ends.
     epoch: Option<u64>,
     /// The number of the first dropped scope that this scope has not examined yet. From all scopes
-    /// dropped before, it has taken the keys that it may remove.
+    /// that were dropped before that one, this scope has taken the keys that it may remove.
     examined: Mutex<u64>,
     /// The keys of the whole world, to which the scope gives its own keys when it is dropped.
     leftovers: Arc<WorldKeys>,
@@ -52,11 +52,12 @@ pub(in crate::rendezvous) struct WorldKeys {
     writing: Mutex<usize>,
     /// Wakes the calls that wait for these threads.
     written: Condvar,
-    /// Receives the keys that are left in the end. It is `None` when nobody wants them.
+    /// Receives the keys that are left when this rank has dropped the world; `None` when nobody
+    /// wants these keys.
     at_end: Option<AtEnd>,
 }
 
-/// A thread of this rank writes keys for as long as it holds this value.
+/// A thread of this rank holds this value for as long as the thread writes keys.
 pub(super) struct Writing(Arc<WorldKeys>);
 
 /// Receives the keys that are left of a world when this rank has dropped the world and all of its
@@ -78,7 +79,7 @@ struct Dropped {
 
 /// A scope that was dropped.
 struct DroppedScope {
-    /// How many scopes were dropped before.
+    /// How many scopes were dropped before this one.
     number: u64,
     /// The number of the scope's epoch; `None` for keys that no epoch ends.
     epoch: Option<u64>,
@@ -89,8 +90,8 @@ struct DroppedScope {
 }
 
 impl ScopeKeys {
-    /// Begins the list of a scope. `epoch` is the number of the epoch with which the keys go, and
-    /// `None` for keys that no epoch ends.
+    /// Begins the list of the keys of a scope. `epoch` is the number of the epoch to which the
+    /// keys belong; `None` for keys that no epoch ends.
     pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<WorldKeys>, epoch: Option<u64>) -> ScopeKeys {
         let (members, leftovers, keys) = (members.clone(), Arc::clone(leftovers), Arc::default());
         if let Some(epoch) = epoch {
@@ -114,14 +115,14 @@ impl ScopeKeys {
         });
     }
 
-    /// Takes all keys of this rank that belong to epochs before the one of that number. All ranks
-    /// have left the calls of these epochs.
+    /// Takes all keys of this rank that belong to epochs before epoch `number`. All ranks have
+    /// left the calls of these epochs.
     pub(super) fn take_before_epoch(&self, number: u64) -> Vec<String> {
         self.leftovers.take_before_epoch(number)
     }
 
-    /// Waits until no thread of this rank writes such keys of the world any more. Returns early
-    /// when `wait` has ended.
+    /// Waits until no thread of this rank writes keys of the world on which this rank's next call
+    /// relies. Returns early when `wait` has ended.
     pub(super) fn await_written(&self, wait: &Wait) {
         let mut writing = lock(&self.leftovers.writing);
         while *writing > 0 && !wait.deadline.passed() && !wait.cancel.is_raised() {
@@ -184,15 +185,15 @@ impl WorldKeys {
     /// Notes the list of the keys of a scope of that epoch.
     fn watch(&self, epoch: u64, keys: &Arc<Keys>) {
         let mut in_use = lock(&self.in_use);
-        // The list is cleaned before it would grow, so a scope costs the same however many there
-        // were.
+        // The list is cleaned before it would grow, so the cost of a scope does not grow with the
+        // number of scopes before it.
         if in_use.len() == in_use.capacity() {
             in_use.retain(|(_, keys)| keys.strong_count() > 0);
         }
         in_use.push((epoch, Arc::downgrade(keys)));
     }
 
-    /// Takes the keys of all epochs before the one of that number.
+    /// Takes the keys of all epochs before epoch `number`.
     fn take_before_epoch(&self, number: u64) -> Vec<String> {
         let mut taken = Vec::new();
         lock(&self.in_use).retain(|(epoch, keys)| {

@@ -99,7 +99,7 @@ impl Round {
         Verdict::of_mismatch(dissenters, (all, size), self.membership.members.rank(0), theirs, self.number)
     }
 
-    /// Returns the key where the dissenter of that number writes its position.
+    /// Returns the key under which dissenter `number` writes its position.
     fn differing(&self, phase: &str, number: i64) -> String {
         self.key(phase, &format!("differs/{number}"))
     }

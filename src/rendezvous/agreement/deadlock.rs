@@ -3,11 +3,11 @@
 //!
 //! In one scope every call has a number, so calls in another order are different calls under one
 //! number. Calls of different scopes have no common number. So a rank that has waited for a while
-//! in a call leaves a note that says so under `<prefix of the epoch>/at/<rank>`. The first rank of
-//! a call that has left a note then searches: it looks where the missing ranks wait, and for which
-//! ranks those calls wait. If that leads back to a rank that waits in this call, the ranks wait for
-//! each other in a ring. Such a ring never ends by itself, because a rank makes its collective
-//! calls one after another.
+//! in a call leaves a note under `<prefix of the epoch>/at/<rank>` that names this call. The first
+//! rank of a call to leave a note then searches: it finds out where the missing ranks wait, and
+//! for which ranks those calls wait. If that leads back to a rank that waits in this call, the
+//! ranks wait for each other in a ring. Such a ring never ends by itself, because a rank makes its
+//! collective calls one after another.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -45,9 +45,10 @@ struct Call {
     /// The text of the call, for messages.
     call: String,
     /// The index of the call from which the search came here, and the rank that is missing there
-    /// and waits here. It is `None` for the call where the search began.
+    /// and waits here; `None` for the call where the search began.
     wanted: Option<(usize, i32)>,
-    /// The note of that rank. While the note stays, all that was read about this call is true.
+    /// The note of the rank that is missing in the earlier call. While the note stays in the
+    /// store, all that was read about this call is true.
     note: Vec<u8>,
 }
 
@@ -75,8 +76,8 @@ impl DeadlockSearch {
     }
 
     /// Looks for a deadlock. A rank that waits calls this function now and then. If there is a
-    /// deadlock, this function writes the verdict of the calls, and the waits find it there. So the
-    /// function returns nothing.
+    /// deadlock, this function writes the verdict of the calls, and the waits find this verdict in
+    /// the store. So the function returns nothing.
     pub(super) fn look(&self, of_caller: &Wait) {
         let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
         let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };

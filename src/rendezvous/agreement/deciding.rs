@@ -21,8 +21,8 @@ fn grace(wait: &Wait) -> Duration {
 pub(super) enum Part<'a> {
     /// The rank counts itself in. A text, if there is one, must be equal on all ranks.
     Equal(Option<&'a str>),
-    /// The rank agrees with the other ranks on who is lost. These are the ranks that it takes for
-    /// lost.
+    /// The rank agrees with the other ranks on who is lost. The value holds the ranks that this
+    /// rank takes for lost.
     Survivors(TakenForLost<'a>),
     /// The rank has announced its call already (order.rs). The verdict under this key, if there is
     /// one, serves as well.
@@ -33,11 +33,12 @@ pub(super) enum Part<'a> {
 pub(super) enum Settled {
     /// All ranks have agreed.
     Agreed,
-    /// This rank takes no part in the call of that number, and goes on to the next number. Either a
-    /// rank has refused the call, and it is a call of another function than this rank's. Or the
-    /// call is in a deadlock of which this rank's caller was told when it waited in another call of
-    /// the ring. Or it is a call on another mesh, which a rank has ended by dm_abort. Or it has
-    /// ended because of a turn, which this rank has left by now.
+    /// This rank takes no part in the call of that number, and goes on to the next number. There
+    /// are four possible reasons. A rank has refused the call, and the call is one of another
+    /// function than this rank's. The call is in a deadlock of which this rank's caller was told
+    /// when this rank waited in another call of the ring. The call is on another mesh, which a
+    /// rank has ended by dm_abort. The call has ended because of a turn that this rank has left by
+    /// now.
     PassedOver,
 }
 
@@ -67,8 +68,8 @@ impl Round {
         // Thousands of ranks may pass their deadlines at the same moment. Only the first ranks look
         // for the missing ones then, and the others wait a little longer for the verdict.
         let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
-        // The rank that serves the store may end its process when this function returns, so it
-        // stays until the others have read the final verdict.
+        // The rank that serves the store may end its process when this function returns, so that
+        // rank stays until the others have read the final verdict.
         let with_server = self.membership.served && self.membership.members.position(0).is_some();
         let patient = wait.with_deadline(wait.deadline.extended(patience));
         let arrived = match part {
@@ -83,8 +84,8 @@ impl Round {
         });
         let verdict = match arrived {
             Ok(verdict) => verdict,
-            // A timeout before this deadline comes from a watch, which has another deadline. It is
-            // handled below.
+            // A timeout before this deadline comes from a watch, which has another deadline. Such
+            // a timeout is handled below.
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
                 self.after_deadline(phase, wait, error).map_err(|error| self.membership.explain(error))?
             }
@@ -104,7 +105,7 @@ impl Round {
                 };
                 let verdict = self.of_failure(phase, &verdict);
                 // Another verdict may stand already, and then the rank that serves the store waits
-                // until this rank has read it.
+                // until this rank has read that verdict.
                 let reads = with_server && !self.membership.serving;
                 self.publish_verdict(phase, &verdict, Duration::from_millis(250), wait, reads);
                 return Err(self.membership.explain(error));
@@ -132,8 +133,8 @@ impl Round {
         let (first, my_mesh) = (self.here(phase, 0), self.mesh());
         let note = text.map_or_else(|| "done".to_owned(), |text| with_mesh(text, my_mesh));
         if text.is_some() {
-            // Where the calls differ because this rank has ended a mesh, the others must find that
-            // it has.
+            // Where the calls differ because this rank has ended a mesh, the others must find the
+            // note that says so.
             self.membership.left.await_written(wait);
         }
         self.put(self.here(phase, self.membership.me), note.as_bytes(), wait)?;

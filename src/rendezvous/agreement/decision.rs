@@ -20,7 +20,7 @@ mod text;
 /// A decision of the ranks under one number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The next epoch. Its number is that of the decision.
+    /// The next epoch. The number of the epoch is the number of the decision.
     Epoch(Epoch),
     /// The recovery has failed on all ranks, and the epoch stays.
     Failure(Failure),
@@ -31,14 +31,15 @@ pub enum Decision {
 /// The members of a job and their seats, between two recoveries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Epoch {
-    /// The number of ranks of the world. It grows when newcomers come beyond it.
+    /// The number of ranks of the world. The number grows when the rank of a newcomer is not below
+    /// it.
     pub size: usize,
     /// How the seats are cut into replicas.
     pub replicas: Replicas,
     /// The process that holds each seat of the full shape; `None` where a seat is empty.
     pub seats: Vec<Option<Incarnation>>,
-    /// The replicas that are not in the mesh, because a holder is missing. In ascending order. The
-    /// holders of their other seats are benched.
+    /// The replicas, in ascending order, that are not in the mesh because the holder of a seat is
+    /// missing. The holders of the other seats of these replicas are benched.
     pub without: Vec<usize>,
     /// The members without a seat, in ascending order.
     pub spares: Vec<Incarnation>,
@@ -212,26 +213,26 @@ impl Decisions {
         Decisions { store, prefix: prefix.to_owned() }
     }
 
-    /// Returns the key of the decision of that number.
+    /// Returns the key of decision `number`.
     pub fn key(&self, number: u64) -> String {
         format!("{}/decision/{number}", self.prefix)
     }
 
-    /// Makes this the decision of that number unless one stands, and returns the decision that
-    /// stands.
+    /// Makes this decision `number` unless the store has that decision already, and returns the
+    /// one that the store has then.
     pub fn decide(&self, number: u64, decision: &Decision, wait: &Wait) -> Result<Decision> {
         let stands = self.store.set_once(&self.key(number), decision.to_string().as_bytes(), wait)?;
         self.decode(number, &stands)
     }
 
-    /// Returns the decision of that number; `None` when it was not made yet.
+    /// Returns decision `number`; `None` when it was not made yet.
     pub fn read(&self, number: u64, wait: &Wait) -> Result<Option<Decision>> {
         let stands = self.store.try_get(&self.key(number), wait)?;
         stands.map(|value| self.decode(number, &value)).transpose()
     }
 
-    /// Reads what the store has under the key of that number. No rank has written a text that
-    /// cannot be read, so it is a failure of the store.
+    /// Decodes `value`, which the store has under the key of decision `number`. No rank writes a
+    /// text that cannot be read, so such a text is a failure of the store.
     pub(super) fn decode(&self, number: u64, value: &[u8]) -> Result<Decision> {
         let text = String::from_utf8_lossy(value);
         text.parse().map_err(|()| {

@@ -7,9 +7,9 @@
 //! rank has begun the call.
 //!
 //! The file notes.rs has the rules for such notes. The notes and their count stay in the store for
-//! as long as any rank is in the epoch of the mesh. If they were removed earlier, a rank that ends
-//! the mesh later would begin again with the number 1, where ranks that have read the first note do
-//! not look any more.
+//! as long as any rank is in the epoch of the mesh. If the notes were removed earlier, a rank that
+//! ends the mesh later would begin again with the number 1, where ranks that have read the first
+//! note do not look any more.
 //!
 //! The next call of the aborting rank begins when its note is written. So another rank that
 //! compares a call on the mesh with that next call finds the note (deciding.rs).
@@ -52,7 +52,7 @@ pub struct Departures {
 struct Known {
     /// The ranks that have ended the mesh.
     ranks: Vec<i32>,
-    /// How many notes were read. Gaps and unreadable notes count.
+    /// How many notes were read. Gaps and unreadable notes count, too.
     read: usize,
 }
 
@@ -90,7 +90,7 @@ impl Departures {
         let _ = written.and_then(|number| fill_gaps(&*self.store, &list, number, wait, &wrote));
     }
 
-    /// The key that counts the notes.
+    /// Returns the key that counts the notes.
     fn list(&self) -> String {
         list_of(&self.prefix)
     }
@@ -127,7 +127,7 @@ impl Departures {
         }
     }
 
-    /// Notes what the key of that number held.
+    /// Notes `value`, which the store had under the key of note `number`.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let rank = rank_in(value);
         let mut known = self.known();

@@ -32,8 +32,8 @@ impl Round {
         self.put(self.key("/data", key), value, wait).map_err(|error| self.membership.explain(error))
     }
 
-    /// Adds this rank and its digest to those that ranks of the call have added under that key.
-    /// Returns how many have added theirs by now, and whether all of these digests are equal.
+    /// Counts this rank under `key`, and adds its digest to those of the other ranks of the call.
+    /// Returns how many ranks were counted by now, and whether all of their digests are equal.
     pub fn compare(&self, key: &str, digest: u64, wait: &Wait) -> Result<(usize, bool)> {
         let tally = self.tally(self.key("/data", key), digest, wait).map_err(|error| self.membership.explain(error))?;
         Ok((tally.count, tally.is_equal))
@@ -89,8 +89,9 @@ impl Round {
         self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
     }
 
-    /// Returns the error of this rank's caller where the store did not take `error`, this rank's
-    /// failure. The rank that serves the store may be lost, and be the reason for the failure.
+    /// Returns the error for this rank's caller where the store did not take `error`, which is
+    /// this rank's failure. The reason for the failure may be that the rank that serves the store
+    /// is lost.
     pub fn untold(&self, error: Error, wait: &Wait) -> Error {
         let loss = self.failed(wait).err().filter(|loss| loss.status() == Status::PeerLost);
         loss.filter(|_| may_follow_from_a_loss(&error)).unwrap_or(error)

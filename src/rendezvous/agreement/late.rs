@@ -55,7 +55,7 @@ impl Round {
     }
 
     /// Lists all missing ranks in the store, where they are more than the verdict can name. The
-    /// list stands before the verdict does.
+    /// list is in the store before the verdict is.
     pub(super) fn list_missing(&self, positions: &[usize], wait: &Wait) {
         if positions.len() <= MOST_RANKS {
             return;
@@ -106,7 +106,7 @@ impl Round {
     }
 }
 
-/// A wait for an answer of the store that is needed although the deadline may have passed.
+/// Returns a wait for an answer of the store that is needed although the deadline may have passed.
 fn soon(wait: &Wait) -> Wait {
     Wait { watch: None, ..wait.with_deadline(Deadline::after(SHORT)) }
 }

@@ -1,6 +1,6 @@
 //! Finds out which ranks are missing in a call. The memory for the search grows with the number of
-//! ranks that are looked at. It does not grow with the size of the world, because the caller may
-//! state any size.
+//! ranks that are looked at. The memory does not grow with the size of the world, because the
+//! caller may state any size.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use crate::wait::{Deadline, Wait};
 /// has passed. The ranks at higher positions give these ranks some time to write the verdict.
 pub(super) const FIRST_AT_DEADLINE: usize = 4;
 
-/// About how many ranks the first request asks. They are few, so that a slow store can answer soon.
+/// About how many ranks the first request asks. The first request asks few ranks, so that a slow
+/// store can answer soon.
 const AT_FIRST: usize = 256;
 
 /// About how many ranks each later request asks.
@@ -48,7 +49,7 @@ impl Round {
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
         let mut what = if phase.is_empty() { NEVER_CALLED } else { "did not get through" };
-        // Why no rank is named where none is missing.
+        // This text says why no rank is named where none is missing.
         let mut unknown = "all were here".to_owned();
         if absent.ranks.is_empty() && absent.looked_at == size {
             // All ranks have come. If the last of them are only late, they count themselves in
@@ -112,7 +113,7 @@ impl Round {
     }
 
     /// Returns the ranks that have not left their key and are not known to be lost. When there is
-    /// no time for all ranks, it looks at the first ones only.
+    /// no time for all ranks, only the first ranks are looked at.
     pub(super) fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut positions, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {

@@ -3,7 +3,7 @@
 //! The key `<list>` counts the notes, and `<list>/<k>` holds the k-th one. A rank takes the next
 //! number, and then writes its note under that number. A rank that dies in between leaves a gap,
 //! and nobody would read the later notes. So each rank fills the gaps before its own number
-//! ([`GAP`]). A slow rank may find its own number filled. It takes a new number then.
+//! ([`GAP`]). A slow rank that finds its own number filled takes a new number.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::wait::{Deadline, Wait};
 /// How long a rank that has a number may take to write its note before others take it for dead.
 const MOMENT: Duration = Duration::from_millis(250);
 
-/// Returns the key of the note of that number.
+/// Returns the key of note `number` of the list.
 pub(in crate::rendezvous) fn note_key(list: &str, number: impl Display) -> String {
     format!("{list}/{number}")
 }
@@ -37,18 +37,18 @@ pub(in crate::rendezvous) fn add_note(
         let key = note_key(list, number);
         let stands = store.set_once(&key, note, wait);
         if stands.as_ref().is_ok_and(|stands| stands != note) {
-            // Another rank has taken this one for dead.
+            // Another rank has filled this number, because it took this rank for dead.
             continue;
         }
-        // A store that fails may have the note all the same.
+        // A store that fails may have stored the note all the same.
         wrote(key);
         return stands.map(|_| number);
     }
     Err(Error::timeout(format!("the store at {} gave no number for a note under {list} in time", store.name())))
 }
 
-/// Fills the gaps before the note of that number, so that the note is read. `wrote` gets each key
-/// that this rank has written.
+/// Fills the gaps before note `number`, so that the note is read. `wrote` gets each key that this
+/// rank has written.
 pub(in crate::rendezvous) fn fill_gaps(
     store: &dyn Store,
     list: &str,

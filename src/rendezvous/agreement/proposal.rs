@@ -21,7 +21,7 @@ pub struct Seen<'a> {
     pub is_made: bool,
     /// The members that have come to the turn.
     pub here: &'a BTreeSet<Incarnation>,
-    /// Those of them that have the state of the training.
+    /// The members at the turn that have the state of the training.
     pub stateful: &'a BTreeSet<Incarnation>,
     /// The processes that are known to be lost.
     pub lost: &'a BTreeSet<Incarnation>,
@@ -43,21 +43,21 @@ pub struct Knock {
     /// The seat that it asks for. A number beyond the seats lets the mesh grow, and `usize::MAX`
     /// asks for no seat: the newcomer takes the place of a spare.
     pub seat: usize,
-    /// Whether it asks for the mesh of the job. One that does not is refused.
+    /// Whether the newcomer asks for the mesh of the job. A newcomer that does not is refused.
     pub fits: bool,
 }
 
-/// The terms on which the ranks of the mesh recover. They are equal on all of these ranks.
+/// The terms on which the ranks of the mesh recover, equal on all of these ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Whether they want the end of the job, and no recovery.
+    /// Whether the ranks want the end of the job, and no recovery.
     pub ends: bool,
     /// The number of the dimension of replicas.
     pub dim: usize,
     /// How long to wait for processes that could take the empty seats.
     pub replace: Duration,
-    /// After which time the ranks that are not known to be lost and do not come are left out.
-    /// `None`: never.
+    /// How long a rank that has come waits for ranks that do not come and are not known to be
+    /// lost. These ranks are left out after this time. `None` means that they are never left out.
     pub silent: Option<Duration>,
     /// The least number of replicas with which the job goes on. 0 means 1.
     pub min_size: usize,
@@ -97,7 +97,8 @@ impl Seen<'_> {
                 let proposal = self.proposal();
                 let is_final = match &proposal {
                     Decision::Epoch(epoch) => epoch.without.is_empty(),
-                    // A newcomer or a spare may change other failures. None of them has the state.
+                    // Newcomers and spares do not have the state. They may avert every other
+                    // failure.
                     Decision::Failure(_) => {
                         !self.is_anybody_of_the_mesh_here() || self.position_that_is_gone().is_some()
                     }
@@ -111,7 +112,8 @@ impl Seen<'_> {
     /// Returns what the rank proposes when it waits for nobody any more.
     pub fn proposal(&self) -> Decision {
         if !self.is_anybody_of_the_mesh_here() {
-            // Only spares and benched ranks are left. They have not trained last.
+            // Only spares and benched ranks are left. These ranks were not in the mesh that
+            // trained last.
             let message = "all ranks of the mesh are lost, and the state of the training with them: start the job from a checkpoint";
             return failure(Why::NoState, message);
         }
@@ -146,8 +148,9 @@ impl Seen<'_> {
         failure(Why::NoState, &message)
     }
 
-    /// Returns the lowest position inside the replicas whose state went with all of its holders,
-    /// where the job must not go on without it. Whoever else may come does not have it.
+    /// Returns the lowest position inside the replicas whose state was lost with all of its
+    /// holders, in a job that must not go on without that state. No process that may still come
+    /// has that state.
     fn position_that_is_gone(&self) -> Option<usize> {
         if self.terms.any_state {
             return None;
@@ -205,8 +208,9 @@ impl Seen<'_> {
         let now = epoch.members();
         epoch.stateless = in_mesh.iter().filter(|process| !self.stateful.contains(process)).copied().collect();
         epoch.taken = taken(&waiting, &now, &in_mesh);
-        // A newcomer that is left out stands at the door still. It must not come back, because it
-        // may be hung: the others would wait for it in every second epoch.
+        // The note of a newcomer that is left out is still at the door. This newcomer must not be
+        // let in again, because it may be hung: the others would wait for it in every second
+        // epoch.
         let left_out = self.door.iter().map(|knock| knock.process);
         let left_out = left_out.filter(|process| members.contains(process) && !now.contains(process));
         let refused: BTreeSet<Incarnation> = refused.iter().copied().chain(left_out).collect();
@@ -237,8 +241,8 @@ struct Seating<'a> {
 
 impl Seating<'_> {
     /// Gives newcomers the empty seats for which they ask, in the order in which they came. A
-    /// newcomer whose seat another rank has, which was a spare, is a spare itself from now on, and
-    /// so is one that asks for no seat.
+    /// newcomer whose seat was given to a spare becomes a spare itself, and so does a newcomer
+    /// that asks for no seat.
     fn let_in(&mut self, waiting: &[Knock]) {
         for knock in waiting {
             if !self.is_new(knock.process) {
@@ -267,14 +271,16 @@ impl Seating<'_> {
         self.ready.insert(process);
     }
 
-    /// Gives the spares that are here seats in those replicas that they make whole. The replicas
-    /// that need the fewest come first, so as many replicas as possible are whole.
+    /// Gives the spares that are here seats in the replicas that these spares can make whole. The
+    /// replicas that need the fewest spares come first, so as many replicas as possible become
+    /// whole.
     fn give_spares_seats(&mut self) {
         let mut empty = vec![Some(Vec::new()); self.epoch.replicas.count()];
         for (seat, holder) in self.epoch.seats.iter().enumerate() {
             let seats = &mut empty[self.epoch.replicas.replica_of(seat)];
             match holder {
-                // Nobody can make a replica whole whose holder is not here.
+                // Nobody can make a replica whole while the holder of one of its seats is not
+                // here.
                 Some(holder) if !self.ready.contains(holder) => *seats = None,
                 Some(_) => {}
                 None => seats.iter_mut().for_each(|seats| seats.push(seat)),
@@ -349,7 +355,8 @@ mod tests {
         ranks.iter().map(|rank| Incarnation { rank: *rank, ticket: 0 }).collect()
     }
 
-    /// Asks a rank of the mesh (2, 2), whose rows are the replicas. All that are left are here.
+    /// Returns the decision of a rank of the mesh (2, 2), whose rows are the replicas. All ranks
+    /// that are left are here.
     fn decision(left: &[i32], lost: &[i32], terms: &Terms, replace: bool) -> Option<Decision> {
         let epoch: Epoch = "epoch size=4 shape=2x2 dim=0 without= seats=0-3 spares= stateless= taken= refused= door=0"
             .parse()
@@ -384,7 +391,7 @@ mod tests {
     fn nobody_waits_for_others_where_the_state_of_a_position_went_with_all_of_its_holders() {
         let terms = Terms::default();
         assert_eq!(why(decision(&[0, 2], &[1, 3], &terms, false)), Some(Why::NoState));
-        // Each replica has lost a rank, and others may take their places.
+        // Each replica has lost a rank, and other processes may take the places of these ranks.
         assert_eq!(why(decision(&[0, 3], &[1, 2], &terms, false)), None);
         assert_eq!(why(decision(&[0, 3], &[1, 2], &terms, true)), Some(Why::TooFew));
         // A program that reads a checkpoint waits for others, too.

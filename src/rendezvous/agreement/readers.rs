@@ -19,13 +19,15 @@ const FAREWELL: Duration = Duration::from_secs(10);
 /// verdict. All ranks are known to be there.
 const STAY: Duration = Duration::from_secs(10);
 
-/// How long that rank stays after a failure, because ranks may still come.
+/// How long the rank that serves the store stays after a failure, because ranks may still come.
 const STAY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// How long that rank stays after a mismatch, because some ranks may never come.
+/// How long the rank that serves the store stays after a mismatch, because some ranks may never
+/// come.
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 
-/// How long that rank stays after a loss or a timeout, because some ranks never come.
+/// How long the rank that serves the store stays after a loss or a timeout, because some ranks
+/// never come.
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 
 /// Returns until when the rank that serves the store stays after a call that has ended with this
@@ -74,11 +76,12 @@ impl Round {
     /// until all ranks that are not lost have left this note.
     pub(super) fn acknowledge(&self, phase: &str, verdict: &Verdict, wait: &Wait) {
         let stay = Wait { watch: None, ..wait.with_deadline(stay_after(verdict.status, wait)) };
-        // It does not matter how this ends, because the call has its verdict.
+        // The result does not matter, because the call has its verdict.
         let _ = if self.membership.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
     }
 
-    /// Notes that this rank has read the verdict, for itself and in the count of all readers.
+    /// Leaves a note that this rank has read the verdict, and adds this rank to the count of all
+    /// readers.
     pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
         self.put(self.read_by(phase, self.my_rank()), b"1", wait)?;
         let count = self.count(self.key(phase, "read"), 1, wait)?;

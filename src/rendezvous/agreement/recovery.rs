@@ -60,37 +60,37 @@ pub struct Recovery {
     me: Incarnation,
     /// The number of the last decision that this process has read. 0 is the start of the job.
     number: u64,
-    /// The number of its epoch.
+    /// The number of this process's epoch.
     epoch_number: u64,
-    /// Its epoch.
+    /// This process's epoch.
     epoch: Epoch,
-    /// The number and the members of the last epoch whose mesh was made. The notes of its turn and
-    /// of earlier ones are removed.
+    /// The number and the members of the last epoch whose mesh was made. The notes of the turn of
+    /// that epoch and of all earlier turns are removed.
     last_made: (u64, BTreeSet<Incarnation>),
     /// The newcomers that have knocked, in the order of their numbers.
     door: Vec<Note>,
-    /// How many notes of the door were read. Unreadable ones count.
+    /// How many notes of the door were read. Unreadable notes count, too.
     read_at_door: usize,
     /// How many of its own calls this process has refused since it last came to a turn.
     refusals: u64,
     /// The number of the decision, or of the turn, since which the others go on without this
-    /// process. From then on it takes part in nothing: what it would propose is about an epoch that
-    /// is over.
+    /// process. From then on this process takes part in no turn, because its proposals would be
+    /// about an epoch that is over.
     fenced_since: Option<u64>,
-    /// A key that ends the wait of a process that is not in the mesh, when it is there: another
+    /// When the store has this key, the wait of a process that is not in the mesh ends: another
     /// rank has made a call for which this process is needed, too.
     call_of_world: Option<String>,
     /// The mesh with which the job has started, for which a newcomer must ask (wanted.rs); `None`
     /// where nobody has said which.
     mesh: Option<String>,
     /// The terms of the turn that has let this process in, while it is a newcomer whose dm_init has
-    /// not ended. It has no terms of its own then, and compares none.
+    /// not ended. Such a newcomer has no terms of its own, and compares none.
     adopted: Option<Terms>,
     /// Whether this process was let in without a seat of the mesh and has not waited for the
-    /// verdict on that epoch. Its next call does.
+    /// verdict on that epoch. The next call of this process waits for that verdict.
     awaits_verdict: bool,
     /// The number of the epoch in which this process has knocked as a member without a place in the
-    /// mesh, because the next decision would have one for it. 0 where it has not.
+    /// mesh, because the next decision would give it a place; 0 where it has not knocked.
     knocked_in: u64,
     /// The deadline of a process that has got its seat in the call that it makes now; `None` where
     /// it has the caller's deadline.
@@ -143,8 +143,9 @@ impl Recovery {
         self.last_made.0 == self.epoch_number
     }
 
-    /// Makes this the decision of that number unless one stands, and returns the one that stands.
-    /// It stays in the store for as long as any rank is in the world.
+    /// Makes this decision `number` unless the store has that decision already, and returns the
+    /// one that the store has then. The decision stays in the store for as long as any rank is in
+    /// the world.
     fn decide(&self, number: u64, decision: &Decision, wait: &Wait) -> Result<Decision> {
         let stands = self.decisions.decide(number, decision, wait)?;
         if stands == *decision {
@@ -154,8 +155,9 @@ impl Recovery {
         Ok(stands)
     }
 
-    /// Says that this decision stands, so a newcomer need not read all earlier ones. Failures are
-    /// not said, because a newcomer begins with an epoch. It does not matter if the store fails.
+    /// Writes in the store that this decision was made, so that a newcomer need not read all
+    /// earlier decisions. Nothing is written about a failure, because a newcomer begins with an
+    /// epoch. An error of the store does not matter.
     fn say_decided(&self, number: u64, decision: &Decision, wait: &Wait) {
         if matches!(decision, Decision::Failure(_)) {
             return;
@@ -182,12 +184,12 @@ impl Recovery {
 
     /// Returns how many processes were counted under that key.
     fn counted(&self, key: &str, wait: &Wait) -> Result<usize> {
-        // A question by `add` would make a key that another rank has removed.
+        // A question by `add` would make the key again where another rank has removed it.
         let count = self.membership.store.try_get(key, wait)?;
         Ok(count.and_then(|count| String::from_utf8_lossy(&count).trim().parse().ok()).unwrap_or(0))
     }
 
-    /// Returns those of the processes that have left the key that `key` gives.
+    /// Returns the processes that have left the key that `key` returns for them.
     fn which_left(
         &self,
         processes: BTreeSet<Incarnation>,
@@ -244,8 +246,8 @@ impl Recovery {
         processes.iter().map(|process| process.rank).collect()
     }
 
-    /// Returns the error of a process without which the others go on since that number. The process
-    /// takes no part in later turns.
+    /// Returns the error of a process without which the others have gone on since turn or decision
+    /// `number`. The process takes no part in later turns.
     fn fence(&mut self, number: u64) -> Error {
         let number = *self.fenced_since.get_or_insert(number);
         let Incarnation { rank, .. } = self.me;

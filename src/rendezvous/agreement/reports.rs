@@ -15,12 +15,12 @@ const LONGEST: Duration = Duration::from_millis(250);
 /// The reports of the epoch in which a scope is, for one error.
 pub(crate) struct ReportsInStore {
     membership: Arc<Membership>,
-    /// Begins with the first use.
+    /// The deadline of all requests, whose time begins with the first use.
     deadline: OnceLock<Deadline>,
 }
 
 impl Scope {
-    /// The place for the reports of the scope's epoch, for one error.
+    /// Returns the place for the reports of the scope's epoch, for one error.
     pub(crate) fn reports(&self) -> ReportsInStore {
         ReportsInStore { membership: Arc::clone(&self.membership), deadline: OnceLock::new() }
     }

@@ -33,7 +33,8 @@ pub(in crate::rendezvous) struct Membership {
     pub(in crate::rendezvous) losses: Arc<Losses>,
     /// The ranks of the scope.
     pub(in crate::rendezvous) members: Members,
-    /// Which process holds each of these ranks. Only its loss is a loss of the rank.
+    /// Which process holds each of these ranks. Only the loss of that process is a loss of the
+    /// rank.
     pub(in crate::rendezvous) tickets: Tickets,
     /// The number of the epoch to which the scope belongs.
     pub(in crate::rendezvous) epoch: u64,
@@ -84,7 +85,7 @@ impl Membership {
 
     /// Adds a lost process that this process, which is `me`, knows of to the list in the store,
     /// where the list lacks it. When several ranks know of a loss, the rank whose name is the value
-    /// of `key` adds it. If that rank is lost, too, another one does.
+    /// of `key` adds it. If that rank is lost, too, another rank adds the process.
     pub(super) fn tell_loss(&self, process: Incarnation, me: Incarnation, key: String, wait: &Wait) -> Result<()> {
         if self.losses.any(|lost| lost == process) {
             return Ok(());
@@ -120,7 +121,7 @@ impl Membership {
         Err(Error::aborted(message))
     }
 
-    /// Whether a process is known to be lost that holds a rank for which `is_missed` holds.
+    /// Whether a process that holds a rank for which `is_missed` is true is known to be lost.
     pub(super) fn has_lost(&self, is_missed: impl Fn(i32) -> bool) -> bool {
         self.losses.any(|process| self.is_loss_of(process, &is_missed))
     }
@@ -163,7 +164,7 @@ pub struct Round {
     /// The things that this rank could share, in one line; `None` when the call shares nothing.
     pub(super) offers: Option<String>,
     /// The result on which the ranks have agreed beside the text: the places of the offers that all
-    /// ranks share, or the ranks that are lost. It is empty until they have agreed.
+    /// ranks share, or the ranks that are lost. The result is empty until the ranks have agreed.
     pub(super) shared: OnceLock<String>,
     /// Whether this rank may be behind the others in its scope. The scope shares it with its
     /// rounds ([`Scope::is_behind`](super::scope::Scope)).
@@ -202,8 +203,8 @@ impl Round {
         self.membership.count(key, amount, wait)
     }
 
-    /// Makes this the verdict of a phase unless one stands, and returns the verdict that stands.
-    /// The rank that wrote it removes it later.
+    /// Makes this the verdict of a phase unless the phase has one already, and returns the verdict
+    /// that the phase has then. The rank that wrote the verdict removes it later.
     pub(super) fn decide(&self, phase: &str, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         self.decide_at(self.key(phase, "verdict"), verdict, wait)
     }

@@ -189,8 +189,8 @@ impl Scope {
         }
         let removable = self.membership.left.take();
         let settled = round.reach_verdict("", deciding::Part::Equal(Some(&text)), wait);
-        // This comes before the rank begins another call, because other ranks rely on the note
-        // while it stands.
+        // The note is taken back before the rank begins another call, because other ranks rely on
+        // the note while it is in the store.
         take_back_note(&round, wait);
         match settled {
             Ok(Settled::Agreed) => {
@@ -251,8 +251,9 @@ impl Scope {
         self.membership.members.position(rank)
     }
 
-    /// Orders what the ranks of the scope gave, by position, by their ranks in a world of `size`
-    /// ranks. The ranks of the world that are not in the scope get the default.
+    /// Takes the values that the ranks of the scope gave, in the order of their positions, and
+    /// returns these values in the order of the ranks of a world of `size` ranks. The ranks of the
+    /// world that are not in the scope get the default.
     pub(crate) fn by_rank<T: Default>(&self, values: Vec<T>, size: usize) -> Vec<T> {
         if let Members::All(_) = &self.membership.members {
             return values.into_iter().chain(std::iter::repeat_with(T::default)).take(size).collect();
@@ -320,7 +321,7 @@ impl Scope {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
-    /// The error of a call of the scope, with what the recordings say about the call.
+    /// Returns the error of a call of the scope, with what the recordings say about the call.
     pub(super) fn explained(&self, error: Error) -> Error {
         recorder::explained(error, self.group())
     }
@@ -331,14 +332,14 @@ impl Scope {
     }
 
     /// Begins the next call, in which this rank takes part. The rank's row of refusals ends with
-    /// it.
+    /// this call.
     pub(super) fn join_next(&self, call: &str) -> Round {
         self.refusals.store(0, Ordering::SeqCst);
         let recorded = self.group().begin_agreement(operation_of(call), call);
         Round { recorded, ..self.next_round(call) }
     }
 
-    /// The scope in the recording.
+    /// Returns the scope in the recording.
     fn group(&self) -> &Group {
         self.group.get_or_init(|| {
             let Membership { members, me, record, .. } = &*self.membership;

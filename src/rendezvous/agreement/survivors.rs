@@ -1,4 +1,4 @@
-//! The ranks that are left of a scope agree on which ranks are lost.
+//! The remaining ranks of a scope agree on which ranks are lost.
 //!
 //! Each rank knows some of the lost ranks, and further ranks may be lost meanwhile. The list of
 //! lost ranks in the store brings what each rank knows together (losses.rs): a rank adds what it
@@ -13,12 +13,12 @@
 //!
 //! A rank may also suspect others, because a communicator cannot reach them. A suspected rank that
 //! comes is not lost: ranks that cannot reach each other, because the network between them is
-//! broken, all come. One that is still absent a second after all others are here is added to the
-//! list.
+//! broken, all come. A suspected rank that is still absent a second after all others are here is
+//! added to the list.
 //!
 //! A rank that is in the list and lives takes no part any more, because no later call would wait
-//! for it either. Its error says so. The deadline, ranks that come late and refusals are those of
-//! every call (deciding.rs, late.rs).
+//! for it either. The error of that rank says so. The deadline, ranks that come late and refusals
+//! are those of every call (deciding.rs, late.rs).
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -37,13 +37,13 @@ use crate::wait::{Deadline, Wait};
 pub struct AgreedLosses {
     /// The lost ranks of the world, in ascending order. There is at least one.
     pub lost: Vec<i32>,
-    /// The number of the call in its scope. It is equal on all ranks and is used once.
+    /// The number of the call in its scope. This number is equal on all ranks and is used once.
     pub number: u64,
 }
 
 impl Scope {
     /// Returns which ranks of the scope are lost, when every other rank has made this call. All of
-    /// them get the same answer. `known` are ranks that this rank takes for lost by other means
+    /// these ranks get one answer. `known` are ranks that this rank takes for lost by other means
     /// than the store. Fails when no rank is lost.
     pub fn agree_on_lost(&self, call: &str, known: TakenForLost<'_>, wait: &Wait) -> Result<AgreedLosses> {
         loop {
@@ -108,7 +108,8 @@ impl Round {
             suspected = absent.as_ref().map(|_| suspected.unwrap_or_else(Instant::now));
             let mut nap = suspected.map_or(SUSPECTED, |since| SUSPECTED.saturating_sub(since.elapsed()));
             if let Some(absent) = absent.filter(|_| nap.is_zero()) {
-                // Where another rank is to tell of them, this rank looks again a second later.
+                // Where another rank is to tell of the suspected ranks, this rank looks again a
+                // second later.
                 (suspected, nap) = (Some(Instant::now()), SUSPECTED);
                 self.tell_losses(phase, &absent, wait)?;
             }
@@ -155,7 +156,8 @@ impl Round {
         Ok((absent.looked_at == size).then_some(absent.ranks))
     }
 
-    /// The verdict that this rank proposes: the lost ranks, or an error where there are none.
+    /// Returns the verdict that this rank proposes: the lost ranks, or an error where there are
+    /// none.
     fn proposal(&self) -> Verdict {
         let lost = self.lost();
         if lost.is_empty() {

@@ -10,6 +10,6 @@ pub(super) const SUSPECTED: Duration = Duration::from_secs(1);
 pub struct TakenForLost<'a> {
     /// The ranks that are lost for certain: for example, their processes have ended.
     pub lost: &'a [i32],
-    /// The ranks that a communicator blames. One that comes is not lost.
+    /// The ranks that a communicator blames. A suspected rank that comes is not lost.
     pub suspects: &'a [i32],
 }

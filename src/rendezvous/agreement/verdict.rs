@@ -35,8 +35,8 @@ pub(super) enum Reason {
     },
     /// The ranks of this call and of calls in other scopes waited for each other in a ring.
     Deadlock {
-        /// The lowest prefix of the calls of the ring, which names the ring. It is equal in the
-        /// verdicts of all its calls.
+        /// The lowest prefix of the calls of the ring, which names the ring. This name is equal in
+        /// the verdicts of all calls of the ring.
         id: String,
     },
     /// Ranks of the call have ended its mesh by dm_abort, and may not have begun the call.
@@ -72,7 +72,7 @@ pub(super) struct Verdict {
     ranks: Vec<i32>,
     /// The ranks among `ranks` that are lost ([`Error::lost`]).
     lost: Vec<i32>,
-    /// Whether the call was given up or refused. Later ranks treat such a call differently.
+    /// Why the call has ended, as far as a rank that comes later must know it.
     pub(super) reason: Reason,
     /// The message of an error, or what the ranks have agreed on when the status is OK.
     message: String,
@@ -120,13 +120,12 @@ impl Verdict {
         Verdict::of(error).after_departure(mesh)
     }
 
-    /// Returns this verdict for a call whose mesh, which has that name, ranks of the call have
-    /// ended.
+    /// Returns this verdict for a call whose mesh, named `mesh`, was ended by ranks of the call.
     pub(super) fn after_departure(self, mesh: &str) -> Verdict {
         Verdict { reason: Reason::Departed { mesh: mesh.to_owned() }, ..self }
     }
 
-    /// Returns this verdict for a call that dm_abort of the mesh of that name has ended on a rank.
+    /// Returns this verdict for a call that a rank has ended by dm_abort of the mesh named `mesh`.
     pub(super) fn of_abort(self, mesh: &str) -> Verdict {
         Verdict { reason: Reason::Aborted { mesh: mesh.to_owned() }, ..self }
     }
@@ -343,7 +342,7 @@ pub(super) fn with_mesh(text: &str, mesh: &str) -> String {
     format!("{text}{MESH}{mesh}")
 }
 
-/// Takes apart what [`with_mesh`] has put together.
+/// Splits a value that [`with_mesh`] has made into the text and the name of the mesh.
 pub(super) fn split_mesh(value: &[u8]) -> (String, String) {
     let value = String::from_utf8_lossy(value);
     let (text, mesh) = value.rsplit_once(MESH).unwrap_or((&value, ""));

@@ -1,5 +1,5 @@
-//! Waits inside a call. They end when a value or the verdict is there, or when a rank of the scope
-//! is lost.
+//! Waits inside a call. Such a wait ends when a value or the verdict is there, or when a rank of
+//! the scope is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +31,8 @@ impl Round {
     }
 
     /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost, or
-    /// has ended the mesh of the call, or when a recovery has begun, that becomes the verdict,
-    /// unless the key or a verdict is there already.
+    /// has ended the mesh of the call, or when a recovery has begun, this event becomes the
+    /// verdict, unless the key or a verdict is there already.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
         let wait = &self.watching(phase, wait);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));

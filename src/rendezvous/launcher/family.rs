@@ -8,7 +8,7 @@ use crate::error::Error;
 pub(super) struct Family {
     /// The launcher's name, for messages.
     pub(super) launcher: &'static str,
-    /// The variable that holds the rank. The launcher is known by it.
+    /// The variable that holds the rank. This variable shows which launcher it is.
     pub(super) rank: &'static str,
     /// The variables that hold the number of ranks.
     pub(super) size: &'static [&'static str],
@@ -16,8 +16,8 @@ pub(super) struct Family {
     pub(super) local_rank: &'static [&'static str],
     /// The variables that hold the number of ranks in the host.
     pub(super) local_size: &'static [&'static str],
-    /// Variables that are together the same on all ranks of a job. No other job has the same values
-    /// at the same time on one host.
+    /// Variables whose values, taken together, are equal on all ranks of a job. No two jobs have
+    /// equal values at one time on one host.
     pub(super) job: &'static [&'static str],
     /// The advice for the user when there is no address, or its port is taken.
     pub(super) advice: &'static str,

@@ -47,9 +47,10 @@ pub struct Place {
     pub address: Option<(String, u16)>,
     /// The digest of the job's identity from which the port was made, or the number of the job in a
     /// store that has several jobs; otherwise 0. Jobs that meet at one address keep their keys
-    /// apart by it.
+    /// apart by this number.
     pub job: u64,
-    /// Whether the launcher serves a store there already (torchrun's agent, `devicemesh run`).
+    /// Whether the launcher serves a store at that address already (torchrun's agent,
+    /// `devicemesh run`).
     pub agent: bool,
     /// The launcher's name, for messages.
     pub launcher: &'static str,
@@ -147,8 +148,8 @@ impl Place {
         Ok(())
     }
 
-    /// Whether the address is that of the store of a `devicemesh run`. Returns the number of the
-    /// job in that store, or 0 where the store has one job alone.
+    /// Returns the number of the job in the store of a `devicemesh run`, or 0 where that store has
+    /// one job alone; `None` where the address is not that of such a store.
     fn is_store_of_run(&self, env: &Variables) -> Option<u64> {
         let (host, port) = self.address.as_ref()?;
         let store = env.text(STARTED_BY_RUN)?;
@@ -183,8 +184,8 @@ fn srun_speaks(env: &Variables, family: &Family) -> bool {
     env.text("MPI_LOCALRANKID").is_none() && family.job.iter().any(names_it)
 }
 
-/// Returns the rank and the number of ranks. WORLD_SIZE stands in where the launcher has no
-/// variable for the size. Where it has one, WORLD_SIZE must be equal to it.
+/// Returns the rank and the number of ranks. WORLD_SIZE counts where the launcher has no variable
+/// for the size. Where the launcher has such a variable, WORLD_SIZE must be equal to it.
 fn rank_and_size<'a>(env: &Variables, family: &'a Family) -> Result<(Number<'a>, Number<'a>)> {
     let (size, world) = (env.first(family.size)?, env.number("WORLD_SIZE")?);
     let Some(rank) = env.number(family.rank)? else {

@@ -38,8 +38,8 @@ const TORCHRUN: &str = "GROUP_RANK=0 GROUP_WORLD_SIZE=1 LOCAL_RANK=1 LOCAL_WORLD
     ROLE_WORLD_SIZE=2 WORLD_SIZE=2 TORCHELASTIC_MAX_RESTARTS=2 TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_RUN_ID=none \
     TORCHELASTIC_USE_AGENT_STORE=True";
 
-/// The variables that Kubernetes adds to those of the manifest in pod 3 of a job. They are taken
-/// from the documentation of Kubernetes 1.34, and were not recorded in a cluster.
+/// The variables that Kubernetes adds to those of the manifest in pod 3 of a job. These variables
+/// are taken from the documentation of Kubernetes 1.34, and were not recorded in a cluster.
 const KUBERNETES_POD: &str = "HOSTNAME=train-3 JOB_COMPLETION_INDEX=3 KUBERNETES_PORT=tcp://10.96.0.1:443 KUBERNETES_SERVICE_HOST=10.96.0.1 \
     KUBERNETES_SERVICE_PORT=443 KUBERNETES_SERVICE_PORT_HTTPS=443";
 /// The variables that `devicemesh run` sets in that pod, with two ranks in each of four pods.
@@ -182,14 +182,16 @@ fn a_port_is_made_from_the_job_alone() {
     );
     assert_eq!(port(SRUN), port(&other_rank(SRUN, "SLURM_PROCID=0 SLURM_LOCALID=0")));
     assert_ne!(port(SRUN), port(&other_rank(SRUN, "SLURM_STEP_ID=1")));
-    // MPICH names no job: it is the process that started this one, which has no PMI_RANK.
+    // MPICH names no job, so the job is known by the process that started this one, which has no
+    // PMI_RANK.
     let (mpich, rank_0) =
         (detect_in(MPICH).unwrap(), detect_in(&other_rank(MPICH, "PMI_RANK=0 MPI_LOCALRANKID=0")).unwrap());
     assert!(mpich.job != 0 && (mpich.job, &mpich.address) == (rank_0.job, &rank_0.address));
     let ports: std::collections::BTreeSet<u16> =
         (0..400).map(|job| port(&format!("{SRUN} SLURM_JOB_ID={job}"))).collect();
     assert!(ports.iter().all(|port| *port >= 61_440), "{ports:?}");
-    // 400 of 4096 drawn at random: 381 different ones on average, deviation 4.
+    // When 400 of 4096 ports are drawn at random, 381 are different on average, with a deviation
+    // of 4.
     assert!(ports.len() > 360, "{} different ports for 400 jobs", ports.len());
 }
 

@@ -80,7 +80,7 @@ impl LocalRanks {
         let mut words = line.split(' ');
         let name: Incarnation = words.next()?.parse().ok()?;
         let (pid, start) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        // Ranks may be threads of one process. They live as long as this process.
+        // Ranks may be threads of one process. Such ranks live as long as this process.
         let told = name == self.me || pid == std::process::id();
         Some(LocalRank { name, process: Process::watch(ProcessId { pid, start }), told })
     }

@@ -115,8 +115,8 @@ fn a_loss_that_could_not_be_announced_is_announced_later() {
     assert_eq!(unwell.store.get("test/lost", &soon()).unwrap(), b"1", "the loss is announced once");
 }
 
-/// Another process has joined under the name of rank 1, which lives, and ends. Whoever waits for
-/// rank 1 has lost nobody then. When the first process of rank 1 ends, rank 1 is lost.
+/// Another process has joined under the name of rank 1, which lives, and ends. A rank that waits
+/// for rank 1 has lost nobody then. When the first process of rank 1 ends, rank 1 is lost.
 #[test]
 fn the_end_of_another_process_of_a_rank_is_no_loss_of_the_rank() {
     let server = Server::bind("127.0.0.1:0").unwrap();

@@ -59,7 +59,7 @@ pub struct CallbackStore {
     get: unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32,
     /// Adds to a counter.
     add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
-    /// Is called when the store is dropped.
+    /// This function is called when the store is dropped.
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
     /// Removes a key.
     remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
@@ -94,8 +94,8 @@ impl CallbackStore {
         })
     }
 
-    /// Has the caller's `drop` called when the store is dropped, because a world was made with the
-    /// store.
+    /// Notes that the caller's `drop` must be called when the store is dropped, because a world
+    /// was made with the store.
     pub fn keep(&self) {
         self.kept.store(true, Ordering::SeqCst);
     }

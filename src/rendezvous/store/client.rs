@@ -30,9 +30,9 @@ pub struct TcpStore {
     address: Address,
     /// Connections that no call uses now. Open questions give their connections back here.
     idle: Arc<Mutex<Vec<Connection>>>,
-    /// Connections on which an answer is still to come, so they are not used any more. They stay
-    /// open until there is another connection, because the server takes this process for gone when
-    /// its last connection ends.
+    /// Connections on which an answer is still to come, so they are not used any more. These
+    /// connections stay open until there is another one, because the server takes this process for
+    /// gone when its last connection ends.
     retired: Mutex<Vec<Connection>>,
     /// Whether the server is one of this library, which knows more operations than PyTorch's.
     ours: AtomicBool,
@@ -43,8 +43,8 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to the server at `host:port`. It tries again until the deadline while nobody
-    /// listens there yet. Every address that the name has is tried, IPv6 and IPv4.
+    /// Connects to the server at `host:port`. Tries again until the deadline while nobody listens
+    /// there yet. Every address that the name has is tried, IPv6 and IPv4.
     pub fn connect(host: &str, port: u16, wait: &Wait) -> Result<TcpStore> {
         TcpStore::connect_with_secret(host, port, None, wait)
     }
@@ -173,9 +173,9 @@ impl TcpStore {
     }
 
     /// Makes a connection in place of one that a server of this library has closed, and leaves the
-    /// last word on it at once, so the server misses this process if it ends now. Returns the error
-    /// that there was no room for what the closed connection asked, if the server says so under
-    /// that connection's nonce.
+    /// last word on it at once, so the server notices when this process ends now. Returns the
+    /// error that there was no room for what the closed connection asked, if the server says so
+    /// under that connection's nonce.
     fn come_back(&self, nonce: u32, what: &str, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;

@@ -29,8 +29,8 @@ pub(super) struct Connection {
     pub(super) nonce: u32,
     /// Requests that are sent together with the next one.
     ahead: Vec<u8>,
-    /// How many bytes the answers to these requests have. They come before the answer to the next
-    /// request, and are skipped.
+    /// How many bytes the answers to these requests have. These answers come before the answer to
+    /// the next request, and are skipped.
     unread: usize,
     /// The encryption, where the store has a secret.
     sealed: Option<Box<Sealed>>,

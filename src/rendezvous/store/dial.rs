@@ -58,7 +58,7 @@ enum Attempt {
 }
 
 impl Address {
-    /// Returns a connection that has greeted. It tries again while nobody listens there yet.
+    /// Returns a connection that has greeted. Tries again while nobody listens there yet.
     pub(super) fn reach(&self, wait: &Wait) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut known: Option<io::Error> = None;
@@ -212,7 +212,7 @@ impl Address {
         Ok(())
     }
 
-    /// Exchanges the messages of the handshake with the server. It fails where the server does not
+    /// Exchanges the messages of the handshake with the server. Fails where the server does not
     /// have the secret. Afterwards the connection is encrypted.
     fn shake_hands(
         &self,

@@ -195,7 +195,7 @@ impl FileStore {
         loop {
             let error: io::Error = match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
                 // The last rank of an earlier world may have removed the file meanwhile. Then the
-                // others lock another one.
+                // others lock another file.
                 Ok(()) if !is_at(&file, &path) => {
                     file = self.open_lock(&path)?;
                     continue;

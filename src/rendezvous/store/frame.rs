@@ -22,14 +22,14 @@ pub const MAX_KEYS: usize = 131_072;
 /// The longest request, in bytes. The limits on keys and values alone would let one client fill the
 /// memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
-/// The key by which a client knows a server of this library. It is not listed or counted. Under
-/// this key, a slash, and the nonce of a connection's greeting in hexadecimal digits, the server
-/// says why it had no room for what that connection asked. The nonce is that of the first PING, or
-/// the first four bytes of the client's message of the handshake.
+/// The key by which a client knows a server of this library. This key is not listed or counted.
+/// Under this key, a slash, and the nonce of a connection's greeting in hexadecimal digits, the
+/// server says why it had no room for what that connection asked. The nonce is that of the first
+/// PING, or the first four bytes of the client's message of the handshake.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The key under which a server of this library says how many connections it refused, because they
-/// had the wrong secret or none. It exists once there is such a connection, and is not listed or
-/// counted.
+/// had the wrong secret or none. The key exists once there is such a connection, and is not listed
+/// or counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
 /// A request that lists no more keys than this counts as short.
 const FEW: usize = 16;
@@ -136,7 +136,7 @@ impl Request {
     }
 
     /// Whether the request is carried out in little work, so that also a client whose turn is short
-    /// gets its answer at once. A list of many keys is not.
+    /// gets its answer at once. A list of many keys needs more work.
     pub(super) fn is_short(&self) -> bool {
         use Request::{Check, ListKeys, MultiGet, MultiSet, Wait, WaitAny};
         match self {

@@ -50,8 +50,8 @@ pub(in crate::rendezvous) const LOOKED_BACK: i64 = 64;
 /// [`crate::wait::CANCEL_SLICE`]). Everything else that goes wrong is `DM_STATUS_STORE`, with the
 /// store's [`name`](Store::name) in the message.
 pub trait Store: Send + Sync {
-    /// Stores `value` under `key`, in place of what was there. It may return before the store has
-    /// the value, but operations of one handle take effect in order.
+    /// Stores `value` under `key`, in place of what was there. This method may return before the
+    /// store has the value, but operations of one handle take effect in order.
     fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()>;
 
     /// Returns the value under `key`, and waits until there is one.
@@ -60,7 +60,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Waits until any of the keys is there, and returns its index and value. Where several are
-    /// there, the first one in the list counts. It calls the wait's watch now and then.
+    /// there, the first one in the list counts. Calls the wait's watch now and then.
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)>;
 
     /// Returns the value under `key` now; `None` when there is none.
@@ -81,8 +81,8 @@ pub trait Store: Send + Sync {
         true
     }
 
-    /// Returns for each key whether it exists now. This is cheap when most keys do (few round
-    /// trips).
+    /// Returns for each key whether it exists now. This takes few round trips when most keys
+    /// exist.
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>>;
 
     /// Removes `key`. It is no error when the key is not there.
@@ -99,7 +99,8 @@ pub trait Store: Send + Sync {
     /// Asks the store to tell the others when this process has gone, or has dropped this handle.
     /// Then `key` counts one more, and `word` stands under `<key>/<count>`. Where a client has
     /// counted and has written no word, the text "-" stands under the number. [`split_last_word`]
-    /// reads the word. Returns `false` when this store cannot know. It is called once for a handle.
+    /// reads the word. Returns `false` when this store cannot know. This method is called once for
+    /// a handle.
     fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {
         Ok(false)
     }
@@ -133,8 +134,8 @@ pub trait Store: Send + Sync {
 
 /// An open question whether a key is there.
 pub trait KeyWatch: Send {
-    /// Whether the key is there. It waits for nothing and sends nothing. Once the key is there, or
-    /// after an error, the question is over.
+    /// Whether the key is there. This method waits for nothing and sends nothing. Once the key is
+    /// there, or after an error, the question is over.
     fn has_come(&mut self) -> Result<bool>;
 }
 

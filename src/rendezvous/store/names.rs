@@ -5,8 +5,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use rustix::system::uname;
 
-/// Returns the addresses that the system's resolver has for `host`. It may take as long as the
-/// resolver does.
+/// Returns the addresses that the system's resolver has for `host`. This function may take as long
+/// as the resolver does.
 ///
 /// A pod of Kubernetes knows itself by its short name at once, and the cluster's name server may
 /// learn the pod's long name later. So where the long name of this host has no address yet, that

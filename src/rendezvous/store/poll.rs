@@ -50,7 +50,7 @@ impl Poll {
         Ok(epoll::add(&*self.0, source, EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Changes what a descriptor is looked at for.
+    /// Changes the events for which a descriptor is looked at.
     pub(super) fn modify(&self, source: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&*self.0, source, EventData::new_u64(token), flags(interest))?)
     }
@@ -98,7 +98,7 @@ pub(super) fn ring(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Returns the time as the kernel takes it. It is a day at most.
+/// Returns the time as the kernel takes it. The time is a day at most.
 pub(super) fn timespec(time: Duration) -> Timespec {
     let time = time.min(Duration::from_secs(86_400));
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }

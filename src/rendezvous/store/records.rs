@@ -93,7 +93,7 @@ impl Records {
             if self.incoming.len() < whole {
                 return Ok(());
             }
-            // At a whole of two bytes it is the length that has come, and not a record.
+            // Where `whole` is two bytes, the length has come, and not a record.
             if whole > LENGTH {
                 let record = std::mem::take(&mut self.incoming);
                 self.session.open(&record[LENGTH..], text)?;
@@ -107,8 +107,8 @@ impl Records {
         Ok(())
     }
 
-    /// Makes these bytes the next ones on the way out, as they are. They stand for `text` bytes of
-    /// the replies.
+    /// Makes these bytes the next ones on the way out, as they are. These bytes stand for `text`
+    /// bytes of the replies.
     pub(super) fn put(&mut self, bytes: &[u8], text: usize) {
         (self.outgoing, self.sent, self.text) = (bytes.to_vec(), 0, text);
     }

@@ -1,5 +1,5 @@
 //! The secret that keeps strangers out of a store. A client and a server that both have it encrypt
-//! what they send to each other (records.rs). It never crosses the wire.
+//! what they send to each other (records.rs). The secret never crosses the wire.
 
 use crate::error::{Error, Result};
 
@@ -33,8 +33,8 @@ impl Secret {
         &self.0
     }
 
-    /// Fails where `DM_STORE_SECRET` is set, because `store` cannot ask anybody for the secret, and
-    /// the user expects that it does.
+    /// Fails where `DM_STORE_SECRET` is set, because `store` cannot ask anybody for the secret,
+    /// although the user expects that it does.
     pub(crate) fn refuse_for(store: &str) -> Result<()> {
         match Secret::from_environment()? {
             None => Ok(()),

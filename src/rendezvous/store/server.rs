@@ -1,11 +1,11 @@
-//! This library's own TCPStore server. It has one thread and one epoll loop, in which no client can
-//! hold up another.
+//! This library's own TCPStore server. The server has one thread and one epoll loop, in which no
+//! client can hold up another.
 //!
 //! The work for one client before the others get their turn is bounded (server/turns.rs). The
-//! server drops a client that breaks the protocol or has not greeted within `GREETING`. It does not
-//! read from a client that does not read its replies. Replies and the table share values and do not
-//! copy them. Incomplete requests, replies, and values that only replies keep take up to
-//! `MAX_BUFFERED` bytes together. Beyond that, the server drops a client
+//! server drops a client that breaks the protocol or has not greeted within `GREETING`. The server
+//! does not read from a client that does not read its replies. Replies and the table share values
+//! and do not copy them. Incomplete requests, replies, and values that only replies keep take up
+//! to `MAX_BUFFERED` bytes together. Beyond that, the server drops a client
 //! (`Serving::account_memory`). The number of connections is bounded too (server/connections.rs).
 //! An idle client costs its socket and about 400 bytes, and as much again where it is encrypted.
 
@@ -97,8 +97,9 @@ impl Server {
         Server::try_at(host, port, secret)?.map_err(|not| not.explained(None))
     }
 
-    /// Does what [`Server::at`] does. The inner error says why the server could not listen. Its
-    /// message is still to be made, because the caller may know more than this server.
+    /// Does what [`Server::at`] does. The inner error says why the server could not listen. The
+    /// message of that error is still to be made, because the caller may know more than this
+    /// server.
     pub(in crate::rendezvous) fn try_at(
         host: &str,
         port: u16,

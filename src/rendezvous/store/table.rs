@@ -1,5 +1,5 @@
 //! The server's table keeps values, queues, barriers, last words, and which clients wait for what.
-//! It knows no sockets.
+//! The table knows no sockets.
 //!
 //! One call does a bounded amount of work, whatever a client asks for. A request that lists keys
 //! becomes a [`Task`], which is carried out in steps. Values are handed out by reference. A map

@@ -35,10 +35,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         // The gradient is averaged over all ranks: first over the shards, each of which keeps its
         // part, and then over the replicas.
-        mesh.reduce_scatter("shard", &gradient, &mut my_gradient, Operator::Avg)?;
-        mesh.all_reduce("replicate", &mut my_gradient, Operator::Avg)?;
+        mesh.reduce_scatter("shard", &gradient, &mut my_gradient, Operator::Average)?;
+        mesh.all_reduce("replicate", &mut my_gradient, Operator::Average)?;
         mine.iter_mut().zip(&my_gradient).for_each(|(weight, slope)| *weight -= RATE * slope);
-        data.all_reduce("data", &mut loss, Operator::Avg)?;
+        data.all_reduce("data", &mut loss, Operator::Average)?;
         if world.rank() == 0 && (step == 1 || step % 50 == 0) {
             println!("step {step:3}: loss {:.4}", loss[0]);
         }

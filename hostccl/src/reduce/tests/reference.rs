@@ -87,8 +87,8 @@ fn float8_value(dtype: DataType, bits: u8) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Returns the 8-bit number that is nearest to a value, after it has tried all of them. Where two
-/// are equally near, it returns the even one.
+/// Tries all 8-bit numbers, and returns the number that is nearest to a value. Where two numbers
+/// are equally near, this function returns the even one.
 fn nearest_float8(dtype: DataType, value: f32, keeps_infinity: bool) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {

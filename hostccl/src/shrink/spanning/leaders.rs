@@ -1,5 +1,5 @@
-//! The letters that the leaders of the hosts exchange. The first letter greets the root, and the
-//! last one is the root's word that all ranks have joined.
+//! The letters that the leaders of the hosts exchange. The first letter greets the root, and in
+//! the last letter the root says that all ranks have joined.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::token::random_token;
 /// The pause before a leader greets the root again: the first one, and the longest one.
 const GREET_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// The part that this rank has among the leaders.
+/// The role of this rank among the leaders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// This rank leads its host, and chooses the number of the new communicator.
@@ -24,7 +24,7 @@ pub(super) enum Role {
 
 /// The meeting of the leaders, as one of them sees it.
 pub(super) struct Leaders {
-    /// The part that this rank has.
+    /// The role of this rank.
     pub(super) role: Role,
     /// The leaders with which this rank exchanges letters: all leaders of other hosts for the root,
     /// the root for another leader, and none for other ranks.
@@ -126,8 +126,9 @@ impl Leaders {
         }
     }
 
-    /// Whether all leaders have confirmed that the ranks of their hosts have joined. Once they
-    /// have, the root tells them to go on. For another leader: whether the root has said so.
+    /// Whether all ranks of all hosts have joined, as far as this rank knows. The root knows this
+    /// once all leaders have confirmed that the ranks of their hosts have joined, and then tells
+    /// the other leaders. Another leader knows this once the root has told that leader.
     pub(super) fn all_confirmed(&mut self) -> Result<bool> {
         let number = self.meet()?.unwrap_or_default();
         if !self.posts.iter().all(|post| post.confirmed) {
@@ -159,7 +160,8 @@ impl Leaders {
         }
     }
 
-    /// Whether all letters have gone. Otherwise the drop of this value would cancel the rest.
+    /// Whether all letters have gone. While some letters have not gone, the drop of this value
+    /// would cancel them.
     pub(super) fn has_sent(&mut self) -> bool {
         self.posts.iter_mut().all(Post::has_sent)
     }

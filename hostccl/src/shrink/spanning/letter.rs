@@ -90,8 +90,8 @@ impl Letter {
     }
 }
 
-/// Checks what holds for any bytes in place of a letter: a letter that can be read fits into a
-/// letter when it is written, and no failure looks like a success.
+/// Checks two things for arbitrary bytes in place of a letter. A letter that can be read is not
+/// too long when it is written again, and no failure looks like a success.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_letter(bytes: &[u8]) {
     let Some(letter) = Letter::decode(bytes, 9) else { return };
@@ -108,7 +108,8 @@ pub(super) struct Post {
     pub(super) rank: usize,
     /// The number of the rank's attempt, once it has greeted. Only the root uses it.
     pub(super) greeted: Option<u64>,
-    /// Whether the rank has confirmed; at a leader, whether the root lets all go.
+    /// At the root, this says whether the rank has confirmed. At another leader, this says whether
+    /// the root has written that all ranks have joined.
     pub(super) confirmed: bool,
     /// The wire of this process.
     wire: Arc<dyn Wire>,
@@ -122,13 +123,14 @@ pub(super) struct Post {
     receive: Option<Transfer>,
     /// The buffer of the next letter.
     buffer: Box<[u8; LETTER_BYTES]>,
-    /// The letters that may not have gone, with their bytes. A transfer is dropped before them.
+    /// The letters that may not have gone, with their bytes. Each transfer is dropped before its
+    /// bytes.
     sends: Vec<(Transfer, Box<[u8]>)>,
 }
 
 impl Post {
-    /// Returns the exchange with `rank`, which is on another host, about a shrink without the ranks
-    /// of that checksum.
+    /// Returns the exchange with `rank`, which is on another host, about a shrink. `digest` is the
+    /// checksum of the set of excluded ranks.
     pub(super) fn new(span: &Span, rank: usize, digest: u64) -> Post {
         let stream = STREAM ^ digest;
         Post {
@@ -160,7 +162,7 @@ impl Post {
         self.sends.is_empty()
     }
 
-    /// Waits a moment until all letters have gone.
+    /// Waits until all letters have gone, for [`FLUSH_TIME`] at most.
     pub(super) fn flush(&mut self) {
         let end = Instant::now() + FLUSH_TIME;
         while !self.has_sent() && Instant::now() < end {

@@ -74,7 +74,7 @@ fn a_shrink_that_nobody_else_calls_ends_at_its_deadline() {
     let error = progress::run(&mut alone).unwrap_err();
     assert_eq!((error.code(), &error.blame().ranks[..]), (ncclTimeout, &[2][..]), "{}", error.message());
     drop(alone);
-    // The next attempt finds what the first one left behind.
+    // The next attempt finds what the first attempt left behind.
     let children = shrink(&ends, &[0, 2], &[1], true);
     assert!(children.iter().all(Result::is_ok), "{children:?}");
 }

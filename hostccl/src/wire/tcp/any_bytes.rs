@@ -1,4 +1,4 @@
-//! Any bytes in place of a hello, of frames or of encrypted records.
+//! Checks what holds for arbitrary bytes in place of a hello, of frames or of encrypted records.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use super::remote::{CREDIT, Remote};
 use crate::noise::Session;
 use crate::wire::{Contact, Tag};
 
-/// A hello that was read, and is written, is read as an equal hello.
+/// Checks that a hello that was read and is written again is read as an equal hello.
 pub(crate) fn hello(bytes: &[u8]) {
     if let Ok(hello) = Hello::parse(bytes) {
         let again = hello.to_bytes();
@@ -22,7 +22,7 @@ pub(crate) fn hello(bytes: &[u8]) {
     }
 }
 
-/// A header that can be read is written in the bytes from which it was read.
+/// Checks that a header that can be read is written as the bytes from which it was read.
 pub(crate) fn header(bytes: &[u8]) {
     let Some(raw) = bytes.first_chunk::<HEADER>() else { return };
     if let Ok(header) = Header::parse(raw) {
@@ -33,8 +33,9 @@ pub(crate) fn header(bytes: &[u8]) {
 /// How many bytes of an input describe one step of `frames`.
 const STEP: usize = 8;
 
-/// A peer sends any frames while this side sends, receives, cancels and leaves. Bytes are written
-/// only into the buffers of open receives, and the number of bytes that are kept has a bound.
+/// Plays a peer that sends arbitrary frames while this side sends, receives, cancels and leaves.
+/// Checks that bytes are written only into the buffers of open receives, and that the number of
+/// bytes that are kept has a bound.
 pub(crate) fn frames(bytes: &[u8]) {
     let contact = Contact { id: [1; 16], address: Vec::new() };
     let (mut remote, mut ledger) = (Remote::new(0, contact, false), Ledger::default());
@@ -93,7 +94,7 @@ fn fill(sink: Sink, header: &Header, remote: &Remote, buffers: &[(u64, Vec<u8>)]
     }
 }
 
-/// Records that nobody has sealed do not open.
+/// Checks that records that nobody has sealed do not open.
 pub(crate) fn records(bytes: &[u8]) {
     let secret = b"a secret";
     let mut session = Session::responder(secret, b"").expect("the host has random bytes");

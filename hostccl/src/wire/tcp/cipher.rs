@@ -72,7 +72,8 @@ impl Cipher {
         Ok(Some(&self.opened))
     }
 
-    /// Seals as many bytes of `head` and then `payload` as one record takes. Returns how many.
+    /// Seals as many bytes of `head` and then `payload` as one record takes. Returns how many
+    /// bytes it has sealed.
     pub(super) fn seal(&mut self, head: &[u8], payload: &[u8]) -> Result<usize, String> {
         let of_head = head.len().min(RECORD_BYTES);
         let of_payload = payload.len().min(RECORD_BYTES - of_head);

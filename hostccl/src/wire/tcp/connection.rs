@@ -17,11 +17,13 @@ use crate::wire::Lost;
 
 /// The room for bytes that were read and not parsed, in bytes.
 const ROOM: usize = 32 << 10;
-/// The room for such bytes where the connection is encrypted: a record, behind a part of a header.
+/// The room, in bytes, for bytes that were read and not parsed where the connection is encrypted.
+/// The room fits a part of a header and a record behind it.
 const SECRET_ROOM: usize = 128 << 10;
 /// The longest message that is copied to be written together with others, in bytes.
 const SHORT: usize = 4 << 10;
-/// Frames are written at once, without further ones, when they have more bytes than this.
+/// Frames are written at once, without further frames, when they have more bytes than this
+/// together.
 const MOST_SHORT: usize = 16 << 10;
 /// The most bytes that one call reads or writes before others have their turn.
 const TURN: usize = 1 << 20;
@@ -29,9 +31,9 @@ const TURN: usize = 1 << 20;
 /// The bytes of a message that follow the head.
 #[derive(Debug)]
 enum Payload {
-    /// There are none.
+    /// No bytes follow the head.
     None,
-    /// They lie in the caller's buffer.
+    /// The bytes lie in the caller's buffer.
     Of {
         /// The send.
         send: Send,
@@ -58,7 +60,8 @@ pub(super) struct Connection {
     pub(super) address: String,
     /// Bytes that were read and not parsed.
     inbox: Inbox,
-    /// Where the bytes of the current frame belong. It is the frame whose header came last.
+    /// Where the bytes of the current frame belong. The current frame is the frame whose header
+    /// came last.
     sink: Sink,
     /// How many bytes of the current frame have not come.
     left: usize,
@@ -81,7 +84,7 @@ pub(super) struct Connection {
 pub(super) struct Done {
     /// Whether bytes have moved.
     pub(super) moved: bool,
-    /// Whether more can be done: only a limit has ended the call.
+    /// Whether more can be done, because only a limit has ended the call.
     pub(super) more: bool,
 }
 
@@ -156,7 +159,7 @@ impl Connection {
         Lost { ended: !silent, why }
     }
 
-    /// Reads bytes that have come. A loss is the reason to close the connection.
+    /// Reads bytes that have come. Fails with the loss that is the reason to close the connection.
     pub(super) fn read(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> Result<Done, Lost> {
         let mut done = Done { moved: false, more: false };
         let mut read = 0;
@@ -345,8 +348,8 @@ impl Connection {
     }
 
     /// Puts the next frames into the head and the payload. Returns whether there are any. Short
-    /// messages are copied into the head, so one system call writes several of them. That ends
-    /// their requests, because their buffers are not needed any more.
+    /// messages are copied into the head, so one system call writes several of them. The copy ends
+    /// the requests of short messages, because their buffers are not needed any more.
     fn load(&mut self, remote: &mut Remote, ledger: &mut Ledger) -> bool {
         self.head.clear();
         self.head_written = 0;

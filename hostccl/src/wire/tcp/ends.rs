@@ -1,4 +1,4 @@
-//! The early ends: requests that are cancelled, and the messages of ranks that have left their
+//! Ends requests that are cancelled, and drops the messages of ranks that have left their
 //! communicators.
 //!
 //! A receiver that has asked for a message gets exactly one answer: the message, `TooLong` or
@@ -11,9 +11,10 @@ use super::remote::{Arrived, COST, Receive, Remote, deliver};
 use crate::wire::Tag;
 
 impl Remote {
-    /// Ends a request. `reading` is for a receive: the length of the message, if the connection was
-    /// reading a frame of it. `is_cut` is for a send: whether the connection has written or is
-    /// writing a frame of the message, and further frames would follow.
+    /// Ends a request. `reading` is used for a receive: it holds the length of the message if the
+    /// connection was reading a frame of the message. `is_cut` is used for a send: it says whether
+    /// the connection has written or is writing a frame of the message, and further frames would
+    /// follow.
     pub(super) fn cancel(&mut self, request: u64, open: Open, reading: Option<usize>, is_cut: bool) {
         let key = open.key;
         if !open.is_send {
@@ -42,14 +43,16 @@ impl Remote {
     }
 
     /// Notes that a message will not come. The receive that waits for it gets the next message of
-    /// the tag instead. If the sender has left the communicator (`is_over`), there is no next one.
+    /// the tag instead. If the sender has left the communicator (`is_over`), there is no next
+    /// message.
     pub(super) fn take_void(&mut self, key: Key, is_over: bool, ledger: &mut Ledger) -> Judged<()> {
         let next = self.received.get(&key.0).copied().unwrap_or(0);
         match self.posted.remove(&key) {
             Some(Receive { request: Some(request), to, room, .. }) => {
                 if is_over || key.1 + 1 < next {
-                    // The next message belongs to a later receive already, or there is none. This
-                    // receive gets no message, and stays under way until its owner cancels it.
+                    // The next message belongs to a later receive already, or there is no next
+                    // message. This receive gets no message, and stays under way until its owner
+                    // cancels it.
                     return Ok(());
                 }
                 let (key, arrived) = self.next_received(key.0);

@@ -41,8 +41,8 @@ impl Epoll {
         checked(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, fd, &raw mut event) }).map(drop)
     }
 
-    /// Adds a descriptor. It is ready when it can be read. With `writes` it is also ready when it
-    /// can be written.
+    /// Adds a descriptor. The descriptor is ready when it can be read. With `writes` the
+    /// descriptor is also ready when it can be written.
     pub(super) fn add(&self, fd: RawFd, number: u64, writes: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, number, writes)
     }

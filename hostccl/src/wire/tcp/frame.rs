@@ -47,8 +47,8 @@ pub(super) enum Kind {
     /// communicator. The receiver drops the part that has come. `extra` is [`OVER`] where the rank
     /// has left.
     Void = 12,
-    /// The sender is alive. The frame goes when nothing else is on the way. The other host's kernel
-    /// acknowledges it, so both hosts hear of each other.
+    /// The sender is alive. The frame goes when nothing else is on the way. The other host's
+    /// kernel acknowledges the frame, so both hosts hear of each other.
     Alive = 13,
 }
 

@@ -16,7 +16,7 @@ pub(super) const HELLO: usize = 96;
 /// The length of a proof in bytes.
 pub(super) const PROOF: usize = 32;
 
-/// Where a hello says whether its process has a secret.
+/// The index, in a hello, of the byte that says whether the sender has a secret.
 pub(super) const SECRET_AT: usize = 11;
 /// The first bytes of each connection.
 const MAGIC: [u8; 8] = *b"dm-wire\n";
@@ -27,15 +27,15 @@ const VERSION: u16 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Answer {
-    /// It accepts the connection.
+    /// The process accepts the connection.
     Yes = 0,
-    /// It has a connection with the process that connects already.
+    /// The process already has a connection with the process that connects.
     Twice = 1,
-    /// It is another process than the one that was asked for.
+    /// The process is not the one that was asked for.
     Stranger = 2,
-    /// It does not know the process that connects.
+    /// The process does not know the process that connects.
     Unknown = 3,
-    /// It has lost the process that connects, and does not take it back.
+    /// The process has lost the process that connects, and does not accept it again.
     Lost = 4,
     /// Only one of the two processes has a secret.
     Secret = 5,
@@ -145,7 +145,8 @@ pub(super) fn prove(token: &Token, side: Side, first: &[u8], second: &[u8]) -> [
     over(token, side, first, second).map_or([0; PROOF], |mac| mac.finalize().into_bytes().into())
 }
 
-/// Whether the other side's proof is right. It takes the same time for every wrong proof.
+/// Whether the other side's proof is right. The comparison takes equally long for every wrong
+/// proof.
 pub(super) fn is_proof(token: &Token, side: Side, first: &[u8], second: &[u8], proof: &[u8]) -> bool {
     over(token, side, first, second).is_some_and(|mac| mac.verify_slice(proof).is_ok())
 }

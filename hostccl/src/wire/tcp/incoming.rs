@@ -101,7 +101,7 @@ impl Remote {
     /// Answers the other side, which wants to close the connection.
     fn take_close(&mut self) {
         if self.uses > 0 {
-            // This side has said that it has a use again.
+            // This side has said that it has a use for the connection again.
             return;
         }
         if self.has_output() {

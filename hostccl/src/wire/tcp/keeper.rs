@@ -27,12 +27,12 @@ use crate::wire::{Lost, address};
 
 /// The time from one look at the connections to the next.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a process that connects may take to prove itself, and how long this process may not
-/// know it yet.
+/// How long a process that connects may take to prove itself, and how long that process may stay
+/// unknown to this one.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The number of `Alive` frames in the time after which a silent host is lost.
 const BEATS: u32 = 8;
-/// How long the wire goes on after its last owner has gone, until its bytes have been sent.
+/// How long the wire keeps sending its bytes after its last owner has gone.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The most connections that other processes have made and that have not proved themselves.
@@ -139,8 +139,8 @@ impl Keeper {
     }
 
     /// Closes the oldest accepted connection among those that have said the least, where there are
-    /// too many. Returns false where there is no room, because all of them have named a token that
-    /// this process knows, and are about to prove it.
+    /// too many connections. Returns false where there is no room, because all accepted
+    /// connections have named a token that this process knows, and are about to prove it.
     fn make_room(&mut self) -> bool {
         let accepted = || self.strangers.iter().filter(|(_, stranger)| !stranger.is_mine());
         if accepted().count() < MOST_STRANGERS {
@@ -176,8 +176,8 @@ impl Keeper {
         Some(stranger)
     }
 
-    /// Begins what the wire has asked for: connections, and another look at processes that were not
-    /// known.
+    /// Begins what the wire has asked for: connections, and another check of processes that were
+    /// not known.
     fn look(&mut self) {
         let wanted = std::mem::take(&mut self.inner.lock().to_connect);
         let now = Instant::now();
@@ -252,8 +252,8 @@ impl Keeper {
         }
     }
 
-    /// Ends a try. The peer is tried again until the time is up. `is_full`: the peer takes no
-    /// connection now.
+    /// Ends a try. The peer is tried again until the time is up. `is_full` says that the peer
+    /// takes no connection now.
     fn try_again(&mut self, peer: u32, why: String, is_full: bool) {
         let mut known = 0;
         if let Some(link) = self.inner.lock().links.get_mut(&peer) {
@@ -273,7 +273,7 @@ impl Keeper {
         self.act_on(number, step);
     }
 
-    /// Does what a step has led to.
+    /// Acts on the outcome of a step.
     fn act_on(&mut self, number: u64, step: Step) {
         let is_full = matches!(step, Step::Full(_));
         let Some(stranger) = self.strangers.get(&number) else { return };
@@ -336,7 +336,8 @@ impl Keeper {
         inner.options.adapt_to_distance(&socket);
         link.connection = Some(Box::new(Connection::new(socket, address, cipher)));
         link.is_connecting = false;
-        // If this connection ends too, the reason why earlier tries failed says nothing about that.
+        // If this connection ends too, the reason why earlier tries failed does not explain that
+        // end.
         link.trouble = None;
         state.connected.push(peer);
         state.push(&inner, peer);

@@ -64,8 +64,8 @@ use crate::{fork, token};
 /// The most bytes of notices that wait for one peer.
 const MOST_NOTICES: usize = 4 << 20;
 
-/// How long a process that could not accept a connection names that as a reason. The process that
-/// connects tries again every 50 ms.
+/// For this time after this process could not accept a connection, `trouble` names that as a
+/// reason. The process that connects tries again every 50 ms.
 const LATELY: Duration = Duration::from_secs(1);
 
 /// A wire over TCP. When the last owner drops it, its connections are closed.
@@ -115,7 +115,8 @@ impl Drop for Tcp {
     }
 }
 
-/// The reason why a request fails whose peer was closed as often as it was met.
+/// The reason why a request fails whose peer has no use any more, because each `meet` of the peer
+/// has had its `close`.
 fn unknown() -> Lost {
     Lost { ended: true, why: "this process has closed its connection to the peer".to_owned() }
 }
@@ -258,7 +259,7 @@ impl Wire for Tcp {
     }
 
     fn has_all_arrived(&self) -> bool {
-        // A connection that is being made has something to send.
+        // The wire's thread makes a connection only when there is something to send.
         let has_arrived = |link: &Link| link.is_flushed(true).unwrap_or(!link.is_connecting);
         self.0.lock().links.values().all(|link| has_arrived(link))
     }

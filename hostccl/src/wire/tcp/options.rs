@@ -26,7 +26,7 @@ const BACKLOG: i32 = 1024;
 /// be permitted to use the first one. Every process may use the second one.
 const INSTEAD_OF_BBR: [&[u8]; 2] = [b"cubic", b"reno"];
 /// Two hosts are near each other where the round trip between them is at most this long. Hosts of
-/// one data centre are.
+/// one data centre are near each other.
 const LONGEST_NEAR_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// The settings of a wire over TCP.
@@ -65,12 +65,12 @@ pub(crate) fn silence() -> Result<Duration> {
 /// Gives a socket another congestion control where BBR is the kernel's default.
 ///
 /// BBR sends no faster than the rate at which it has seen bytes acknowledged. A collective sends a
-/// short burst to every host at the same time, and a receiver may wait for its processor. BBR takes
-/// that for a slow network: single messages of 128 KiB took 20 to 100 ms, where they take 0.2 ms
-/// with cubic.
+/// short burst to every host at the same time, and a receiver may wait for its processor. BBR
+/// takes such a wait for a slow network: single messages of 128 KiB took 20 to 100 ms, where they
+/// take 0.2 ms with cubic.
 fn avoid_bbr(socket: &Socket) {
     if socket.tcp_congestion().is_ok_and(|name| name.starts_with(b"bbr")) {
-        // Where the kernel has neither, the connection keeps BBR.
+        // Where the kernel has neither of the two, the connection keeps BBR.
         let _ = INSTEAD_OF_BBR.into_iter().find(|name| socket.set_tcp_congestion(name).is_ok());
     }
 }
@@ -127,10 +127,10 @@ impl Options {
     /// Sets the socket options of every connection.
     ///
     /// When nothing is on the way, the kernel sends a probe after a third of `silence`, but not
-    /// before a second. So the hosts hear of each other at least that often.
-    /// [`Silence`](super::silence::Silence) decides when a host is lost, and its limit comes before
-    /// that of the probes. `TCP_USER_TIMEOUT` is the limit while a connection is being made, and
-    /// later on a kernel that does not tell the number of segments.
+    /// before one second has passed. So the hosts hear of each other at least that often.
+    /// [`Silence`](super::silence::Silence) decides when a host is lost, and its limit comes
+    /// before that of the probes. `TCP_USER_TIMEOUT` is the limit while a connection is being
+    /// made, and later on a kernel that does not tell the number of segments.
     pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         let idle = Duration::from_secs((self.silence / 3).as_secs().max(1));
@@ -152,13 +152,13 @@ impl Options {
     /// Chooses the congestion control of a connection whose round trip is known: reno in place of
     /// cubic where the two hosts are near each other.
     ///
-    /// Cubic has HyStart: it ends slow start when the acknowledgements of one burst arrive over
+    /// Cubic has HyStart, which ends slow start when the acknowledgements of one burst arrive over
     /// more than half a round trip. Where a round trip takes some microseconds, the first bursts
-    /// meet that condition. From then on the congestion window grows slowly. It was seen to stay
-    /// just above the length of one message, so that the sender waited for acknowledgements again
-    /// and again: an all-reduce of 1 MiB between two hosts took 560 us, and takes 190 us with reno.
-    /// Reno has no HyStart. Over short distances cubic's window grows as reno's does (RFC 9438,
-    /// section 4.3), so nothing else is lost.
+    /// meet that condition. From then on the congestion window grows slowly. The window was seen
+    /// to stay just above the length of one message, so that the sender waited for
+    /// acknowledgements again and again: an all-reduce of 1 MiB between two hosts took 560 us, and
+    /// takes 190 us with reno. Reno has no HyStart. Over short distances cubic's window grows as
+    /// reno's does (RFC 9438, section 4.3), so nothing else is lost.
     pub(super) fn adapt_to_distance(&self, socket: &Socket) {
         let is_cubic = || socket.tcp_congestion().is_ok_and(|name| name.starts_with(b"cubic"));
         let is_near = || sockets::least_round_trip(socket).is_some_and(|time| time <= LONGEST_NEAR_ROUND_TRIP);

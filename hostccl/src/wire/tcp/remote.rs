@@ -88,7 +88,7 @@ pub(super) struct Remote {
     pub(super) sent: Table<Tag, u64>,
     /// The number of receives that were posted under each tag.
     pub(super) received: Table<Tag, u64>,
-    /// The messages that may go. They take turns after each piece.
+    /// The messages that may go. The messages take turns after each piece.
     pub(super) queue: VecDeque<Send>,
     /// The messages that wait until the receiver asks.
     pub(super) held: Table<Key, Send>,
@@ -104,7 +104,8 @@ pub(super) struct Remote {
     pub(super) credit: usize,
     /// The cost of the short messages that came from the process and that no receive has taken.
     pub(super) kept: usize,
-    /// The cost of the short messages that receives have taken, as far as the sender was not told.
+    /// The cost of the short messages that receives have taken, as far as the sender was not told
+    /// of it.
     pub(super) owed: usize,
     /// How many bytes of each communicator's messages have moved in both directions. Small pieces
     /// do not count.
@@ -116,7 +117,8 @@ pub(super) struct Remote {
     pub(super) is_idle_there: bool,
     /// Whether this side has said that it has no use for the connection.
     pub(super) is_idle_here: bool,
-    /// Whether this side has sent `Close` and waits for the answer. It sends nothing meanwhile.
+    /// Whether this side has sent `Close` and waits for the answer. This side sends nothing
+    /// meanwhile.
     pub(super) is_closing: bool,
     /// Frames that go although the connection is closing: `Close` and what was said before.
     pub(super) last_frames: Vec<u8>,
@@ -351,7 +353,8 @@ impl Remote {
 /// # Safety
 /// The buffer is valid and unchanged for as long as the slice is used.
 pub(super) unsafe fn slice<'a>(from: usize, bytes: usize) -> &'a [u8] {
-    // SAFETY: the caller's contract. An empty buffer may have any address, so it needs another one.
+    // SAFETY: the caller's contract. An empty buffer may have any address, so the empty slice has
+    // an address of its own.
     if bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(from as *const u8, bytes) } }
 }
 

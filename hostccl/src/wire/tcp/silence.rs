@@ -2,7 +2,7 @@
 //!
 //! A process may be stopped, or may read nothing for a long time. Its host is alive all the same:
 //! the host's kernel acknowledges data, answers probes, and sends probes of its own. Only the host
-//! counts here. `TCP_USER_TIMEOUT` does not serve, because it also counts the time in which the
+//! counts here. `TCP_USER_TIMEOUT` cannot be used, because it also counts the time in which the
 //! receiver answers but has no room. So this file counts the segments that come.
 //!
 //! While the host is alive, a segment comes at least once in a third of the allowed time (or once a

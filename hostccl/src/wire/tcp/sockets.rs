@@ -13,7 +13,7 @@ fn moved(answer: isize) -> io::Result<Option<usize>> {
     }
     let reason = io::Error::last_os_error();
     match reason.kind() {
-        // The caller comes back.
+        // The caller tries again later.
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
         _ => Err(reason),
     }

@@ -92,8 +92,8 @@ pub(super) struct State {
     pub(super) ledger: Ledger,
     /// The processes with connections.
     pub(super) connected: Vec<u32>,
-    /// The processes for which something waits that may go together with what is sent next. It is
-    /// sent before a thread polls or sleeps.
+    /// The processes for which something waits that may go together with what is sent next. What
+    /// waits is sent before a thread polls or sleeps.
     pub(super) unpushed: Vec<u32>,
     /// The processes to which the wire's thread makes a connection.
     pub(super) to_connect: Vec<u32>,
@@ -119,7 +119,7 @@ impl Inner {
         Some(Held { inner: self, state: Some(state) })
     }
 
-    /// Tells the threads that wait that something has changed.
+    /// Tells the waiting threads that something has changed.
     fn stir(&self) {
         self.moved.change();
         if self.is_slept_on.load(Ordering::SeqCst) {
@@ -192,7 +192,8 @@ impl Drop for Held<'_> {
 }
 
 impl State {
-    /// Reads and writes what a connection has. Returns whether bytes have moved.
+    /// Reads what has come over a connection, and writes what waits for the connection. Returns
+    /// whether bytes have moved.
     pub(super) fn serve(&mut self, inner: &Inner, number: u64) -> bool {
         let Some(link) = u32::try_from(number).ok().and_then(|number| self.links.get_mut(&number)) else {
             return false;
@@ -211,8 +212,8 @@ impl State {
         self.handle_outcome(inner, number as u32, served)
     }
 
-    /// Loses the peer or closes the connection if the outcome of its use calls for that. Returns
-    /// whether something has moved.
+    /// Loses the peer or closes the connection if the outcome of a read or write calls for that.
+    /// Returns whether something has moved.
     fn handle_outcome(&mut self, inner: &Inner, number: u32, used: Result<bool, Lost>) -> bool {
         let Some(link) = self.links.get_mut(&number) else { return true };
         let moved = match used {

@@ -17,7 +17,7 @@ use crate::{machine, token};
 /// knows.
 pub(super) const NAMED_A_TOKEN: u32 = 2;
 
-/// How far a connection is that has not proved itself.
+/// The stages of a connection that has not proved itself.
 #[derive(Debug)]
 enum Stage {
     /// This process connects, and the kernel has not answered.
@@ -28,7 +28,7 @@ enum Stage {
     Proved(Box<Session>),
     /// The other process has connected and has not said who it is.
     Accepted,
-    /// The other process has said who it is, but this one does not know it yet.
+    /// The other process has said who it is, but this process does not know the other one yet.
     Unknown,
     /// This process has answered and waits for the proof.
     Answered,
@@ -45,15 +45,15 @@ pub(super) struct Stranger {
     pub(super) peer: Option<u32>,
     /// When the connection began.
     pub(super) since: Instant,
-    /// Whether this process can open no more files, so that it only tells the other one so.
+    /// Whether this process can open no more files, so that it only tells the other process so.
     is_full: bool,
-    /// How far the connection is.
+    /// The present stage of the connection.
     stage: Stage,
     /// The hello of the process that connects.
     first: [u8; HELLO],
     /// The hello of the process that accepts.
     second: [u8; HELLO],
-    /// The token that proves that both belong together.
+    /// The token that proves that both processes belong together.
     token: Token,
     /// The bytes that came and are not used.
     came: Vec<u8>,
@@ -175,7 +175,8 @@ impl Stranger {
         }
         let need = self.need();
         let mut room = [0; HELLO + PROOF];
-        // A process that is not known yet must not say more. One byte tells that it has gone.
+        // A process that is not known yet must not send more bytes. A read of one byte tells when
+        // such a process has gone or has sent more.
         let wanted = need.saturating_sub(self.came.len()).clamp(1, room.len());
         match (&*self.socket).read(&mut room[..wanted]) {
             Ok(got) if got > 0 && need > 0 => self.came.extend_from_slice(&room[..got]),
@@ -364,7 +365,7 @@ impl Stranger {
                 Err(reason) => self.broken(Some(&reason)),
             },
             Err(why) => {
-                // These bytes read no better on the other side, which then gives the same reason.
+                // The other side cannot open these bytes either, so it gives the same reason.
                 let _ = send_all(&self.socket, &[0; HANDSHAKE_BYTES]);
                 Step::Fail(false, format!("{}: {why}: set DM_STORE_SECRET alike on all hosts", self.address))
             }

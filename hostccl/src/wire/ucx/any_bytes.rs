@@ -1,9 +1,9 @@
-//! Any bytes in place of a header, a greeting or an address.
+//! Checks what holds for arbitrary bytes in place of a header, a greeting or an address.
 
 use super::frame::{Greeting, Header, parse_address};
 
-/// A header or a greeting that can be read is written in the bytes from which it was read. An
-/// address that can be read has UCX's own part.
+/// Checks that a header or a greeting that can be read is written as the bytes from which it was
+/// read. Checks that an address that can be read has UCX's own part.
 pub(crate) fn check(bytes: &[u8]) {
     if let Some(header) = Header::parse(bytes) {
         assert_eq!(header.to_bytes(), bytes);

@@ -17,8 +17,8 @@ pub(super) const BUSY: Status = -15;
 /// `UCS_ERR_CONNECTION_RESET`.
 pub(super) const ENDED: [Status; 4] = [-6, -23, -24, -25];
 
-/// `UCS_ERR_ENDPOINT_TIMEOUT`. UCX's TCP reports a closed connection so, and its RDMA transports a
-/// peer that does not answer.
+/// `UCS_ERR_ENDPOINT_TIMEOUT`. UCX's TCP transport reports a closed connection by this error.
+/// UCX's RDMA transports report by this error a peer that does not answer.
 pub(super) const NO_ANSWER: Status = -80;
 
 /// `UCP_FEATURE_WAKEUP` and `UCP_FEATURE_AM`.

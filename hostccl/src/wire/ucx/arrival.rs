@@ -63,8 +63,8 @@ pub(super) unsafe extern "C" fn on_message(
     api::OK
 }
 
-/// Keeps an ordered message that came before its time. UCX may do so where it sends long messages
-/// in parts and over several devices.
+/// Keeps an ordered message that came before its time. UCX may hand over a message too early where
+/// it sends long messages in parts and over several devices.
 fn keep_early(core: &mut Core, peer: u32, header: Header, data: &[u8]) {
     let Some(remote) = core.peers.get_mut(&peer) else { return };
     let bytes: usize = remote.early.values().map(|(_, data)| data.len()).sum();
@@ -163,8 +163,8 @@ impl Core {
 /// `UCS_INPROGRESS`: the handler has taken the message's descriptor.
 const IN_PROGRESS: Status = 1;
 
-/// Takes a greeting. One that needs a new endpoint is looked at later, because no endpoint is made
-/// while UCX runs the handler.
+/// Takes a greeting. A greeting that needs a new endpoint is handled later, because no endpoint is
+/// made while UCX runs the handler.
 ///
 /// # Safety
 /// The caller keeps the promises of [`on_message`].

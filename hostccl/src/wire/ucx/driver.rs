@@ -1,12 +1,13 @@
-//! Who moves messages, and how threads sleep meanwhile.
+//! Decides which thread moves messages, and how threads sleep meanwhile.
 //!
 //! A thread that waits for messages moves them itself, because that is quickest: it calls
-//! `progress` while it polls, and then sleeps in `poll` on the worker's descriptor. Only one thread
-//! sleeps so, the driver. Otherwise the wire's own thread does. It also moves what nobody waits
-//! for, sends signs of life, and looks for peers that are silent.
+//! `progress` while it polls, and then sleeps in `poll` on the worker's descriptor. Only one
+//! thread at a time sleeps in this way: the driver. When no thread of the program is the driver,
+//! the wire's own thread sleeps in this way. The wire's thread also moves messages for which
+//! nobody waits, sends signs of life, and looks for peers that are silent.
 //!
-//! The wire's thread keeps away from the worker while threads of the program poll: it would take
-//! the processor and the lock from them.
+//! The wire's thread keeps away from the worker while threads of the program poll, because it
+//! would take the processor and the lock from them.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

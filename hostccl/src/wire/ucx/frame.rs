@@ -89,7 +89,7 @@ impl Header {
         out
     }
 
-    /// Reads a header; `None` where the bytes are none.
+    /// Reads a header. Returns `None` where the bytes are no header.
     pub(super) fn parse(raw: &[u8]) -> Option<Header> {
         if raw.len() != HEADER || raw[9..12] != [0; 3] {
             return None;
@@ -133,8 +133,8 @@ pub(super) struct Greeting {
     pub(super) to: [u8; 16],
     /// The random number that the sender made for this connection.
     pub(super) nonce: [u8; 16],
-    /// The receiver's number for this connection, and the proof that the sender knows the token;
-    /// all zero in a first greeting, and the proof alone is zero where the receiver is not known.
+    /// The receiver's number for this connection, which is all zero in a first greeting. The field
+    /// `proof` is all zero in a first greeting, too, and where the receiver is not known.
     pub(super) answers: [u8; 16],
     /// The proof of [`proof`].
     pub(super) proof: [u8; 32],
@@ -153,7 +153,7 @@ impl Greeting {
         out
     }
 
-    /// Reads a greeting; `None` where the bytes are none.
+    /// Reads a greeting. Returns `None` where the bytes are no greeting.
     pub(super) fn parse(raw: &[u8]) -> Option<Greeting> {
         let raw: &[u8; GREETING] = raw.try_into().ok()?;
         let sixteen = |at: usize| -> [u8; 16] { std::array::from_fn(|byte| raw[at + byte]) };
@@ -192,7 +192,7 @@ impl Direction<'_> {
         self.mac(token, b"libdevicemesh ucx 1 proof").is_some_and(|mac| mac.verify_slice(proof).is_ok())
     }
 
-    /// Returns the number that each message in this direction carries. It is never 0.
+    /// Returns the number that each message in this direction carries. The number is never 0.
     pub(super) fn cookie(&self, token: &Token) -> u64 {
         let bytes = self.mac(token, b"libdevicemesh ucx 1 cookie").map(|mac| mac.finalize().into_bytes());
         bytes.map_or(1, |bytes| eight(&bytes, 0).max(1))
@@ -217,7 +217,7 @@ pub(super) fn address(place: &str, worker: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Takes an address apart; `None` where the bytes are none.
+/// Takes an address apart. Returns `None` where the bytes are no address.
 pub(super) fn parse_address(address: &[u8]) -> Option<(String, &[u8])> {
     let (mark, rest) = address.split_first_chunk::<4>()?;
     let (&length, rest) = rest.split_first()?;

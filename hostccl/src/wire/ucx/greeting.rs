@@ -1,4 +1,5 @@
-//! How two wires come to know each other, and how they notice that the other one is gone.
+//! Lets two wires prove to each other that they know the token, and lets each wire notice that the
+//! other one is gone.
 //!
 //! Each wire makes a random number, its nonce, for each connection. The wire that needs the
 //! connection sends a first greeting with its nonce. The other one answers with its own nonce and
@@ -6,9 +7,10 @@
 //! the token. Then the first wire sends its own proof in the same form.
 //!
 //! A wire that has checked the other one's proof computes the cookie that the other one's messages
-//! must carry from then on, and confirms it with a message of the kind `Alive`. Messages go to a
-//! peer once it has confirmed the cookie. The cookie comes from the token as well, so somebody who
-//! does not know the token can forge neither proofs nor messages, unless he can read the network.
+//! must carry from then on, and confirms the cookie with a message of the kind `Alive`. Messages
+//! go to a peer once it has confirmed the cookie. The cookie comes from the token as well, so
+//! somebody who does not know the token can forge neither proofs nor messages, unless that person
+//! can read the network.
 //!
 //! A process may greet before the other one has met it. The other one keeps that greeting, and
 //! answers that it lives. The greeting is repeated until the connection is ready.
@@ -89,9 +91,9 @@ impl Core {
         }
     }
 
-    /// Sends the proof that this wire knows the token: the one by which the peer has proven itself.
-    /// Before the peer has done so, and where the processes met through several tokens, each proof
-    /// takes the next one, because the peer need not know all of them yet.
+    /// Sends the proof that this wire knows the token by which the peer has proven itself. If the
+    /// peer has not proven itself yet, and the processes met through several tokens, each proof
+    /// takes the next token, because the peer need not know all tokens yet.
     fn prove(&mut self, peer: u32, theirs: [u8; 16]) {
         let me = self.contact.id;
         let Some(remote) = self.peers.get_mut(&peer) else { return };
@@ -143,7 +145,7 @@ impl Core {
         self.confirm(peer);
     }
 
-    /// Tells a peer that has proven itself what its messages must carry.
+    /// Tells a peer that has proven itself which cookie the peer's messages must carry.
     fn confirm(&mut self, peer: u32) {
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.their_nonce.is_some()) else { return };
         let mut header = Header::new(Kind::Alive, frame::NO_TAG, remote.cookie_in, 0);
@@ -155,8 +157,8 @@ impl Core {
         }
     }
 
-    /// Takes the message of a proven peer that says what this wire's messages must carry. From then
-    /// on messages may go to the peer.
+    /// Takes the message of a proven peer that says which cookie this wire's messages must carry.
+    /// From then on messages may go to the peer.
     pub(super) fn agreed(&mut self, peer: u32, cookie: u64) {
         let me = self.contact.id;
         let Some(remote) = self.peers.get_mut(&peer).filter(|remote| remote.stage == Stage::Greeting) else { return };

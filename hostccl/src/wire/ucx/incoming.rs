@@ -71,7 +71,7 @@ impl Core {
     }
 
     /// Notes that the peer may send `cost` more bytes of short messages. Tells the peer so once
-    /// there are [`CREDIT`] such bytes; otherwise the next header does.
+    /// there are [`CREDIT`] such bytes; otherwise the next header to the peer says so.
     fn owe(&mut self, peer: u32, cost: usize) {
         let Some(remote) = self.peers.get_mut(&peer) else { return };
         remote.owed += cost;

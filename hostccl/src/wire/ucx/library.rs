@@ -5,13 +5,14 @@
 //!
 //! # The environment
 //! When UCX is loaded it replaces `mmap` and other functions of the C library, and installs signal
-//! handlers. Only variables of the environment keep it from that, and it reads them while it is
-//! being loaded. So [`open`] sets those of [`SETTINGS`] that the program has not set, if no copy is
-//! in the process yet. `setenv` must not run while another thread of the program reads the
-//! environment. It runs once in the life of the process, when the first communicator over several
-//! hosts is made, and only with `DM_WIRE=ucx`. A program that cannot allow that sets the variables
-//! before it starts, and then nothing is set here. The variables stay set, because removing them
-//! would be a second change. Processes that the program starts later inherit them.
+//! handlers. Only variables of the environment keep UCX from that, and UCX reads the variables
+//! while it is being loaded. So [`open`] sets those of [`SETTINGS`] that the program has not set,
+//! if no copy is in the process yet. `setenv` must not run while another thread of the program
+//! reads the environment. `setenv` runs once in the life of the process, when the first
+//! communicator over several hosts is made, and only with `DM_WIRE=ucx`. A program that cannot
+//! allow a call of `setenv` at that time has to be started with the variables set. Then nothing is
+//! set here. The variables stay set, because removing them would be a second change. Processes
+//! that the program starts later inherit them.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -57,7 +58,8 @@ impl fmt::Display for Library {
     }
 }
 
-/// Returns UCX's library. Fails with the reason and what to do. The first answer stands.
+/// Returns UCX's library. Fails with the reason and what to do. Later calls return the answer of
+/// the first call.
 pub(super) fn open() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)

@@ -4,7 +4,8 @@
 //! own, and the wire matches them itself, because UCX's tags are too short for a [`Tag`].
 //!
 //! - A short message goes at once. It is copied first, so its send is over when `isend` returns.
-//!   At most [`remote::WINDOW`] bytes of them are at a receiver that has not asked for them.
+//!   At most [`remote::WINDOW`] bytes of short messages are at a receiver that has not asked for
+//!   them.
 //! - A long message is announced. When a receive meets it, the receiver asks, and the message goes
 //!   in pieces from the sender's buffer into the receiver's. UCX knows the caller's buffers only
 //!   while pieces are under way, so a request can be cancelled without the peer at any other time.
@@ -14,7 +15,7 @@
 //!
 //! # What differs from the wire over TCP
 //! - UCX's sockets are not closed in forked children. While a child of a dead process holds them,
-//!   the peers notice the death by its silence only.
+//!   the peers notice the death only by the silence of the dead process.
 //! - A process that is stopped (SIGSTOP) is as silent as one without a network.
 //! - `close` and `cancel` may wait for a moment, and other threads use the wire meanwhile. `close`
 //!   waits until all messages have arrived, because the device drops unsent data when the process
@@ -117,8 +118,8 @@ impl Ucx {
 
     /// Makes a wire over the library that `open` returns.
     fn over(open: fn() -> OpenResult, silence: Duration, tick: fn()) -> Result<Ucx> {
-        // UCX starts a thread of its own. It inherits the mask of the thread that makes the worker,
-        // which blocks the program's signals.
+        // UCX starts a thread of its own. UCX's thread inherits the mask of the thread that makes
+        // the worker, and that mask blocks the program's signals.
         let made = thread::spawn("dm-ucx-open", move || Shared::new(open, silence, tick));
         let made = made.map_err(|error| Error::system("starting a thread", error))?.join();
         let shared = made.map_err(|_| Error::new(ncclSystemError, "DM_WIRE=ucx: making the wire has panicked"))??;
@@ -291,7 +292,7 @@ impl Wire for Ucx {
 
 impl Core {
     /// Ends one use of a peer. Returns the operation that ends when all that was sent has arrived,
-    /// where that is to be waited for.
+    /// if the caller has to wait for that.
     fn leave(&mut self, peer: u32, token: &Token) -> Option<u64> {
         let remote = self.peers.get_mut(&peer)?;
         remote.end_use(token);
@@ -329,8 +330,8 @@ impl Core {
     }
 
     /// Notes the peer of a request as lost, because UCX does not give the request's buffer back.
-    /// That closes the endpoint by force: UCX ends all operations of the endpoint without the peer,
-    /// and gives the buffers back.
+    /// The loss closes the endpoint by force: UCX ends all operations of the endpoint without the
+    /// peer, and gives the buffers back.
     fn give_up(&mut self, request: u64) {
         let Some((peer, remote)) = self.peer_of(request) else { return };
         let why = format!("{} did not move a message that was cancelled", remote.place);

@@ -1,4 +1,5 @@
-//! A process with which this one exchanges messages, and how far the connection to it is.
+//! A process with which this one exchanges messages, and the state of the connection to that
+//! process.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_void;
@@ -12,10 +13,10 @@ use crate::wire::{Contact, Lost, Tag, Token};
 pub(super) const WINDOW: usize = 1 << 20;
 /// The part of the window that a short message takes beyond its own length, in bytes.
 pub(super) const COST: usize = 128;
-/// How many ended communicators a peer's list has. The oldest ones are forgotten.
+/// The most ended communicators that the list of a peer holds. The oldest ones are forgotten.
 const RETIRED: usize = 256;
 
-/// How far the connection to a peer is.
+/// The stages of the connection to a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Nobody has needed the connection yet.
@@ -46,10 +47,11 @@ pub(super) struct Remote {
     pub(super) place: String,
     /// How many times `meet` was called, less the number of calls of `close`.
     pub(super) uses: u32,
-    /// The tokens through which the processes met, the newest last, and how many uses have each.
-    /// The list is empty once the connection is ready, because only `token` counts from then on.
+    /// The tokens through which the processes met, the newest last, and how many uses have each
+    /// token. The list is empty once the connection is ready, because only `token` counts from
+    /// then on.
     tokens: Vec<(Token, u32)>,
-    /// How far the connection is.
+    /// The present stage of the connection.
     pub(super) stage: Stage,
     /// The endpoint; NULL where there is none.
     pub(super) endpoint: *mut c_void,
@@ -85,7 +87,7 @@ pub(super) struct Remote {
     pub(super) answers: VecDeque<Header>,
     /// How much of the peer's window this wire has used.
     pub(super) used: usize,
-    /// How much of this wire's window the peer uses, as far as it knows.
+    /// How much of this wire's window the peer uses, as far as the peer knows.
     pub(super) held: usize,
     /// How much of what the peer sent was taken since the last credit.
     pub(super) owed: usize,
@@ -95,8 +97,8 @@ pub(super) struct Remote {
     pub(super) wanted: HashMap<Tag, VecDeque<u64>>,
     /// How many bytes of each communicator's long messages have moved from and to the peer.
     pub(super) moved: HashMap<u64, u64>,
-    /// The communicators that this process has ended, and its ranks in them. Their messages are
-    /// dropped.
+    /// The communicators that this process has ended, and its ranks in them. The messages of these
+    /// ranks are dropped.
     pub(super) retired: VecDeque<(u64, u32)>,
 }
 

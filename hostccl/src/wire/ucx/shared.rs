@@ -1,5 +1,5 @@
-//! The part of the wire that its thread shares with the threads of the program: the worker behind a
-//! lock, and how it is moved.
+//! The part of the wire that its thread shares with the threads of the program: the worker behind
+//! a lock, and the functions that let the worker make progress.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::token::random_token;
 use crate::types::ncclSystemError;
 use crate::wire::{Contact, address};
 
-/// How often UCX is asked at most before a call returns.
+/// The most times that one call lets UCX make progress before the call returns.
 const TURNS: u32 = 64;
 
 /// The part of the wire that its thread shares.
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     pub(super) limit: Duration,
     /// The state by which the threads agree which of them drives the wire.
     pub(super) driver: Driver,
-    /// The wire's thread calls it about ten times a second.
+    /// The function that the wire's thread calls about ten times a second.
     pub(super) tick: fn(),
 }
 

@@ -1,4 +1,4 @@
-//! The state of the wire: its peers, and the requests with each.
+//! The state of the wire: its peers, and the requests with each peer.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::remote::{Remote, Stage};
 use super::worker::Worker;
 use crate::wire::{Broken, Contact, Lost, Peer, Tag};
 
-/// A peer of which something was heard within this time was alive.
+/// A peer from which something was heard within this time counts as having been alive.
 const RECENTLY: Duration = Duration::from_secs(3);
 
 /// A request.
@@ -74,7 +74,8 @@ pub(super) struct Receive {
 pub(super) struct Core {
     /// The peers, by the numbers that `meet` gave.
     pub(super) peers: HashMap<u32, Remote>,
-    /// UCX's side. It comes after the peers, so that a failed drop leaves no dangling endpoint.
+    /// UCX's side. The worker comes after the peers, so that a failed drop leaves no dangling
+    /// endpoint.
     pub(super) worker: Worker,
     /// How other processes reach this one.
     pub(super) contact: Contact,
@@ -179,7 +180,7 @@ impl Core {
         }
     }
 
-    /// Notes that a piece of a long message has moved, so the peer lives.
+    /// Notes that a piece of a long message has moved, so the peer is alive.
     pub(super) fn moved(&mut self, peer: u32, tag: Tag, bytes: usize) {
         if let Some(remote) = self.peers.get_mut(&peer) {
             remote.heard = Instant::now();
@@ -219,8 +220,8 @@ impl Core {
         }
     }
 
-    /// Ends the requests that are under way. It is called after UCX's worker has ended, so UCX uses
-    /// no buffer any more.
+    /// Ends the requests that are under way. This function is called after UCX's worker has ended,
+    /// so UCX uses no buffer any more.
     pub(super) fn release_all(&mut self, lost: &Lost) {
         self.worker.flights.clear();
         let mut over = Vec::new();

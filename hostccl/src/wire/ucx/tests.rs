@@ -161,8 +161,8 @@ fn read_contact(lines: impl BufRead) -> Contact {
     Contact { id: unhex(id).try_into().unwrap(), address: unhex(address) }
 }
 
-/// The other process of the tests below, which stop or kill it. It sends a long message and
-/// receives a long message.
+/// The other process of the tests below, which stop or kill it. The other process sends a long
+/// message and receives a long message.
 #[test]
 #[ignore = "the tests after it start it"]
 fn the_other_process() {

@@ -1,4 +1,4 @@
-//! How threads sleep while messages move, and what the wire's own thread does.
+//! Lets threads sleep while messages move, and runs the loop of the wire's own thread.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};

@@ -20,7 +20,7 @@ pub(super) const GREETINGS: u32 = 2;
 /// The purpose of an operation under way in UCX, and the memory that the operation uses.
 #[derive(Debug)]
 pub(super) enum Flight {
-    /// A block of this process's memory goes out. It is freed when the operation is over.
+    /// A block of this process's memory goes out. The block is freed when the operation is over.
     Block(#[expect(dead_code, reason = "UCX reads the block until the operation is over")] Box<[u8]>),
     /// A piece of the send with that number goes out. Its length in bytes and its header follow.
     Piece(u64, usize, #[expect(dead_code, reason = "UCX reads the block until the operation is over")] Box<[u8]>),
@@ -39,7 +39,8 @@ pub(super) struct Worker {
     context: *mut c_void,
     /// The worker; NULL before it exists, and after [`Worker::take`].
     pub(super) worker: *mut c_void,
-    /// Where the callbacks write. It has an address of its own, because UCX keeps the address.
+    /// The mailbox to which the callbacks write. The mailbox has an address of its own, because
+    /// UCX keeps the address.
     mailbox: *mut Mailbox,
     /// The operations under way.
     pub(super) flights: HashMap<u64, Flight>,
@@ -99,7 +100,8 @@ impl Worker {
         Ok(made)
     }
 
-    /// Sets the function that takes messages of the kind `id`. It runs inside [`Worker::progress`].
+    /// Sets the function that takes messages of the kind `id`. The function runs inside
+    /// [`Worker::progress`].
     pub(super) fn set_handler(&self, id: u32, function: api::OnMessage, argument: *mut c_void) -> Result<(), String> {
         let params = api::HandlerParams { fields: 15, id, flags: 1, function: Some(function), argument };
         // SAFETY: the parameters are whole, and UCX copies them.
@@ -138,8 +140,9 @@ impl Worker {
         }
     }
 
-    /// Returns the descriptor that becomes readable when the worker is armed and something happens.
-    /// It is a copy of UCX's descriptor, which stays open after the worker has ended.
+    /// Returns the descriptor that becomes readable when the worker is armed and something
+    /// happens. The descriptor is a copy of UCX's descriptor, which stays open after the worker
+    /// has ended.
     pub(super) fn descriptor(&self) -> Result<Private<OwnedFd>, String> {
         let mut fd = -1;
         // SAFETY: UCX writes the descriptor.

@@ -1,5 +1,5 @@
-//! Calls leave no more in the store than the last one did: ranks are threads over a store in
-//! memory.
+//! Calls leave no more keys in the store than the last call did. The ranks are threads over a
+//! store in memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,8 @@ use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
-/// One rank of a world over a store in memory, which rank 0 serves or which somebody else does.
+/// One rank of a world over a store in memory. Either rank 0 serves the store, or somebody else
+/// does.
 struct Rank {
     me: usize,
     store: MemoryStore,
@@ -69,7 +70,8 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
     })
 }
 
-/// Returns the part of the message that all ranks get. A rank that came too late is told more.
+/// Returns the part of the message that all ranks get. A rank that came too late gets a longer
+/// message.
 fn said_to_all(error: &Error) -> String {
     let message = error.message();
     message.split_once("who were told: ").map_or(message, |(_, told)| told).to_owned()
@@ -99,7 +101,7 @@ fn what_a_dropped_scope_left_goes_with_the_next_call_of_all_its_ranks() {
     let most = AtomicUsize::new(0);
     run(&store, 4, true, |rank| {
         for round in 0..100 {
-            // The sets overlap. Each is used once or twice, and is dropped then.
+            // The sets overlap. Each set is used once or twice, and is then dropped.
             for (name, ranks) in [("odd", &[1, 3][..]), ("all but one", &[2, 0, 1])] {
                 if let Some(set) = rank.set(&format!("{name}{round}"), ranks) {
                     (0..=round % 2).for_each(|_| call(&set, rank.me));
@@ -173,9 +175,9 @@ fn calls_without_a_lost_rank_leave_nothing_however_many_they_are() {
     assert!(store.keys().len() < 30, "{:?}", store.keys());
 }
 
-/// Ranks come at random moments, some with deadlines that pass before the others come: whatever the
-/// interleaving of verdicts, late ranks and removals, all ranks hear the same of each call, and
-/// only the last calls are left in the end.
+/// Ranks come at random moments, and the deadlines of some ranks pass before the others come.
+/// Whatever the interleaving of verdicts, late ranks and removals is, all ranks get one verdict
+/// for each call, and only the keys of the last calls are left in the end.
 #[test]
 fn late_ranks_and_removals_in_any_order_change_no_verdict() {
     for seed in 0..6u8 {

@@ -16,8 +16,8 @@ fn set(world: &Scope, name: &str, ranks: &[i32], rank: usize) -> Scope {
     Scope::new(membership(Arc::clone(store), Arc::clone(losses), members, me), format!("test/{name}"))
 }
 
-/// Each rank calls in one of these sets, after that many milliseconds. All ranks must be told
-/// within `limit` after the last of them has called.
+/// Each rank calls in one of these sets, after the number of milliseconds that is given beside the
+/// set. All ranks must be told within `limit` after the last of them has called.
 fn wait_for_each_other(calls: &[(&[i32], &str, u64)], limit: Duration) {
     let last = calls.iter().map(|call| call.2).max().unwrap();
     let began = Instant::now();

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Ranks are written in runs, and only tickets other than 0 are written. `-` is an empty seat, and
-//! `-*4` are four of them. After the first line of a failure comes the text of a verdict
-//! (verdict.rs). A decision has one text only, and no other text is read.
+//! `-*4` stands for four empty seats. After the first line of a failure comes the text of a
+//! verdict (verdict.rs). A decision has one text only, and no other text is read.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -20,7 +20,8 @@ use crate::error::Status;
 use crate::rendezvous::agreement::verdict::{Reason, Verdict};
 use crate::rendezvous::incarnation::Incarnation;
 
-/// The most entries of a list. A text of a few bytes can name so many ranks in a run.
+/// The most entries of a list. There is a limit because a run of a few bytes can name any number
+/// of ranks.
 const MOST: usize = 1 << 20;
 
 const KINDS: [(Why, &str); 5] = [

@@ -1,13 +1,13 @@
 //! A turn: the ranks come, and wait until its decision stands.
 //!
-//! The first rank of the mesh that comes tells all others, by a note in the list of losses. The
-//! calls in which they wait end then, and they come, too.
+//! The first rank of the mesh that comes tells all others, by a note in the list of losses. Then
+//! the calls in which the other ranks wait end, and the other ranks come, too.
 //!
-//! A rank leaves a note that it is here, and counts itself in. It looks whether every rank of the
-//! mesh is here or known to be lost, and otherwise waits for the decision, the next loss or the
-//! next newcomer. The last event that the ranks wait for is one of these, or a rank that comes. A
-//! rank that comes looks after it has counted itself in, and the other events wake all ranks. So
-//! some rank always finds that the ranks are complete, and proposes.
+//! A rank leaves a note that it is here, and counts itself in. Then the rank looks whether every
+//! rank of the mesh is here or known to be lost. If not, the rank waits for the decision, the next
+//! loss or the next newcomer. The last event that the ranks wait for is one of these, or a rank
+//! that comes. A rank that comes looks after it has counted itself in, and the other events wake
+//! all ranks. So some rank always finds that the ranks are complete, and proposes.
 //!
 //! Only a rank of the mesh has a deadline. Spares and benched ranks wait until they get a seat in a
 //! mesh that is made, or until the job has ended.
@@ -31,9 +31,9 @@ use crate::wait::{Deadline, Wait};
 /// time the waiting rank tells them itself.
 const UNTOLD: Duration = Duration::from_millis(250);
 
-/// How long a rank that waits for nobody of the mesh waits for benched ranks that live, at least. A
-/// benched rank comes to a turn by itself, a moment after the verdict on the epoch before. When it
-/// comes, it looks, so the others need not.
+/// The shortest time for which a rank that waits for nobody of the mesh waits for benched ranks
+/// that live. A benched rank comes to a turn by itself, a moment after the verdict on the epoch
+/// before. A benched rank looks at the turn when it comes, so the others need not.
 const BENCHED: Duration = Duration::from_millis(100);
 
 /// The arguments with which a rank comes to a turn.
@@ -41,8 +41,8 @@ const BENCHED: Duration = Duration::from_millis(100);
 pub struct Arrival<'a> {
     /// The text of the call, which must be equal on all ranks of the mesh.
     pub call: &'a str,
-    /// The terms that the call asks for. They must be equal on all ranks of the mesh. Where this
-    /// rank is not in the mesh, the terms of the mesh count.
+    /// The terms that the call asks for. These terms must be equal on all ranks of the mesh. Where
+    /// this rank is not in the mesh, the terms of the mesh count.
     pub terms: &'a Terms,
     /// Whether this rank has the state of the training. A rank of the mesh that has never joined
     /// has it anyway.
@@ -50,8 +50,8 @@ pub struct Arrival<'a> {
     /// The ranks that are lost for certain, as far as this rank knows by other means than the
     /// store: for example, their processes have ended.
     pub lost: &'a [i32],
-    /// The ranks that this rank takes for lost because a communicator blames them. One that comes
-    /// is not lost.
+    /// The ranks that this rank takes for lost because a communicator blames them. A suspected
+    /// rank that comes is not lost.
     pub suspects: &'a [i32],
 }
 
@@ -62,8 +62,8 @@ pub enum Outcome {
     Epoch,
     /// The job has ended.
     Ended,
-    /// Another rank has made a call of the world for which this process is needed, which is not in
-    /// the mesh and waits.
+    /// This process is not in the mesh and waits, and another rank has made a call of the world
+    /// for which this process is needed.
     Called,
 }
 
@@ -79,8 +79,8 @@ struct Waited {
 }
 
 impl Waited {
-    /// Returns how long the rank can sleep when nothing happens. `suspects` says whether it
-    /// suspects anybody: the others come without waking this rank, so it looks now and then.
+    /// Returns how long the rank can sleep when nothing happens. `suspects` says whether the rank
+    /// suspects anybody. Such a rank looks now and then, because ranks that come do not wake it.
     fn nap(&self, silent: Option<Duration>, suspects: bool) -> Duration {
         let left = |(since, time): (Instant, Duration)| time.saturating_sub(since.elapsed());
         if let Some(complete) = self.complete {
@@ -95,9 +95,9 @@ impl Waited {
 impl Recovery {
     /// Comes to the next turn, and returns when its decision stands and is an epoch that names this
     /// process, or the end of the job. **Collective over the ranks of the mesh**; spares and
-    /// benched ranks come, too. A failure is an error, equal on all ranks of the mesh. A rank that
-    /// is not in the mesh goes on to the next turn then, unless the job is over. Fails with
-    /// `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
+    /// benched ranks come, too. A failure is an error, equal on all ranks of the mesh. After a
+    /// failure, a rank that is not in the mesh goes on to the next turn, unless the job is over.
+    /// Fails with `DM_STATUS_NOT_MEMBER` when the others have gone on without this process.
     pub fn come(&mut self, arrival: &Arrival<'_>, wait: &Wait) -> Result<Outcome> {
         let outcome = self.come_to_turn(arrival, wait);
         if outcome.is_err() {
@@ -212,14 +212,15 @@ impl Recovery {
             .map(|error| Decision::Failure(Failure::new(Why::Mismatch, &error))))
     }
 
-    /// Whether this rank may have to tell the others that it has come to that turn: it knows of
-    /// nobody who has. A rank that is not in the mesh begins nothing.
+    /// Whether this rank may have to tell the others that it has come to that turn, because it
+    /// knows of no other rank that has come. A rank that is not in the mesh begins no turn.
     fn is_to_tell(&self, number: u64) -> bool {
         self.is_in_mesh() && !self.membership.losses.turns().is_begun(number)
     }
 
-    /// Tells the ranks that have not come to that turn, where nobody has: the first rank that came
-    /// may have died, or hang, before it told them. Two ranks that tell the same do no harm.
+    /// Tells the ranks that have not come to that turn of it, where nobody has told them: the
+    /// first rank that came may have died or hung before it told them. It does no harm when two
+    /// ranks tell them.
     fn tell_turn(&self, number: u64, wait: &Wait) -> Result<()> {
         if !self.is_to_tell(number) {
             return Ok(());
@@ -253,8 +254,8 @@ impl Recovery {
         })
     }
 
-    /// Looks at the turn. Returns the decision once one stands. While the rank waits, it returns
-    /// `None`.
+    /// Looks at the turn. Returns the decision once the store has it; `None` while the rank has to
+    /// wait.
     fn look(
         &mut self,
         number: u64,
@@ -292,7 +293,7 @@ impl Recovery {
         let absent = absent(&self.epoch, &here, &losses.all(|_| true));
         if !absent.is_empty() && passed.deadline.is_none() {
             let was_told = self.give_up_suspects(number, &absent, arrival.suspects, waited, &soon)?;
-            // The list wakes this rank when it was told.
+            // The list of losses wakes this rank when suspected ranks were added to it.
             if was_told || !passed.silent {
                 return Ok(None);
             }
@@ -325,7 +326,8 @@ impl Recovery {
             passed,
         };
         let Some(proposal) = seen.decision() else { return Ok(None) };
-        // This rank has ended its part of the mesh, whatever is decided.
+        // The others must learn of the turn, because this rank has ended its part of the mesh,
+        // whatever is decided.
         self.tell_turn(number, &soon)?;
         self.explain_refusals(&proposal, &soon)?;
         self.decide(number, &proposal, &soon).map(Some)
@@ -340,8 +342,8 @@ impl Recovery {
         Ok(came + lost >= in_mesh.len())
     }
 
-    /// Returns which of those that are here have the state of the training. Only the notes of those
-    /// are read of which this is not certain.
+    /// Returns which of the processes that are here have the state of the training. Only the notes
+    /// of the processes for which this is not certain are read.
     fn who_has_state(&self, number: u64, here: &BTreeSet<Incarnation>, wait: &Wait) -> Result<BTreeSet<Incarnation>> {
         let in_mesh = self.epoch.in_mesh();
         let mut stateful = BTreeSet::new();
@@ -355,8 +357,9 @@ impl Recovery {
         Ok(stateful)
     }
 
-    /// Returns what the ranks of the mesh want, for a rank that is not in the mesh and for a
-    /// newcomer in its dm_init. While none of them has come, returns what this rank wants.
+    /// Returns the terms of the ranks of the mesh, for a rank that is not in the mesh and for a
+    /// newcomer in its dm_init. While no rank of the mesh has come, returns the terms of this
+    /// rank.
     fn terms_of_mesh(&self, number: u64, arrival: &Arrival<'_>, wait: &Wait) -> Result<Terms> {
         let key = self.options_key(number);
         match self.membership.store.try_get(&key, wait)? {
@@ -382,7 +385,8 @@ impl Recovery {
         if waited.suspected.get_or_insert_with(Instant::now).elapsed() < SUSPECTED {
             return Ok(false);
         }
-        // Where another rank is to tell of them, this rank looks again a second later.
+        // Where another rank is to tell of the suspected ranks, this rank looks again a second
+        // later.
         waited.suspected = Some(Instant::now());
         self.tell(number, &Recovery::ranks(absent), wait)?;
         Ok(true)

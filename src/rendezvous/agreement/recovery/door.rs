@@ -10,10 +10,10 @@ use crate::rendezvous::agreement::proposal::{Knock, Passed, Seen, Terms};
 use crate::wait::Wait;
 
 impl Recovery {
-    /// Says for which mesh newcomers must ask: that with which the job has started, as the text
-    /// that they pass in [`Request::mesh`]. It must be equal on all ranks of the mesh, and is said
-    /// once, before the first recovery. Without it newcomers are not asked for which mesh they
-    /// come.
+    /// Says for which mesh newcomers must ask: the mesh with which the job has started. `mesh` is
+    /// the text that newcomers pass in [`Request::mesh`], and must be equal on all ranks of the
+    /// mesh. This function is called once, before the first recovery. Where it is not called,
+    /// nobody compares the mesh for which a newcomer asks.
     ///
     /// [`Request::mesh`]: super::Request
     pub fn expect_mesh(&mut self, mesh: &str) {
@@ -40,7 +40,7 @@ impl Recovery {
         door_note(self.membership.losses.prefix(), self.read_at_door + 1)
     }
 
-    /// Notes what the key of the next note of the door held.
+    /// Notes `value`, which the store had under the key of the next note of the door.
     pub(super) fn note_at_door(&mut self, value: &[u8]) {
         self.read_at_door += 1;
         self.door.extend(Note::read(self.read_at_door, &String::from_utf8_lossy(value)));
@@ -56,7 +56,7 @@ impl Recovery {
 
     /// Knocks as a member that is not in the mesh and has come to that turn, where the ranks that
     /// are here now would make more replicas whole than the mesh has. The mesh was decided before
-    /// they came, and nobody else has a reason to recover. It knocks once in an epoch.
+    /// they came, and nobody else has a reason to recover. Such a member knocks once in an epoch.
     pub(super) fn knock_again(&mut self, number: u64, wait: &Wait) -> Result<()> {
         let is_done = self.epoch.without.is_empty() || self.knocked_in == self.epoch_number;
         if is_done || !self.was_made(wait)? {
@@ -90,8 +90,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Leaves the reason for each newcomer that this proposal is the first one to refuse for its
-    /// mesh.
+    /// Leaves the reason for each newcomer that this proposal is the first to refuse because of
+    /// the mesh for which the newcomer asks.
     pub(super) fn explain_refusals(&self, proposal: &Decision, wait: &Wait) -> Result<()> {
         let (Decision::Epoch(epoch), Some(mesh)) = (proposal, &self.mesh) else { return Ok(()) };
         let is_refused =

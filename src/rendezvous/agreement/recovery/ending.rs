@@ -1,6 +1,6 @@
 //! The end of a job in which processes wait for a seat. The ranks of the mesh agree on the end as
 //! on any other call (dm_world_finalize), and write it as the next decision. So the processes that
-//! wait read it, whatever they have missed.
+//! wait read this decision, whatever they have missed.
 
 use super::Recovery;
 use crate::error::{Result, Status};
@@ -29,7 +29,7 @@ impl Recovery {
             }
         }
         if self.membership.served && self.membership.serving {
-            // It does not matter how this ends, because the job has ended.
+            // The result does not matter, because the job has ended.
             let _ = self.await_waiting(&wait.with_deadline(stay_after(Status::InvalidState, wait)));
         }
         self.pass(self.number + 1);
@@ -61,7 +61,7 @@ impl Recovery {
     }
 
     /// Notes that this process has read that the job has ended. The rank that serves the store
-    /// waits for that.
+    /// waits for this note.
     pub(super) fn acknowledge_end(&self, wait: &Wait) {
         if self.is_in_mesh() {
             return self.acknowledge("decision", Status::Ok, wait);

@@ -10,8 +10,8 @@
 //! This is a note: the newcomer and the seat that it asks for, and then the text of the mesh for
 //! which it asks (wanted.rs). The key `<prefix>/door` counts the notes, and `<prefix>/door/<k>`
 //! holds the k-th one (notes.rs). Nobody removes a note while the world lives, because members
-//! read the notes in order: whoever has not read a note that is gone would never find the later
-//! ones.
+//! read the notes in order: a member that has not read a note before it is removed would never
+//! find the later notes.
 //!
 //! A newcomer that asks for another mesh than that of the job is refused by the next epoch. Before
 //! a rank proposes such an epoch, it leaves the reason under `<prefix>/door/<k>/why`.
@@ -68,11 +68,11 @@ pub(in crate::rendezvous) fn door_note(prefix: &str, number: usize) -> String {
 /// Returns how many of those that have left these notes are a reason to recover, in an epoch whose
 /// decision has seen the first `seen` notes and whose mesh has `seats` seats.
 ///
-/// A newcomer for one of these seats counts if that decision has not seen its note. If the
-/// decision has seen the note, it gave the newcomer no place. A newcomer beyond the seats counts only together with all others of
-/// its index of the outermost dimension, because the mesh grows by whole indices. So the ranks of
-/// a host that come one after the other are a reason for one recovery. Lost processes do not
-/// count.
+/// A newcomer for one of these seats counts if that decision has not seen its note. A decision
+/// that has seen the note gave the newcomer no place. A newcomer beyond the seats counts only
+/// together with all other newcomers of its index of the outermost dimension, because the mesh
+/// grows by whole indices. So the ranks of a host that come one after the other are a reason for
+/// one recovery. Lost processes do not count.
 pub(in crate::rendezvous) fn count_waiting(
     notes: &[Note],
     (seen, seats): (usize, usize),
@@ -150,11 +150,11 @@ mod tests {
             count_waiting(&notes, (seen, 4), |process| lost.contains(&process.rank))
         };
         assert_eq!((count(&[], 0, &[]), count(&[1], 0, &[]), count(&[1], 1, &[])), (0, 1, 0));
-        // Seats 4 and 5 are an index.
+        // Seats 4 and 5 are one index of the outermost dimension.
         assert_eq!((count(&[4], 0, &[]), count(&[4, 5], 0, &[]), count(&[5, 6], 0, &[])), (0, 2, 0));
-        // One of them came before the last decision, and both came.
+        // One of the two newcomers came before the last decision, or both did.
         assert_eq!((count(&[4, 5], 1, &[]), count(&[4, 5], 2, &[])), (2, 0));
-        // The other one is lost, and another process came in its place.
+        // One of the two newcomers is lost, and then another process has come in its place.
         assert_eq!((count(&[4, 5], 0, &[50]), count(&[4, 4, 5], 0, &[])), (0, 3));
         assert_eq!(count(&[usize::MAX, 4, 0], 0, &[]), 1);
     }

@@ -23,8 +23,8 @@ use crate::wait::{Deadline, Wait};
 pub enum Made {
     /// All ranks of the mesh have made it.
     Whole,
-    /// A rank of the mesh was lost meanwhile, or this process is not in the mesh and its ranks have
-    /// failed. The next turn is due.
+    /// A rank of the mesh was lost meanwhile, or this process is not in the mesh and the ranks of
+    /// the mesh have failed. The next turn is due.
     Broken,
 }
 
@@ -132,7 +132,8 @@ impl Recovery {
         }
     }
 
-    /// Makes this the verdict on the epoch unless one stands, and returns the one that stands.
+    /// Makes this the verdict on the epoch unless the epoch has one already, and returns the
+    /// verdict that the epoch has then.
     fn settle(&self, verdict: &str, wait: &Wait) -> Result<String> {
         let key = self.verdict_key();
         let stands = self.membership.store.set_once(&key, verdict.as_bytes(), wait)?;
@@ -158,7 +159,8 @@ impl Recovery {
 
     /// Removes what this process has left in the turns up to this epoch, and in the epochs before.
     /// The decisions stand, and all ranks of the mesh have left the earlier calls, so nobody needs
-    /// it any more. The first rank of the mesh removes what lost members have left.
+    /// these keys any more. The first rank of the mesh also removes the keys that lost members
+    /// have left.
     fn clean_up(&mut self, wait: &Wait) {
         let Recovery { membership, epoch, epoch_number, .. } = self;
         let mut keys = membership.left.take_under(&format!("{}/turn/", membership.losses.prefix()));
@@ -202,7 +204,7 @@ impl Recovery {
 
 pub(super) const MADE: &str = "made";
 const BROKEN: &str = "broken";
-/// The word with which a verdict begins that is an error. The text of the error follows.
+/// A verdict that is an error begins with this word. The text of the error follows.
 const FAILED: &str = "failed\n";
 
 fn failed(error: &Verdict) -> String {

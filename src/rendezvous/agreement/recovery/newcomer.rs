@@ -1,5 +1,6 @@
-//! A newcomer: a process that has joined a job that runs already. It knocks at the door, reads the
-//! decisions one after another, and is a member from the decision on that names it.
+//! A newcomer: a process that has joined a job that runs already. The newcomer knocks at the door,
+//! reads the decisions one after another, and is a member from the first decision that names it as
+//! one.
 //!
 //! | the decision | the newcomer |
 //! |---|---|
@@ -11,9 +12,9 @@
 //!
 //! A refusal is final for everybody: no later decision lets the newcomer in.
 //!
-//! Once it is let in, it makes its part of the mesh as the others do. When that breaks, it comes to
-//! the next turn, although its program has not called dm_recover: it has no terms of its own, and
-//! those of the other ranks count.
+//! Once it is let in, it makes its part of the mesh as the others do. When the making of the mesh
+//! breaks, the newcomer comes to the next turn, although its program has not called dm_recover.
+//! The terms of the other ranks count then, because the newcomer has none of its own.
 
 use std::sync::Arc;
 
@@ -44,29 +45,30 @@ pub struct Request<'a> {
 
 /// A newcomer that is at the door, or was let in and has not come to a mesh yet.
 pub(in crate::rendezvous) struct AtDoor {
-    /// Its way through the decisions. Until it is let in, the epoch is the newest one that it has
-    /// read.
+    /// The newcomer's way through the decisions. Until the newcomer is let in, the epoch is the
+    /// newest one that it has read.
     recovery: Recovery,
     /// When epoch 0 began, in seconds since 1970.
     began: u64,
-    /// The number of the first decision that it reads.
+    /// The number of the first decision that the newcomer reads.
     first: u64,
-    /// Its note of the door, and the key of the note; `None` until it has knocked.
+    /// The newcomer's note of the door, and the key of the note; `None` until the newcomer has
+    /// knocked.
     knocked: Option<(Note, String)>,
     /// Whether the newest epoch has the newcomer in `taken`, so the verdict on that epoch is the
     /// next thing to read.
     doubts: bool,
-    /// Whether a decision has let it in.
+    /// Whether a decision has let the newcomer in.
     is_in: bool,
-    /// Whether it must come to the next turn before it makes its part of a mesh again.
+    /// Whether the newcomer must come to the next turn before it makes its part of a mesh again.
     must_come: bool,
-    /// Why it is refused. This stays so.
+    /// Why the newcomer is refused. A refusal is final.
     refused: Option<Error>,
 }
 
 impl AtDoor {
-    /// A newcomer that has joined the world and has not knocked. `recovery` is in the epoch in
-    /// which the job has started, and `began` says when that was, in seconds since 1970.
+    /// Returns a newcomer that has joined the world and has not knocked. `recovery` is in the
+    /// epoch in which the job has started, and `began` says when that was, in seconds since 1970.
     pub(in crate::rendezvous) fn new(recovery: Recovery, began: u64) -> AtDoor {
         AtDoor {
             recovery,
@@ -108,8 +110,8 @@ impl AtDoor {
             let let_in = self.knock(request, wait).and_then(|()| self.await_decision(&own));
             let_in.map_err(|error| self.recovery.membership.explain(error))?;
             (self.is_in, self.must_come) = (true, false);
-            // Its time for the mesh begins with its seat. It has waited at the door for any time
-            // before.
+            // The time of this process for the mesh begins with its seat, because it may have
+            // waited at the door for any time before.
             self.recovery.seated = Some(Deadline::after(wait.deadline.timeout()));
         }
         loop {
@@ -152,8 +154,8 @@ impl AtDoor {
             )));
         }
         let (store, prefix) = (Arc::clone(&membership.store), membership.losses.prefix().to_owned());
-        // A decision from before the knock does not name this newcomer. It says which epoch is the
-        // newest one.
+        // A decision from before the knock does not name this newcomer, but it says which epoch is
+        // the newest one.
         self.first = decided_at(&*store, &prefix, wait)?.map_or(1, |(number, _)| number).max(1);
         self.recovery.number = self.first - 1;
         let mut note = Note { number: 0, process: me, seat: request.seat, mesh: request.mesh.to_owned() };
@@ -163,7 +165,8 @@ impl AtDoor {
         note.number = usize::try_from(number).unwrap_or(0);
         log::info!("rank {}: waits as {me} to be let into the running job, as number {number} at its door", me.rank);
         self.knocked = Some((note, door_note(&prefix, usize::try_from(number).unwrap_or(0))));
-        // A newcomer that has died between its number and its note would hide this one.
+        // A newcomer that has died after it took its number and before it wrote its note would
+        // hide this note.
         fill_gaps(&*store, &list, number, wait, &|_| {})
     }
 
@@ -261,8 +264,8 @@ impl AtDoor {
             // The epoch was made already, so this process is not in its mesh.
             None => (Terms { dim: epoch.replicas.dim, ..Terms::default() }, asked),
         };
-        // What is left of the turns since the decision with which this process began to read may
-        // need to be removed.
+        // The keys of the turns since the decision with which this process began to read may have
+        // to be removed.
         recovery.last_made = (self.first - 1, recovery.epoch.members());
         (recovery.epoch_number, recovery.epoch) = (number, epoch);
         recovery.adopted = Some(terms);
@@ -338,7 +341,7 @@ impl AtDoor {
     }
 }
 
-/// The error of a newcomer whose job is over.
+/// Returns the error of a newcomer whose job is over.
 pub(in crate::rendezvous) fn ended() -> Error {
     Error::invalid_state(
         "the job that ran here has ended: its ranks have left, or all of them are lost; start a new job, with all of its ranks and without DM_JOIN=running",

@@ -24,15 +24,15 @@ use crate::rendezvous::agreement::proposal::Terms;
 /// The options of the first rank of the mesh that has come to a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Options {
-    /// The rank.
+    /// The rank that came first.
     pub(super) rank: i32,
-    /// Its terms.
+    /// The terms of that rank.
     pub(super) terms: Terms,
     /// The mesh with which the job has started, which is the mesh that is recovered. Newcomers,
     /// which are let in on these terms, learn of the mesh here. The text is empty where no rank
     /// has told the mesh.
     pub(super) mesh: String,
-    /// The text of its call.
+    /// The text of that rank's call.
     pub(super) call: String,
 }
 

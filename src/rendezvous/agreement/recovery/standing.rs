@@ -29,8 +29,8 @@ impl Recovery {
         self.epoch.stateless.contains(&self.me)
     }
 
-    /// Has [`come`](Recovery::come) return when that key is there, on a process that is not in the
-    /// mesh.
+    /// Makes [`come`](Recovery::come) return when the store has this key, on a process that is not
+    /// in the mesh.
     pub fn watch_call(&mut self, key: Option<String>) {
         self.call_of_world = key;
     }
@@ -49,7 +49,7 @@ impl Recovery {
         if self.somebody_waits(wait)? {
             return Ok(true);
         }
-        // A refusal of another rank is no reason: nothing has ended for it.
+        // A refusal of another rank is no reason, because it has ended no call of this rank.
         let is_reason =
             |decision: Decision| !matches!(decision, Decision::Failure(failure) if failure.why == Why::Refused);
         Ok(self.decisions.read(number, wait)?.is_some_and(is_reason))

@@ -1,5 +1,6 @@
 //! A rank tells the others two things beside its proposals: that it refuses its own call, and that
-//! it has read how a recovery has ended. The rank that serves the store waits for the second.
+//! it has read how a recovery has ended. The rank that serves the store waits for the second of
+//! these.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +60,7 @@ impl Recovery {
             return;
         }
         let stay = Wait { watch: None, ..wait.with_deadline(stay_after(status, wait)) };
-        // It does not matter how this ends, because the recovery has ended.
+        // The result does not matter, because the recovery has ended.
         let _ = if self.membership.serving { self.await_readers(name, &stay) } else { self.say_read(name, &stay) };
     }
 

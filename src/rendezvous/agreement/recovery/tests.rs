@@ -37,12 +37,12 @@ struct Job {
     terms: Terms,
     /// The keys that the ranks leave for the end of the world.
     leftovers: Arc<WorldKeys>,
-    /// Those keys, once all ranks have left.
+    /// The keys that the ranks have left, once all ranks have left the world.
     removed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Job {
-    /// A job whose mesh has one dimension, with `seats` of its `size` ranks.
+    /// Returns a job whose mesh has one dimension, with `seats` of its `size` ranks.
     fn new(size: usize, seats: usize) -> Job {
         let (store, seats) = (MemoryStore::new(), (0..seats as i32).collect::<Vec<_>>());
         let replicas = Replicas { sizes: vec![seats.len()], dim: 0 };
@@ -77,7 +77,7 @@ impl Job {
         Arrival { call: "dm_recover()", terms: &self.terms, has_state: false, lost: &[], suspects: &[] }
     }
 
-    /// Adds a process to the list of lost ones, as the server does when it ends.
+    /// Adds a process to the list of lost processes, as the server does when that process ends.
     fn die(&self, process: Incarnation) {
         Losses::none(Arc::new(self.store.clone()), "test").announce(process);
     }
@@ -97,7 +97,8 @@ impl Job {
         self.store.get(&format!("test/turn/{number}/here/{process}"), &soon()).unwrap();
     }
 
-    /// Recovers on these ranks, each on a thread of its own, until a mesh is made or an error.
+    /// Recovers on these ranks, each on a thread of its own, until a mesh is made or there is an
+    /// error.
     fn recover(&self, ranks: &[usize]) -> Vec<(Recovery, Result<Outcome>)> {
         let recover = |me: usize| {
             let mut rank = self.rank(me);
@@ -123,14 +124,14 @@ fn recover(rank: &mut Recovery, arrival: &Arrival<'_>, wait: &Wait) -> Result<Ou
     }
 }
 
-/// The epoch as its text, without the words that are equal in all tests.
+/// Returns the text of the rank's epoch, without the words that are equal in all tests.
 fn seats(rank: &Recovery) -> String {
     let text = Decision::Epoch(rank.epoch().clone()).to_string();
     let field = |name: &str| text.split(' ').find(|field| field.starts_with(name)).unwrap_or_default().to_owned();
     format!("{} {}", field("seats="), field("without="))
 }
 
-/// What all ranks come to, which must be equal.
+/// Returns the outcome of the ranks, which must be equal on all of them.
 fn all_equal(outcomes: Vec<(Recovery, Result<Outcome>)>) -> String {
     let told: Vec<String> = outcomes
         .iter()
@@ -164,7 +165,7 @@ fn the_ranks_that_are_left_go_on() {
     assert_eq!(job.store.keys(), stays);
     let told = String::from_utf8(job.store.get("test/lost/3", &soon()).unwrap()).unwrap();
     assert!(["turn 1 by 0", "turn 1 by 2"].contains(&told.as_str()), "{told}");
-    // They go with the world, and the list of losses as always.
+    // These keys go with the world, as the list of losses always does.
     let Job { store, leftovers, removed, .. } = job;
     drop(leftovers);
     let mut removed = removed.lock().unwrap().clone();
@@ -233,7 +234,8 @@ fn a_silent_rank_is_left_out_where_the_terms_say_so_and_is_told() {
     }
     assert_eq!(all_equal(left), "epoch 3: seats=0-1,- without=2");
     let mut slow = job.rank(2);
-    // From then on it takes part in nothing, and decides nothing. Its own epoch is over.
+    // From then on the slow rank takes part in no turn and decides nothing, because its own epoch
+    // is over.
     for _ in 0..3 {
         let error = slow.come(&job.arrival(), &soon()).unwrap_err();
         assert_eq!((error.status(), error.ranks()), (Status::NotMember, &[2][..]), "{error}");
@@ -281,7 +283,7 @@ fn too_few_replicas_and_a_lost_state_are_failures() {
     job.die_first(&[1]);
     let told = all_equal(job.recover(&[0, 2]));
     assert!(told.contains("2 of 3 replicas along dimension 0 are left, and 3 must be"), "{told}");
-    // Replicas of two ranks, of which both ranks with position 1 are lost.
+    // Each replica has two ranks, and both ranks with position 1 are lost.
     let mut job = Job::new(4, 4);
     job.replicas = Replicas { sizes: vec![2, 2], dim: 0 };
     job.die_first(&[1]);
@@ -395,7 +397,7 @@ fn a_suspected_rank_is_lost_only_if_it_stays_silent() {
         }
     });
     assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
-    // One loss, and the note of the turn.
+    // The list has one loss and the note of the turn.
     assert_eq!(job.store.get("test/lost", &soon()).unwrap(), b"2");
 }
 

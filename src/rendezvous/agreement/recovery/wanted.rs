@@ -7,12 +7,12 @@
 //! ```
 //!
 //! The first line has the size of the outermost dimension and the number of ranks of each of its
-//! indices. The second line has what must be equal on all processes, and the third line the whole
-//! call for messages. The size of the outermost
-//! dimension and the list of ranks are not among what must be equal, because a job grows along that
-//! dimension.
+//! indices. The second line has the part that must be equal on all processes, and the third line
+//! has the whole call for messages. The size of the outermost dimension and the list of ranks are
+//! not in the second line, because a job grows along that dimension.
 
-/// A text of [`mesh_text`], or any other text. Another text fits only where it is equal.
+/// A text of [`mesh_text`], or any other text. A text that [`mesh_text`] has not made fits only a
+/// text that is equal to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rendezvous) struct Wanted<'a> {
     /// The size of the outermost dimension; 0 where the text does not say it.
@@ -36,7 +36,7 @@ pub fn mesh_text(outermost: usize, row: usize, rest: &str, call: &str) -> String
 }
 
 impl<'a> Wanted<'a> {
-    /// Reads a text.
+    /// Reads the text of a mesh.
     pub(in crate::rendezvous) fn read(text: &'a str) -> Wanted<'a> {
         Wanted::of_lines(text).unwrap_or(Wanted { outermost: 0, row: 1, rest: text, call: text })
     }
@@ -77,10 +77,11 @@ mod tests {
     fn a_newcomer_asks_for_the_mesh_of_the_start_or_for_a_later_one() {
         let texts: Vec<String> = (0..6).map(|size| of(size, "")).collect();
         let fits = |asked: usize, seat, now| Wanted::read(&texts[asked]).fits(&Wanted::read(&texts[2]), seat, now);
-        // A rank of the start: the size of the start, and what the job has grown to.
+        // A newcomer for a seat of the start may say the size at the start, or the size to which
+        // the job has grown.
         assert_eq!([1, 2, 3, 4].map(|asked| fits(asked, 1, 2)), [false, true, false, false]);
         assert_eq!([1, 2, 3, 4, 5].map(|asked| fits(asked, 1, 4)), [false, true, true, true, false]);
-        // A rank beyond them.
+        // A newcomer for a seat beyond the mesh of the start may also say a greater size.
         assert_eq!([1, 2, 3, 5].map(|asked| fits(asked, 4, 2)), [false, true, true, true]);
     }
 

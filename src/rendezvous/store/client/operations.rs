@@ -15,7 +15,7 @@ use crate::wait::{Deadline, Wait};
 /// pause doubles each time.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 
-/// The longest such pause.
+/// The longest pause before such a server is asked again.
 const LAST_LOOK: Duration = Duration::from_millis(400);
 
 impl TcpStore {

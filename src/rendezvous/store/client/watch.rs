@@ -12,7 +12,7 @@ use crate::wait::Wait;
 
 /// An open WAIT for one key, on a connection of its own.
 struct OpenWait {
-    /// The connection. It is `None` when the question is over.
+    /// The connection; `None` when the question is over.
     connection: Option<Connection>,
     /// The store's connections that no call uses. The connection goes back there when the answer
     /// has come, because the server takes this process for gone when its last connection ends.

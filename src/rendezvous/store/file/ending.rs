@@ -1,7 +1,7 @@
 //! Removes what a world has left in the folder, when its last rank leaves it in order.
 //!
-//! Every rank that leaves notes it in the folder, with the value of the counter of its joins. The
-//! last one removes the keys of the world, and the counters if no rank has begun another join
+//! Every rank that leaves writes a note in the folder, with the value of the counter of its joins.
+//! The last rank removes the keys of the world, and the counters if no rank has begun another join
 //! since. It removes the folder when nothing else is in it. The files of other jobs stay. When a
 //! rank has crashed, all files stay, because then not all ranks have left.
 

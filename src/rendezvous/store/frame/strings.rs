@@ -2,8 +2,8 @@
 
 use super::{Reader, Writer};
 
-/// The strings of a request that lists many. They stay in the bytes of the request and are taken
-/// out one by one, so a long request can be carried out in pieces.
+/// The strings of a request that lists many. The strings stay in the bytes of the request and are
+/// taken out one by one, so a long request can be carried out in pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Strings {
     /// The bytes of the request.

@@ -88,9 +88,9 @@ impl Serving {
     }
 
     /// Returns the client that makes room, among the clients from the address with the most
-    /// connections. It is the newest one that is idle, waits for nothing and has left no last word.
-    /// If there is no such client and the address leaves little room to the others, it is the
-    /// newest one from that address.
+    /// connections: the newest client that is idle, waits for nothing and has left no last word.
+    /// If there is no such client and the address leaves little room to the others, returns the
+    /// newest client from that address.
     fn dispensable(&self) -> Option<Client> {
         let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {

@@ -23,8 +23,8 @@ const HIGH_WATER: usize = 1 << 20;
 const LONG: usize = 16 << 10;
 /// How many units of work an encrypted byte counts, because it is encrypted or decrypted too.
 const SEALED: usize = 4;
-/// How many units of work a handshake counts. It takes about as long as this many bytes that are
-/// encrypted.
+/// How many units of work a handshake counts. A handshake takes about as long as this many bytes
+/// that are encrypted.
 const HANDSHAKE: usize = 32 << 10;
 /// A client that has taken none of its replies for this long counts as one that does not read.
 const STALLED: Duration = Duration::from_secs(1);
@@ -54,8 +54,8 @@ pub(super) struct Connection {
     pub(super) authentication: Authentication,
     /// Whether the connection is dropped once its replies are sent.
     pub(super) ending: bool,
-    /// Whether the client has asked for more than one turn's work. It stands in the queue for its
-    /// next turn, and nothing is read from it before.
+    /// Whether the client has asked for more than one turn's work. Such a client waits in the
+    /// queue for its next turn, and nothing is read from it before.
     pub(super) busy: bool,
     /// Whether the client is in the queue [`Serving::answered`](super::clients::Serving).
     pub(super) answered: bool,
@@ -181,7 +181,7 @@ impl Connection {
         if self.records.is_some() { SEALED } else { 1 }
     }
 
-    /// Returns how many units of work the next request counts, which has that length.
+    /// Returns how many units of work the next request, which has that length, counts.
     pub(super) fn work_of_request(&self, length: usize) -> usize {
         let is_handshake = !self.is_admitted() && self.received.get(self.done) == Some(&op::HANDSHAKE);
         if is_handshake { HANDSHAKE } else { length }
@@ -212,8 +212,8 @@ impl Connection {
     pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
         if self.measured.is_none() {
             let bytes = &self.received[self.done..];
-            // A client that is not admitted may send only a greeting and a handshake. They are
-            // short, so such a client cannot fill the memory.
+            // A client that is not admitted may send only a greeting and a handshake. These
+            // requests are short, so such a client cannot fill the memory.
             let greetings = [op::VALIDATE, op::PING, op::HANDSHAKE];
             if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
                 return Err(Malformed("no greeting, or no handshake".to_owned()));
@@ -253,8 +253,8 @@ impl Connection {
         (self.ending, self.counted) = (true, 0);
     }
 
-    /// Sends what about `limit` units of work send, if the socket takes it, and returns how much
-    /// work it was. An error says that the client is gone.
+    /// Sends as much as about `limit` units of work allow and the socket takes, and returns how
+    /// much work was done. An error says that the client is gone.
     pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
         let limit = limit / self.work_of_byte();
         let sent = match &mut self.records {

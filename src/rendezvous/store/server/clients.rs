@@ -140,8 +140,8 @@ impl Serving {
 
     /// Counts the memory that a client makes the server keep. When the memory for all clients, with
     /// the values that only unread replies keep, is too much, clients are dropped until it is not.
-    /// A client that is not admitted goes first, then one that does not read, then the one that has
-    /// most.
+    /// A client that is not admitted goes first, then one that does not read, then the client that
+    /// keeps the most memory.
     fn account_memory(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
@@ -207,7 +207,8 @@ impl Serving {
         if connection.is_silent() {
             self.table.note_silent(client);
         }
-        // Closing the socket does both, unless a process made by `clone` has a copy of the socket.
+        // Closing the socket takes it out of the poll and shuts it down, unless a process made by
+        // `clone` has a copy of the socket.
         self.poll.remove(&*connection.stream);
         let _ = connection.stream.shutdown(Shutdown::Both);
         self.buffered -= connection.counted;

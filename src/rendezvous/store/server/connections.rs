@@ -38,8 +38,8 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
 pub(super) struct Connections {
     /// How many connections come from each address.
     by_address: HashMap<IpAddr, usize>,
-    /// Connections that are not admitted, and when they came. They are ordered by their numbers, so
-    /// the oldest one is the first.
+    /// Connections that are not admitted, and when they came. These connections are ordered by
+    /// their numbers, so the oldest one is the first.
     strangers: BTreeMap<Client, Instant>,
     /// Connections that are admitted and have asked for nothing, and when they were admitted.
     silent: BTreeMap<Client, Instant>,
@@ -49,7 +49,7 @@ pub(super) struct Connections {
     /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
     /// How many connections fit: the number of connections when one more took a descriptor that is
-    /// reserved for the process, or found none. It is `None` while descriptors suffice.
+    /// reserved for the process, or found none. The field is `None` while descriptors suffice.
     fits: Option<usize>,
 }
 

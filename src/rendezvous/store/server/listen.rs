@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Error;
 
-/// How many bytes of replies the kernel keeps for a client that it has not sent yet.
+/// How many bytes of replies that are not sent yet the kernel keeps for a client.
 const NOT_SENT: u32 = 256 << 10;
 
 /// How many connections the kernel keeps until they are accepted. Thousands of ranks connect at
@@ -98,7 +98,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
 }
 
 /// Sets the probes by which the kernel finds out, within about half a minute, that a host has
-/// vanished. They work on an idle connection and in the middle of sending.
+/// vanished. The probes work on an idle connection and in the middle of sending.
 pub(in crate::rendezvous::store) fn notice_silence(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));

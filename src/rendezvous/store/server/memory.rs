@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Memory is given back when the server keeps so many bytes less than it has kept before. To give
-/// memory back means to look at all free memory of the process, so it is not done for less. It is
-/// not done for much more at once either, because the clients wait meanwhile.
+/// Memory is given back when the server keeps this many bytes less than it has kept before. Less
+/// memory is not given back, because giving it back means to look at all free memory of the
+/// process. Much more memory is not given back at once, because the clients wait meanwhile.
 const MUCH: usize = 64 << 20;
 
 /// The shortest time between two returns of memory.

@@ -1,5 +1,5 @@
-//! Keeps the replies that are still to be sent to one client. They are bytes that belong to this
-//! client alone, and between them values that the table and other clients share.
+//! Keeps the replies that are still to be sent to one client. The replies are bytes that belong to
+//! this client alone, and between these bytes values that the table and other clients share.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};

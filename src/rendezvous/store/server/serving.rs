@@ -1,10 +1,10 @@
 //! The server's loop: it accepts connections, reads and carries out requests, and sends replies.
 //!
 //! A client gets a small turn when it has sent something. Requests that do not fit into the small
-//! turn are carried out in larger turns, one client after another. One round of the loop does at most [`ROUND`] of the work
-//! in larger turns. So a small request waits for the small turns of the requests that came with it,
-//! for the work of one round, and for as much work on the lists of waits. It does not matter how
-//! much the other clients have asked for.
+//! turn are carried out in larger turns, one client after another. One round of the loop does at
+//! most [`ROUND`] of the work in larger turns. So a small request waits for the small turns of the
+//! requests that came with it, for the work of one round, and for as much work on the lists of
+//! waits, however much the other clients have asked for.
 
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,9 @@ use super::shared::GREETING;
 /// counts 256 units.
 const SMALL_TURN: usize = 64 << 10;
 
-/// The most work of all small turns after one look at the sockets. When it is done, each further
-/// client gets a turn of [`LEAST`] until the next look, which is enough for a small request.
+/// The most work of all small turns after one look at the sockets. When this work is done, each
+/// further client gets a turn of [`LEAST`] until the next look, which is enough for a small
+/// request.
 const SMALL_TURNS: usize = 128 << 10;
 
 /// The most work of one larger turn.

@@ -46,8 +46,8 @@ impl Table {
     }
 
     /// Forgets a client because there is no room for its request. The client has not gone by
-    /// itself, so its last words are not passed on. They and the room that it was promised are
-    /// kept until it connects again.
+    /// itself, so its last words are not passed on. These words, and the room that the client was
+    /// promised, are kept until the client connects again.
     fn turn_away(&mut self, client: Client, said: String) -> Refusal {
         let mut speaker = self.words_of.remove(&client).unwrap_or_default();
         for word in speaker.words {
@@ -61,7 +61,7 @@ impl Table {
         Refusal::TurnedAway(said)
     }
 
-    /// Notes why a client was turned away. It finds the text under
+    /// Notes why a client was turned away. The client finds the text under
     /// [`SERVER_KEY`](super::super::frame::SERVER_KEY), a slash, and the nonce of its greeting.
     pub(in crate::rendezvous::store) fn note_turned_away(&mut self, nonce: u32, said: String) {
         if self.turned_away.len() == MOST_TURNED_AWAY {
@@ -75,8 +75,8 @@ impl Table {
         self.awaited.front().map(|(moment, _)| *moment)
     }
 
-    /// Forgets words whose clients were turned away and did not come back in time. It looks at a
-    /// bounded number of them.
+    /// Forgets words whose clients were turned away and did not come back in time. Looks at a
+    /// bounded number of words.
     pub(in crate::rendezvous::store) fn forget_awaited(&mut self, now: Instant) {
         for _ in 0..MAX_WORDS * MAX_WORDS {
             if self.next_forgotten().is_none_or(|moment| moment > now) {
@@ -115,7 +115,7 @@ impl Table {
         let speakers = self.words.entry(Arc::clone(&word)).or_default();
         speakers.connections += 1;
         let speaker = self.words_of.entry(client).or_default();
-        // The client takes over what a connection was promised that was turned away.
+        // The client takes over the room that was promised to a connection that was turned away.
         let kept = speakers.allowance.min(ALLOWANCE.saturating_sub(speaker.allowance));
         speakers.allowance -= kept;
         speaker.allowance += kept;
@@ -125,7 +125,7 @@ impl Table {
     }
 
     /// Promises a client as much room as it may have, if it has left a word on a rank or a node and
-    /// there is room. Whoever comes later has no room that is promised already.
+    /// there is room. A client that comes later cannot use room that is promised already.
     pub(super) fn promise(&mut self, client: Client) {
         let Some(speaker) = self.words_of.get_mut(&client) else { return };
         let more = ALLOWANCE.saturating_sub(speaker.allowance);
@@ -136,8 +136,8 @@ impl Table {
         }
     }
 
-    /// Returns how many bytes are stored when `more` bytes come to `stored` ones, unless these are
-    /// more than `most`, or the rest is promised to connections.
+    /// Returns how many bytes are stored when `more` bytes are added to `stored` bytes. Fails when
+    /// the sum is more than `most`, or when the rest is promised to connections.
     pub(super) fn room(&self, stored: usize, more: usize, most: usize) -> Result<usize, Refusal> {
         let stored = stored + more;
         if stored > most || stored + self.promised > MOST_STORED { Err(Refusal::StoreFull(most)) } else { Ok(stored) }

@@ -33,7 +33,8 @@ const SMALL_VALUE: usize = 4 << 10;
 /// verdict, notes on lost ranks, and the notes of `devicemesh run` on the end of its job and on
 /// lost nodes.
 const VERDICTS: [&[u8]; 6] = [b"verdict", b"decision", b"read", b"lost", b"over", b"gone"];
-/// About how many bytes a pair costs beside its key and value. It is counted for tiny pairs too.
+/// About how many bytes a pair costs beside its key and value. This cost is counted for tiny pairs
+/// too.
 pub(super) const ENTRY: usize = 256;
 
 /// The most bytes of waits for many keys, beside what is stored. A client that stores something is
@@ -89,9 +90,9 @@ pub(super) fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + ENTRY
 }
 
-/// Returns how many bytes a last word counts for. It is kept twice. It becomes two pairs when it is
-/// passed on: the key of one has a slash and a number behind it, and the value of the other is that
-/// number. The value of the former may have [`SILENT`] behind it.
+/// Returns how many bytes a last word counts for. A last word is kept twice. The word becomes two
+/// pairs when it is passed on: the key of one has a slash and a number behind it, and the value of
+/// the other is that number. The value of the former may have [`SILENT`] behind it.
 pub(super) fn cost_of_word(key: &[u8], word: &[u8]) -> usize {
     const DIGITS: usize = 20;
     2 * cost(key, word) + 1 + 2 * DIGITS + SILENT.len()

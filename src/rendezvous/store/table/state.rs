@@ -130,7 +130,8 @@ pub(in crate::rendezvous::store) struct Reply {
     pub(in crate::rendezvous::store) to: Client,
     /// The bytes that are sent first.
     pub(in crate::rendezvous::store) bytes: Vec<u8>,
-    /// The value that follows the bytes. It exists once, however many clients wait for it.
+    /// The value that follows the bytes. There is one copy of the value, however many clients wait
+    /// for it.
     pub(in crate::rendezvous::store) value: Option<Value>,
 }
 

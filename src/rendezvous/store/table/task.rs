@@ -14,12 +14,12 @@ pub(in super::super) enum Task {
     Check(Strings),
     /// WAIT or WAIT_ANY. The keys are in [`Table::waiting`].
     Wait,
-    /// MULTI_GET. It goes through its keys twice.
+    /// MULTI_GET, which goes through its keys twice.
     MultiGet {
         /// The keys that this pass has still to look at.
         keys: Strings,
-        /// The length of the answer so far in the first pass. It is `None` in the second pass,
-        /// which sends the values.
+        /// The length of the answer so far in the first pass; `None` in the second pass, which
+        /// sends the values.
         length: Option<usize>,
     },
     /// MULTI_SET. The keys and values are still to be stored.

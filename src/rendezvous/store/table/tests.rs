@@ -213,7 +213,7 @@ fn who_finds_no_room_is_not_gone_and_is_told_why() {
         (MAX_STORED, 0, Request::Set(b"key".to_vec(), b"value".to_vec()), b" bytes in "),
         (MAX_STORED, 0, Request::MultiSet(words(&["key", "value"])), b" bytes in "),
         (0, MAX_WAITS, Request::Wait(many), b"wait for fewer keys"),
-        // It is taken at first, and is too large at a later step.
+        // The request is taken at first, and is too large at a later step.
         (
             0,
             MAX_WAITS - (80 << 10),
@@ -232,7 +232,8 @@ fn who_finds_no_room_is_not_gone_and_is_told_why() {
         assert!(said.as_bytes().windows(expected.len()).any(|part| part == expected), "{text}: {said}");
         table.leave(1, &mut replies);
         assert!(!table.values.contains_key(&b"gone"[..]), "{text}");
-        // Its word is kept until it comes back, and goes when it does not.
+        // The word of the client is kept until the client comes back, and is removed when the
+        // client does not.
         assert_eq!((table.stored, table.words.len()), (kept + stored, 1), "{text}");
         table.forget_awaited(Instant::now());
         assert_eq!(table.words.len(), 1, "{text}");

@@ -13,7 +13,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Attempt {
     /// When the first try began.
     since: Instant,
-    /// When the next try may begin. It counts while no try is under way.
+    /// When the next try may begin. This time counts only while no try is under way.
     pub(super) next: Instant,
     /// The number of the connection of the present try, among the wire's strangers.
     pub(super) stranger: Option<u64>,

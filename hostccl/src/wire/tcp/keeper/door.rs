@@ -37,9 +37,9 @@ impl Door {
         Ok(Door { listener, number, spare: spare(), trouble: None, shut_until: None })
     }
 
-    /// Accepts a connection that waits at the listener, if there is one. Returns it with its
-    /// address, and whether this process can open no more files. Then the connection is in the
-    /// place of the spare descriptor, and must end soon.
+    /// Accepts a connection that waits at the listener, if there is one. Returns the connection
+    /// with its address, and whether this process can open no more files. If this process can open
+    /// none, the connection has taken the place of the spare descriptor, and must end soon.
     pub(super) fn accept(&mut self, set: &Epoll) -> Option<(Private<Socket>, SockAddr, bool)> {
         match take(&self.listener) {
             Ok((socket, from)) => {
@@ -82,7 +82,7 @@ impl Door {
     }
 }
 
-/// Opens a descriptor that is of no use but to be closed.
+/// Opens a descriptor whose only use is to be closed later.
 fn spare() -> Option<Private<File>> {
     Private::open(|| File::open("/dev/null")).ok()
 }

@@ -111,7 +111,8 @@ fn the_tables_do_not_grow_with_the_communicators() {
             wires[side].close(peers[side], &token);
         }
         if comm == 0 || comm == 299 {
-            // What is still on its way has come once a message of another communicator has.
+            // Once a message of another communicator has come, everything that was on its way has
+            // come, too.
             let other = Tag { comm: 1000, ..tag(0) };
             for (one, two) in [(0, 1), (1, 0)] {
                 let answer = receive(&wires[two], peers[two], other, &mut back);

@@ -79,7 +79,8 @@ fn a_killed_process_is_lost_at_once() {
     assert!(lost.ended && lost.why.contains("refuses connections"), "{lost:?}");
 }
 
-/// The process that the next test starts. It can open no more files, until it reads a line.
+/// The process that the next test starts. This process can open no more files, until it reads a
+/// line.
 #[test]
 #[ignore = "the next test starts it"]
 fn full_peer() {
@@ -130,8 +131,8 @@ fn a_process_that_can_open_no_more_files_says_so_to_those_that_connect() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The process that the test after this one starts. It can open no more files, and a connection
-/// that it cannot accept waits at its listener.
+/// The process that the test after this one starts. This process can open no more files, and a
+/// connection that it cannot accept waits at its listener.
 #[test]
 #[ignore = "the next test starts it"]
 fn without_files() {
@@ -173,6 +174,6 @@ fn a_process_that_can_open_no_more_files_still_serves_its_connections() {
     let output = again("without_files").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let took = text.lines().find_map(|line| line.strip_prefix("took ")).unwrap_or_else(|| panic!("{text}"));
-    // With a pause of 50 ms before each message it would be 5 s.
+    // With a pause of 50 ms before each message, the messages would take 5 s.
     assert!(took.parse::<u64>().unwrap() < 4000, "{took} ms");
 }

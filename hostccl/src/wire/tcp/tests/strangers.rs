@@ -16,8 +16,8 @@ fn address_of(wire: &Arc<Tcp>) -> SocketAddr {
     address::parse(&wire.contact().address, 0).unwrap()
 }
 
-/// A process that the test plays itself. It has named a token that the wire knows, and has not
-/// proved it yet.
+/// A process that the test plays itself. The process has named a token that the wire knows, and
+/// has not proved it yet.
 struct Unproved {
     /// The connection.
     stream: TcpStream,
@@ -177,7 +177,7 @@ fn frames_that_lie_end_their_connection_alone() {
         assert!(!loss.ended && loss.why.contains(why), "{why}: {loss:?}");
         wire.close(peer, &TOKEN);
     }
-    // More than the credit allows, which the wire must not keep.
+    // The peer sends more than the credit allows, which the wire must not keep.
     let (mut stream, peer) = raw_peer(&wire);
     let frame: Vec<u8> = Header { bytes: EAGER_BYTES, ..header(Kind::Eager, 0) }
         .to_bytes()
@@ -204,7 +204,8 @@ fn garbage_harms_nothing() {
         failure_persistence: None,
         ..ProptestConfig::default()
     });
-    // Before the proof: random bytes, hellos that are cut off, and hellos with one byte changed.
+    // Before the proof, the test sends random bytes, hellos that are cut off, and hellos with one
+    // byte changed.
     let strategy = (proptest::collection::vec(any::<u8>(), 0..300), 0..3, any::<prop::sample::Index>());
     runner
         .run(&strategy, |(bytes, kind, at)| {
@@ -229,7 +230,7 @@ fn garbage_harms_nothing() {
             Ok(())
         })
         .unwrap();
-    // After the proof: random frames.
+    // After the proof, the test sends random frames.
     let kinds = 0_u8..14;
     let frame = (kinds, 0_u32..2000, 0_u64..3, 0_u64..4, prop_oneof![0_u64..3000, any::<u64>()]);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {

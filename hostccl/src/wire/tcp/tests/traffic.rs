@@ -121,7 +121,7 @@ fn measure() {
         let wires = [secret_wire(secret), secret_wire(secret)];
         let peers = introduce([&wires[0], &wires[1]]);
         for (bytes, turns) in [(4, 5000), (64 << 10, 1000), (1 << 20, 200), (64 << 20, 10)] {
-            // Long messages are acknowledged by 4 bytes.
+            // A long message is answered by 4 bytes.
             let answer = if bytes > 64 << 10 { 4 } else { bytes };
             let mut times: Vec<f64> = Vec::new();
             let cpu = cpu_time();

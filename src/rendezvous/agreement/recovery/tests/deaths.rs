@@ -14,7 +14,8 @@ use crate::rendezvous::incarnation::Incarnation;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
-/// A store for one process, which dies at its n-th operation: this and all later ones fail.
+/// A store for one process that dies at its n-th operation: that operation and all later ones
+/// fail.
 pub(super) struct Dying {
     pub(super) store: MemoryStore,
     pub(super) left: AtomicUsize,
@@ -64,8 +65,8 @@ impl Store for Dying {
     }
 }
 
-/// Runs a job of four seats and a spare, which is process 4. Each process has so many operations
-/// before it dies. Checks that all that live come to one mesh.
+/// Runs a job of four seats and a spare, which is process 4. `operations` says how many operations
+/// each process has before it dies. Checks that all processes that live come to one mesh.
 fn dies_at(operations: [usize; 5]) {
     let (job, at_end) = (&Job::new(5, 4), &soon());
     let run = |me: usize| {
@@ -97,7 +98,7 @@ fn dies_at(operations: [usize; 5]) {
     });
 }
 
-/// One process dies at its n-th operation on the store, for each n, or two do.
+/// One process dies at its n-th operation on the store, or two processes do, for each n.
 #[test]
 fn a_death_at_any_operation_leaves_one_mesh() {
     const NEVER: usize = usize::MAX;

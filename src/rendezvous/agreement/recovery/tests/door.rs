@@ -195,7 +195,7 @@ fn a_newcomer_that_asks_for_another_mesh_is_refused_and_the_next_one_comes_in() 
             error.message(),
             "the mesh of the job is dm_init(names=(dp)), and rank 1 asks for dm_init(names=(tp)): start it with the program and the options of the job"
         );
-        // It is out for good, also while its process lives.
+        // The refused newcomer is out for good, also while its process lives.
         let newcomer = threads.spawn(|| Newcomer::of(&job, 1, 2).comes_in().unwrap());
         await_knock(&job, 2);
         let (rank, _) = &mut others[0];
@@ -208,7 +208,7 @@ fn a_newcomer_that_asks_for_another_mesh_is_refused_and_the_next_one_comes_in() 
 #[test]
 fn a_newcomer_is_told_that_the_job_has_ended() {
     let ended = |error: &Error| error.message().starts_with("the job that ran here has ended");
-    // By a decision.
+    // The job has ended by a decision.
     let mut job = Job::new(2, 2);
     job.terms.ends = true;
     std::thread::scope(|threads| {
@@ -218,7 +218,7 @@ fn a_newcomer_is_told_that_the_job_has_ended() {
         let error = newcomer.join().unwrap();
         assert!(error.status() == Status::InvalidState && ended(&error), "{error}");
     });
-    // All members die while it waits.
+    // All members die while the newcomer waits.
     let job = Job::new(2, 2);
     std::thread::scope(|threads| {
         let newcomer = threads.spawn(|| Newcomer::of(&job, 1, 1).comes_in().unwrap_err());
@@ -227,7 +227,7 @@ fn a_newcomer_is_told_that_the_job_has_ended() {
         let error = newcomer.join().unwrap();
         assert!(error.status() == Status::InvalidState && ended(&error), "{error}");
     });
-    // Nobody has the state any more, which a spare finds.
+    // A spare finds that nobody has the state any more.
     let job = Job::new(3, 2);
     std::thread::scope(|threads| {
         let newcomer = threads.spawn(|| Newcomer::of(&job, 1, 1).comes_in().unwrap_err());
@@ -290,7 +290,7 @@ fn a_newcomer_says_at_its_deadline_since_when_the_epoch_stands_and_goes_on_in_th
 }
 
 /// Rank 2 dies when the newcomer is let in. The newcomer comes to the next turn without options of
-/// its own, which those of the others would not be equal to.
+/// its own, because these would not be equal to the options of the others.
 #[test]
 fn a_newcomer_takes_part_in_the_next_turn_when_a_mesh_breaks() {
     let mut job = Job::new(4, 4);
@@ -340,7 +340,7 @@ fn a_newcomer_that_dies_at_the_door_is_not_let_in() {
     job.die_first(&[1]);
     job.knock(Incarnation { rank: 1, ticket: 1 }, 1);
     job.die(Incarnation { rank: 1, ticket: 1 });
-    // One that has died between its number and its note hides nobody.
+    // A newcomer that has died after it took its number and before it wrote its note hides nobody.
     job.store.add("test/door", 1, &soon()).unwrap();
     let mut others = job.recover(&[0, 2]);
     assert!(others.iter().all(|(rank, _)| seats(rank) == "seats=0,-,2 without=1"));
@@ -356,11 +356,11 @@ fn a_newcomer_that_dies_at_the_door_is_not_let_in() {
     });
 }
 
-/// How long a benched rank's call may take from its seat on.
+/// How long the call of a benched rank may take once the rank has a seat.
 const BENCHED: Duration = Duration::from_millis(1500);
 
-/// Replicas of two ranks. Both ranks of replica 1 are lost, and one comes back: it is benched, and
-/// waits in its dm_recover until the other one comes back, too.
+/// Each replica has two ranks. Both ranks of replica 1 are lost, and one comes back: it is
+/// benched, and waits in its dm_recover until the other one comes back, too.
 #[test]
 fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
     let mut job = Job::new(4, 4);
@@ -372,7 +372,8 @@ fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
             assert_eq!(newcomer.comes_in().unwrap(), None);
             let mut benched = newcomer.at_door.into_recovery();
             assert_eq!((benched.epoch_number(), seats(&benched).as_str()), (1, "seats=0-1,2:1,- without=1"));
-            // dm_recover of a process without a place: its time begins when it gets one.
+            // This is dm_recover of a process without a place: the time of the process begins when
+            // it gets a place.
             let outcome = recover(&mut benched, &job.arrival(), &Wait::after(BENCHED));
             (benched, outcome)
         });
@@ -394,7 +395,8 @@ fn a_newcomer_whose_replica_stays_incomplete_is_a_member_that_waits() {
 }
 
 /// Rank 3 is benched, and comes too late to the turn that lets the other rank of its replica in.
-/// The two of them are whole then, and nobody else has a reason to recover. So they knock.
+/// Then the replica of these two ranks is whole, and nobody else has a reason to recover. So these
+/// two ranks knock.
 #[test]
 fn benched_ranks_knock_when_they_are_whole_after_the_decision() {
     let mut job = Job::new(4, 4);
@@ -437,7 +439,8 @@ fn benched_ranks_knock_when_they_are_whole_after_the_decision() {
         });
         let note = String::from_utf8(job.store.get("test/door/2", &soon()).unwrap()).unwrap();
         assert!(note.starts_with("3 3\n") || note.starts_with("2:1 2\n"), "{note}");
-        // The note is a reason to recover on the ranks of the mesh. The first one is none any more.
+        // The note is a reason to recover on the ranks of the mesh. The first note is no reason
+        // any more.
         assert_eq!(members[0].0.epoch().door, 1);
         assert!(members[0].0.somebody_waits(&soon()).unwrap());
         again(&mut members);

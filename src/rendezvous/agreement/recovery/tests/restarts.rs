@@ -1,5 +1,5 @@
 //! Processes die at random moments of recoveries, and others are started in their place, which may
-//! die as well. In the end all that live are in one mesh, in full shape.
+//! die as well. In the end all processes that live are in one mesh, in full shape.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,11 +28,12 @@ const TICKETS: u32 = 3;
 struct Elastic {
     job: Job,
     seed: u64,
-    /// What each living process uses: its epoch, with the seats; `None` while it recovers.
+    /// The epoch, with the seats, that each living process uses; `None` while the process
+    /// recovers.
     living: Mutex<BTreeMap<Incarnation, Option<String>>>,
-    /// Set when all that live use one mesh in full shape.
+    /// Whether all processes that live use one mesh in full shape.
     is_done: AtomicBool,
-    /// Set when the first process has died.
+    /// Whether the first process has died.
     has_begun: AtomicBool,
 }
 
@@ -86,7 +87,8 @@ impl Elastic {
         }
         loop {
             if recovery.is_in_mesh() {
-                // The mesh has a rank with the state for each position, which sends it.
+                // For each position the mesh has a rank with the state, and that rank sends the
+                // state.
                 has_state = true;
                 if self.uses_mesh(me, &recovery) {
                     return Ok(());
@@ -96,8 +98,8 @@ impl Elastic {
         }
     }
 
-    /// Uses the mesh until there is a reason to recover. Returns whether the job is done. This asks
-    /// the store itself, so no process dies in it.
+    /// Uses the mesh until there is a reason to recover. Returns whether the job is done. This
+    /// function asks the store itself, so no process dies in this function.
     fn uses_mesh(&self, me: Incarnation, recovery: &Recovery) -> bool {
         let used = format!("epoch {}: {}", recovery.epoch_number(), seats(recovery));
         self.living.lock().unwrap().insert(me, Some(used));
@@ -153,7 +155,7 @@ impl Elastic {
     }
 }
 
-/// Calls until enough replicas are there.
+/// Repeats the call until enough replicas are there.
 fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match call() {

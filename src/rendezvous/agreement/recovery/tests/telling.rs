@@ -58,7 +58,7 @@ fn a_rank_that_goes_on_refusing_does_not_fill_the_store() {
     assert_eq!(job.store.keys().len(), 1000);
 }
 
-/// Rank 0 of a job that needs more replicas than it has. It serves the store.
+/// Returns rank 0 of a job that needs more replicas than it has. This rank serves the store.
 fn serving(job: &Job) -> Recovery {
     let mut rank = job.rank(0);
     (rank.membership.served, rank.membership.serving) = (true, true);

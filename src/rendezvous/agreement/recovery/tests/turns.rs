@@ -14,7 +14,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Rank `me` of the job, in a scope of these ranks.
+    /// Returns rank `me` of the job, in a scope of these ranks.
     fn new(job: &Job, me: i32, ranks: &[i32]) -> Rank {
         Rank::over(Arc::new(job.store.clone()), job, me, ranks)
     }
@@ -40,7 +40,7 @@ impl Rank {
     }
 }
 
-/// Waits until that rank waits in the call of that number.
+/// Waits until the rank at `position` waits in call `number`.
 fn await_in_call(job: &Job, number: u64, position: usize) {
     job.store.get(&format!("test/some/{number}/here/{position}"), &soon()).unwrap();
 }
@@ -68,7 +68,7 @@ fn a_call_that_waits_for_a_rank_ends_when_that_rank_or_another_one_comes_to_the_
         await_in_call(&job, 0, 0);
         let comes = threads.spawn(|| recover(&mut job.rank(2), &job.arrival(), &soon()).unwrap());
         job.await_here(1, "0");
-        // Rank 1 was busy with something else. It finds the verdict.
+        // Rank 1 was busy with something else. Rank 1 finds the verdict.
         let mut late = Rank::new(&job, 1, &[0, 1]);
         is_told(&late.barrier().unwrap_err(), 2, "dm_barrier() as call 0");
         recover(&mut late.recovery, &job.arrival(), &soon()).unwrap();
@@ -105,7 +105,7 @@ fn the_work_of_a_call_ends_when_a_rank_comes_to_the_turn() {
             let rank = Rank::new(&job, 0, &[0, 1]);
             let round = rank.scope.agree("dm_flatten()", &soon()).unwrap();
             is_told(&round.fetch("id", 1, &soon()).unwrap_err(), 1, "dm_flatten() as call 0");
-            // This is what the making of a communicator asks now and then.
+            // A rank that makes a communicator asks this now and then.
             is_told(&round.failed(&soon()).unwrap().unwrap(), 1, "dm_flatten() as call 0");
         });
         let mut rank = Rank::new(&job, 1, &[0, 1]);
@@ -134,7 +134,7 @@ fn calls_meet_after_a_recovery_that_has_failed() {
                     told.send(()).unwrap();
                 }
                 if let Some(news) = news {
-                    // It learns of the turn without being in a call.
+                    // This rank learns of the turn without being in a call.
                     news.recv_timeout(Duration::from_secs(20)).unwrap();
                     rank.losses.refresh(&soon()).unwrap();
                     is_told(&rank.barrier().unwrap_err(), 1, "dm_barrier() as call 0");
@@ -221,8 +221,8 @@ fn no_call_goes_on_in_a_scope_of_an_earlier_epoch() {
     assert_eq!(job.store.keys(), keys, "such calls leave nothing");
 }
 
-/// When the mesh of an epoch was made, all keys of the epochs before go: those of scopes that are
-/// in use, of scopes that were dropped, and of calls that have failed.
+/// Once the mesh of an epoch is made, all keys of the earlier epochs are removed: those of scopes
+/// that are in use, of scopes that were dropped, and of calls that have failed.
 #[test]
 fn the_keys_of_ended_epochs_go() {
     let job = Job::new(2, 2);
@@ -310,8 +310,9 @@ fn a_call_costs_as_many_operations_as_before() {
         let store = Counted { store: job.store.clone(), log: Arc::clone(&log) };
         Rank::over(Arc::new(store), &job, 1, &[0, 1]).barrier().unwrap();
     });
-    // Two phases: here, the text of rank 0 in the first one, the count, and the verdict. The last
-    // rank to be counted writes the verdict, and the other one waits for it.
+    // There are two phases. Each has `here`, the count and the verdict, and the first one also has
+    // the text of rank 0. The last rank to be counted writes the verdict, and the other one waits
+    // for it.
     let log: Vec<String> = log.lock().unwrap().iter().map(|one| one.replace("set_once 1", "wait 2")).collect();
     assert_eq!(log, ["set 1", "wait 3", "add 1", "wait 2", "set 1", "add 1", "wait 2"]);
 }
