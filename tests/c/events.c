@@ -62,7 +62,7 @@ static void refusals(void)
 
 /* What the handler has seen. It runs on one thread, and main waits for what it counts. */
 typedef struct {
-  _Atomic int joined, aborted, lost, others;
+  int joined, aborted, lost, others; /* read by wait_for while the handler counts */
   pthread_t thread;
   bool replaces_itself;
 } watching;
@@ -73,10 +73,10 @@ static void on_event(void *user_data, const dm_event *event)
 {
   watching *of = (watching *)user_data;
   CHECK(event->struct_size == sizeof *event);
-  if (event->kind == DM_EVENT_JOINED) of->joined = of->joined + 1;
-  else if (event->kind == DM_EVENT_ABORTED) of->aborted = of->aborted + 1;
-  else if (event->kind == DM_EVENT_LOST) of->lost = of->lost + 1;
-  else of->others = of->others + 1;
+  if (event->kind == DM_EVENT_JOINED) __atomic_add_fetch(&of->joined, 1, __ATOMIC_SEQ_CST);
+  else if (event->kind == DM_EVENT_ABORTED) __atomic_add_fetch(&of->aborted, 1, __ATOMIC_SEQ_CST);
+  else if (event->kind == DM_EVENT_LOST) __atomic_add_fetch(&of->lost, 1, __ATOMIC_SEQ_CST);
+  else __atomic_add_fetch(&of->others, 1, __ATOMIC_SEQ_CST);
   CHECK(of->joined + of->aborted + of->lost + of->others == 1 || pthread_equal(of->thread, pthread_self()));
   of->thread = pthread_self();
   /* Local calls work here, also this one. */
@@ -85,11 +85,11 @@ static void on_event(void *user_data, const dm_event *event)
 }
 
 /* Waits until the handler has counted so many. */
-static void wait_for(const _Atomic int *count, int many)
+static void wait_for(const int *count, int many)
 {
   const double until = seconds_now() + 60;
-  while (*count < many && seconds_now() < until) usleep(1000);
-  CHECK(*count >= many);
+  while (__atomic_load_n(count, __ATOMIC_SEQ_CST) < many && seconds_now() < until) usleep(1000);
+  CHECK(__atomic_load_n(count, __ATOMIC_SEQ_CST) >= many);
 }
 
 /* Whether the thread is there that calls the handler and fills the queues. */
