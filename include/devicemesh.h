@@ -852,7 +852,7 @@ typedef struct dm_recovery {
 } dm_recovery;
 
 /**
- * What has happened.
+ * The kind of an event.
  */
 typedef int32_t dm_event_kind;
 
@@ -930,7 +930,8 @@ typedef struct dm_event {
    */
   uint64_t dropped;
   /**
-   * What has happened in one line, which begins with the rank ("rank 3 ..."). Never NULL.
+   * A description of the event in one line, which begins with the rank ("rank 3 ..."). Never
+   * NULL.
    */
   const char *message;
 } dm_event;

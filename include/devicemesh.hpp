@@ -2599,7 +2599,7 @@ enum class EventKind : dm_event_kind {
 
 /// One event, with copies of its strings and ranks. See dm_event.
 struct Event {
-  /// What has happened.
+  /// The kind of the event.
   EventKind kind = EventKind::none;
   /// This process's rank in the world. For a slow call that belongs to no world, its rank in the
   /// communicator.
@@ -2618,7 +2618,7 @@ struct Event {
   std::string group = {};
   /// The dimension of a slow call; empty where it has none.
   std::string dim = {};
-  /// What a slow call does: "all-reduce" and the like, or the text of a call like dm_flatten.
+  /// The work of a slow call: "all-reduce" and the like, or the text of a call like dm_flatten.
   std::string operation = {};
   /// The number of a slow call in its group, from 1; -1 otherwise.
   std::int64_t call = -1;
@@ -2626,7 +2626,7 @@ struct Event {
   double waited_seconds = -1.0;
   /// How many events were left out before this one because the queue was full.
   std::uint64_t dropped = 0;
-  /// What has happened in one line.
+  /// A description of the event in one line.
   std::string message = {};
 
   /// A copy of an event of C.
@@ -2698,7 +2698,7 @@ template <class Style> class BasicEvents {
   using Calls = detail::Calls<Style>;
 
 public:
-  /// What a function that can fail gives: T, or a Result of it.
+  /// The return type of a function that can fail: T, or a Result of it.
   template <class T> using Returns = typename Style::template Returns<T>;
 
   /// An empty queue, without a handle.

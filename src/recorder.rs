@@ -83,7 +83,7 @@ impl What {
         self.count.unwrap_or(count) == 0 && !self.operation.has_own_counts()
     }
 
-    /// What an operation on `count` elements of type `dtype` does, as far as it is equal on all
+    /// The work of an operation on `count` elements of type `dtype`, as far as it is equal on all
     /// ranks: "all-reduce of 8 float32 (sum)".
     pub(crate) fn text(self, count: usize, dtype: i32) -> String {
         described(&self.call(count, dtype, std::ptr::null_mut()))

@@ -17,8 +17,8 @@ from support.processes import run
 COLLECTIVES = ["Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"]
 
 
-def rank_text(rank, pid, calls):
-    counts = ",\n".join(f'            "{name}": {calls if name == "AllReduce" else 0}' for name in COLLECTIVES)
+def head(rank, pid):
+    """The beginning of each rank's part, up to its status."""
     return f"""        {{
           "rank": {rank},
           "host": "10.0.0.1",
@@ -26,6 +26,12 @@ def rank_text(rank, pid, calls):
           "cuda_dev": {rank},
           "nvml_dev": {rank},
           "status": {{
+"""
+
+
+def rank_text(rank, pid, calls):
+    counts = ",\n".join(f'            "{name}": {calls if name == "AllReduce" else 0}' for name in COLLECTIVES)
+    return head(rank, pid) + f"""\
             "init_state": 0,
             "async_error": 0,
             "finalize_called": false,
@@ -39,17 +45,11 @@ def rank_text(rank, pid, calls):
 
 
 def missing_text(rank, pid):
-    return f"""        {{
-          "rank": {rank},
-          "host": "10.0.0.1",
-          "pid": {pid},
-          "cuda_dev": {rank},
-          "nvml_dev": {rank},
-          "status": {{
+    return head(rank, pid) + """\
             "unresponsive": true,
             "considered_dead": false
-          }}
-        }}"""
+          }
+        }"""
 
 
 def document(communicators):
@@ -155,7 +155,7 @@ def test_communicators_have_the_names_of_the_mesh(jobs, ras):
     lines = [line.split() for line in said.partition("NCCL 2.28.7 says:")[2].splitlines()]
     assert ["mesh/tp", "3", "AllReduce", "5", "running", "0x7a91f0c35d2b8e14"] in lines, said
 
-    # What is no answer of RAS is said, and the rest of the report is as always.
+    # The report says which answer is none of RAS. The rest of the report is as always.
     ras.document = '{"nccl_version": "2.28.7"'
     said = run(TOOL, "why", "--after", "0.3s", jobs.job.pid, code=1).stdout
     assert said.startswith("hang: rank 3 has not called") and "the document cannot be read" in said, said

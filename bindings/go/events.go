@@ -47,7 +47,7 @@ type Event struct {
 	Group string
 	// The dimension of a slow call. "": it has none.
 	Dimension string
-	// What a slow call does: "all-reduce" and the like, or the text of a call like Flatten.
+	// The work of a slow call: "all-reduce" and the like, or the text of a call like Flatten.
 	Operation string
 	// The number of a slow call in its group, from 1. -1 for other events.
 	Call int64
@@ -128,7 +128,7 @@ func (e *Events) Next(timeout time.Duration) (*Event, error) {
 		defer e.free(e.release)
 	}
 	told := &C.dm_event{struct_size: C.sizeof_dm_event}
-	// What the library gives belongs to the thread until its next call.
+	// The strings of the library belong to the thread until its next call.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := a.call(func() C.outcome { return C.go_events_next(e.token(), milliseconds, told) }); err != nil {

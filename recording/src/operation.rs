@@ -144,7 +144,7 @@ impl Call {
         unmix(unmix(after) ^ count) ^ what
     }
 
-    /// What belongs to the digest.
+    /// The numbers that belong to the digest.
     #[inline]
     fn digested(&self) -> (u64, u64) {
         let what = u64::from(self.operation as u8)

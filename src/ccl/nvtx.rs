@@ -56,7 +56,7 @@ static TOOL: Tool = Tool(UnsafeCell::new(Functions {
     domain: ptr::null_mut(),
 }));
 
-/// What the tool has filled in.
+/// The functions that the tool has filled in.
 struct Functions {
     /// The functions of each module. The place 0 stays NULL.
     slots: [[*mut c_void; MOST]; 6],

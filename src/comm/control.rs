@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::call::Call;
 use super::groups::refuse_inside;
 use super::refusal::tell_if_refused;
+use super::root::Purpose;
 use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result, Status};
@@ -118,6 +119,7 @@ impl View {
             |scope| root.of_this_mesh(scope),
             self.mesh(),
             index,
+            Purpose::Control,
         )
     }
 

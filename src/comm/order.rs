@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::groups;
 use super::operations::Operands;
+use super::root::Purpose;
 use super::view::View;
 use crate::error::{Result, Status};
 use crate::rendezvous::{Scope, check_order};
@@ -32,7 +33,8 @@ impl View {
         let label = self.recorded_group(index).map_or_else(String::new, |group| group.name().to_owned());
         let text = format!("{} along {label}", what.text(count, dtype));
         let of_root = |scope| space.of_this_mesh(scope);
-        let scope = space.control_scopes().for_order(world.rendezvous(), space.id(), of_root, mesh, index)?;
+        let (world, scopes) = (world.rendezvous(), space.control_scopes());
+        let scope = scopes.of_group(world, space.id(), of_root, mesh, index, Purpose::Order)?;
         match groups::note_collective(self.library()?, &scope, &text) {
             true => Ok(()),
             false => self.compare(&vec![(scope, vec![text])]).map_err(|error| error.within(name)),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 pub(super) use self::communicators::Issued;
 use self::control::ControlScopes;
+pub(super) use self::control::Purpose;
 pub(super) use self::life::{Life, LifeFlag};
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
@@ -126,7 +127,7 @@ pub struct RootComms {
     epoch: u64,
     /// The options of its dimensions; empty for the defaults.
     options: Vec<DimOptions>,
-    /// What the recovery that made this root has come to. The value is set before a program sees
+    /// The outcome of the recovery that made this root. The value is set before a program sees
     /// the root, or at the first question.
     recovered: OnceLock<Recovered>,
     /// The dimensions that calls have made on the root, in their order, beside the root's own

@@ -1,4 +1,4 @@
-//! What an event is, and the options of a handler or a queue.
+//! An event, and the options of a handler or a queue.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 /// The time after which a waiting call is slow, unless the options say another time.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// What has happened. The numbers are those of C's `DM_EVENT_` constants.
+/// The kind of an event. The numbers are those of C's `DM_EVENT_` constants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Event {
-    /// What has happened.
+    /// The kind of the event.
     pub kind: Kind,
     /// When this process noticed it.
     pub time: SystemTime,
@@ -51,7 +51,7 @@ pub struct Event {
     pub group: Option<String>,
     /// The name of the dimension along which a slow call was made.
     pub dimension: Option<String>,
-    /// What a slow call does: `all-reduce`, or for a call like `dm_flatten` its text.
+    /// The work of a slow call: `all-reduce`, or for a call like `dm_flatten` its text.
     pub operation: Option<String>,
     /// The number of a slow call in its group, from 1.
     pub call: Option<u64>,
@@ -59,7 +59,7 @@ pub struct Event {
     pub waited: Option<Duration>,
     /// How many events were left out before this one because the queue was full.
     pub dropped: u64,
-    /// What has happened in one line.
+    /// A description of the event in one line.
     pub message: String,
 }
 

@@ -155,7 +155,7 @@ fn take(state: &mut State, which: impl Fn(&Arc<Subscriber>) -> bool) -> Option<A
     Some(taken)
 }
 
-/// What the thread does.
+/// The work of the thread.
 fn run() {
     begin_thread();
     let mut slow = SlowCalls::default();

@@ -19,7 +19,7 @@ use crate::metrics;
 
 static QUEUES: Table<(), Events> = Table::new(0xd35e, "dm_events");
 
-/// What has happened.
+/// The kind of an event.
 pub type dm_event_kind = i32;
 /// There is no event: dm_events_next has found none.
 pub const DM_EVENT_NONE: dm_event_kind = 0;
@@ -78,7 +78,8 @@ pub struct dm_event {
     pub waited_seconds: f64,
     /// How many events were left out before this one because the queue was full.
     pub dropped: u64,
-    /// What has happened in one line, which begins with the rank ("rank 3 ..."). Never NULL.
+    /// A description of the event in one line, which begins with the rank ("rank 3 ..."). Never
+    /// NULL.
     pub message: *const c_char,
 }
 

@@ -41,7 +41,7 @@ fn with_sentences(error: Error, group: &Group, reports: Option<&dyn Reports>) ->
     }
 }
 
-/// What the recordings say of the ranks of an error; `None` where they say nothing.
+/// Returns what the recordings say of the ranks of an error; `None` where they say nothing.
 fn sentences(group: &Group, error: &Error, reports: Option<&dyn Reports>) -> Option<String> {
     // The ranks of a mismatch are not late, and its message says what they call. A lost rank has
     // taken its recording with it.

@@ -1,4 +1,4 @@
-//! What the recordings of other hosts say: each host leaves extracts of its recordings in the
+//! Reports of the recordings of other hosts: each host leaves extracts of its recordings in the
 //! store when a call fails, and reads those of the other hosts.
 //!
 //! | key | who writes it | when |

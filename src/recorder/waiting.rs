@@ -37,7 +37,7 @@ pub(crate) struct WaitingCall {
     pub(crate) number: u64,
     /// The ranks for which the call waits, in ascending order, as far as this host shows it.
     pub(crate) missing: Vec<i32>,
-    /// What is known of the call in one line.
+    /// A description of the call in one line.
     pub(crate) message: String,
 }
 

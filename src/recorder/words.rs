@@ -30,7 +30,7 @@ pub(super) fn short(snapshot: &Snapshot, call: &RecordedCall) -> String {
     }
 }
 
-/// What a recorded call does: "all-reduce of 8 float32 (sum)", or the text of an agreement.
+/// The work of a recorded call: "all-reduce of 8 float32 (sum)", or the text of an agreement.
 pub(super) fn content(snapshot: &Snapshot, call: &RecordedCall) -> String {
     match snapshot.text(call) {
         Some(text) => printable(text).into_owned(),
@@ -38,7 +38,7 @@ pub(super) fn content(snapshot: &Snapshot, call: &RecordedCall) -> String {
     }
 }
 
-/// What a call does, as far as it is equal on all ranks: "all-reduce of 8 float32 (sum)". Where
+/// The work of a call, as far as it is equal on all ranks: "all-reduce of 8 float32 (sum)". Where
 /// each rank has a count of its own, no count is named.
 pub(super) fn described(call: &Call) -> String {
     with_count(call, Some(call.count).filter(|_| !call.operation.has_own_counts()))

@@ -15,19 +15,13 @@ use rustix::time::{ClockId, clock_gettime};
 use super::agreement::{Note, count_waiting, door_note};
 use super::current_epoch::CurrentEpoch;
 use super::losses::Losses;
-use super::store::{KeyWatch, Store};
+use super::open_wait::{ASK, OpenWait, SHORT};
+use super::store::Store;
 use crate::error::Result;
 use crate::wait::Wait;
 
 /// The shortest time between two looks at the socket.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// The shortest time between two questions to the store: about the door where the store cannot
-/// leave a question open, after an error, and about losses while somebody is at the door.
-const ASK: Duration = Duration::from_secs(1);
-
-/// How long the store may take to answer such a question.
-const SHORT: Duration = Duration::from_millis(200);
 
 /// Watches the door of one world.
 #[derive(Default)]
@@ -45,7 +39,7 @@ pub(super) struct DoorWatch {
 #[derive(Default)]
 struct Looking {
     /// The open question for the next note.
-    watch: Option<Box<dyn KeyWatch>>,
+    next: OpenWait,
     /// How many notes were read. Gaps count.
     read: usize,
     /// The notes of the newcomers that have knocked, in their order.
@@ -85,7 +79,7 @@ impl DoorWatch {
         looking.look(door, now);
         let count = looking.waiting(door);
         self.count.store(count, Ordering::Relaxed);
-        let next = if looking.watch.is_some() { now + nanos(LOOK) } else { looking.may_ask };
+        let next = if looking.next.is_open() { now + nanos(LOOK) } else { looking.may_ask };
         self.next.store(next, Ordering::Relaxed);
         count
     }
@@ -98,13 +92,10 @@ impl DoorWatch {
 
 impl Looking {
     fn look(&mut self, door: Door<'_>, now: u64) {
-        let come = self.watch.as_mut().map(|watch| watch.has_come());
-        if matches!(come, Some(Ok(true) | Err(_))) {
-            self.watch = None;
-        }
-        let has_news = matches!(come, Some(Ok(true)));
+        let has_news = self.next.has_come();
         let somebody_waits = self.waiting(door) > 0;
-        if has_news || (now >= self.may_ask && (self.watch.is_none() || somebody_waits)) {
+        if has_news || (now >= self.may_ask && (!self.next.is_open() || somebody_waits)) {
+            // While somebody is at the door, the store is also asked about losses once in ASK.
             self.may_ask = now + nanos(ASK);
             // A newcomer that has died does not wait any more. A later look finds what this one
             // misses because the store does not answer.
@@ -114,14 +105,14 @@ impl Looking {
 
     fn ask(&mut self, door: Door<'_>) -> Result<()> {
         let short = || Wait::after(SHORT);
-        if self.watch.is_none() {
+        if !self.next.is_open() {
             // All notes together may take no longer than one note may.
             let wait = short();
             while let Some(note) = door.store.try_get(&door_note(door.prefix, self.read + 1), &wait)? {
                 self.read += 1;
                 self.knocked.extend(Note::read(self.read, &String::from_utf8_lossy(&note)));
             }
-            self.watch = door.store.watch_key(&door_note(door.prefix, self.read + 1), &short())?;
+            self.next.begin(door.store, &door_note(door.prefix, self.read + 1), &short())?;
         }
         match self.waiting(door) {
             0 => Ok(()),

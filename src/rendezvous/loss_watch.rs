@@ -8,23 +8,17 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::current_epoch::CurrentEpoch;
 use super::incarnation::Incarnation;
 use super::losses::Losses;
-use super::store::{KeyWatch, Store};
+use super::open_wait::{ASK, OpenWait, SHORT};
+use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::events::{Event, Kind, Source, take_from_source};
 use crate::rank_list::ranges;
 use crate::wait::Wait;
-
-/// The time between two questions to a store that cannot leave a question open, and after an
-/// error.
-const ASK: Duration = Duration::from_secs(1);
-
-/// How long the store may take to answer.
-const SHORT: Duration = Duration::from_millis(200);
 
 /// Lost ranks give events.
 const TELLS: u8 = 0;
@@ -54,7 +48,7 @@ pub(crate) struct LossWatch {
     pub(super) looking: Mutex<Option<Looking>>,
 }
 
-/// What the looks use and have found.
+/// The state of the looks: what they use, and what they have found.
 pub(super) struct Looking {
     /// The store that has the notes.
     store: Arc<dyn Store>,
@@ -63,7 +57,7 @@ pub(super) struct Looking {
     /// The epoch in which this process is.
     epoch: Arc<CurrentEpoch>,
     /// The open question for the next note.
-    watch: Option<Box<dyn KeyWatch>>,
+    next: OpenWait,
     /// When the store may be asked again; `None` where nobody has asked.
     may_ask: Option<Instant>,
     /// The lost processes that were reported.
@@ -73,18 +67,18 @@ pub(super) struct Looking {
 impl Looking {
     /// No look was made yet.
     pub(super) fn new(store: Arc<dyn Store>, losses: Arc<Losses>, epoch: Arc<CurrentEpoch>) -> Looking {
-        Looking { store, losses, epoch, watch: None, may_ask: None, told: HashSet::new() }
+        Looking { store, losses, epoch, next: OpenWait::default(), may_ask: None, told: HashSet::new() }
     }
 
     /// Asks the store for lost processes, and leaves a question for the next one open.
     fn ask(&mut self) -> Result<()> {
         let wait = Wait::after(SHORT);
         self.losses.refresh(&wait)?;
-        if self.watch.is_none() {
-            let (_, next) = self.losses.next();
-            self.watch = self.store.watch_key(&next, &wait)?;
+        if self.next.is_open() {
+            return Ok(());
         }
-        Ok(())
+        let (_, next) = self.losses.next();
+        self.next.begin(&*self.store, &next, &wait)
     }
 }
 
@@ -107,14 +101,10 @@ impl LossWatch {
     /// Asks the store when the next question is due, and returns the lost processes that were not
     /// reported before.
     fn news(&self, looking: &mut Looking) -> Vec<Incarnation> {
-        let come = looking.watch.as_mut().map(|watch| watch.has_come());
-        let has_news = matches!(come, Some(Ok(true)));
-        if matches!(come, Some(Ok(true) | Err(_))) {
-            looking.watch = None;
-        }
+        let has_news = looking.next.has_come();
         let is_time = looking.may_ask.is_none_or(|at| Instant::now() >= at);
         let mut store_is_gone = false;
-        if has_news || (is_time && (looking.watch.is_none() || !looking.store.knows_losses())) {
+        if has_news || (is_time && (!looking.next.is_open() || !looking.store.knows_losses())) {
             looking.may_ask = Some(Instant::now() + ASK);
             let asked = looking.ask();
             store_is_gone = asked.is_err_and(|error| error.status() == Status::Store);

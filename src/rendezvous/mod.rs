@@ -25,6 +25,7 @@ mod locations;
 mod loss_watch;
 mod losses;
 mod newcomer;
+mod open_wait;
 mod options;
 mod running;
 mod serve;

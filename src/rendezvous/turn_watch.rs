@@ -10,21 +10,14 @@
 //! in [`ASK`].
 
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::losses::Losses;
-use super::store::{KeyWatch, Store};
+use super::open_wait::{ASK, OpenWait, SHORT};
+use super::store::Store;
 use super::turns::Turn;
 use crate::error::Result;
 use crate::wait::Wait;
-
-/// The shortest time between two questions to a store that cannot leave a question open, and after
-/// an error.
-const ASK: Duration = Duration::from_secs(1);
-
-/// How long the store may take to answer a question. The thread that asks does nothing else
-/// meanwhile.
-const SHORT: Duration = Duration::from_millis(200);
 
 /// Watches the notes of turns of one world for the threads that are blocked in communicators.
 pub(super) struct TurnWatch {
@@ -36,11 +29,11 @@ pub(super) struct TurnWatch {
     looking: Mutex<Looking>,
 }
 
-/// What the looks have found.
+/// The findings of the looks.
 #[derive(Default)]
 struct Looking {
     /// The open question for the next note.
-    watch: Option<Box<dyn KeyWatch>>,
+    next: OpenWait,
     /// When the store was last asked without leaving a question open.
     asked: Option<Instant>,
 }
@@ -67,13 +60,9 @@ impl TurnWatch {
     }
 
     fn look(&self, looking: &mut Looking) {
-        let come = looking.watch.as_mut().map(|watch| watch.has_come());
-        let has_news = matches!(come, Some(Ok(true)));
-        if has_news || matches!(come, Some(Err(_))) {
-            looking.watch = None;
-        }
+        let has_news = looking.next.has_come();
         let may_ask = looking.asked.is_none_or(|asked| asked.elapsed() >= ASK);
-        if has_news || (looking.watch.is_none() && may_ask) {
+        if has_news || (!looking.next.is_open() && may_ask) {
             looking.asked = Some(Instant::now());
             // A store that does not answer has told nothing. A later look asks again.
             let _ = self.ask(looking);
@@ -84,7 +73,6 @@ impl TurnWatch {
     fn ask(&self, looking: &mut Looking) -> Result<()> {
         self.losses.refresh(&Wait::after(SHORT))?;
         let (_, next) = self.losses.next();
-        looking.watch = self.store.watch_key(&next, &Wait::after(SHORT))?;
-        Ok(())
+        looking.next.begin(&*self.store, &next, &Wait::after(SHORT))
     }
 }

@@ -60,7 +60,8 @@ static void refusals(void)
   CHECK(fd == -7);
 }
 
-/* What the handler has seen. It runs on one thread, and main waits for what it counts. */
+/* The events that the handler has seen. The handler runs on one thread, and main waits for the
+ * counts. */
 typedef struct {
   int joined, aborted, lost, others; /* read by wait_for while the handler counts */
   pthread_t thread;

@@ -22,8 +22,8 @@ OPTIONS = {
 FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
 
 
-# What the quick gate runs: C programs, with their numbers of ranks, that reach most of the code with
-# `unsafe`. They cover shared memory, communicators and their ends, groups, aborts, recovery, forked
+# The C programs of the quick gate, with their numbers of ranks. They reach most of the code with
+# `unsafe`: they cover shared memory, communicators and their ends, groups, aborts, recovery, forked
 # children, the caller's callbacks, handles, and pointers that are NULL.
 QUICK = {
     ("abort_threads", 2), ("collectives", 4), ("comms", 2), ("control_stores", 0), ("fork", 4), ("group_abort", 2), ("handles", 0),

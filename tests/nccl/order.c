@@ -61,8 +61,8 @@ static void long_ago(void)
   dm_free(mesh);
 }
 
-/* What may differ: messages, calls without elements, counts of a call in which each rank has its own,
- * a call that failed and was made again, and the places of groups. */
+/* These may differ: messages, calls without elements, counts of a call in which each rank has its
+ * own, a call that failed and was made again, and the places of groups. */
 static void legal(void)
 {
   dm_mesh *mesh = made(kSquare, 2, kSquareNames);

@@ -24,7 +24,7 @@ Exit codes:
   1  it could not be written
   2  wrong command line, or a folder of that name has files already";
 
-/// What every project has.
+/// The page that every project has.
 const README: &str = include_str!("../templates/README.md");
 
 #[derive(Args)]

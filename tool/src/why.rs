@@ -234,7 +234,7 @@ fn save(jobs: &[Job], folder: &Path) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What the command line names.
+/// The jobs and files that the command line names.
 struct Named<'a> {
     /// Files and folders.
     paths: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! What a process reads in its own recording.
+//! The functions by which a process reads its own recording.
 
 use std::io;
 use std::sync::atomic::Ordering::Acquire;

@@ -14,7 +14,7 @@ use crate::recorder::{Group, launched};
 /// How many communicators tell this plugin of their calls.
 static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 
-/// What NCCL says of a communicator.
+/// NCCL's description of a communicator.
 pub(super) struct Described<'a> {
     /// The name in NCCL's configuration; empty for none.
     pub(super) name: &'a CStr,

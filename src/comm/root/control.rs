@@ -24,10 +24,20 @@ struct Known {
     may_be_behind: bool,
 }
 
+/// The calls for which a group along a dimension has a scope.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm) enum Purpose {
+    /// The control plane: barriers and small data.
+    Control,
+    /// The comparison of collectives. Dimensions over the same ranks have different scopes for it,
+    /// because threads may make calls along them in different orders.
+    Order,
+}
+
 impl ControlScopes {
-    /// The scope for the control plane of this rank's group along a dimension of `mesh`, made at
-    /// the first call. `root` is the root's part in the names of its scopes, and `of_root` returns
-    /// a scope for calls on the root.
+    /// The scope of this rank's group along a dimension of `mesh`, made at the first call. `root`
+    /// is the root's part in the names of its scopes, and `of_root` returns a scope for calls on
+    /// the root.
     pub(in crate::comm) fn of_group(
         &self,
         world: &World,
@@ -35,39 +45,14 @@ impl ControlScopes {
         of_root: impl Fn(Scope) -> Scope,
         mesh: &Mesh,
         index: usize,
-    ) -> Result<Arc<Scope>> {
-        self.scope(world, root, of_root, mesh, index, None)
-    }
-
-    /// Does what [`of_group`](ControlScopes::of_group) does, for the comparison of the collectives
-    /// along a dimension. Dimensions over the same ranks have different scopes, because threads
-    /// may make calls along them in different orders.
-    pub(in crate::comm) fn for_order(
-        &self,
-        world: &World,
-        root: &str,
-        of_root: impl Fn(Scope) -> Scope,
-        mesh: &Mesh,
-        index: usize,
-    ) -> Result<Arc<Scope>> {
-        self.scope(world, root, of_root, mesh, index, Some(mesh.dim_name(index)))
-    }
-
-    fn scope(
-        &self,
-        world: &World,
-        root: &str,
-        of_root: impl Fn(Scope) -> Scope,
-        mesh: &Mesh,
-        index: usize,
-        dim: Option<&str>,
+        purpose: Purpose,
     ) -> Result<Arc<Scope>> {
         let (first, position) = mesh.split_color_key(index)?;
         let pairs = mesh.dim_layout(index).pairs().iter();
         let pairs: Vec<String> = pairs.map(|(size, stride)| format!("{size}x{stride}")).collect();
-        let name = match dim {
-            None => format!("control/{}/{first}", pairs.join(".")),
-            Some(dim) => format!("order/{}/{first}/{dim}", pairs.join(".")),
+        let name = match purpose {
+            Purpose::Control => format!("control/{}/{first}", pairs.join(".")),
+            Purpose::Order => format!("order/{}/{first}/{}", pairs.join("."), mesh.dim_name(index)),
         };
         let mut known = self.lock();
         if let Some(scope) = known.scopes.get(&name) {
@@ -75,7 +60,7 @@ impl ControlScopes {
         }
         let id = format!("{root}/{name}");
         let scope = world.subscope(&id, mesh.group_ranks(index)?.into(), position as usize)?;
-        let scope = of_root(if dim.is_some() { scope.for_order() } else { scope });
+        let scope = of_root(if purpose == Purpose::Order { scope.for_order() } else { scope });
         if known.may_be_behind {
             scope.may_be_behind();
         }

@@ -26,7 +26,7 @@ pub(super) struct DepartureWatch {
     looking: Mutex<Option<Looking>>,
 }
 
-/// What the looks use and have found.
+/// The state of the looks: what they use, and what they have found.
 struct Looking {
     /// The ranks that have ended the mesh by dm_abort, in the store of the world.
     departures: Arc<Departures>,

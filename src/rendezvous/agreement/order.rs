@@ -47,7 +47,7 @@ const READ: usize = 64;
 /// How long a group over several dimensions waits between two looks for lost ranks.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What a tally says to the rank that has added to it.
+/// The answer of a tally to the rank that has added to it.
 pub(super) struct Tally {
     /// How many ranks have added to it so far.
     pub(super) count: usize,

@@ -1,4 +1,4 @@
-//! What a host says of its processes when another host asks.
+//! The answer of a host about its processes when another host asks.
 //!
 //! ```text
 //! devicemesh why         asks: Request, as JSON
@@ -43,7 +43,7 @@ const MOST_STACKS: usize = 64;
 /// The longest time that `devicemesh answer` takes. A file of /proc may block for ever.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// What is asked.
+/// The question.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Request {
     /// [`FORMAT`].
@@ -89,7 +89,7 @@ struct Seat {
 pub struct Answer {
     /// The name of the host.
     pub host: String,
-    /// What was found on the host.
+    /// The findings on the host.
     pub found: Found,
     /// The threads of the processes whose stacks were asked for.
     pub stacks: Vec<(u32, Vec<Thread>)>,

@@ -1,4 +1,5 @@
-//! What another host has sent is judged as what this host has, and nothing that comes is trusted.
+//! Recordings that another host has sent are judged as those of this host, and nothing that comes
+//! is trusted.
 
 use super::super::find::{Found, Node};
 use super::super::judge_tests::{a_rank_behind, text_of};

@@ -22,7 +22,7 @@ pub struct JobReport {
     ranks: Vec<RankReport>,
     groups: Vec<GroupReport>,
     nodes: Vec<NodeReport>,
-    /// What NCCL's RAS says of the job's communicators.
+    /// The answer of NCCL's RAS about the job's communicators.
     nccl: Vec<Known>,
 }
 

@@ -130,7 +130,7 @@ fn said(ranks: &[&Rank]) -> (Option<(Kind, Vec<u32>)>, String) {
     (first.map(|first| (first.kind, first.ranks.iter().map(|rank| job.ranks[*rank].number).collect())), text)
 }
 
-/// What is said of what was found, in words.
+/// Returns in words what is said of the findings.
 pub(super) fn text_of(found: Found) -> String {
     let jobs = jobs(found);
     let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };

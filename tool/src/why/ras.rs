@@ -111,7 +111,7 @@ struct Row {
     ranks: Vec<u32>,
     /// How many collectives of each kind NCCL has begun: "AllReduce 6".
     counts: String,
-    /// What NCCL says of the ranks: "running", "aborted", "error 3", "dead", "no answer".
+    /// NCCL's words for the ranks: "running", "aborted", "error 3", "dead", "no answer".
     state: String,
 }
 

@@ -1,4 +1,5 @@
-//! What a node's tool tells other processes of its user on this host: where the job's store is.
+//! The card by which a node's tool tells other processes of its user on this host where the job's
+//! store is.
 //! This text, the card, is in anonymous memory that has a name in /proc/PID/fd, as the ranks'
 //! recordings are.
 

@@ -40,7 +40,7 @@ pub struct Peer {
 pub struct Question {
     /// The asker's own text for this question.
     asker: String,
-    /// What is asked, as `devicemesh answer` reads it.
+    /// The question, as `devicemesh answer` reads it.
     pub request: String,
 }
 

@@ -68,8 +68,8 @@ pub struct Shared {
     early: Mutex<Option<Cause>>,
     /// The arrival number of the node whose place this node has taken, where it has.
     pub post: OnceLock<u32>,
-    /// What this node shows to other processes of its user, once it is one of the job's nodes, and
-    /// the memory in which it stands.
+    /// The card that this node shows to other processes of its user, once it is one of the job's
+    /// nodes, and the memory in which the card stands.
     pub card: OnceLock<(Card, Option<OwnedFd>)>,
     /// The name and the number of the node that serves the store, once they are known. Never set
     /// where a service has the store.
