@@ -26,8 +26,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,8 +56,18 @@ const END: Duration = Duration::from_secs(10);
 /// Whether the front has ended, so that this process is ending everything.
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
+/// Held while a command is started that reaches a host, and for good once the front has ended. A
+/// command that is just being started could not be told from this process.
+static STARTING: Mutex<()> = Mutex::new(());
+
 /// The text that the keeper writes to standard error when the front was killed.
 static LAST_WORD: OnceLock<Vec<u8>> = OnceLock::new();
+
+/// Keeps the end of the front from being handled while a command is started. Does not return once
+/// the front has ended.
+pub fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Sets what the keeper writes to standard error when the front was killed. The text must not be
 /// longer than what a pipe takes in one write (4 KiB). It is lost if the pipe is full.
@@ -216,6 +226,7 @@ fn end_with(front: Pid, work: Work) -> Result<(), Failure> {
         if let Some(word) = LAST_WORD.get() {
             say_at_once(word);
         }
+        let _no_more = starting();
         work.end_all();
         exit(128 + SIGKILL);
     };

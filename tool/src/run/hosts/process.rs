@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::words::{BEGINS, MARK, Said};
+use crate::run::guard;
 use crate::run::output::{LastWords, TAIL};
 
 /// The beginning of a node's message to the user.
@@ -54,6 +55,7 @@ struct Stream {
 impl Process {
     /// Starts the command in a process group of its own, so that Ctrl-C reaches the starter alone.
     pub fn start(command: &[OsString]) -> io::Result<Process> {
+        let starting = guard::starting();
         let mut child = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::piped())
@@ -61,6 +63,7 @@ impl Process {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
+        drop(starting);
         let input = child.stdin.take();
         let out = child.stdout.take().map(OwnedFd::from);
         let err = child.stderr.take().map(OwnedFd::from);
