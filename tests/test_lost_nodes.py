@@ -42,8 +42,9 @@ class Nodes(Lab):
         """Starts a tool on a host. Its ranks take the hosts for hosts, although these share a kernel."""
         self.tools[host] = self.spawn(host, [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       text=True, env=environment(without=["DM_"], **{HOST: host, SILENCE: 2000}, **variables))
-        self.readers.append(threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True))
-        self.readers[-1].start()
+        reader = threading.Thread(target=self.read, args=(host, self.tools[host].stdout), daemon=True)
+        reader.start()
+        self.readers.append((self.tools[host], reader))
 
     def node(self, number, where, *options, spares=0, steps=1500, replace=REPLACE):
         """A node of a job by hand."""
@@ -82,9 +83,10 @@ class Nodes(Lab):
             assert code == 0, f"exit code {code} on {host}:\n{self.text()}"
 
     def done(self):
-        """The ranks that are done, with the number of replicas."""
-        for reader in self.readers:
-            reader.join(PATIENCE)
+        """The ranks that are done, with the number of replicas. A store of its own goes on, so its output does not end."""
+        for tool, reader in self.readers:
+            if tool.poll() is not None:
+                reader.join(PATIENCE)
         return {int(rank): int(replicas) for rank, replicas in re.findall(r"rank (\d+) is done with (\d+) replicas", self.text())}
 
     def serve(self, **variables):
