@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn,
-with the same operations.
+"""A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn.
+The ranks make the same agreement. "devicemesh" is what the library sends to its own server, and
+"devicemesh, PyTorch's operations" what it sends to PyTorch's server, sent to ours.
 
 `make bench-store` (with the PyTorch of `make interop`, fetched when it is missing). Prints medians
 with the spread and their ratio, memory of the server for each idle client, and the machine. In a
@@ -14,6 +15,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import socket
 import statistics
 import struct
@@ -56,17 +58,17 @@ def start(command):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def one_run(server_command, bench, ranks, processes, run):
+def one_run(server_command, form, bench, ranks, processes, run):
     """Seconds until every rank is through, the server's processor time, bytes per idle client, and
     the server's version."""
-    server = start(server_command)
+    server = start([word.replace("RANKS", str(ranks)) for word in server_command])
     drivers = []
     try:
         port, *version = server.stdout.readline().split()
         before, used = resident(server.pid), processor_time(server.pid)
         edges = [ranks * index // processes for index in range(processes + 1)]
         began = time.monotonic()
-        drivers = [start([bench, "drive", port, str(first), str(end), str(ranks), str(run)]) for first, end in zip(edges, edges[1:])]
+        drivers = [start([bench, "drive", port, str(first), str(end), str(ranks), str(run), form]) for first, end in zip(edges, edges[1:])]
         phases = {}
         for driver in drivers:
             for line in driver.stdout:
@@ -89,6 +91,17 @@ def one_run(server_command, bench, ranks, processes, run):
                 process.wait()
 
 
+def room_for(ranks):
+    """Lets this process and its children have a descriptor for each rank, where that is allowed."""
+    needed = ranks + 2048
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < needed:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, needed))
+        except (OSError, ValueError) as why:
+            raise SystemExit(f"the server needs {needed} descriptors for {ranks} ranks, and at most {hard} are allowed: {why}")
+
+
 def own_network():
     """Leaves this process and its children alone with a loopback interface; whether that was
     allowed."""
@@ -108,32 +121,33 @@ def main():
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    room_for(max(options.ranks))
     bench, python = built("bin", "store_start"), interpreter(not options.ours_only)
     alone = own_network()
-    servers = {"ours": [bench, "serve"]}
+    servers = {"ours": ([bench, "serve", "RANKS"], "ours"), "steps": ([bench, "serve", "RANKS"], "torch")}
     if python:
-        servers["torch"] = [python, "-c", TORCH_SERVER]
+        servers["torch"] = ([python, "-c", TORCH_SERVER], "torch")
     report = {"machine": machine(), "date": today(), "sizes": {}}
     for ranks in options.ranks:
         results = {name: [] for name in servers}
         for round_number in range(options.rounds):
-            for name, command in in_turn(servers.items(), round_number):
-                results[name].append(one_run(command, bench, ranks, options.processes, round_number))
+            for name, (command, form) in in_turn(servers.items(), round_number):
+                results[name].append(one_run(command, form, bench, ranks, options.processes, round_number))
         report["sizes"][ranks] = results
     if options.json:
         print(json.dumps(report, indent=1))
         return 0
     print(f"{report['machine']}, {report['date']}; {options.rounds} rounds in turn, {options.processes} driving processes"
           + ("" if alone else "; NOT in a network of its own: the DNS is in PyTorch's figures"))
-    print(f"{'ranks':>6} {'server':28} {'start s: median (min-max)':28} {'connect':>8} {'agree':>8} {'end':>8} {'server cpu s':>13} {'bytes/idle client':>18}")
+    print(f"{'ranks':>6} {'server':33} {'start s: median (min-max)':28} {'connect':>8} {'agree':>8} {'end':>8} {'server cpu s':>13} {'bytes/idle client':>18}")
     for ranks, results in report["sizes"].items():
         for name, runs in results.items():
             seconds = [run["seconds"] for run in runs]
             middle = lambda pick: statistics.median(pick(run) for run in runs)
-            label = {"ours": "devicemesh", "torch": f"PyTorch {runs[0]['version']} libuv"}[name]
+            label = {"ours": "devicemesh", "steps": "devicemesh, PyTorch's operations", "torch": f"PyTorch {runs[0]['version']} libuv"}[name]
             spread = f"{statistics.median(seconds):.3f} ({min(seconds):.3f}-{max(seconds):.3f})"
             phases = [middle(lambda run, phase=phase: run["phases"][phase]) for phase in ("connect", "agree", "end")]
-            print(f"{ranks:>6} {label:28} {spread:28} {phases[0]:8.3f} {phases[1]:8.3f} {phases[2]:8.3f} {middle(lambda run: run['cpu']):13.2f} {middle(lambda run: run['bytes_per_client']):18.0f}")
+            print(f"{ranks:>6} {label:33} {spread:28} {phases[0]:8.3f} {phases[1]:8.3f} {phases[2]:8.3f} {middle(lambda run: run['cpu']):13.2f} {middle(lambda run: run['bytes_per_client']):18.0f}")
         if "torch" in results:
             ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(results["ours"], results["torch"])]
             print(f"{'':>6} PyTorch / ours, median of the rounds' ratios: {statistics.median(ratios):.2f}")

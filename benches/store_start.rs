@@ -1,11 +1,13 @@
 //! The start of a job of thousands of ranks as its store sees it: every rank connects, greets,
-//! arrives, agrees on a call and ends it, with the operations of this library's agreement in the
-//! form that PyTorch's protocol has for them, so that the same run drives both servers.
-//! benches/store_start.py runs it against ours and PyTorch's in turn.
+//! arrives, agrees on a call and ends it. benches/store_start.py runs it against our store and
+//! PyTorch's in turn.
 //!
-//! `serve`: serves until its input ends; prints the port.
-//! `drive <port> <first> <end> <world> <run>`: ranks first..end of world, each with a connection
-//! of its own; prints one line `<phase> <seconds>` for each phase when all its ranks are through.
+//! `serve <ranks>`: serves until its input ends; prints the port.
+//! `drive <port> <first> <end> <world> <run> <form>`: ranks first..end of world, each with a
+//! connection of its own; prints one line `<phase> <seconds>` for each phase when all its ranks are
+//! through. With the form `ours` the ranks send what this library sends to a server of its own. With
+//! `torch` they send the same agreement in the operations of PyTorch's protocol, which both servers
+//! know.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,17 +23,20 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     raise_descriptor_limit();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve"] => serve(),
-        ["drive", port, first, end, world, run] => {
+        ["serve", ranks] => serve(ranks.parse().expect("a number")),
+        ["drive", port, first, end, world, run, form @ ("ours" | "torch")] => {
             let number = |text: &str| text.parse::<usize>().expect("a number");
-            drive(number(port) as u16, number(first)..number(end), number(world), run);
+            let ranks = connect(number(port) as u16, number(first)..number(end));
+            let start = Start { ranks, world: number(world), run: run.to_owned() };
+            if form == "ours" { start.agree_with_ours() } else { start.agree_with_any() }
         }
         _ => println!("store_start: run it through benches/store_start.py (make bench-store)"),
     }
 }
 
-fn serve() {
-    let server = Server::bind("[::1]:0").expect("a free port");
+fn serve(ranks: usize) {
+    let server = Server::bind("0.0.0.0:0").expect("a free port");
+    server.expect_ranks(ranks);
     println!("{}", server.local_addr().port());
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -73,15 +78,19 @@ impl Rank {
     }
 }
 
-fn drive(port: u16, ranks: std::ops::Range<usize>, world: usize, run: &str) {
+/// Prints how long the phase took, and begins the next one.
+fn lap(phase: &str, began: &mut Instant) {
+    println!("{phase} {:.6}", began.elapsed().as_secs_f64());
+    *began = Instant::now();
+}
+
+fn connect(port: u16, ranks: std::ops::Range<usize>) -> Vec<Rank> {
     let mut began = Instant::now();
-    let mut lap = |phase: &str| {
-        println!("{phase} {:.6}", began.elapsed().as_secs_f64());
-        began = Instant::now();
-    };
     let mut ranks: Vec<Rank> = ranks
         .map(|number| {
-            let stream = TcpStream::connect(("::1", port)).expect("the server listens");
+            // An address of the server has ports for some 28,000 connections from one address.
+            let host = [127, 0, 0, 1 + (number / 20_000) as u8];
+            let stream = TcpStream::connect((std::net::IpAddr::from(host), port)).expect("the server listens");
             stream.set_nodelay(true).expect("a socket");
             let mut rank = Rank { number, stream };
             rank.send(&HELLO);
@@ -89,36 +98,115 @@ fn drive(port: u16, ranks: std::ops::Range<usize>, world: usize, run: &str) {
         })
         .collect();
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.bytes(), [1, 2, 3, 4]));
-    lap("connect");
+    lap("connect", &mut began);
+    ranks
+}
 
-    let key = |name: &str| format!("/bench/{run}/{name}").into_bytes();
-    let call = format!("dm_world_init(device_type=cuda, world_size={world}, version=0.2.0)\n");
-    // Arrive, and read what rank 0 was asked.
-    let first = key("here/0");
-    let arrive = |rank: &Rank| {
-        let here = key(&format!("here/{}", rank.number));
-        let set = Writer::new(op::SET).string(&here).string(call.as_bytes());
-        set.then(op::WAIT).number(1).string(&first).finish()
-    };
-    each(&mut ranks, arrive, |rank| assert_eq!(rank.bytes(), [0]));
-    let read = |_: &Rank| Writer::new(op::GET).string(&first).finish();
-    each(&mut ranks, read, |rank| assert_eq!(rank.string(), call.as_bytes()));
-    settle(&mut ranks, world, &key("count"), &key("verdict"));
-    lap("agree");
+/// The ranks of one process, and the job that they start.
+struct Start {
+    ranks: Vec<Rank>,
+    world: usize,
+    run: String,
+}
 
-    // The call's end: arrive again, count, read the verdict, and say that it was read.
-    let arrive = |rank: &Rank| {
-        let here = key(&format!("end/here/{}", rank.number));
-        Writer::new(op::SET).string(&here).string(b"done").then(op::PING).word(7).finish()
-    };
-    each(&mut ranks, arrive, |rank| assert_eq!(rank.bytes(), 7u32.to_le_bytes()));
-    settle(&mut ranks, world, &key("end/count"), &key("end/verdict"));
-    let read = |_: &Rank| Writer::new(op::ADD).string(&key("end/read")).number(1).finish();
-    each(&mut ranks, read, |rank| assert!(rank.number() > 0));
-    lap("end");
-    // Idle now, so that the server's memory can be read.
-    println!("idle");
-    let _ = std::io::stdin().read(&mut [0]);
+impl Start {
+    fn key(&self, name: &str) -> Vec<u8> {
+        format!("/bench/{}/{name}", self.run).into_bytes()
+    }
+
+    fn call(&self) -> String {
+        format!("dm_world_init(device_type=cuda, world_size={}, version=0.2.0)\n", self.world)
+    }
+
+    /// Idle now, so that the server's memory can be read.
+    fn idle(self) {
+        println!("idle");
+        let _ = std::io::stdin().read(&mut [0]);
+    }
+
+    /// One request has the text of a rank and waits for that of the first rank. The next one counts
+    /// the rank in and waits for the verdict. In each wait a rank also waits for two more keys.
+    fn agree_with_ours(mut self) {
+        let mut began = Instant::now();
+        let (call, first, lost, left) = (self.call(), self.key("here/0"), self.key("lost/1"), self.key("left/1"));
+        let wait = |writer: Writer, keys: &[&[u8]]| {
+            let count = writer.then(op::WAIT_ANY).number(keys.len() as i64);
+            keys.iter().fold(count, |writer, key| writer.string(key)).finish()
+        };
+        let found = |rank: &mut Rank, value: &[u8]| {
+            assert_eq!(rank.bytes(), [0]);
+            assert_eq!(rank.number(), 0);
+            assert_eq!(rank.string(), value);
+        };
+        let (verdict, counter) = (self.key("verdict"), self.key("count"));
+        let prefix = self.key("here/");
+        let arrive = |rank: &Rank| {
+            let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();
+            let set = Writer::new(op::SET).string(&here).string(call.as_bytes());
+            wait(set, &[&first, &verdict, &lost, &left])
+        };
+        each(&mut self.ranks, arrive, |rank| found(rank, call.as_bytes()));
+        let world = self.world as i64;
+        let count = |writer: Writer, counter: &[u8], verdict: &[u8]| {
+            let count = writer.then(op::COUNT).string(counter).number(1).number(world);
+            wait(count.string(verdict).string(AGREED), &[verdict, &lost, &left])
+        };
+        let agreed = |rank: &mut Rank| {
+            assert!(rank.number() > 0);
+            found(rank, AGREED);
+        };
+        each(&mut self.ranks, |_| count(Writer::default(), &counter, &verdict), agreed);
+        lap("agree", &mut began);
+
+        // The call's end: the notes, the count and the wait are one request. Then each rank says that
+        // it has read the verdict.
+        let (prefix, verdict, counter) = (self.key("end/here/"), self.key("end/verdict"), self.key("end/count"));
+        let end = |rank: &Rank| {
+            let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();
+            count(Writer::new(op::SET).string(&here).string(b"done"), &counter, &verdict)
+        };
+        each(&mut self.ranks, end, agreed);
+        let (read, all) = (self.key("end/read"), self.key("end/all"));
+        let say = |_: &Rank| {
+            let count = Writer::new(op::COUNT).string(&read).number(1).number(world - 1);
+            count.string(&all).string(b"1").finish()
+        };
+        each(&mut self.ranks, say, |rank| assert!(rank.number() > 0));
+        lap("end", &mut began);
+        self.idle();
+    }
+
+    fn agree_with_any(mut self) {
+        let mut began = Instant::now();
+        let (call, first, prefix) = (self.call(), self.key("here/0"), self.key("here/"));
+        // Arrive, and read what rank 0 was asked.
+        let arrive = |rank: &Rank| {
+            let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();
+            let set = Writer::new(op::SET).string(&here).string(call.as_bytes());
+            set.then(op::WAIT).number(1).string(&first).finish()
+        };
+        each(&mut self.ranks, arrive, |rank| assert_eq!(rank.bytes(), [0]));
+        let read = |_: &Rank| Writer::new(op::GET).string(&first).finish();
+        each(&mut self.ranks, read, |rank| assert_eq!(rank.string(), call.as_bytes()));
+        let (count, verdict) = (self.key("count"), self.key("verdict"));
+        settle(&mut self.ranks, self.world, &count, &verdict);
+        lap("agree", &mut began);
+
+        // The call's end: arrive again, count, read the verdict, and say that it was read.
+        let prefix = self.key("end/here/");
+        let arrive = |rank: &Rank| {
+            let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();
+            Writer::new(op::SET).string(&here).string(b"done").then(op::PING).word(7).finish()
+        };
+        each(&mut self.ranks, arrive, |rank| assert_eq!(rank.bytes(), 7u32.to_le_bytes()));
+        let (count, verdict) = (self.key("end/count"), self.key("end/verdict"));
+        settle(&mut self.ranks, self.world, &count, &verdict);
+        let counter = self.key("end/read");
+        let read = |_: &Rank| Writer::new(op::ADD).string(&counter).number(1).finish();
+        each(&mut self.ranks, read, |rank| assert!(rank.number() > 0));
+        lap("end", &mut began);
+        self.idle();
+    }
 }
 
 /// Counts everybody in; the last one writes the verdict that all wait for.

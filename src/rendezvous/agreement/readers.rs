@@ -8,7 +8,7 @@ use super::comparing::MOMENT;
 use super::round::{HURRIED, Membership, Round};
 use super::verdict::Verdict;
 use crate::error::{Result, Status};
-use crate::rendezvous::store::any_of;
+use crate::rendezvous::store::{Arrival, Count, any_of};
 use crate::wait::{Deadline, Wait};
 
 /// How long the verdict of an aborted rank may take to be written, while the rank itself waits for
@@ -83,20 +83,30 @@ impl Round {
     /// Leaves a note that this rank has read the verdict, and adds this rank to the count of all
     /// readers.
     pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
-        self.put(self.read_by(phase, self.my_rank()), b"1", wait)?;
-        let count = self.count(self.key(phase, "read"), 1, wait)?;
-        self.put(self.key(phase, &format!("read/{count}")), b"1", wait)
+        let (mine, counter) = (self.read_by(phase, self.my_rank()), self.key(phase, "read"));
+        let all = self.all_have_read(phase);
+        let Membership { store, members, left, .. } = &*self.membership;
+        left.note([mine.clone()]);
+        let last = members.len() as i64 - 1;
+        let count = Count { counter: &counter, amount: 1, last, key: &all, value: b"1" };
+        let mut counted = |sum| {
+            let written = [(1, &counter), (last, &all)].into_iter().filter(|(number, _)| *number == sum);
+            left.note(written.map(|(_, key)| key.clone()));
+            Ok(())
+        };
+        let arrival = Arrival { note: Some((&mine, b"1")), count: Some(count) };
+        store.arrive(&arrival, &[], &mut counted, wait).map(drop)
     }
 
     /// Waits until the count of readers is complete, or until each rank that is not lost has read.
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
-        let Membership { store, losses, members, .. } = &*self.membership;
+        let Membership { store, losses, .. } = &*self.membership;
         loop {
             if self.has_lost() {
                 return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();
-            match any_of(&**store, &[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
+            match any_of(&**store, &[&self.all_have_read(phase), &next], wait)? {
                 (1, value) if !wait.deadline.passed() => losses.note(number, &value),
                 _ => return Ok(()),
             }
@@ -121,6 +131,11 @@ impl Round {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Returns the key that stands there once every rank but the one that serves has read.
+    fn all_have_read(&self, phase: &str) -> String {
+        self.key(phase, &format!("read/{}", self.membership.members.len() - 1))
     }
 
     fn read_by(&self, phase: &str, rank: i32) -> String {

@@ -2,7 +2,7 @@
 //! other rank objects to those that it does not have.
 
 use super::round::Round;
-use super::verdict::{DETAIL, split_mesh};
+use super::verdict::DETAIL;
 use crate::error::Result;
 use crate::wait::Wait;
 
@@ -28,18 +28,10 @@ impl Round {
         Ok(())
     }
 
-    /// Returns the places of the things that the first rank offers and to which no rank objects.
-    /// The last rank to be counted calls this function, when all objections are stored.
-    pub(super) fn what_is_shared(&self, phase: &str, wait: &Wait) -> Result<String> {
-        if self.offers.is_none() || !phase.is_empty() {
-            return Ok(String::new());
-        }
-        let theirs = self.membership.store.get(&self.here(phase, 0), wait)?;
-        let (theirs, _) = split_mesh(&theirs);
-        let places: Vec<usize> = offered(&theirs).map(|(place, _)| place).collect();
-        if places.is_empty() {
-            return Ok(String::new());
-        }
+    /// Returns the places of the things that the first rank offers in its text and to which no rank
+    /// objects. The last rank to be counted calls this function, when all objections are stored.
+    pub(super) fn what_is_shared(&self, of_first: &str, phase: &str, wait: &Wait) -> Result<String> {
+        let places: Vec<usize> = offered(of_first).map(|(place, _)| place).collect();
         let keys: Vec<String> = places.iter().map(|place| self.objection(phase, *place)).collect();
         let objected = self.membership.store.present(&keys, wait)?;
         let agreed = places.iter().zip(objected).filter(|(_, objected)| !objected);

@@ -8,7 +8,7 @@ use super::deadlock::DeadlockSearch;
 use super::round::Round;
 use super::verdict::Verdict;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::store::any_of;
+use crate::rendezvous::store::{Arrival, any_of, arrive_for_any};
 use crate::wait::{Deadline, Wait, Watch};
 
 /// How long a rank whose communicator library has failed waits for the news that another rank is
@@ -34,9 +34,27 @@ impl Round {
     /// has ended the mesh of the call, or when a recovery has begun, this event becomes the
     /// verdict, unless the key or a verdict is there already.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
+        self.arrive_and_await(&Arrival::default(), &mut |_| Ok(()), key, phase, wait)
+    }
+
+    /// Does what [`Round::await_value`] does, after this rank has arrived: what `arrival` holds is
+    /// stored and counted before the wait begins. `counted` gets the sum.
+    pub(super) fn arrive_and_await(
+        &self,
+        arrival: &Arrival<'_>,
+        counted: &mut dyn FnMut(i64) -> Result<()>,
+        key: Option<&str>,
+        phase: &str,
+        wait: &Wait,
+    ) -> Result<Found> {
         let wait = &self.watching(phase, wait);
+        let mut arrival = Some(arrival);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
+            let is_over = self.has_lost() || self.departure().is_some() || self.turn().is_some();
+            if let Some(arrival) = arrival.take_if(|_| is_over) {
+                store.arrive(arrival, &[], counted, wait)?;
+            }
             if self.has_lost() {
                 // A value that was published before the loss still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
@@ -59,7 +77,10 @@ impl Round {
             let left = self.departures.as_ref().map(|departures| (departures, departures.next()));
             let keys = key.into_iter().chain([verdict.as_str(), lost.as_str()]);
             let keys: Vec<&str> = keys.chain(left.as_ref().map(|(_, (_, key))| key.as_str())).collect();
-            let (index, value) = any_of(&**store, &keys, wait)?;
+            let (index, value) = match arrival.take() {
+                Some(arrival) => arrive_for_any(&**store, arrival, &keys, counted, wait)?,
+                None => any_of(&**store, &keys, wait)?,
+            };
             // The value, if one is asked for, has the place 0, the verdict 1, and so on.
             match (index + usize::from(key.is_none()), left) {
                 (0, _) => return Ok(Found::Value(value)),

@@ -12,7 +12,7 @@ use once_cell::sync::OnceCell;
 
 use super::connection::{Connection, ExchangeError};
 use super::dial::Address;
-use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
+use super::frame::{COUNT_KEY, MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -36,6 +36,8 @@ pub struct TcpStore {
     retired: Mutex<Vec<Connection>>,
     /// Whether the server is one of this library, which knows more operations than PyTorch's.
     ours: AtomicBool,
+    /// Whether the server carries out COUNT.
+    counts: AtomicBool,
     /// The key and the word to leave on every connection.
     last_word: OnceCell<(Vec<u8>, Vec<u8>)>,
     /// The keys to be removed together with the next operations.
@@ -61,14 +63,18 @@ impl TcpStore {
             retired: Mutex::default(),
             address,
             ours: AtomicBool::new(false),
+            counts: AtomicBool::new(false),
             last_word: OnceCell::new(),
             forgotten: Mutex::default(),
         };
         loop {
             let connection = store.address.reach(wait)?;
             store.idle().push(connection);
-            match store.all_there(&[SERVER_KEY.to_vec()], wait) {
-                Ok(ours) => store.ours.store(ours, Ordering::SeqCst),
+            match store.each_there(&[SERVER_KEY, COUNT_KEY], wait) {
+                Ok(there) => {
+                    store.ours.store(there[0], Ordering::SeqCst);
+                    store.counts.store(there[1], Ordering::SeqCst);
+                }
                 // This server was about to end, for example because rank 0 has freed its world. The
                 // next server is still to come.
                 Err(error) if error.status() == Status::Store && !wait.deadline.passed() => {
@@ -213,17 +219,22 @@ impl TcpStore {
         Ok(())
     }
 
-    fn all_there(&self, keys: &[Vec<u8>], wait: &Wait) -> Result<bool> {
-        let request = with_keys(op::CHECK, keys);
-        let reply = self.exchange(
-            wait,
-            || format!("CHECK of {} keys", keys.len()),
-            |connection| {
-                connection.send(&request, wait)?;
-                connection.byte(wait)
-            },
-        )?;
-        Ok(reply == 0)
+    /// Returns for each key, given in full, whether it exists now. One question is sent for each
+    /// key, and many of them before the first answer is read.
+    fn each_there(&self, keys: &[impl AsRef<[u8]>], wait: &Wait) -> Result<Vec<bool>> {
+        let talk = |connection: &mut Connection| {
+            let mut there = Vec::with_capacity(keys.len());
+            for keys in keys.chunks(IN_FLIGHT) {
+                let questions: Vec<u8> =
+                    keys.iter().flat_map(|key| with_keys(op::CHECK, &[key.as_ref().to_vec()])).collect();
+                connection.send(&questions, wait)?;
+                let mut answers = vec![0; keys.len()];
+                connection.receive(&mut answers, wait)?;
+                there.extend(answers.into_iter().map(|answer| answer == 0));
+            }
+            Ok(there)
+        };
+        self.exchange(wait, || format!("CHECK of {} keys", keys.len()), talk)
     }
 }
 

@@ -31,6 +31,9 @@ pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// had the wrong secret or none. The key exists once there is such a connection, and is not listed
 /// or counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
+/// The key by which a client knows a server that carries out [`op::COUNT`]. This key is not listed
+/// or counted, and is no nonce.
+pub const COUNT_KEY: &[u8] = b"/devicemesh/server/count";
 /// A request that lists no more keys than this counts as short.
 const FEW: usize = 16;
 /// The first word a client sends.
@@ -91,6 +94,10 @@ pub mod op {
     /// [`OTHER_SECRET`](super::OTHER_SECRET) where it has another one. Version 0.1 had 102 and 103
     /// in its place.
     pub const HANDSHAKE: u8 = 104;
+    /// counter, i64 amount, i64 last, key, value; replies with the i64 sum. Adds to the counter, as
+    /// ADD does. When the sum is `last`, the value is stored under the key unless one stands there.
+    /// A server knows it where [`COUNT_KEY`](super::COUNT_KEY) exists.
+    pub const COUNT: u8 = 105;
 }
 
 /// The answer to a handshake with another secret. No message of a handshake is so short.
@@ -126,6 +133,7 @@ pub enum Request {
     WaitAny(Strings),
     LastWord(Vec<u8>, Vec<u8>),
     Handshake(Vec<u8>),
+    Count { counter: Vec<u8>, amount: i64, last: i64, key: Vec<u8>, value: Vec<u8> },
 }
 
 impl Request {
@@ -176,6 +184,7 @@ fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
         op::COMPARE_SET => (&[Key, Value, Value], false),
         op::GET | op::DELETE | op::QUEUE_POP | op::QUEUE_LEN | op::HANDSHAKE => (&[Key], false),
         op::ADD | op::BARRIER => (&[Key, Number], false),
+        op::COUNT => (&[Key, Number, Number, Key, Value], false),
         op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY => (&[Key], true),
         op::MULTI_SET => (&[Key, Value], true),
         op::GETNUMKEYS | op::CANCEL_WAIT | op::LIST_KEYS => (&[], false),
@@ -296,6 +305,13 @@ pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
         op::BARRIER => Request::Barrier(reader.string()?, reader.number()?),
         op::LAST_WORD => Request::LastWord(reader.string()?, reader.string()?),
         op::HANDSHAKE => Request::Handshake(reader.string()?),
+        op::COUNT => Request::Count {
+            counter: reader.string()?,
+            amount: reader.number()?,
+            last: reader.number()?,
+            key: reader.string()?,
+            value: reader.string()?,
+        },
         _ => return None,
     })
 }

@@ -75,6 +75,20 @@ pub trait Store: Send + Sync {
     /// not empty.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
+    /// Does what a rank does when it comes to a place where ranks meet: stores a note, counts itself
+    /// in, and waits for any of the keys. Returns what [`get_any`](Store::get_any) returns, or
+    /// `None` where no keys are given. `counted` gets the sum before the wait begins, and its error
+    /// ends the call. It may use the store. This is one round trip at a server of this library.
+    fn arrive(
+        &self,
+        arrival: &Arrival<'_>,
+        keys: &[&str],
+        counted: &mut dyn FnMut(i64) -> Result<()>,
+        wait: &Wait,
+    ) -> Result<Option<(usize, Vec<u8>)>> {
+        arrive_in_steps(self, arrival, keys, counted, wait)
+    }
+
     /// Whether [`set_once`](Store::set_once) is one operation of the store. Where it is several, a
     /// rank that dies between them leaves a key on which nobody can decide any more.
     fn decides_at_once(&self) -> bool {
@@ -132,6 +146,31 @@ pub trait Store: Send + Sync {
     fn name(&self) -> &str;
 }
 
+/// What a rank stores and counts when it [arrives](Store::arrive).
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Arrival<'a> {
+    /// A key that only this rank writes, and its value.
+    pub note: Option<(&'a str, &'a [u8])>,
+    /// How the rank counts itself in, if it does.
+    pub count: Option<Count<'a>>,
+}
+
+/// How a rank counts itself in when it [arrives](Store::arrive).
+#[derive(Debug, Clone, Copy)]
+pub struct Count<'a> {
+    /// The counter.
+    pub counter: &'a str,
+    /// The number that is added to the counter.
+    pub amount: i64,
+    /// The sum of the rank that comes last. That rank stores `value` under `key`, unless a value
+    /// stands there.
+    pub last: i64,
+    /// The key that the last rank stores.
+    pub key: &'a str,
+    /// The value that the last rank stores. It is not empty.
+    pub value: &'a [u8],
+}
+
 /// An open question whether a key is there.
 pub trait KeyWatch: Send {
     /// Whether the key is there. This method waits for nothing and sends nothing. Once the key is
@@ -160,10 +199,51 @@ pub fn split_last_word(found: &[u8]) -> (&[u8], bool) {
     found.strip_suffix(SILENT).map_or((found, false), |word| (word, true))
 }
 
+/// Does what [`Store::arrive`] does, in one operation after the other.
+fn arrive_in_steps<S: Store + ?Sized>(
+    store: &S,
+    arrival: &Arrival<'_>,
+    keys: &[&str],
+    counted: &mut dyn FnMut(i64) -> Result<()>,
+    wait: &Wait,
+) -> Result<Option<(usize, Vec<u8>)>> {
+    if let Some((key, value)) = arrival.note {
+        store.set(key, value, wait)?;
+    }
+    if let Some(count) = &arrival.count {
+        let sum = store.add(count.counter, count.amount, wait)?;
+        counted(sum)?;
+        if sum == count.last {
+            let stands = store.set_once(count.key, count.value, wait)?;
+            if let Some(index) = keys.iter().position(|key| *key == count.key) {
+                return Ok(Some((index, stands)));
+            }
+        }
+    }
+    if keys.is_empty() { Ok(None) } else { store.get_any(keys, wait).map(Some) }
+}
+
 /// Returns which of the keys came first, and its value. Fails when a store of the caller gives an
 /// index that no key has.
 pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-    let (index, value) = store.get_any(keys, wait)?;
+    checked(store, keys, store.get_any(keys, wait)?)
+}
+
+/// Does what [`Store::arrive`] does with at least one key, and then what [`any_of`] does.
+pub(super) fn arrive_for_any(
+    store: &dyn Store,
+    arrival: &Arrival<'_>,
+    keys: &[&str],
+    counted: &mut dyn FnMut(i64) -> Result<()>,
+    wait: &Wait,
+) -> Result<(usize, Vec<u8>)> {
+    match store.arrive(arrival, keys, counted, wait)? {
+        Some(found) => checked(store, keys, found),
+        None => Err(Error::internal("a wait for no keys")),
+    }
+}
+
+fn checked(store: &dyn Store, keys: &[&str], (index, value): (usize, Vec<u8>)) -> Result<(usize, Vec<u8>)> {
     if index >= keys.len() {
         return Err(Error::store(format!(
             "the store at {} gave index {index} in get_any of {} keys: it must be the index of one of these keys",

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
-use super::super::{KeyWatch, Store, no_key};
-use super::{IN_FLIGHT, TcpStore, full, leave, with_keys};
+use super::super::{Arrival, KeyWatch, Store, arrive_in_steps, no_key};
+use super::{TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
@@ -42,38 +42,91 @@ impl TcpStore {
 
     /// Waits for any of the keys, at a server of this library; `None` at the deadline.
     fn wait_any(&self, keys: &[&str], wait: &Wait) -> Result<Option<(usize, Vec<u8>)>> {
-        let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
-        let request = with_keys(op::WAIT_ANY, &full);
-        let answer = |connection: &mut Connection, at_once: &Wait| {
-            let index = connection.number(at_once)?;
-            let value = connection.string(at_once)?;
-            match usize::try_from(index).ok().filter(|index| *index < keys.len()) {
-                Some(index) => Ok(Some((index, value))),
-                None => Err(ExchangeError::Ended(Error::store(format!(
-                    "WAIT_ANY of {} keys answers key {index}",
-                    keys.len()
-                )))),
-            }
-        };
         let talk = |connection: &mut Connection| {
-            connection.send(&request, wait)?;
-            match connection.byte(wait) {
-                Ok(_) => answer(connection, &at_once(wait)),
-                Err(ExchangeError::Late) => {
-                    let short = at_once(wait);
-                    connection.send(&[op::CANCEL_WAIT], &short)?;
-                    // The answer may have crossed the cancellation.
-                    if connection.byte(&short)? != 0 {
-                        return Ok(None);
-                    }
-                    let found = answer(connection, &short)?;
-                    connection.byte(&short)?;
-                    Ok(found)
-                }
-                Err(broken) => Err(broken),
-            }
+            connection.send(&wait_any_of(keys), wait)?;
+            answer_to_wait(connection, keys.len(), wait)
         };
         self.exchange(wait, || format!("GET {}", keys[0]), talk)
+    }
+
+    /// Does what [`Store::arrive`] does, in one request.
+    fn arrive_at_once(
+        &self,
+        Arrival { note, count }: &Arrival<'_>,
+        keys: &[&str],
+        counted: &mut dyn FnMut(i64) -> Result<()>,
+        wait: &Wait,
+    ) -> Result<Option<(usize, Vec<u8>)>> {
+        let mut request = Vec::new();
+        if let Some((key, value)) = note {
+            self.check(key, value)?;
+            request.extend(Writer::new(op::SET).string(&full(key)).string(value).finish());
+        }
+        if let Some(count) = count {
+            self.check(count.counter, &[])?;
+            self.check(count.key, count.value)?;
+            let counter = Writer::new(op::COUNT).string(&full(count.counter));
+            let last = counter.number(count.amount).number(count.last);
+            request.extend(last.string(&full(count.key)).string(count.value).finish());
+        }
+        if !keys.is_empty() {
+            request.extend(wait_any_of(keys));
+        }
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, wait)?;
+            if count.is_some() {
+                let sum = connection.number(wait)?;
+                counted(sum).map_err(ExchangeError::Ended)?;
+            }
+            if keys.is_empty() { Ok(None) } else { answer_to_wait(connection, keys.len(), wait).map(Some) }
+        };
+        let what = || match (note, count) {
+            (Some((key, _)), _) => format!("SET {key}"),
+            (None, Some(count)) => format!("ADD {}", count.counter),
+            (None, None) => format!("GET {keys:?}"),
+        };
+        match self.exchange(wait, what, talk)? {
+            Some(None) => Err(no_key(self, keys[0], wait)),
+            found => Ok(found.flatten()),
+        }
+    }
+}
+
+/// Makes the request WAIT_ANY.
+fn wait_any_of(keys: &[&str]) -> Vec<u8> {
+    let keys: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
+    with_keys(op::WAIT_ANY, &keys)
+}
+
+/// Reads the answer to WAIT_ANY of so many keys. Returns `None` when no key has come at the
+/// deadline.
+fn answer_to_wait(
+    connection: &mut Connection,
+    keys: usize,
+    wait: &Wait,
+) -> std::result::Result<Option<(usize, Vec<u8>)>, ExchangeError> {
+    let answer = |connection: &mut Connection, at_once: &Wait| {
+        let index = connection.number(at_once)?;
+        let value = connection.string(at_once)?;
+        match usize::try_from(index).ok().filter(|index| *index < keys) {
+            Some(index) => Ok(Some((index, value))),
+            None => Err(ExchangeError::Ended(Error::store(format!("WAIT_ANY of {keys} keys answers key {index}")))),
+        }
+    };
+    match connection.byte(wait) {
+        Ok(_) => answer(connection, &at_once(wait)),
+        Err(ExchangeError::Late) => {
+            let short = at_once(wait);
+            connection.send(&[op::CANCEL_WAIT], &short)?;
+            // The answer may have crossed the cancellation.
+            if connection.byte(&short)? != 0 {
+                return Ok(None);
+            }
+            let found = answer(connection, &short)?;
+            connection.byte(&short)?;
+            Ok(found)
+        }
+        Err(broken) => Err(broken),
     }
 }
 
@@ -125,6 +178,24 @@ impl Store for TcpStore {
         }
     }
 
+    fn arrive(
+        &self,
+        arrival: &Arrival<'_>,
+        keys: &[&str],
+        counted: &mut dyn FnMut(i64) -> Result<()>,
+        wait: &Wait,
+    ) -> Result<Option<(usize, Vec<u8>)>> {
+        for key in keys {
+            self.check(key, &[])?;
+        }
+        // A note alone has no answer, by which this rank would know that the store has it.
+        let is_answered = arrival.count.is_some() || !keys.is_empty();
+        if is_answered && self.counts.load(Ordering::SeqCst) {
+            return self.arrive_at_once(arrival, keys, counted, wait);
+        }
+        arrive_in_steps(self, arrival, keys, counted, wait)
+    }
+
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         self.check(key, &[])?;
         let (check, get) = (with_keys(op::CHECK, &[full(key)]), Writer::new(op::GET).string(&full(key)).finish());
@@ -174,20 +245,9 @@ impl Store for TcpStore {
         )
     }
 
-    /// Sends one question for each key, many of them before the first answer is read.
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        let talk = |connection: &mut Connection| {
-            let mut there = Vec::with_capacity(keys.len());
-            for keys in keys.chunks(IN_FLIGHT) {
-                let questions: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
-                connection.send(&questions, wait)?;
-                let mut answers = vec![0; keys.len()];
-                connection.receive(&mut answers, wait)?;
-                there.extend(answers.into_iter().map(|answer| answer == 0));
-            }
-            Ok(there)
-        };
-        self.exchange(wait, || format!("CHECK of {} keys", keys.len()), talk)
+        let keys: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
+        self.each_there(&keys, wait)
     }
 
     fn delete(&self, key: &str, wait: &Wait) -> Result<()> {

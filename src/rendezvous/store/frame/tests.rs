@@ -7,6 +7,10 @@ fn encoded(request: &Request) -> Vec<u8> {
     match request {
         Request::Set(key, value) => Writer::new(op::SET).string(key).string(value).finish(),
         Request::Add(key, amount) => Writer::new(op::ADD).string(key).number(*amount).finish(),
+        Request::Count { counter, amount, last, key, value } => {
+            let counter = Writer::new(op::COUNT).string(counter).number(*amount);
+            counter.number(*last).string(key).string(value).finish()
+        }
         Request::Wait(keys) => {
             let (mut keys, mut bytes) = (keys.clone(), Writer::new(op::WAIT).number(keys.count() as i64));
             while let Some(key) = keys.take() {
@@ -31,11 +35,12 @@ proptest! {
         key in proptest::collection::vec(any::<u8>(), 0..40),
         value in proptest::collection::vec(any::<u8>(), 0..40),
         amount in any::<i64>(),
-        which in 0..3,
+        which in 0..4,
     ) {
         let request = match which {
             0 => Request::Set(key, value),
             1 => Request::Add(key, amount),
+            2 => Request::Count { counter: key.clone(), amount, last: !amount, key, value },
             _ => Request::Wait([key, value].into_iter().collect()),
         };
         let bytes = encoded(&request);

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::super::table::Client;
 
 /// The most connections when the number of ranks is not known.
-pub(super) const MAX_CLIENTS: usize = 1 << 16;
+pub(super) const MAX_CLIENTS: usize = 1 << 18;
 /// How many connections each rank may have when the number of ranks is known. Each thread of a rank
 /// that is in a call has a connection of its own.
 const OF_A_RANK: usize = 16;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::super::frame::{MAGIC, Request};
 use super::super::value::Value;
 use super::limits::{MAX_STORED, Refusal, cost};
-use super::state::{Client, LOOK, Replies, Reply, Table, string};
+use super::state::{Client, Key, LOOK, Replies, Reply, Table, string};
 use super::task::Task;
 
 impl Table {
@@ -59,9 +59,13 @@ impl Table {
                 None => Reply::new(client, string(&[])),
             }),
             Request::Add(key, amount) => {
-                let sum = self.integer(&key)?.wrapping_add(amount);
-                reply(sum.to_le_bytes().to_vec());
-                self.put(client, key, sum.to_string().into_bytes(), replies)?;
+                self.add(client, key, amount, replies)?;
+            }
+            Request::Count { counter, amount, last, key, value } => {
+                let sum = self.add(client, counter, amount, replies)?;
+                if sum == last && !self.values.contains_key(&key) {
+                    self.put(client, key, value, replies)?;
+                }
             }
             Request::Check(keys) => return Ok(Some(Task::Check(keys))),
             Request::Wait(keys) => return self.wait(client, keys, false).map(|()| Some(Task::Wait)),
@@ -129,5 +133,13 @@ impl Table {
             Request::Handshake(_) => return Err("a handshake in the middle".to_owned().into()),
         }
         Ok(None)
+    }
+
+    /// Adds to a counter, replies with the sum, and returns it.
+    fn add(&mut self, client: Client, counter: Key, amount: i64, replies: &mut Replies) -> Result<i64, Refusal> {
+        let sum = self.integer(&counter)?.wrapping_add(amount);
+        replies.push(Reply::new(client, sum.to_le_bytes().to_vec()));
+        self.put(client, counter, sum.to_string().into_bytes(), replies)?;
+        Ok(sum)
     }
 }

@@ -32,6 +32,13 @@ fn operation() -> impl Strategy<Value = Request> {
         (key(), value()).prop_map(|(key, value)| Request::Set(key, value)),
         (key(), value(), value()).prop_map(|(key, expected, value)| Request::CompareSet(key, expected, value)),
         (key(), any::<i64>()).prop_map(|(key, amount)| Request::Add(key, amount)),
+        (key(), -2..3i64, -2..3i64, key(), value()).prop_map(|(counter, amount, last, key, value)| Request::Count {
+            counter,
+            amount,
+            last,
+            key,
+            value
+        }),
         key().prop_map(Request::Delete),
         (key(), value()).prop_map(|(key, value)| Request::Append(key, value)),
         (key(), value()).prop_map(|(key, value)| Request::QueuePush(key, value)),
