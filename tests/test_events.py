@@ -205,3 +205,21 @@ def test_a_spare_joins_by_a_recovery(watched):
         assert (joined["ranks"], joined["epoch"], joined["group"]) == ([4], "1", "recovery1"), job.said()
         kinds = [event["kind"] for event in job.events(rank) if event["kind"] != "slow"]
         assert kinds == (["joined", "lost", "recovered", "joined"] if "lost" in kinds else ["joined", "recovered", "joined"]), job.said()
+
+
+def test_a_recovery_that_waits_is_slow_on_the_ranks_of_the_mesh_alone(watched):
+    """Rank 1 is killed, and rank 3 is stopped before it comes to dm_recover. Rank 4 is a spare."""
+    job = watched("late", 5, 4)
+    job.stopped(3)
+    waits = lambda event: (event["operation"] or "").startswith("dm_recover(shape=(2, 2), names=(dp, tp), dim=dp") and event["ranks"] == [3]
+    for rank in (0, 2):
+        slow = job.until(lambda: list(filter(waits, job.events(rank, "slow"))))[0]
+        assert (slow["group"], slow["dim"], slow["call"], slow["size"], slow["epoch"]) == ("-", "-", "-1", "5", "0"), slow
+        assert float(slow["waited"]) >= 0.1, slow
+        assert re.fullmatch(rf"rank {rank} has waited in dm_recover\(.*\) for [\d.]+ s: rank 3 did not come", slow["message"]), slow
+        again = lambda event: waits(event) and float(event["waited"]) >= 2 * float(slow["waited"])
+        job.until(lambda: list(filter(again, job.events(rank, "slow"))))
+    assert not list(filter(waits, job.events(4, "slow"))), job.said()
+    job.go_on(3)
+    job.end([0, 2, 3, 4])
+    assert job.event(0, "recovered")["ranks"] == [1], job.said()

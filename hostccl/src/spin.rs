@@ -25,15 +25,20 @@ impl Purpose {
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
-/// processor.
+/// processor. `look` is a look at a clock, or a pause where no clock is needed. Between the last look
+/// and the poll that answers true is at most one other poll.
 pub(crate) fn spin_then_yield(
     ranks: impl IntoIterator<Item = usize>,
     purpose: Purpose,
     changed: impl Fn() -> bool,
+    look: impl Fn(),
 ) -> bool {
     let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
-    SPINNING.poll(oversubscribed, &changed)
-        || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), &changed)
+    SPINNING.poll(oversubscribed, &changed, &look)
+        || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), || {
+            look();
+            changed()
+        })
 }
 
 /// Polls a wire for at most 50 us, and yields between two polls. Time in which another thread had
@@ -72,11 +77,16 @@ const MIN_POLLS: u32 = 20;
 const MAX_POLLS: u32 = 200;
 
 impl Spinning {
-    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool) -> bool {
+    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool, look: impl Fn()) -> bool {
+        // A look at the processor's counter takes about as long as the pause of `spin_loop`. So the
+        // two take turns, and the word is polled as often as without the looks.
         let poll = |times: u32| {
-            (0..times).any(|_| {
-                std::hint::spin_loop();
-                changed()
+            (0..times / 2).any(|_| {
+                look();
+                changed() || {
+                    std::hint::spin_loop();
+                    changed()
+                }
             })
         };
         if oversubscribed {

@@ -1,5 +1,6 @@
 //! The writer of a recording.
 
+mod ends;
 mod own;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -11,11 +12,14 @@ use crate::layout::{self, call, channel, header, world};
 use crate::operation::{Call, Operation};
 use crate::snapshot::{ChannelState, EntryState};
 
+pub use self::ends::Wait;
 pub use self::own::RunningCall;
 
 /// The second moment of the clock is renewed with the first call that comes so many ticks later:
 /// 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.
 const RENEW_AFTER: u64 = 1 << 27;
+/// The time of a beginning at which nobody has looked at the clock yet.
+const NOT_LOOKED: u64 = 0;
 
 /// Writes the recording of this process. All threads may use it at the same time.
 pub struct Recorder {
@@ -95,11 +99,19 @@ pub struct Entry {
     in_channel: u64,
     channel: Channel,
     is_message: bool,
+    /// Whether the call is so short that its times need not be exact to some dozens of nanoseconds.
+    is_brief: bool,
 }
 
 impl Entry {
     /// A call that is not recorded.
-    pub const NONE: Entry = Entry { number: u64::MAX, in_channel: 0, channel: Channel::NONE, is_message: false };
+    pub const NONE: Entry =
+        Entry { number: u64::MAX, in_channel: 0, channel: Channel::NONE, is_message: false, is_brief: false };
+
+    /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 impl Recorder {
@@ -212,13 +224,21 @@ impl Recorder {
     /// the other, because their order is recorded.
     #[inline]
     pub fn begin(&self, channel: Channel, call: &Call) -> Entry {
-        self.begin_as(channel, call, EntryState::Running)
+        self.begin_as(channel, call, EntryState::Running, self.clock.ticks())
+    }
+
+    /// Records that a brief call begins, without a look at the clock. The other ranks wait for this
+    /// one until it is in the call, and the look would take most of the time of this function.
+    /// [`set_begun`](Recorder::set_begun) adds the time if the call waits, and otherwise its end does.
+    #[inline]
+    pub fn begin_brief(&self, channel: Channel, call: &Call) -> Entry {
+        Entry { is_brief: true, ..self.begin_as(channel, call, EntryState::Running, NOT_LOOKED) }
     }
 
     /// Records that a call was put into a group of calls that has not begun to run.
     #[inline]
     pub fn queue(&self, channel: Channel, call: &Call) -> Entry {
-        self.begin_as(channel, call, EntryState::Queued)
+        self.begin_as(channel, call, EntryState::Queued, self.clock.ticks())
     }
 
     /// Records that the ranks begin to agree on a call, which is described by `text`. In the digest
@@ -229,7 +249,7 @@ impl Recorder {
         }
         let call = |count| Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 };
         let digest = call(fnv1a(text)).digest(self.get(channel_base(channel.place.into()) + channel::DIGEST));
-        self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest)
+        self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest, self.clock.ticks())
     }
 
     /// Records that an agreed call has gone on to another part of its work, for example to the
@@ -243,18 +263,19 @@ impl Recorder {
     }
 
     #[inline]
-    fn begin_as(&self, channel: Channel, call: &Call, state: EntryState) -> Entry {
+    fn begin_as(&self, channel: Channel, call: &Call, state: EntryState, ticks: u64) -> Entry {
         if channel == Channel::NONE {
             return Entry::NONE;
         }
         let digest = self.get(channel_base(channel.place.into()) + channel::DIGEST);
         let digest = call.digest(digest);
-        self.write_call(channel, call, state, digest)
+        self.write_call(channel, call, state, digest, ticks)
     }
 
-    /// Writes a call that begins into the ring. `digest` is that of the channel after the call.
+    /// Writes a call that begins at `ticks` into the ring. `digest` is that of the channel after the
+    /// call.
     #[inline]
-    fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64) -> Entry {
+    fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64, ticks: u64) -> Entry {
         let base = channel_base(channel.place.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
@@ -264,7 +285,6 @@ impl Recorder {
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);
         fence(Release);
-        let ticks = self.clock.ticks();
         let what = u64::from(channel.place)
             | u64::from(call.operation as u8) << 16
             | u64::from(call.dtype) << 24
@@ -283,86 +303,12 @@ impl Recorder {
             self.set(base + channel::LAST_CALL, number + 1);
         }
         self.renew_after(ticks);
-        Entry { number, in_channel, channel, is_message }
+        Entry { number, in_channel, channel, is_message, is_brief: false }
     }
 
     /// Records that a queued call runs now.
     pub fn start(&self, entry: Entry) {
         self.change(entry, EntryState::Running, None);
-    }
-
-    /// Records the end of a call: [`EntryState::Done`], [`EntryState::Failed`], or
-    /// [`EntryState::Issued`] where the call was handed to a stream and nobody waits for it here.
-    #[inline]
-    pub fn end(&self, entry: Entry, state: EntryState) {
-        // Reading the clock takes most of the time here.
-        if entry.number == Entry::NONE.number {
-            return;
-        }
-        let ticks = self.clock.ticks();
-        self.end_at(entry, state, ticks);
-        self.renew_after(ticks);
-    }
-
-    /// Records the end of a call that did not wait for another rank. It gets the time of its
-    /// beginning, because a look at the clock would take as long as all the rest: 21 ns on an AMD
-    /// EPYC.
-    #[inline]
-    pub fn end_at_once(&self, entry: Entry, state: EntryState) {
-        if entry.number == Entry::NONE.number {
-            return;
-        }
-        let begun = self.get(slot_base(entry.number) + call::BEGUN);
-        self.end_at(entry, state, begun);
-    }
-
-    #[inline(always)]
-    fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
-        self.change(entry, state, Some(ticks));
-        if entry.is_message || entry.channel == Channel::NONE {
-            return;
-        }
-        if state == EntryState::Failed {
-            self.count_failed(entry);
-            return;
-        }
-        let base = channel_base(entry.channel.place.into());
-        // Another group may have got the place while the call ran, and a later call may have ended
-        // before this one.
-        if entry.number >= self.get(base + channel::FIRST_CALL)
-            && entry.in_channel > self.get(base + channel::CALLS_ENDED)
-        {
-            self.set(base + channel::CALLS_ENDED, entry.in_channel);
-        }
-    }
-
-    /// Counts a collective call that has failed, unless another group has got the place meanwhile.
-    #[cold]
-    fn count_failed(&self, entry: Entry) {
-        let base = channel_base(entry.channel.place.into());
-        if entry.number >= self.get(base + channel::FIRST_CALL) {
-            self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
-        }
-    }
-
-    #[inline]
-    fn change(&self, entry: Entry, state: EntryState, ended: Option<u64>) {
-        let slot = slot_base(entry.number);
-        if !self.stands(entry) {
-            return;
-        }
-        if let Some(ticks) = ended {
-            self.set(slot + call::ENDED, ticks);
-        }
-        let what = self.get(slot + call::WHAT);
-        self.set(slot + call::WHAT, what & !(0xff << 40) | (state as u64) << 40);
-    }
-
-    /// Whether a call still has its place in the ring. Later calls take the place of a call that
-    /// runs for long.
-    #[inline]
-    fn stands(&self, entry: Entry) -> bool {
-        entry.number != u64::MAX && self.get(slot_base(entry.number) + call::STAMP) == (entry.number + 1) * 2
     }
 
     /// Renews the second moment of the clock where it is old at `ticks`.

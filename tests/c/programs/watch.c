@@ -113,11 +113,12 @@ int main(int argc, char **argv)
     say("told");
     pause();
   }
-  if (strcmp(way, "recover") == 0) {
+  if (strcmp(way, "recover") == 0 || strcmp(way, "late") == 0) {
     dm_recover_options how = DM_RECOVER_OPTIONS_INIT;
     if (atoi(getenv("WORLD_SIZE")) > ranks) how.replace_ms = 30000;
     if (me == 1) raise(SIGKILL);
     if (me < ranks) await(DM_EVENT_LOST);
+    if (strcmp(way, "late") == 0 && me == 3) raise(SIGSTOP);
     REQUIRE(dm_recover(mesh, &how, &next, NULL));
     await(DM_EVENT_RECOVERED);
     /* The spare has joined the mesh. */
