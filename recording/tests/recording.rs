@@ -461,7 +461,9 @@ fn a_brief_call_gets_its_times_from_its_wait() {
     let (state, begun, ended) = times(failed);
     assert_eq!((state, ended), (EntryState::Failed, Some(begun)));
     // The place of a call that later calls have taken is not written to.
-    (0..layout::CALL_COUNT).for_each(|_| drop(recorder.begin_brief(channel, &all_reduce(7))));
+    for _ in 0..layout::CALL_COUNT {
+        let _running = recorder.begin_brief(channel, &all_reduce(7));
+    }
     recorder.set_begun(failed.number());
     recorder.end_after(failed, EntryState::Done, Wait::None);
     assert!(read(words).calls.iter().all(|call| call.state == EntryState::Running));

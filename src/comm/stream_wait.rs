@@ -200,11 +200,10 @@ impl WaitedFor<'_> {
         move |waited| {
             let along = dim.as_ref().map_or_else(String::new, |dim| format!(" along {dim}"));
             // As in the error at the deadline, the first dimension along which ranks are behind counts.
-            let behind = |group| Some((group, recorder::behind(group))).filter(|(_, (ranks, _))| !ranks.is_empty());
-            let (group, (ranks, places)) = groups
-                .iter()
-                .find_map(behind)
-                .map_or_else(|| (groups.first(), Default::default()), |(group, found)| (Some(group), found));
+            let mut found = groups.iter().map(|group| (group, recorder::behind(group)));
+            let found = found.find(|(_, (ranks, _))| !ranks.is_empty());
+            let group = found.as_ref().map_or_else(|| groups.first(), |(group, _)| Some(*group));
+            let (ranks, places) = found.map(|(_, behind)| behind).unwrap_or_default();
             let whom = match &ranks[..] {
                 [] => "no rank of this host is behind".to_owned(),
                 [_] => format!("{} is behind", ranges(&ranks)),
