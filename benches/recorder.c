@@ -86,7 +86,7 @@ static void join(struct contestant *one, const char *scratch)
   options.rank = rank;
   options.timeout_ms = 60000;
   options.init_method = place;
-  if (strcmp(one->name, "off") == 0)
+  if (strstr(one->name, "off") != NULL)
     setenv("DM_RECORDER", "0", 1);
   check(one, one->world_init("cpu", &options, &one->world));
   unsetenv("DM_RECORDER");

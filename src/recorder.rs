@@ -370,7 +370,9 @@ impl Recorded {
     fn end(self, state: EntryState, wait: Wait) {
         let entry = self.entry;
         std::mem::forget(self);
-        get().into_iter().for_each(|recorder| recorder.end_after(entry, state, wait));
+        if let Some(recorder) = get() {
+            recorder.end_after(entry, state, wait);
+        }
     }
 }
 

@@ -97,20 +97,28 @@ pub struct Entry {
     number: u64,
     /// The number of the call in its channel.
     in_channel: u64,
-    channel: Channel,
+    /// The place of the channel.
+    place: u16,
     is_message: bool,
-    /// Whether the call is so short that its times need not be exact to some dozens of nanoseconds.
+    /// Whether nobody has looked at the clock when the call began, because the call is brief.
     is_brief: bool,
 }
 
 impl Entry {
     /// A call that is not recorded.
     pub const NONE: Entry =
-        Entry { number: u64::MAX, in_channel: 0, channel: Channel::NONE, is_message: false, is_brief: false };
+        Entry { number: u64::MAX, in_channel: 0, place: u16::MAX, is_message: false, is_brief: false };
 
     /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
+    #[inline]
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Whether nobody has looked at the clock when the call began.
+    #[inline]
+    pub fn is_brief(&self) -> bool {
+        self.is_brief
     }
 }
 
@@ -227,12 +235,14 @@ impl Recorder {
         self.begin_as(channel, call, EntryState::Running, self.clock.ticks())
     }
 
-    /// Records that a brief call begins, without a look at the clock. The other ranks wait for this
-    /// one until it is in the call, and the look would take most of the time of this function.
-    /// [`set_begun`](Recorder::set_begun) adds the time if the call waits, and otherwise its end does.
+    /// Records that a call begins, without a look at the clock where the call is
+    /// [brief](Call::is_brief). The other ranks wait for this one until it is in the call, and the
+    /// look would take most of the time of this function. [`set_begun`](Recorder::set_begun) adds
+    /// the time if the call waits, and otherwise its end does.
     #[inline]
-    pub fn begin_brief(&self, channel: Channel, call: &Call) -> Entry {
-        Entry { is_brief: true, ..self.begin_as(channel, call, EntryState::Running, NOT_LOOKED) }
+    pub fn begin_untimed(&self, channel: Channel, call: &Call) -> Entry {
+        let ticks = if call.is_brief() { NOT_LOOKED } else { self.clock.ticks() };
+        self.begin_as(channel, call, EntryState::Running, ticks)
     }
 
     /// Records that a call was put into a group of calls that has not begun to run.
@@ -262,7 +272,7 @@ impl Recorder {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin_as(&self, channel: Channel, call: &Call, state: EntryState, ticks: u64) -> Entry {
         if channel == Channel::NONE {
             return Entry::NONE;
@@ -274,13 +284,21 @@ impl Recorder {
 
     /// Writes a call that begins at `ticks` into the ring. `digest` is that of the channel after the
     /// call.
-    #[inline]
+    #[inline(always)]
     fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64, ticks: u64) -> Entry {
         let base = channel_base(channel.place.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
         let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
-        let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
+        let in_channel = match is_message {
+            true => self.words[base + counter].fetch_add(1, Relaxed) + 1,
+            // These calls begin one after the other, so nobody else counts now.
+            false => {
+                let in_channel = self.get(base + counter) + 1;
+                self.set(base + counter, in_channel);
+                in_channel
+            }
+        };
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);
@@ -303,7 +321,7 @@ impl Recorder {
             self.set(base + channel::LAST_CALL, number + 1);
         }
         self.renew_after(ticks);
-        Entry { number, in_channel, channel, is_message, is_brief: false }
+        Entry { number, in_channel, place: channel.place, is_message, is_brief: ticks == NOT_LOOKED }
     }
 
     /// Records that a queued call runs now.

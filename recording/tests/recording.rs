@@ -428,7 +428,7 @@ fn a_brief_call_gets_its_times_from_its_wait() {
     let (_, _, earlier) = times(earlier);
 
     // A process that is stopped before the look at the clock is in the call all the same.
-    let waits = recorder.begin_brief(channel, &all_reduce(2));
+    let waits = recorder.begin_untimed(channel, &all_reduce(2));
     assert_eq!(times(waits), (EntryState::Running, earlier.unwrap(), None));
     assert_eq!(read(words).channels[0].calls_begun, 2);
     recorder.set_begun(waits.number());
@@ -440,12 +440,12 @@ fn a_brief_call_gets_its_times_from_its_wait() {
     assert_eq!(times(waits), (EntryState::Done, begun, Some(begun + 5)));
 
     // A call that does not wait has one time, and an end that nobody has looked at is looked at.
-    let at_once = recorder.begin_brief(channel, &all_reduce(3));
+    let at_once = recorder.begin_untimed(channel, &all_reduce(3));
     recorder.end_after(at_once, EntryState::Done, Wait::None);
     let (state, began, ended) = times(at_once);
     assert_eq!((state, ended), (EntryState::Done, Some(began)));
     assert!(began > begun);
-    let unknown = recorder.begin_brief(channel, &all_reduce(4));
+    let unknown = recorder.begin_untimed(channel, &all_reduce(4));
     recorder.set_begun(unknown.number());
     recorder.end_after(unknown, EntryState::Done, Wait::Unknown);
     let (_, begun, ended) = times(unknown);
@@ -456,13 +456,13 @@ fn a_brief_call_gets_its_times_from_its_wait() {
     let (_, begun, _) = times(long);
     recorder.end_after(long, EntryState::Done, Wait::Until(begun + 5));
     assert!(times(long).2.unwrap() > begun + 5);
-    let failed = recorder.begin_brief(channel, &all_reduce(6));
+    let failed = recorder.begin_untimed(channel, &all_reduce(6));
     recorder.end(failed, EntryState::Failed);
     let (state, begun, ended) = times(failed);
     assert_eq!((state, ended), (EntryState::Failed, Some(begun)));
     // The place of a call that later calls have taken is not written to.
     for _ in 0..layout::CALL_COUNT {
-        let _running = recorder.begin_brief(channel, &all_reduce(7));
+        let _running = recorder.begin_untimed(channel, &all_reduce(7));
     }
     recorder.set_begun(failed.number());
     recorder.end_after(failed, EntryState::Done, Wait::None);

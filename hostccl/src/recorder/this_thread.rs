@@ -37,12 +37,11 @@ thread_local! {
 /// call gets its time when the call waits, or when the other ranks can see it.
 #[inline]
 pub fn begin(recorder: &Recorder, channel: Channel, call: &Call) -> Entry {
-    let is_brief = call.is_brief();
-    let entry = if is_brief { recorder.begin_brief(channel, call) } else { recorder.begin(channel, call) };
+    let entry = recorder.begin_untimed(channel, call);
     // Without thread-local variables, the end of the call gives the time of the beginning, too.
     with(|this| {
         this.number.set(entry.number());
-        this.is_timed.set(!is_brief);
+        this.is_timed.set(!entry.is_brief());
         this.wait.set(Wait::None);
     });
     entry
@@ -119,6 +118,8 @@ fn with<T>(work: impl FnOnce(&ThisCall) -> T) -> Option<T> {
 #[inline]
 fn time(this: &ThisCall) {
     if !this.is_timed.replace(true) {
-        get().into_iter().for_each(|recorder| recorder.set_begun(this.number.get()));
+        if let Some(recorder) = get() {
+            recorder.set_begun(this.number.get());
+        }
     }
 }

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{Entry, NOT_LOOKED, Recorder, channel_base, slot_base};
 use crate::clock::Clock;
 use crate::layout::{call, channel};
-use crate::recorder::Channel;
 use crate::snapshot::EntryState;
 
 /// Whether a call has waited for another rank.
@@ -80,14 +79,14 @@ impl Recorder {
     #[inline(always)]
     fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
         self.change(entry, state, Some(ticks));
-        if entry.is_message || entry.channel == Channel::NONE {
+        if entry.is_message || entry.number == Entry::NONE.number {
             return;
         }
         if state == EntryState::Failed {
             self.count_failed(entry);
             return;
         }
-        let base = channel_base(entry.channel.place.into());
+        let base = channel_base(entry.place.into());
         // Another group may have got the place while the call ran, and a later call may have ended
         // before this one.
         if entry.number >= self.get(base + channel::FIRST_CALL)
@@ -100,7 +99,7 @@ impl Recorder {
     /// Counts a collective call that has failed, unless another group has got the place meanwhile.
     #[cold]
     fn count_failed(&self, entry: Entry) {
-        let base = channel_base(entry.channel.place.into());
+        let base = channel_base(entry.place.into());
         if entry.number >= self.get(base + channel::FIRST_CALL) {
             self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
         }

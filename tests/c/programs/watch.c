@@ -96,6 +96,11 @@ int main(int argc, char **argv)
       OK(dm_send(mesh, "tp", in, 4, DM_FLOAT32, 0, NULL));
     }
   }
+  if (strcmp(way, "far") == 0) {
+    OK(dm_all_reduce(mesh, "dp", in, out, 4, DM_FLOAT32, DM_SUM, NULL));
+    if (me == 1) raise(SIGSTOP);
+    OK(dm_all_reduce(mesh, "dp", in, out, 4, DM_FLOAT32, DM_SUM, NULL));
+  }
   if (strcmp(way, "agree") == 0) {
     if (me == 1) raise(SIGSTOP);
     OK(dm_flatten(mesh, "all", NULL, &flat));
