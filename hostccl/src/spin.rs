@@ -25,8 +25,8 @@ impl Purpose {
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
-/// processor. `look` is a look at a clock, or a pause where no clock is needed. Between the last look
-/// and the poll that answers true is at most one other poll.
+/// processor. `look` is a look at a clock. Between the last look and the poll that answers true are
+/// less than [`POLLS_A_LOOK`] other polls, if there was a look.
 pub(crate) fn spin_then_yield(
     ranks: impl IntoIterator<Item = usize>,
     purpose: Purpose,
@@ -75,18 +75,19 @@ struct Spinning {
 static SPINNING: Spinning = Spinning { polls: AtomicU32::new(MAX_POLLS) };
 const MIN_POLLS: u32 = 20;
 const MAX_POLLS: u32 = 200;
+/// A look at a clock takes about as long as a poll with its pause. So there are many polls for each
+/// look: a rank that waits would otherwise slow down a rank that runs on the same core.
+const POLLS_A_LOOK: u32 = 8;
 
 impl Spinning {
     fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool, look: impl Fn()) -> bool {
-        // A look at the processor's counter takes about as long as the pause of `spin_loop`. So the
-        // two take turns, and the word is polled as often as without the looks.
         let poll = |times: u32| {
-            (0..times / 2).any(|_| {
-                look();
-                changed() || {
-                    std::hint::spin_loop();
-                    changed()
+            (1..=times).any(|number| {
+                std::hint::spin_loop();
+                if number % POLLS_A_LOOK == 0 {
+                    look();
                 }
+                changed()
             })
         };
         if oversubscribed {

@@ -145,7 +145,7 @@ impl Wait {
     /// communicator has failed, when a peer that is waited for has left or died, and when the time
     /// is up.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
-        recorder::note_wait();
+        let looked = Cell::new(recorder::note_wait());
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
             if let Some(wire) = wire {
@@ -162,8 +162,8 @@ impl Wait {
         }
         let is_met = calls.iter().all(|call| call.comm.rails.as_deref().is_some_and(Rails::is_meeting));
         let purpose = if is_met { Purpose::Meeting } else { Purpose::Other };
-        let (clock, looked) = (recorder::quick_clock(), Cell::new(0));
-        let look = || clock.map_or_else(std::hint::spin_loop, |clock| looked.set(clock.ticks()));
+        let clock = recorder::quick_clock();
+        let look = || clock.iter().for_each(|clock| looked.set(clock.ticks()));
         let ranks = || calls.iter().map(|call| call.comm.ranks_on_machine);
         let may_continue = match wire {
             Some(_) => spin::poll_wire(purpose, changed),

@@ -172,7 +172,7 @@ pub mod call {
     pub const BEGUN: usize = 5;
     /// When it ended, in ticks. 0 while it runs. A call that did not wait for another rank has the
     /// time of its beginning. A call of few elements that has waited has the time of the last look
-    /// before the end of the wait, some dozens of nanoseconds earlier.
+    /// before the end of the wait, some hundred nanoseconds earlier.
     pub const ENDED: usize = 6;
     /// The channel's digest after this call.
     pub const DIGEST: usize = 7;

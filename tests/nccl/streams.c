@@ -129,17 +129,22 @@ static void *reduce_along_tp(void *mesh)
   return NULL;
 }
 
-/* The first event of a slow call that is about dm_stream_wait; gives its message. */
+/* Whether the event is about a dm_stream_wait along that dimension; NULL for one without a dimension. */
+static int is_of_wait(const dm_event *event, const char *dim)
+{
+  if (event->kind != DM_EVENT_SLOW || event->operation == NULL || strcmp(event->operation, "dm_stream_wait") != 0) return 0;
+  return dim == NULL ? event->dim == NULL : event->dim != NULL && strcmp(event->dim, dim) == 0;
+}
+
+/* The message of the next event of such a wait. */
 static const char *slow_wait(const dm_events *events, const char *dim)
 {
   dm_event event = DM_EVENT_INIT;
   do {
     REQUIRE(dm_events_next(events, 10000, &event));
     CHECK(event.kind != DM_EVENT_NONE);
-  } while (event.kind != DM_EVENT_NONE &&
-           (event.kind != DM_EVENT_SLOW || event.operation == NULL || strcmp(event.operation, "dm_stream_wait") != 0));
+  } while (event.kind != DM_EVENT_NONE && !is_of_wait(&event, dim));
   CHECK(event.rank == rank && event.world_size == size && event.call == -1 && event.waited_seconds >= 0.1);
-  CHECK(event.dim == NULL ? dim == NULL : dim != NULL && strcmp(event.dim, dim) == 0);
   CHECK(event.num_ranks == (rank == 2 && dim == NULL ? 1u : 0u) && (event.num_ranks == 0 || event.ranks[0] == 3));
   return event.message == NULL ? "" : event.message;
 }
@@ -155,7 +160,7 @@ static void slow_waits(void)
   REQUIRE(dm_events_open(&options, &events));
   OK(dm_world_barrier(world, 0));
   if (rank < 3) {
-    pthread_t thread;
+    pthread_t thread = 0;
     if (rank == 2) thread = begun(reduce_along_tp, mesh);
     set_query(kBusy);
     FAILS(DM_STATUS_TIMEOUT, "not done after 1500 ms", dm_stream_wait(mesh, "dp", stream_of(7), 1500));

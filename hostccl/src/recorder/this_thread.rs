@@ -24,13 +24,22 @@ struct ThisCall {
     number: Cell<u64>,
     /// Whether the beginning of the call has a time.
     is_timed: Cell<bool>,
+    /// When the thread has last looked at the clock in the call, in ticks; 0 where it has not, or
+    /// where the call is not brief.
+    looked: Cell<u64>,
     /// Whether a call has waited for another rank since the last [`take_wait`].
     wait: Cell<Wait>,
 }
 
 thread_local! {
-    static THIS_CALL: ThisCall =
-        const { ThisCall { number: Cell::new(u64::MAX), is_timed: Cell::new(true), wait: Cell::new(Wait::None) } };
+    static THIS_CALL: ThisCall = const {
+        ThisCall {
+            number: Cell::new(u64::MAX),
+            is_timed: Cell::new(true),
+            looked: Cell::new(0),
+            wait: Cell::new(Wait::None),
+        }
+    };
 }
 
 /// Records that a call of this thread begins, which is not inside a group. The beginning of a brief
@@ -42,6 +51,7 @@ pub fn begin(recorder: &Recorder, channel: Channel, call: &Call) -> Entry {
     with(|this| {
         this.number.set(entry.number());
         this.is_timed.set(!entry.is_brief());
+        this.looked.set(0);
         this.wait.set(Wait::None);
     });
     entry
@@ -54,21 +64,27 @@ pub(crate) fn note_begun() {
     with(time);
 }
 
-/// Notes that a call of this thread waits for another rank.
+/// Notes that a call of this thread waits for another rank. Returns when the thread has last looked
+/// at the clock in this call, in ticks; 0 where that is not known.
 #[inline]
-pub(crate) fn note_wait() {
+pub(crate) fn note_wait() -> u64 {
     // Without thread-local variables, `take_wait` returns `Unknown`, so the calls of the thread get
     // the exact time.
     with(|this| {
         this.wait.set(Wait::Unknown);
         time(this);
-    });
+        this.looked.get()
+    })
+    .unwrap_or(0)
 }
 
 /// Notes when the last wait of this thread's call was over.
 #[inline]
 pub(crate) fn note_end_of_wait(ticks: u64) {
-    with(|this| this.wait.set(Wait::Until(ticks)));
+    with(|this| {
+        this.wait.set(Wait::Until(ticks));
+        this.looked.set(ticks);
+    });
 }
 
 /// Notes that this thread's call has waited for long for that rank of another host.
@@ -119,7 +135,7 @@ fn with<T>(work: impl FnOnce(&ThisCall) -> T) -> Option<T> {
 fn time(this: &ThisCall) {
     if !this.is_timed.replace(true) {
         if let Some(recorder) = get() {
-            recorder.set_begun(this.number.get());
+            this.looked.set(recorder.set_begun(this.number.get()));
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::snapshot::EntryState;
 pub enum Wait {
     /// The call has not waited.
     None,
-    /// The last wait of the call was over at these ticks, or some dozens of nanoseconds later.
+    /// The last wait of the call was over at these ticks, or some hundred nanoseconds later.
     Until(u64),
     /// The call may have waited, and nobody knows until when.
     Unknown,
@@ -30,13 +30,22 @@ impl Recorder {
     }
 
     /// Records that the brief call with that number in the process begins now, unless its beginning
-    /// has a time already.
-    pub fn set_begun(&self, number: u64) {
+    /// has a time already. Returns the time, in ticks; 0 where later calls have taken the place of
+    /// the call.
+    #[inline]
+    pub fn set_begun(&self, number: u64) -> u64 {
         let begun = slot_base(number) + call::BEGUN;
-        if self.stands_at(number) && self.get(begun) == NOT_LOOKED {
-            let ticks = self.clock.ticks();
-            self.set(begun, ticks);
-            self.renew_after(ticks);
+        if !self.stands_at(number) {
+            return 0;
+        }
+        match self.get(begun) {
+            NOT_LOOKED => {
+                let ticks = self.clock.ticks();
+                self.set(begun, ticks);
+                self.renew_after(ticks);
+                ticks
+            }
+            known => known,
         }
     }
 
