@@ -210,8 +210,11 @@ impl WaitedFor<'_> {
                 _ => format!("{} are behind", ranges(&ranks)),
             };
             let said: Vec<String> = std::iter::once(whom).chain(places).collect();
-            let message =
-                format!("rank {me} has waited in dm_stream_wait{along} for {:.1} s: {}", waited.as_secs_f64(), said.join("; "));
+            let message = format!(
+                "rank {me} has waited in dm_stream_wait{along} for {:.1} s: {}",
+                waited.as_secs_f64(),
+                said.join("; ")
+            );
             Some(Event {
                 time: SystemTime::now(),
                 group: group.map(|group| group.name().to_owned()),

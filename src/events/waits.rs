@@ -35,7 +35,10 @@ impl Waiting {
     /// Notes a wait that began at that time. `describe` runs on the thread `dm-events`, for half a
     /// second at most, and may run once more when the wait is over. It holds nothing whose end
     /// waits for other ranks.
-    pub(crate) fn since(since: Instant, describe: impl Fn(Duration) -> Option<Event> + Send + Sync + 'static) -> Waiting {
+    pub(crate) fn since(
+        since: Instant,
+        describe: impl Fn(Duration) -> Option<Event> + Send + Sync + 'static,
+    ) -> Waiting {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         lock().push(Known { number, since, describe: Arc::new(describe) });
         Waiting(number)

@@ -6,11 +6,11 @@ use std::time::Duration;
 use hostccl::recorder::{get, remote_of};
 use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, RunningCall};
 
-use super::{Group, Kind};
 use super::late::{MOST_RANKS, difference};
 use super::launched::unfinished;
 use super::ranks::{Found, Rank, Wanted};
 use super::words::short;
+use super::{Group, Kind};
 use crate::printable::printable;
 use crate::rank_list::ranges;
 
@@ -93,7 +93,10 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
         (false, _) => format!(": {} did not come", ranges(&numbers)),
         (true, false) if remote.is_some() => {
             numbers.extend(remote);
-            format!(": no rank of this host is missing, and the call waits for a message of {} on another host", ranges(&numbers))
+            format!(
+                ": no rank of this host is missing, and the call waits for a message of {} on another host",
+                ranges(&numbers)
+            )
         }
         (true, false) => {
             let is = if unseen.len() == 1 { "is" } else { "are" };

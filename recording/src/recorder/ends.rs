@@ -113,33 +113,4 @@ impl Recorder {
             self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
         }
     }
-
-    #[inline]
-    pub(super) fn change(&self, entry: Entry, state: EntryState, ended: Option<u64>) {
-        let slot = slot_base(entry.number);
-        if !self.stands(entry) {
-            return;
-        }
-        if let Some(ticks) = ended {
-            if self.get(slot + call::BEGUN) == NOT_LOOKED {
-                self.set(slot + call::BEGUN, ticks);
-            }
-            self.set(slot + call::ENDED, ticks);
-        }
-        let what = self.get(slot + call::WHAT);
-        self.set(slot + call::WHAT, what & !(0xff << 40) | (state as u64) << 40);
-    }
-
-    /// Whether a call still has its place in the ring. Later calls take the place of a call that
-    /// runs for long.
-    #[inline]
-    pub(super) fn stands(&self, entry: Entry) -> bool {
-        self.stands_at(entry.number)
-    }
-
-    /// Whether the call with that number in the process still has its place in the ring.
-    #[inline]
-    fn stands_at(&self, number: u64) -> bool {
-        number != Entry::NONE.number && self.get(slot_base(number) + call::STAMP) == (number + 1) * 2
-    }
 }
