@@ -121,6 +121,11 @@ bench-store:
 bench-mesh:
 	$(PYTHON) benches/mesh.py $(ARGS)
 
+# Measures what the recording of calls costs beside a build of the library without a recorder
+# (docs/recording.md; ARGS=--update-docs writes the table there).
+bench-recorder:
+	$(PYTHON) benches/recorder.py $(ARGS)
+
 # Counts instructions per call under valgrind and compares them with tests/instructions.json, as
 # `make test` does.
 instructions:
@@ -252,5 +257,5 @@ clean:
 	$(CARGO) clean
 
 .PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
-	header examples fuzz clean bench-store bench-mesh instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
+	header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
 	install uninstall abi-record gates fuzz-all deny bare-root dist

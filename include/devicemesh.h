@@ -892,9 +892,9 @@ typedef struct dm_event {
   int64_t time_ns;
   /**
    * The world ranks that the event is about, in ascending order. JOINED: the ranks that have
-   * joined. SLOW: the ranks for which the call waits, as far as the recordings of this host
-   * show it. LOST: the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks
-   * that were lost or left out. NULL when there are none.
+   * joined. SLOW: the ranks for which the call waits, as far as this process knows them. LOST:
+   * the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks that were lost or
+   * left out. NULL when there are none.
    */
   const int32_t *ranks;
   /**
@@ -904,7 +904,7 @@ typedef struct dm_event {
   /**
    * The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
    * for example "mesh/tp", or "the world" for a call like dm_init. Other kinds: the name of the
-   * mesh, for example "mesh". NULL where the event is about the world.
+   * mesh, for example "mesh". NULL where the event is about the world, and SLOW of dm_recover.
    */
   const char *group;
   /**
@@ -917,8 +917,8 @@ typedef struct dm_event {
    */
   const char *operation;
   /**
-   * SLOW: the number of the call in its group, from 1; -1 otherwise. Sends and receives are
-   * counted apart.
+   * SLOW: the number of the call in its group, from 1; -1 otherwise, and SLOW of dm_recover and
+   * dm_stream_wait. Sends and receives are counted apart.
    */
   int64_t call;
   /**
@@ -2926,9 +2926,9 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * handler is slow, further ones are left out, and dm_event.dropped says how many. But an event of
  * another kind takes the place of the last SLOW.
  *
- * A slow call is found while its thread is blocked: in a collective of the host engine, or in a
- * call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where NCCL
- * reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
+ * A slow call is found while its thread is blocked: in a collective of the host engine, in a call
+ * on which the ranks agree (dm_init, dm_barrier ...), in dm_recover or in dm_stream_wait. On cuda a
+ * slow collective is found where NCCL reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
  * for the oldest one, because the others may wait for that call. Ranks that end after dm_finalize
  * of this rank's last mesh give no event. The event of another rank's dm_abort comes within about
  * two seconds.

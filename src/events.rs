@@ -25,6 +25,7 @@ mod event;
 mod queue;
 mod slow;
 mod subscriber;
+mod waits;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +38,8 @@ pub(crate) use self::event::Handler;
 pub use self::event::{Event, Kind, Options};
 use self::queue::Queue;
 use self::subscriber::Subscriber;
-pub(crate) use self::watch::{Source, announce, publish, take_from_source};
+pub(crate) use self::waits::Waiting;
+pub(crate) use self::watch::{Source, announce, is_watched, publish, take_from_source};
 use self::watch::{ended_handlers, subscribe, unsubscribe, unsubscribe_handler};
 use crate::error::{Error, Result};
 use crate::wait::Deadline;

@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hostccl::recorder::get;
 pub(crate) use recording::Operation;
-use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, WorldFacts};
+use recording::{Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Wait, WorldFacts};
 
 pub(crate) use self::late::{explained, explained_with};
 pub(crate) use self::reports::Reports;
-pub(crate) use self::waiting::{WaitingCall, describe, running};
+pub(crate) use self::waiting::{WaitingCall, behind, describe, running};
 use self::words::described;
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
@@ -278,6 +278,13 @@ impl Group {
         Recorded::of(get().map_or(Entry::NONE, |recorder| recorder.begin(self.channel(), call)))
     }
 
+    /// Records that a call begins in the embedded host engine, which says when a brief call waits.
+    #[inline]
+    pub(crate) fn begin_embedded(&self, call: &Call) -> Recorded {
+        let begin = |recorder| hostccl::recorder::begin(recorder, self.channel(), call);
+        Recorded::of(get().map_or(Entry::NONE, begin))
+    }
+
     /// Records a call that waits for the end of the thread's group.
     #[inline]
     pub(crate) fn queue(&self, call: &Call) -> Recorded {
@@ -347,27 +354,24 @@ impl Recorded {
         }
     }
 
-    /// Records that the call has ended well. `has_waited` says whether it may have waited for
-    /// another rank: then the recording gets the time of the end, which takes longer.
+    /// Records that the call has ended well, after it has waited for other ranks as `wait` says.
     #[inline]
-    pub(crate) fn done(self, has_waited: bool) {
-        self.end(EntryState::Done, has_waited);
+    pub(crate) fn done(self, wait: Wait) {
+        self.end(EntryState::Done, wait);
     }
 
     /// Records that the call was handed to a stream.
     #[inline]
     pub(crate) fn issued(self) {
-        self.end(EntryState::Issued, true);
+        self.end(EntryState::Issued, Wait::Unknown);
     }
 
     #[inline]
-    fn end(self, state: EntryState, has_waited: bool) {
+    fn end(self, state: EntryState, wait: Wait) {
         let entry = self.entry;
         std::mem::forget(self);
-        match get() {
-            Some(recorder) if has_waited => recorder.end(entry, state),
-            Some(recorder) => recorder.end_at_once(entry, state),
-            None => {}
+        if let Some(recorder) = get() {
+            recorder.end_after(entry, state, wait);
         }
     }
 }

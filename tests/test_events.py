@@ -4,10 +4,15 @@ A rank that is stopped goes on when the others have told that they wait for it."
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 
 import pytest
+
+from netlab import Lab
+from support.pinned import Unavailable
+from support.processes import environment
 
 PATIENCE = 60.0
 EVENT = re.compile(r"rank (?P<rank>\d+) of (?P<size>\d+): (?P<kind>\w+)(?: ranks=(?P<ranks>[\d,]+))? group=(?P<group>.*) dim=(?P<dim>\S+) "
@@ -205,3 +210,43 @@ def test_a_spare_joins_by_a_recovery(watched):
         assert (joined["ranks"], joined["epoch"], joined["group"]) == ([4], "1", "recovery1"), job.said()
         kinds = [event["kind"] for event in job.events(rank) if event["kind"] != "slow"]
         assert kinds == (["joined", "lost", "recovered", "joined"] if "lost" in kinds else ["joined", "recovered", "joined"]), job.said()
+
+
+def test_a_recovery_that_waits_is_slow_on_the_ranks_of_the_mesh_alone(watched):
+    """Rank 1 is killed, and rank 3 is stopped before it comes to dm_recover. Rank 4 is a spare."""
+    job = watched("late", 5, 4)
+    job.stopped(3)
+    waits = lambda event: (event["operation"] or "").startswith("dm_recover(shape=(2, 2), names=(dp, tp), dim=dp") and event["ranks"] == [3]
+    for rank in (0, 2):
+        slow = job.until(lambda: list(filter(waits, job.events(rank, "slow"))))[0]
+        assert (slow["group"], slow["dim"], slow["call"], slow["size"], slow["epoch"]) == ("-", "-", "-1", "5", "0"), slow
+        assert float(slow["waited"]) >= 0.1, slow
+        assert re.fullmatch(rf"rank {rank} has waited in dm_recover\(.*\) for [\d.]+ s: rank 3 did not come", slow["message"]), slow
+        again = lambda event: waits(event) and float(event["waited"]) >= 2 * float(slow["waited"])
+        job.until(lambda: list(filter(again, job.events(rank, "slow"))))
+    assert not list(filter(waits, job.events(4, "slow"))), job.said()
+    job.go_on(3)
+    job.end([0, 2, 3, 4])
+    assert job.event(0, "recovered")["ranks"] == [1], job.said()
+
+
+def test_a_rank_of_another_host_is_named_that_does_not_send(programs, tmp_path):
+    """Two hosts of two ranks. Rank 1 is stopped, and rank 3 on the other host waits for its message along dp."""
+    program = programs.c("tests/c/programs/watch.c", "-Wall", "-Wextra", "-pthread")
+    try:
+        lab = Lab(["alpha", "beta"], tmp_path / "lab", own_pids=True).__enter__()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    try:
+        variables = lambda rank: environment(RANK=rank, LOCAL_RANK=rank % 2, WORLD_SIZE=4, MASTER_ADDR="alpha", MASTER_PORT=29400)
+        job = Watched([lab.spawn(["alpha", "beta"][rank // 2], [str(program), "far", "4"], env=variables(rank), stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, text=True) for rank in range(4)])
+        waits = lambda event: event["operation"] == "all-reduce" and event["ranks"] == [1] and event["dim"] == "dp"
+        slow = job.until(lambda: list(filter(waits, job.events(3, "slow"))))[0]
+        assert re.fullmatch(r"rank 3 has waited in all-reduce 2 of mesh/dp for [\d.]+ s: no rank of this host is missing, and the call waits for "
+                            r"a message of rank 1 on another host", slow["message"]), slow
+        assert float(slow["waited"]) >= 0.25, slow
+        os.kill(lab.hosts["alpha"].inner_pid(job.ranks[1]), signal.SIGCONT)
+        job.end()
+    finally:
+        lab.__exit__()

@@ -121,8 +121,8 @@ pub(crate) fn end() -> Result<ncclResult_t> {
                 let done = perform(std::mem::take(&mut group.tasks))?;
                 // A call with a name is recorded by the library, which asks later whether it waited.
                 if !group.recorded.is_empty() {
-                    let has_waited = recorder::take_waited();
-                    group.recorded.drain(..).for_each(|recorded| recorded.done(has_waited));
+                    let wait = recorder::take_wait();
+                    group.recorded.drain(..).for_each(|recorded| recorded.done(wait));
                 }
                 Ok(done)
             }
@@ -142,7 +142,7 @@ pub(crate) fn settle(recorded: RawRecord, is_queued: bool, outcome: Result<ncclR
     match is_queued {
         _ if recorded.is_none() => {}
         true => GROUP.with_borrow_mut(|group| group.recorded.push(recorded)),
-        false => recorded.done(recorder::take_waited()),
+        false => recorded.done(recorder::take_wait()),
     }
     Ok(done)
 }
@@ -212,7 +212,11 @@ pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Made>) -> Result<n
     }
     match make()? {
         Made::Here(mut collective) => progress::run(&mut collective)?,
-        Made::Spanning(mut collective) => progress::run(&mut *collective)?,
+        Made::Spanning(mut collective) => {
+            // The clocks of two hosts are compared by the times of such calls.
+            recorder::note_begun();
+            progress::run(&mut *collective)?;
+        }
     }
     Ok(ncclSuccess)
 }

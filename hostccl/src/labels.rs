@@ -38,7 +38,7 @@ impl Labels {
         let global = self.global_rank(rank);
         let own = global.map(|_| format!("rank {rank} of {}", self.comm_name));
         let details: Vec<String> = own.into_iter().chain(pid.map(|pid| format!("pid {pid}"))).collect();
-        let number = global.unwrap_or(rank as i32);
+        let number = self.number(rank);
         match details.is_empty() {
             true => format!("rank {number}"),
             false => format!("rank {number} ({})", details.join(", ")),
@@ -89,6 +89,11 @@ impl Labels {
             let _ = inherited.set(members.iter().filter_map(|&rank| known.get(rank).copied()).collect());
         }
         inherited
+    }
+
+    /// Returns the number by which messages call the rank.
+    pub(crate) fn number(&self, rank: usize) -> i32 {
+        self.global_rank(rank).unwrap_or(rank as i32)
     }
 
     /// Returns the global rank where it is another number than the rank in the communicator.

@@ -5,7 +5,7 @@
 //! recorded here, in a group of the recording that belongs to the communicator. The first such call
 //! opens the group, and the end of the communicator closes it.
 
-use recording::{Call, ChannelFacts, Entry, EntryState, NO_PEER, Operation};
+use recording::{Call, ChannelFacts, Entry, EntryState, NO_PEER, Operation, Wait};
 
 use crate::call_name::Name;
 use crate::comm::Comm;
@@ -63,7 +63,10 @@ impl RawRecord {
         let peer = what.peer.map_or(NO_PEER, |peer| peer as i32);
         let dtype = what.dtype as u8;
         let call = Call { operation: what.operation, dtype, reduction, count: what.count as u64, peer, stream: 0 };
-        RawRecord(if is_queued { recorder.queue(channel, &call) } else { recorder.begin(channel, &call) })
+        RawRecord(match is_queued {
+            true => recorder.queue(channel, &call),
+            false => recorder::begin(recorder, channel, &call),
+        })
     }
 
     /// Whether the call is not recorded.
@@ -76,15 +79,12 @@ impl RawRecord {
         recorder::get().into_iter().for_each(|recorder| recorder.start(self.0));
     }
 
-    /// Records that the call has succeeded. `has_waited` says whether it has waited for another
-    /// rank.
-    pub(crate) fn done(self, has_waited: bool) {
+    /// Records that the call has succeeded, after it has waited as `wait` says.
+    pub(crate) fn done(self, wait: Wait) {
         let entry = self.0;
         std::mem::forget(self);
-        match recorder::get() {
-            Some(recorder) if has_waited => recorder.end(entry, EntryState::Done),
-            Some(recorder) => recorder.end_at_once(entry, EntryState::Done),
-            None => {}
+        if let Some(recorder) = recorder::get() {
+            recorder.end_after(entry, EntryState::Done, wait);
         }
     }
 }

@@ -16,7 +16,9 @@
 //! descriptor does not count as held, because the recording alone is no reason to refuse calls in a
 //! child.
 
-use std::cell::{Cell, UnsafeCell};
+mod this_thread;
+
+use std::cell::UnsafeCell;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -31,6 +33,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use recording::place::{NAME, file_name};
 use recording::{Channel, ChannelState, Recorder, layout};
 
+pub use self::this_thread::{begin, remote_of, take_wait};
+pub(crate) use self::this_thread::{note_begun, note_end_of_wait, note_remote, note_wait, quick_clock};
 use crate::error::{Error, Result};
 use crate::fork::{Closed, map_apart};
 use crate::machine;
@@ -67,12 +71,8 @@ const OPENING: u32 = 1;
 /// The recorder is there.
 const OPEN: u32 = 2;
 
-thread_local! {
-    /// Whether a call of this thread has waited for another rank since the last [`take_waited`].
-    static HAS_WAITED: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Returns the recorder of this process; `None` while there is no recording.
+#[cfg(not(devicemesh_without_recorder))]
 #[inline]
 pub fn get() -> Option<&'static Recorder> {
     let page = PAGE.load(Ordering::Acquire);
@@ -82,11 +82,18 @@ pub fn get() -> Option<&'static Recorder> {
     (page.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*page.recorder.get()).assume_init_ref() })
 }
 
+/// There is no recorder in a build that benches/recorder.py compares with the usual one.
+#[cfg(devicemesh_without_recorder)]
+#[inline]
+pub fn get() -> Option<&'static Recorder> {
+    None
+}
+
 /// Opens the recording of this process, unless it is open already or turned off. Fails where
 /// `DM_RECORDER` has no valid value, and where the folder of `DM_TRACE_DIR` cannot be used. A
 /// process without memory for a recording has none, and the log says why.
 pub fn open() -> std::result::Result<(), String> {
-    if get().is_some() {
+    if get().is_some() || cfg!(devicemesh_without_recorder) {
         return Ok(());
     }
     let value = |name| std::env::var_os(name).unwrap_or_default();
@@ -150,19 +157,6 @@ impl Drop for OwnedChannel {
             recorder.set_channel_state(*channel, ChannelState::Closed);
         }
     }
-}
-
-/// Notes that a call of this thread waits for another rank.
-pub(crate) fn note_wait() {
-    // A thread that is ending has no thread-local variables any more. Then `take_waited` returns
-    // true, so the calls of the thread get the exact time.
-    let _ = HAS_WAITED.try_with(|has_waited| has_waited.set(true));
-}
-
-/// Whether a call of this thread has waited for another rank since this function was called last.
-#[inline]
-pub fn take_waited() -> bool {
-    HAS_WAITED.try_with(|has_waited| has_waited.replace(false)).unwrap_or(true)
 }
 
 /// Returns the page, which is mapped now if it was not before. `None` where the kernel refuses it.

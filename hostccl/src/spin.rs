@@ -25,15 +25,20 @@ impl Purpose {
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
-/// processor.
+/// processor. `look` is a look at a clock. Between the last look and the poll that answers true are
+/// less than [`POLLS_A_LOOK`] other polls, if there was a look.
 pub(crate) fn spin_then_yield(
     ranks: impl IntoIterator<Item = usize>,
     purpose: Purpose,
     changed: impl Fn() -> bool,
+    look: impl Fn(),
 ) -> bool {
     let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
-    SPINNING.poll(oversubscribed, &changed)
-        || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), &changed)
+    SPINNING.poll(oversubscribed, &changed, &look)
+        || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), || {
+            look();
+            changed()
+        })
 }
 
 /// Polls a wire for at most 50 us, and yields between two polls. Time in which another thread had
@@ -70,12 +75,18 @@ struct Spinning {
 static SPINNING: Spinning = Spinning { polls: AtomicU32::new(MAX_POLLS) };
 const MIN_POLLS: u32 = 20;
 const MAX_POLLS: u32 = 200;
+/// A look at a clock takes about as long as a poll with its pause. So there are many polls for each
+/// look: a rank that waits would otherwise slow down a rank that runs on the same core.
+const POLLS_A_LOOK: u32 = 8;
 
 impl Spinning {
-    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool) -> bool {
+    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool, look: impl Fn()) -> bool {
         let poll = |times: u32| {
-            (0..times).any(|_| {
+            (1..=times).any(|number| {
                 std::hint::spin_loop();
+                if number % POLLS_A_LOOK == 0 {
+                    look();
+                }
                 changed()
             })
         };

@@ -1,6 +1,7 @@
 //! Waiting for peers: poll for a moment, then sleep, and look after each slice of sleep whether the
 //! peers still live.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -76,6 +77,13 @@ impl BlockedCall<'_> {
         matches!(self.blocker, Blocker::Wire { .. } | Blocker::RemoteMessage { .. })
     }
 
+    /// Notes for which rank of another host the call waits, if it waits for one.
+    fn note_remote(&self) {
+        if let Blocker::Wire { from: rank } | Blocker::RemoteMessage { peer: rank, .. } = self.blocker {
+            recorder::note_remote(self.comm.labels.number(rank));
+        }
+    }
+
     fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
             || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
@@ -137,7 +145,7 @@ impl Wait {
     /// communicator has failed, when a peer that is waited for has left or died, and when the time
     /// is up.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
-        recorder::note_wait();
+        let looked = Cell::new(recorder::note_wait());
         let wire = calls.iter().find_map(|call| call.wire());
         let changed = || {
             if let Some(wire) = wire {
@@ -154,10 +162,16 @@ impl Wait {
         }
         let is_met = calls.iter().all(|call| call.comm.rails.as_deref().is_some_and(Rails::is_meeting));
         let purpose = if is_met { Purpose::Meeting } else { Purpose::Other };
+        let clock = recorder::quick_clock();
+        let look = || clock.iter().for_each(|clock| looked.set(clock.ticks()));
+        let ranks = || calls.iter().map(|call| call.comm.ranks_on_machine);
         let may_continue = match wire {
             Some(_) => spin::poll_wire(purpose, changed),
-            None => spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), purpose, changed),
+            None => spin::spin_then_yield(ranks(), purpose, changed, look),
         };
+        if may_continue && looked.get() != 0 {
+            recorder::note_end_of_wait(looked.get());
+        }
         if may_continue {
             if has_progress() {
                 self.end(calls);
@@ -221,6 +235,9 @@ impl Wait {
             checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
         self.ask_interrupts(ended(), since)?;
+        if since.elapsed() >= FIRST_QUESTION {
+            calls.iter().for_each(BlockedCall::note_remote);
+        }
         if let Some(timeout) = timeout {
             self.warn_if_near(timed(), since.elapsed(), timeout);
         }

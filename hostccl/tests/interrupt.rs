@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -96,6 +96,60 @@ fn a_question_without_a_reason_ends_nothing() {
     // Ten times a second, from 250 ms on. A busy machine may look less often.
     let most = waited[1].as_millis() as usize / 100;
     assert!((1..=most).contains(&asked.load(Ordering::SeqCst)), "{asked:?} in {waited:?}");
+}
+
+/// The data of a question by the C interface: whether there is a reason, and how often it was
+/// released.
+struct Data {
+    has_reason: AtomicBool,
+    released: AtomicUsize,
+}
+
+unsafe extern "C" fn question(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int {
+    // SAFETY: the data is this test's, and lives longer than the communicators.
+    let data = unsafe { &*data.cast::<Data>() };
+    if !data.has_reason.load(Ordering::SeqCst) {
+        return 0;
+    }
+    assert!(capacity > WHY.len());
+    // SAFETY: there is room for the text and its end.
+    unsafe {
+        std::ptr::copy_nonoverlapping(WHY.as_ptr().cast(), reason, WHY.len());
+        reason.add(WHY.len()).write(0);
+    }
+    1
+}
+
+unsafe extern "C" fn release(data: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { &*data.cast::<Data>() }.released.fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+fn a_question_by_the_c_interface_ends_blocked_calls_and_is_released_once() {
+    let data = Data { has_reason: AtomicBool::new(false), released: AtomicUsize::new(0) };
+    let place = (&raw const data) as usize;
+    let set = |comm, question| {
+        // SAFETY: the data lives longer than the communicators, and all of it is atomic.
+        unsafe { hostcclCommSetInterrupt(comm, question, Some(release), place as *mut c_void) }
+    };
+    assert_eq!(set(null_mut(), Some(question)), ncclInvalidArgument);
+    assert_eq!(data.released.load(Ordering::SeqCst), 1, "a call that fails releases the data");
+    let both_came = Barrier::new(2);
+    ranks(2, |comm, rank| {
+        assert_eq!(sum(comm, 1), 2);
+        if rank == 0 {
+            assert_eq!(set(**comm, None), ncclInvalidArgument);
+            assert_eq!(last_error(), "hostcclCommSetInterrupt: question is NULL");
+            ok(set(**comm, Some(question)));
+            assert_eq!(data.released.load(Ordering::SeqCst), 2);
+            data.has_reason.store(true, Ordering::SeqCst);
+            assert_eq!(try_sum(comm), ncclRemoteError);
+            assert!(last_error().contains(WHY), "{}", last_error());
+        }
+        both_came.wait();
+    });
+    assert_eq!(data.released.load(Ordering::SeqCst), 3, "the end of the communicator releases the data");
 }
 
 #[test]

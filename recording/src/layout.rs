@@ -167,10 +167,12 @@ pub mod call {
     /// The root or the peer as its rank in the group (low 32 bits; all ones for none), and the low
     /// 32 bits of the stream's address.
     pub const PEER: usize = 4;
-    /// When the call was begun, in ticks.
+    /// When the call was begun, in ticks. It is 0 for less than a microsecond in a call of few
+    /// elements, because the writer looks at the clock when the other ranks can see the call.
     pub const BEGUN: usize = 5;
     /// When it ended, in ticks. 0 while it runs. A call that did not wait for another rank has the
-    /// time of its beginning.
+    /// time of its beginning. A call of few elements that has waited has the time of the last look
+    /// before the end of the wait, some hundred nanoseconds earlier.
     pub const ENDED: usize = 6;
     /// The channel's digest after this call.
     pub const DIGEST: usize = 7;

@@ -32,5 +32,5 @@ mod snapshot;
 
 pub use extract::{extract, of_extract};
 pub use operation::{Call, NO_PEER, Operation};
-pub use recorder::{Channel, ChannelFacts, Entry, Recorder, RunningCall, World, WorldFacts};
+pub use recorder::{Channel, ChannelFacts, Entry, Recorder, RunningCall, Wait, World, WorldFacts};
 pub use snapshot::{ChannelState, EntryState, ProcessFacts, RecordedCall, RecordedChannel, RecordedWorld, Snapshot};

@@ -114,7 +114,18 @@ pub struct Call {
     pub stream: u32,
 }
 
+/// The most elements of a call whose work is over in less than a microsecond.
+const BRIEF: u64 = 512;
+
 impl Call {
+    /// Whether the call takes so little time, where it waits for nobody, that a look at the clock
+    /// would be a considerable part of it. Then the exact time of its beginning and that of its end
+    /// are not worth two looks.
+    #[inline]
+    pub fn is_brief(&self) -> bool {
+        self.count <= BRIEF && !self.operation.has_own_counts() && !self.operation.is_agreement()
+    }
+
     /// Whether the call belongs to the digest. NCCL does nothing in a collective without elements,
     /// so ranks may leave it out.
     #[inline]

@@ -1,5 +1,6 @@
 //! The writer of a recording.
 
+mod ends;
 mod own;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -11,11 +12,14 @@ use crate::layout::{self, call, channel, header, world};
 use crate::operation::{Call, Operation};
 use crate::snapshot::{ChannelState, EntryState};
 
+pub use self::ends::Wait;
 pub use self::own::RunningCall;
 
 /// The second moment of the clock is renewed with the first call that comes so many ticks later:
 /// 50 ms on a counter of 2.6 GHz, and 134 ms on the monotonic clock.
 const RENEW_AFTER: u64 = 1 << 27;
+/// The time of a beginning at which nobody has looked at the clock yet.
+const NOT_LOOKED: u64 = 0;
 
 /// Writes the recording of this process. All threads may use it at the same time.
 pub struct Recorder {
@@ -93,13 +97,29 @@ pub struct Entry {
     number: u64,
     /// The number of the call in its channel.
     in_channel: u64,
-    channel: Channel,
+    /// The place of the channel.
+    place: u16,
     is_message: bool,
+    /// Whether nobody has looked at the clock when the call began, because the call is brief.
+    is_brief: bool,
 }
 
 impl Entry {
     /// A call that is not recorded.
-    pub const NONE: Entry = Entry { number: u64::MAX, in_channel: 0, channel: Channel::NONE, is_message: false };
+    pub const NONE: Entry =
+        Entry { number: u64::MAX, in_channel: 0, place: u16::MAX, is_message: false, is_brief: false };
+
+    /// The number of the call in the process; `u64::MAX` for a call that is not recorded.
+    #[inline]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether nobody has looked at the clock when the call began.
+    #[inline]
+    pub fn is_brief(&self) -> bool {
+        self.is_brief
+    }
 }
 
 impl Recorder {
@@ -212,13 +232,23 @@ impl Recorder {
     /// the other, because their order is recorded.
     #[inline]
     pub fn begin(&self, channel: Channel, call: &Call) -> Entry {
-        self.begin_as(channel, call, EntryState::Running)
+        self.begin_as(channel, call, EntryState::Running, self.clock.ticks())
+    }
+
+    /// Records that a call begins, without a look at the clock where the call is
+    /// [brief](Call::is_brief). The other ranks wait for this one until it is in the call, and the
+    /// look would take most of the time of this function. [`set_begun`](Recorder::set_begun) adds
+    /// the time if the call waits, and otherwise its end does.
+    #[inline]
+    pub fn begin_untimed(&self, channel: Channel, call: &Call) -> Entry {
+        let ticks = if call.is_brief() { NOT_LOOKED } else { self.clock.ticks() };
+        self.begin_as(channel, call, EntryState::Running, ticks)
     }
 
     /// Records that a call was put into a group of calls that has not begun to run.
     #[inline]
     pub fn queue(&self, channel: Channel, call: &Call) -> Entry {
-        self.begin_as(channel, call, EntryState::Queued)
+        self.begin_as(channel, call, EntryState::Queued, self.clock.ticks())
     }
 
     /// Records that the ranks begin to agree on a call, which is described by `text`. In the digest
@@ -229,7 +259,7 @@ impl Recorder {
         }
         let call = |count| Call { operation, dtype: 0, reduction: 0, count, peer: crate::NO_PEER, stream: 0 };
         let digest = call(fnv1a(text)).digest(self.get(channel_base(channel.place.into()) + channel::DIGEST));
-        self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest)
+        self.write_call(channel, &call(self.write_text(text)), EntryState::Running, digest, self.clock.ticks())
     }
 
     /// Records that an agreed call has gone on to another part of its work, for example to the
@@ -242,29 +272,37 @@ impl Recorder {
         }
     }
 
-    #[inline]
-    fn begin_as(&self, channel: Channel, call: &Call, state: EntryState) -> Entry {
+    #[inline(always)]
+    fn begin_as(&self, channel: Channel, call: &Call, state: EntryState, ticks: u64) -> Entry {
         if channel == Channel::NONE {
             return Entry::NONE;
         }
         let digest = self.get(channel_base(channel.place.into()) + channel::DIGEST);
         let digest = call.digest(digest);
-        self.write_call(channel, call, state, digest)
+        self.write_call(channel, call, state, digest, ticks)
     }
 
-    /// Writes a call that begins into the ring. `digest` is that of the channel after the call.
-    #[inline]
-    fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64) -> Entry {
+    /// Writes a call that begins at `ticks` into the ring. `digest` is that of the channel after the
+    /// call.
+    #[inline(always)]
+    fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64, ticks: u64) -> Entry {
         let base = channel_base(channel.place.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
         let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
-        let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
+        let in_channel = match is_message {
+            true => self.words[base + counter].fetch_add(1, Relaxed) + 1,
+            // These calls begin one after the other, so nobody else counts now.
+            false => {
+                let in_channel = self.get(base + counter) + 1;
+                self.set(base + counter, in_channel);
+                in_channel
+            }
+        };
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);
         fence(Release);
-        let ticks = self.clock.ticks();
         let what = u64::from(channel.place)
             | u64::from(call.operation as u8) << 16
             | u64::from(call.dtype) << 24
@@ -283,66 +321,12 @@ impl Recorder {
             self.set(base + channel::LAST_CALL, number + 1);
         }
         self.renew_after(ticks);
-        Entry { number, in_channel, channel, is_message }
+        Entry { number, in_channel, place: channel.place, is_message, is_brief: ticks == NOT_LOOKED }
     }
 
     /// Records that a queued call runs now.
     pub fn start(&self, entry: Entry) {
         self.change(entry, EntryState::Running, None);
-    }
-
-    /// Records the end of a call: [`EntryState::Done`], [`EntryState::Failed`], or
-    /// [`EntryState::Issued`] where the call was handed to a stream and nobody waits for it here.
-    #[inline]
-    pub fn end(&self, entry: Entry, state: EntryState) {
-        // Reading the clock takes most of the time here.
-        if entry.number == Entry::NONE.number {
-            return;
-        }
-        let ticks = self.clock.ticks();
-        self.end_at(entry, state, ticks);
-        self.renew_after(ticks);
-    }
-
-    /// Records the end of a call that did not wait for another rank. It gets the time of its
-    /// beginning, because a look at the clock would take as long as all the rest: 21 ns on an AMD
-    /// EPYC.
-    #[inline]
-    pub fn end_at_once(&self, entry: Entry, state: EntryState) {
-        if entry.number == Entry::NONE.number {
-            return;
-        }
-        let begun = self.get(slot_base(entry.number) + call::BEGUN);
-        self.end_at(entry, state, begun);
-    }
-
-    #[inline(always)]
-    fn end_at(&self, entry: Entry, state: EntryState, ticks: u64) {
-        self.change(entry, state, Some(ticks));
-        if entry.is_message || entry.channel == Channel::NONE {
-            return;
-        }
-        if state == EntryState::Failed {
-            self.count_failed(entry);
-            return;
-        }
-        let base = channel_base(entry.channel.place.into());
-        // Another group may have got the place while the call ran, and a later call may have ended
-        // before this one.
-        if entry.number >= self.get(base + channel::FIRST_CALL)
-            && entry.in_channel > self.get(base + channel::CALLS_ENDED)
-        {
-            self.set(base + channel::CALLS_ENDED, entry.in_channel);
-        }
-    }
-
-    /// Counts a collective call that has failed, unless another group has got the place meanwhile.
-    #[cold]
-    fn count_failed(&self, entry: Entry) {
-        let base = channel_base(entry.channel.place.into());
-        if entry.number >= self.get(base + channel::FIRST_CALL) {
-            self.words[base + channel::CALLS_FAILED].fetch_add(1, Relaxed);
-        }
     }
 
     #[inline]
@@ -352,6 +336,9 @@ impl Recorder {
             return;
         }
         if let Some(ticks) = ended {
+            if self.get(slot + call::BEGUN) == NOT_LOOKED {
+                self.set(slot + call::BEGUN, ticks);
+            }
             self.set(slot + call::ENDED, ticks);
         }
         let what = self.get(slot + call::WHAT);
@@ -362,7 +349,13 @@ impl Recorder {
     /// runs for long.
     #[inline]
     fn stands(&self, entry: Entry) -> bool {
-        entry.number != u64::MAX && self.get(slot_base(entry.number) + call::STAMP) == (entry.number + 1) * 2
+        self.stands_at(entry.number)
+    }
+
+    /// Whether the call with that number in the process still has its place in the ring.
+    #[inline]
+    fn stands_at(&self, number: u64) -> bool {
+        number != Entry::NONE.number && self.get(slot_base(number) + call::STAMP) == (number + 1) * 2
     }
 
     /// Renews the second moment of the clock where it is old at `ticks`.

@@ -334,6 +334,11 @@ impl Words {
     fn calls(&self) -> Vec<RecordedCall> {
         let mut calls: Vec<RecordedCall> = (0..layout::CALL_COUNT).filter_map(|place| self.call(place)).collect();
         calls.sort_by_key(|call| call.number);
+        // A call that began just now may have no time yet. It began after everything else.
+        let latest = calls.iter().map(|call| call.ended.unwrap_or(call.begun)).max().unwrap_or(0);
+        for call in calls.iter_mut().filter(|call| call.begun == 0) {
+            call.begun = call.ended.unwrap_or(latest.max(self.get(header::BEGAN)));
+        }
         calls
     }
 

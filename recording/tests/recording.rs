@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use recording::{
-    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, WorldFacts,
-    layout, metrics,
+    Call, Channel, ChannelFacts, ChannelState, Entry, EntryState, NO_PEER, Operation, Recorder, Snapshot, Wait,
+    WorldFacts, layout, metrics,
 };
 
 /// The memory of a recording. It lives as long as the process, as a recording does.
@@ -411,4 +411,60 @@ fn counters_are_text_for_prometheus() {
     }
     let ended = metrics::text(&[metrics::Source { now: None, ..source }]);
     assert!(!ended.contains("devicemesh_running_call_seconds{"), "{ended}");
+}
+
+#[test]
+fn a_brief_call_gets_its_times_from_its_wait() {
+    let words = memory();
+    let recorder = recorder(words);
+    let channel = recorder.open_channel(&facts(1, "mesh/tp", &[0, 1]));
+    let earlier = recorder.begin(channel, &all_reduce(1));
+    recorder.end(earlier, EntryState::Done);
+    let times = |entry: Entry| {
+        let snapshot = read(words);
+        let call = *snapshot.calls.iter().find(|call| call.number == entry.number()).unwrap();
+        (call.state, call.begun, call.ended)
+    };
+    let (_, _, earlier) = times(earlier);
+
+    // A process that is stopped before the look at the clock is in the call all the same.
+    let waits = recorder.begin_untimed(channel, &all_reduce(2));
+    assert_eq!(times(waits), (EntryState::Running, earlier.unwrap(), None));
+    assert_eq!(read(words).channels[0].calls_begun, 2);
+    recorder.set_begun(waits.number());
+    let (_, begun, _) = times(waits);
+    assert!(begun > earlier.unwrap());
+    recorder.set_begun(waits.number());
+    assert_eq!(times(waits), (EntryState::Running, begun, None), "the first look counts");
+    recorder.end_after(waits, EntryState::Done, Wait::Until(begun + 5));
+    assert_eq!(times(waits), (EntryState::Done, begun, Some(begun + 5)));
+
+    // A call that does not wait has one time, and an end that nobody has looked at is looked at.
+    let at_once = recorder.begin_untimed(channel, &all_reduce(3));
+    recorder.end_after(at_once, EntryState::Done, Wait::None);
+    let (state, began, ended) = times(at_once);
+    assert_eq!((state, ended), (EntryState::Done, Some(began)));
+    assert!(began > begun);
+    let unknown = recorder.begin_untimed(channel, &all_reduce(4));
+    recorder.set_begun(unknown.number());
+    recorder.end_after(unknown, EntryState::Done, Wait::Unknown);
+    let (_, begun, ended) = times(unknown);
+    assert!(ended.unwrap() > begun && begun > began);
+
+    // The end of a call that is not brief is exact.
+    let long = recorder.begin(channel, &all_reduce(5));
+    let (_, begun, _) = times(long);
+    recorder.end_after(long, EntryState::Done, Wait::Until(begun + 5));
+    assert!(times(long).2.unwrap() > begun + 5);
+    let failed = recorder.begin_untimed(channel, &all_reduce(6));
+    recorder.end(failed, EntryState::Failed);
+    let (state, begun, ended) = times(failed);
+    assert_eq!((state, ended), (EntryState::Failed, Some(begun)));
+    // The place of a call that later calls have taken is not written to.
+    for _ in 0..layout::CALL_COUNT {
+        let _running = recorder.begin_untimed(channel, &all_reduce(7));
+    }
+    recorder.set_begun(failed.number());
+    recorder.end_after(failed, EntryState::Done, Wait::None);
+    assert!(read(words).calls.iter().all(|call| call.state == EntryState::Running));
 }

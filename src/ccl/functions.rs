@@ -26,6 +26,12 @@ impl RawComm {
     }
 }
 
+/// A question that the blocked calls of a communicator of the host engine ask: it writes a reason to
+/// end them, and returns 1, or returns 0.
+pub(super) type Question = unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> c_int;
+/// Frees the data of a question.
+pub(super) type Release = unsafe extern "C" fn(*mut c_void);
+
 /// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or
 /// implementation lacks the function.
 pub(super) struct Functions {
@@ -114,6 +120,8 @@ pub(super) struct Functions {
     pub(super) host_set_names: Option<unsafe extern "C" fn(RawComm, *const c_int, c_int) -> NcclResult>,
     pub(super) host_refuse: Option<unsafe extern "C" fn(RawComm, *const c_char) -> NcclResult>,
     pub(super) host_group_fail: Option<unsafe extern "C" fn(*const c_char) -> NcclResult>,
+    pub(super) host_set_interrupt:
+        Option<unsafe extern "C" fn(RawComm, Option<Question>, Option<Release>, *mut c_void) -> NcclResult>,
     pub(super) host_wait: Option<unsafe extern "C" fn(RawComm, i64, *mut NcclResult) -> NcclResult>,
 }
 
@@ -170,6 +178,7 @@ impl Functions {
             host_set_names: symbol!("hostcclCommSetNames"),
             host_refuse: symbol!("hostcclCommRefuse"),
             host_group_fail: symbol!("hostcclGroupFail"),
+            host_set_interrupt: symbol!("hostcclCommSetInterrupt"),
             host_wait: symbol!("hostcclCommWait"),
         })
     }

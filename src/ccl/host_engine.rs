@@ -1,8 +1,11 @@
 //! The extensions of the host engine. In other libraries these calls do nothing.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
+
+use recording::Wait;
 
 use super::call_name::CallName;
 use super::functions::RawComm;
@@ -20,11 +23,11 @@ impl Library {
         }
     }
 
-    /// Whether a call of this thread may have waited for another rank since the last question. Only
-    /// the embedded engine knows.
+    /// Whether a call of this thread has waited for another rank since the last question. Only the
+    /// embedded engine knows.
     #[inline]
-    pub(crate) fn has_waited(&self) -> bool {
-        !self.is_embedded() || hostccl::recorder::take_waited()
+    pub(crate) fn take_wait(&self) -> Wait {
+        if self.is_embedded() { hostccl::recorder::take_wait() } else { Wait::Unknown }
     }
 
     /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
@@ -39,10 +42,16 @@ impl Library {
     }
 
     /// Makes blocked calls on this communicator ask `question` whether they should end. Only the
-    /// embedded engine asks it.
+    /// host engine asks it.
     pub(crate) fn set_interrupt(&self, comm: RawComm, question: Arc<hostccl::Question>) {
         if self.is_embedded() {
-            hostccl::set_interrupt(comm.0.cast(), question);
+            return hostccl::set_interrupt(comm.0.cast(), question);
+        }
+        if let Some(set) = self.functions.host_set_interrupt {
+            let data = Box::into_raw(Box::new(question)).cast();
+            // SAFETY: the data is a question, which both functions expect. A communicator that has
+            // ended meanwhile is refused, and the data is released then, too.
+            unsafe { set(comm, Some(ask), Some(release), data) };
         }
     }
 
@@ -82,4 +91,30 @@ impl Library {
             _ => std::thread::sleep(pause),
         }
     }
+}
+
+/// Writes the answer of the question `data` as a C string, and returns whether there is one.
+unsafe extern "C" fn ask(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int {
+    // SAFETY: the data is that of `set_interrupt`, and is not released yet.
+    let question = unsafe { &*data.cast::<Arc<hostccl::Question>>() };
+    // A panic must not get into the C library.
+    let Some(text) = catch_unwind(AssertUnwindSafe(|| question())).ok().flatten() else { return 0 };
+    let Some(room) = capacity.checked_sub(1) else { return 0 };
+    let mut end = text.len().min(room);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let bytes = &text.as_bytes()[..end];
+    // SAFETY: the library gives room for `capacity` bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), reason, bytes.len());
+        reason.add(bytes.len()).write(0);
+    }
+    1
+}
+
+/// Frees the question `data`.
+unsafe extern "C" fn release(data: *mut c_void) {
+    // SAFETY: the data is that of `set_interrupt`, which nobody uses any more.
+    drop(unsafe { Box::from_raw(data.cast::<Arc<hostccl::Question>>()) });
 }

@@ -248,7 +248,7 @@ impl Communicator {
     }
 
     /// Makes calls that are blocked in this communicator end when another rank of `world` has
-    /// begun a recovery, because a rank for which they wait may never come. Only the embedded host
+    /// begun a recovery, because a rank for which they wait may never come. Only the host
     /// engine does this.
     pub(super) fn end_with_recovery(&self, world: &rendezvous::World) {
         let question = world.recovery_question().filter(|_| !self.raw().is_null());

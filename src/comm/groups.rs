@@ -216,7 +216,7 @@ pub(super) fn take_collectives(library: &Arc<Library>) -> Vec<(Arc<Scope>, Vec<S
 #[inline]
 pub(super) fn record_end(library: &Library, recorded: Recorded) {
     match library.is_host_engine() {
-        true => recorded.done(library.has_waited()),
+        true => recorded.done(library.take_wait()),
         false => recorded.issued(),
     }
 }

@@ -130,7 +130,7 @@ impl View {
         }
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let (call, mut recorded) = (self.call_name(index), Recorded::none());
-        let record = || self.record(index, operands, groups::in_group(library));
+        let record = || self.record(library, index, operands);
         let outcome = match library.is_host_engine() {
             true => {
                 library.name_next_call(call);
@@ -178,10 +178,14 @@ impl View {
     /// Records that an operation along dimension `index` begins, or waits for the end of the
     /// thread's group.
     #[inline]
-    fn record(&self, index: usize, operands: Operands, in_group: bool) -> Recorded {
+    fn record(&self, library: &Arc<Library>, index: usize, operands: Operands) -> Recorded {
         let Some(group) = self.recorded_group(index) else { return Recorded::none() };
         let call = operands.what.call(operands.count, operands.dtype, operands.stream);
-        if in_group { group.queue(&call) } else { group.begin(&call) }
+        match groups::in_group(library) {
+            true => group.queue(&call),
+            false if library.is_embedded() => group.begin_embedded(&call),
+            false => group.begin(&call),
+        }
     }
 
     /// The raw communicator along dimension `index`, for an operation on that stream. The operation

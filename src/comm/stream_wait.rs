@@ -16,7 +16,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::background::Worker;
 use super::communicator::{Communicator, State};
@@ -24,6 +24,7 @@ use super::groups::refuse_inside;
 use super::view::View;
 use crate::ccl::StreamQuery;
 use crate::error::{Error, Result, Status};
+use crate::events::{Event, Kind, Waiting};
 use crate::rank_list::ranges;
 use crate::recorder::{self, Group};
 use crate::wait::{Deadline, Wait};
@@ -37,6 +38,8 @@ const PART_OF_WAIT: u32 = 32;
 /// The pause between two questions to the communicators while the stream has work. The questions
 /// run on a thread of the wait, because NCCL may not answer them.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
+/// After this time a wait is noted for events of slow calls.
+const NOTED: Duration = Duration::from_millis(20);
 /// The store is asked for the first time after this long, because most waits are shorter.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 /// The longest time between two questions to the store. All ranks of a world ask one server.
@@ -153,8 +156,12 @@ impl WaitedFor<'_> {
         let check = || self.check(Some((&worker, &deadline)));
         let mut look = Look::default();
         let mut next_check = Duration::ZERO;
+        let mut slow = None;
         loop {
             let waited = began.elapsed();
+            if slow.is_none() && waited >= NOTED {
+                slow = Some(Waiting::since(began, self.slow()));
+            }
             if is_done()? || waited >= next_check {
                 next_check = waited + CHECK_AGAIN;
                 let is_issued = check().or_else(|error| self.name_lost(error, &deadline))?;
@@ -179,6 +186,44 @@ impl WaitedFor<'_> {
             }
             let pause = (waited / PART_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             sleep(pause.min(deadline.left()));
+        }
+    }
+
+    /// Describes a wait that lasts for long, on the thread of the events.
+    fn slow(&self) -> impl Fn(Duration) -> Option<Event> + Send + Sync + use<> {
+        let (root, mesh) = (self.view.root_comms(), self.view.mesh());
+        let groups: Vec<Arc<Group>> = match &self.group {
+            Some(group) => vec![Arc::clone(group)],
+            None => (0..mesh.ndim()).filter_map(|index| self.view.recorded_group(index)).cloned().collect(),
+        };
+        let (event, dim, me) = (root.event(Kind::Slow, String::new()), self.dim.clone(), mesh.rank());
+        move |waited| {
+            let along = dim.as_ref().map_or_else(String::new, |dim| format!(" along {dim}"));
+            // As in the error at the deadline, the first dimension along which ranks are behind counts.
+            let mut found = groups.iter().map(|group| (group, recorder::behind(group)));
+            let found = found.find(|(_, (ranks, _))| !ranks.is_empty());
+            let group = found.as_ref().map_or_else(|| groups.first(), |(group, _)| Some(*group));
+            let (ranks, places) = found.map(|(_, behind)| behind).unwrap_or_default();
+            let whom = match &ranks[..] {
+                [] => "no rank of this host is behind".to_owned(),
+                [_] => format!("{} is behind", ranges(&ranks)),
+                _ => format!("{} are behind", ranges(&ranks)),
+            };
+            let said: Vec<String> = std::iter::once(whom).chain(places).collect();
+            let message = format!(
+                "rank {me} has waited in dm_stream_wait{along} for {:.1} s: {}",
+                waited.as_secs_f64(),
+                said.join("; ")
+            );
+            Some(Event {
+                time: SystemTime::now(),
+                group: group.map(|group| group.name().to_owned()),
+                dimension: dim.clone(),
+                operation: Some("dm_stream_wait".to_owned()),
+                waited: Some(waited),
+                message,
+                ..event.clone().about(ranks)
+            })
         }
     }
 

@@ -43,9 +43,10 @@ pub struct Event {
     /// The world ranks that the event is about, in ascending order: the ranks that have joined,
     /// the ranks for which the call waits, the ranks that are lost, the ranks that have aborted,
     /// or the ranks that were lost or left out in a recovery. For [`Kind::Slow`] it has only the
-    /// ranks that the recordings of this host show, and may be empty.
+    /// ranks that this process knows (docs/events.md), and may be empty.
     pub ranks: Vec<i32>,
-    /// For a slow call, the name of its group (`mesh/tp`, or `the world`). Otherwise the name of
+    /// For a slow call, the name of its group (`mesh/tp`, or `the world`); `None` for `dm_recover`.
+    /// Otherwise the name of
     /// the mesh that was aborted or with which the job goes on. `None` where the event is about
     /// the world.
     pub group: Option<String>,
@@ -53,7 +54,8 @@ pub struct Event {
     pub dimension: Option<String>,
     /// The work of a slow call: `all-reduce`, or for a call like `dm_flatten` its text.
     pub operation: Option<String>,
-    /// The number of a slow call in its group, from 1.
+    /// The number of a slow call in its group, from 1; `None` for `dm_recover` and
+    /// `dm_stream_wait`.
     pub call: Option<u64>,
     /// How long a slow call has waited.
     pub waited: Option<Duration>,

@@ -67,10 +67,16 @@ struct State {
     thread: Option<Own<()>>,
 }
 
+/// Whether there is a handler or a queue.
+#[inline]
+pub(crate) fn is_watched() -> bool {
+    IS_WATCHED.load(Ordering::Relaxed)
+}
+
 /// Gives an event to all subscribers. `event` is called only where there is a subscriber.
 #[inline]
 pub(crate) fn publish(event: impl FnOnce() -> Event) {
-    if IS_WATCHED.load(Ordering::Relaxed) {
+    if is_watched() {
         give(&event());
     }
 }

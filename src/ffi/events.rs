@@ -56,23 +56,23 @@ pub struct dm_event {
     /// When this process noticed what has happened, in nanoseconds since 1970-01-01 (UTC).
     pub time_ns: i64,
     /// The world ranks that the event is about, in ascending order. JOINED: the ranks that have
-    /// joined. SLOW: the ranks for which the call waits, as far as the recordings of this host
-    /// show it. LOST: the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks
-    /// that were lost or left out. NULL when there are none.
+    /// joined. SLOW: the ranks for which the call waits, as far as this process knows them. LOST:
+    /// the lost ranks. ABORTED: the ranks that have aborted. RECOVERED: the ranks that were lost or
+    /// left out. NULL when there are none.
     pub ranks: *const i32,
     /// The number of elements of ranks.
     pub num_ranks: usize,
     /// The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
     /// for example "mesh/tp", or "the world" for a call like dm_init. Other kinds: the name of the
-    /// mesh, for example "mesh". NULL where the event is about the world.
+    /// mesh, for example "mesh". NULL where the event is about the world, and SLOW of dm_recover.
     pub group: *const c_char,
     /// SLOW: the dimension of the call; NULL where it has none.
     pub dim: *const c_char,
     /// SLOW: the name of the operation ("all-reduce"), or the text of a call like dm_flatten; NULL
     /// otherwise.
     pub operation: *const c_char,
-    /// SLOW: the number of the call in its group, from 1; -1 otherwise. Sends and receives are
-    /// counted apart.
+    /// SLOW: the number of the call in its group, from 1; -1 otherwise, and SLOW of dm_recover and
+    /// dm_stream_wait. Sends and receives are counted apart.
     pub call: i64,
     /// SLOW: how long the call has waited, in seconds; negative otherwise.
     pub waited_seconds: f64,
@@ -112,9 +112,9 @@ pub struct dm_event_options {
 /// handler is slow, further ones are left out, and dm_event.dropped says how many. But an event of
 /// another kind takes the place of the last SLOW.
 ///
-/// A slow call is found while its thread is blocked: in a collective of the host engine, or in a
-/// call on which the ranks agree (dm_init, dm_barrier ...). On cuda a slow call is found where NCCL
-/// reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
+/// A slow call is found while its thread is blocked: in a collective of the host engine, in a call
+/// on which the ranks agree (dm_init, dm_barrier ...), in dm_recover or in dm_stream_wait. On cuda a
+/// slow collective is found where NCCL reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
 /// for the oldest one, because the others may wait for that call. Ranks that end after dm_finalize
 /// of this rank's last mesh give no event. The event of another rank's dm_abort comes within about
 /// two seconds.

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use hostccl::recorder::get;
-use recording::{ChannelState, EntryState, Operation, RecordedCall, RunningCall};
+use hostccl::recorder::{get, remote_of};
+use recording::{ChannelState, EntryState, Operation, RecordedCall, RecordedChannel, RunningCall};
 
-use super::Kind;
 use super::late::{MOST_RANKS, difference};
 use super::launched::unfinished;
 use super::ranks::{Found, Rank, Wanted};
 use super::words::short;
+use super::{Group, Kind};
 use crate::printable::printable;
 use crate::rank_list::ranges;
 
@@ -86,9 +86,18 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     let Waits { missing, unseen } = Waits::of(&call, &wanted, (position, here), &ranks);
     let place = if text.is_some() { what } else { format!("{what} of {}", wanted.name) };
     let mut message = format!("rank {rank} has waited in {place} for {}", seconds(time));
-    let numbers: Vec<i32> = missing.iter().map(|rank| rank.number as i32).collect();
+    let mut numbers: Vec<i32> = missing.iter().map(|rank| rank.number as i32).collect();
+    // The rank of another host may wait itself, so it counts only where this host misses nobody.
+    let remote = remote_of(number).filter(|rank| numbers.is_empty() && unseen.contains(rank));
     let whom = match (numbers.is_empty(), unseen.is_empty()) {
         (false, _) => format!(": {} did not come", ranges(&numbers)),
+        (true, false) if remote.is_some() => {
+            numbers.extend(remote);
+            format!(
+                ": no rank of this host is missing, and the call waits for a message of {} on another host",
+                ranges(&numbers)
+            )
+        }
         (true, false) => {
             let is = if unseen.len() == 1 { "is" } else { "are" };
             format!(": {} {is} not seen on this host, and no other rank is missing", ranges(&unseen))
@@ -110,6 +119,26 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
         missing: numbers,
         message,
     })
+}
+
+/// The ranks that have begun fewer calls of a group than this process, in ascending order, and the
+/// sentences that say where they are. The ranks are as far as the recordings of this host show
+/// them. This may take half a second.
+pub(crate) fn behind(group: &Group) -> (Vec<i32>, Vec<String>) {
+    let Some(own) = Found::own() else { return Default::default() };
+    let is_mine = |channel: &&RecordedChannel| {
+        channel.key == group.key && channel.kind == group.kind as u8 && channel.rank == group.rank
+    };
+    let Some(mine) = own.snapshot.channels.iter().find(is_mine) else { return Default::default() };
+    let (wanted, position) = (Wanted::of(&own, mine), mine.rank);
+    let found = wanted.find(own, LONGEST);
+    let ranks = wanted.ranks(&found);
+    let is_here = |rank: &&Rank<'_>| rank.channel.is_some_and(|channel| channel.rank == position);
+    let Some(here) = ranks.iter().find(is_here) else { return Default::default() };
+    let is_behind = |rank: &&Rank<'_>| rank.channel.is_some_and(|channel| channel.calls_begun < wanted.begun);
+    let behind: Vec<&Rank<'_>> = ranks.iter().filter(is_behind).collect();
+    let places = behind.iter().take(MOST_RANKS).map(|rank| rank.place(&wanted, here)).collect();
+    (behind.iter().map(|rank| rank.number as i32).collect(), places)
 }
 
 /// The ranks for which a call waits.

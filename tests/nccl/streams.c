@@ -122,6 +122,65 @@ static void wait_for_failures(void)
   dm_free(mesh);
 }
 
+/* A collective that waits for the other rank along tp. */
+static void *reduce_along_tp(void *mesh)
+{
+  CHECK(sum_along((dm_mesh *)mesh, "tp") == 2);
+  return NULL;
+}
+
+/* Whether the event is about a dm_stream_wait along that dimension; NULL for one without a dimension. */
+static int is_of_wait(const dm_event *event, const char *dim)
+{
+  if (event->kind != DM_EVENT_SLOW || event->operation == NULL || strcmp(event->operation, "dm_stream_wait") != 0) return 0;
+  return dim == NULL ? event->dim == NULL : event->dim != NULL && strcmp(event->dim, dim) == 0;
+}
+
+/* The message of the next event of such a wait. */
+static const char *slow_wait(const dm_events *events, const char *dim)
+{
+  dm_event event = DM_EVENT_INIT;
+  do {
+    REQUIRE(dm_events_next(events, 10000, &event));
+    CHECK(event.kind != DM_EVENT_NONE);
+  } while (event.kind != DM_EVENT_NONE && !is_of_wait(&event, dim));
+  CHECK(event.rank == rank && event.world_size == size && event.call == -1 && event.waited_seconds >= 0.1);
+  CHECK(event.num_ranks == (rank == 2 && dim == NULL ? 1u : 0u) && (event.num_ranks == 0 || event.ranks[0] == 3));
+  return event.message == NULL ? "" : event.message;
+}
+
+/* A wait that lasts is an event. Rank 3 is behind rank 2 along tp. */
+static void slow_waits(void)
+{
+  dm_mesh *mesh = made_square();
+  dm_events *events = NULL;
+  dm_event_options options = DM_EVENT_OPTIONS_INIT;
+  char expected[64];
+  options.slow_ms = 100;
+  REQUIRE(dm_events_open(&options, &events));
+  OK(dm_world_barrier(world, 0));
+  if (rank < 3) {
+    pthread_t thread = 0;
+    if (rank == 2) thread = begun(reduce_along_tp, mesh);
+    set_query(kBusy);
+    FAILS(DM_STATUS_TIMEOUT, "not done after 1500 ms", dm_stream_wait(mesh, "dp", stream_of(7), 1500));
+    snprintf(expected, sizeof expected, "rank %d has waited in dm_stream_wait along dp for ", rank);
+    CHECK(strstr(slow_wait(events, "dp"), expected) != NULL);
+    FAILS(DM_STATUS_TIMEOUT, "not done after 1500 ms", dm_stream_wait(mesh, NULL, stream_of(7), 1500));
+    const char *message = slow_wait(events, NULL);
+    CHECK(strstr(message, rank == 2 ? ": rank 3 is behind; rank 3 has made no call of mesh/tp" : ": no rank of this host is behind") != NULL);
+    OK(dm_world_barrier(world, 0));
+    if (rank == 2) CHECK(pthread_join(thread, NULL) == 0);
+  } else {
+    OK(dm_world_barrier(world, 0));
+    reduce_along_tp(mesh);
+  }
+  set_query(kDone);
+  dm_events_free(events);
+  OK(dm_finalize(mesh, NULL));
+  dm_free(mesh);
+}
+
 /* The last rank dies, and NCCL does not notice, as over NVLink. */
 static void wait_for_the_dead(void)
 {
@@ -395,6 +454,7 @@ static void check_pointers(void)
 
 static const rank_case kCases[] = {
     {"work", wait_for_work}, {"failures", wait_for_failures}, {"dead", wait_for_the_dead}, {"abort", wait_beside_an_abort}, {"amd", amd},
+    {"slow", slow_waits},
     {"another device", another_device}, {"pointers", check_pointers}, {"recovery", wait_beside_a_recovery},
 };
 

@@ -13,6 +13,7 @@ mod ragged;
 
 pub(crate) use self::communicators::*;
 pub(crate) use self::growth::*;
+pub(crate) use self::interrupt::hostcclCommSetInterrupt;
 pub(crate) use self::library::*;
 pub(crate) use self::operations::*;
 pub(crate) use self::ragged::*;

@@ -12,6 +12,7 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::operation::Operation;
 use crate::poll::Poll;
+use crate::recorder;
 use crate::turn::Pass;
 
 /// A collective under way.
@@ -112,6 +113,9 @@ impl Operation for Collective {
                 return Ok(Poll::Done);
             }
             self.work.comm.end_step();
+            if self.work.stage == 0 {
+                recorder::note_begun();
+            }
             // SAFETY: as above.
             unsafe { self.work.overlapped() };
             self.work.stage += 1;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use super::{Entry, Recorder};
+use super::{Entry, NOT_LOOKED, Recorder};
 use crate::clock::Moment;
 use crate::layout::{self, call, channel, header};
 use crate::snapshot::{ChannelState, EntryState, Snapshot};
@@ -43,6 +43,8 @@ impl Recorder {
             let runs = state == EntryState::Running as u64 || is_issued();
             // A later call may have taken the place while the words were read.
             let is_same = self.get(slot + call::STAMP) == stamp;
+            // A call that began just now may have no time yet.
+            let begun = if begun == NOT_LOOKED { now.ticks } else { begun };
             let time = Duration::from_nanos((now.ticks.saturating_sub(begun) as f64 * length) as u64);
             (runs && is_same && is_of_group && !is_closed).then_some(RunningCall { number, group, time })
         };

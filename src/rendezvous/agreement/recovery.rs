@@ -36,6 +36,7 @@ mod knock;
 mod make;
 mod newcomer;
 mod options;
+mod slow;
 mod standing;
 mod telling;
 #[cfg(test)]

@@ -96,6 +96,11 @@ int main(int argc, char **argv)
       OK(dm_send(mesh, "tp", in, 4, DM_FLOAT32, 0, NULL));
     }
   }
+  if (strcmp(way, "far") == 0) {
+    OK(dm_all_reduce(mesh, "dp", in, out, 4, DM_FLOAT32, DM_SUM, NULL));
+    if (me == 1) raise(SIGSTOP);
+    OK(dm_all_reduce(mesh, "dp", in, out, 4, DM_FLOAT32, DM_SUM, NULL));
+  }
   if (strcmp(way, "agree") == 0) {
     if (me == 1) raise(SIGSTOP);
     OK(dm_flatten(mesh, "all", NULL, &flat));
@@ -113,11 +118,12 @@ int main(int argc, char **argv)
     say("told");
     pause();
   }
-  if (strcmp(way, "recover") == 0) {
+  if (strcmp(way, "recover") == 0 || strcmp(way, "late") == 0) {
     dm_recover_options how = DM_RECOVER_OPTIONS_INIT;
     if (atoi(getenv("WORLD_SIZE")) > ranks) how.replace_ms = 30000;
     if (me == 1) raise(SIGKILL);
     if (me < ranks) await(DM_EVENT_LOST);
+    if (strcmp(way, "late") == 0 && me == 3) raise(SIGSTOP);
     REQUIRE(dm_recover(mesh, &how, &next, NULL));
     await(DM_EVENT_RECOVERED);
     /* The spare has joined the mesh. */

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::Recovery;
 use super::options::Options;
+use super::slow::SlowTurn;
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::agreement::decision::{Decision, Failure, Why};
 use crate::rendezvous::agreement::proposal::{Passed, Seen, Terms, absent};
@@ -163,10 +164,12 @@ impl Recovery {
         self.membership.put(self.here(number, self.me), note, wait)?;
         self.membership.count(self.turn_key(number, "count"), 1, wait)?;
         let mut waited = Waited { came: Instant::now(), complete: None, suspected: None };
+        let mut slow = SlowTurn::begin();
         loop {
             if let Some(decision) = self.look(number, arrival, &mut waited, wait)? {
                 return Ok(Some(decision));
             }
+            slow.look(self, number, arrival.call, wait);
             let (next, lost) = self.membership.losses.next();
             let keys = [self.decisions.key(number), lost, self.next_at_door()];
             let called = self.call_of_world.clone().filter(|_| !self.is_in_mesh());
@@ -174,7 +177,7 @@ impl Recovery {
             let silent = arrival.terms.silent.filter(|_| self.is_in_mesh());
             let nap = waited.nap(silent, !arrival.suspects.is_empty()).min(wait.deadline.left());
             let nap = if self.is_to_tell(number) { nap.min(UNTOLD) } else { nap };
-            let nap = Deadline::after(nap);
+            let nap = Deadline::after(nap.min(slow.nap(self)));
             match any_of(&*self.membership.store, &keys, &wait.with_deadline(nap)) {
                 Ok((0, value)) => return self.decisions.decode(number, &value).map(Some),
                 Ok((1, value)) => self.membership.losses.note(next, &value),
