@@ -16,6 +16,7 @@ from support.installing import SOVERSION, VERSION, run
 from support.paths import ROOT, TOOL
 
 sys.path.insert(0, str(ROOT / "packaging"))
+import binaries  # noqa: E402
 import deb  # noqa: E402
 import dist  # noqa: E402
 import sysroot  # noqa: E402
@@ -92,7 +93,7 @@ def test_a_file_with_another_digest_is_refused(tmp_path, monkeypatch):
 @needs_dpkg
 def test_every_installed_file_is_in_one_debian_package(tmp_path):
     made = tmp_path / "made"
-    for name in dist.BINARIES:
+    for name in binaries.BINARIES:
         write(made / name, name, 0o755)
     places = {"PREFIX": "/usr", "LIBDIR": "/usr/lib/x86_64-linux-gnu", "INCLUDEDIR": "/usr/include", "BINDIR": "/usr/bin",
               "DATADIR": "/usr/share", "MANDIR": "/usr/share/man"}
