@@ -13,12 +13,23 @@ in the order of their dependencies."""
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# The first cargo that packs crates which depend on each other before any of them is published.
+CARGO = (1, 90)
+
+
+def lacks():
+    """Why cargo cannot pack the crates here, or None."""
+    said = subprocess.run(["cargo", "--version"], check=True, capture_output=True, text=True).stdout
+    found = tuple(int(part) for part in re.search(r"(\d+)\.(\d+)", said).groups())
+    return None if found >= CARGO else f"packing the crates needs cargo {CARGO[0]}.{CARGO[1]} or later; here is {said.strip()}"
 
 
 def published():
@@ -59,6 +70,8 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "target/crates")
     parser.add_argument("--allow-dirty", action="store_true", help="also with changes that are not committed")
     options = parser.parse_args()
+    if why := lacks():
+        sys.exit(f"crates: {why}")
     for name, crate in pack(options.out, not options.list, options.allow_dirty).items():
         print(f"{name}: {len(files(crate))} files, {crate.stat().st_size / 1e3:.0f} kB")
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "packaging"))
 import crates  # noqa: E402
 
 WORKSPACE = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+pytestmark = pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
 NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi"}
 
 

@@ -12,6 +12,7 @@ from support.paths import ROOT
 from support.processes import run
 
 sys.path.insert(0, str(ROOT / "packaging"))
+import crates  # noqa: E402
 import release  # noqa: E402
 
 VERSION = release.present(ROOT)
@@ -137,6 +138,7 @@ def test_a_place_that_is_gone_is_named(copy):
         git(copy, "checkout", "--quiet", "--force", "HEAD")
 
 
+@pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
 def test_a_dry_run_works_and_changes_nothing(copy):
     before = git(copy, "rev-parse", "HEAD"), git(copy, "status", "--porcelain"), git(copy, "tag")
     said = run(sys.executable, "packaging/release.py", VERSION, "--dry-run", "--date", "2026-12-01", cwd=copy, timeout=170).stdout
