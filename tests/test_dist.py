@@ -90,7 +90,7 @@ def test_a_file_with_another_digest_is_refused(tmp_path, monkeypatch):
         sysroot.fetched("package.deb", "00")
 
 
-def installed(made, tree):
+def install_tree(made, tree):
     """Installs the binaries in `made` below `tree` as Debian's packages have them."""
     places = {"PREFIX": "/usr", "LIBDIR": "/usr/lib/x86_64-linux-gnu", "INCLUDEDIR": "/usr/include", "BINDIR": "/usr/bin",
               "DATADIR": "/usr/share", "MANDIR": "/usr/share/man"}
@@ -103,7 +103,7 @@ def test_every_installed_file_is_in_one_debian_package(tmp_path):
     made = tmp_path / "made"
     for name in binaries.BINARIES:
         write(made / name, name, 0o755)
-    tree = installed(made, tmp_path / "tree")
+    tree = install_tree(made, tmp_path / "tree")
     os.environ["SOURCE_DATE_EPOCH"] = str(TIME)
     first, second = tmp_path / "first", tmp_path / "second"
     for out in (first, second):
@@ -140,7 +140,7 @@ def test_lintian_finds_nothing_in_the_debian_packages(tmp_path):
         run("strip", "--strip-all" if name == "devicemesh" else "--strip-debug", made / name)
     out = tmp_path / "out"
     out.mkdir()
-    deb.packages(installed(made, tmp_path / "tree"), "x86_64", VERSION, TIME, out)
+    deb.packages(install_tree(made, tmp_path / "tree"), "x86_64", VERSION, TIME, out)
     run("lintian", "--allow-root", "--fail-on", "error,warning", *out.iterdir())
     # Without the overrides it finds something, so it has looked.
     assert "unstripped-binary-or-object" in run("lintian", "--allow-root", "--no-override", *out.iterdir(), code=2)
