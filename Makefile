@@ -77,6 +77,15 @@ wheel:
 dist:
 	$(PYTHON) packaging/dist.py $(ARGS)
 
+# Packs the crates for crates.io, and builds each of them from the packed files alone.
+crates:
+	$(PYTHON) packaging/crates.py $(ARGS)
+
+# Makes a release of a clean tree: version, changelog, ABI record, crates, `make dist`, and the tag
+# (packaging/release.py --help). ARGS=--dry-run changes nothing.
+release:
+	$(PYTHON) packaging/release.py $(VERSION) $(ARGS)
+
 # The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip
 # fetches.
 jax: target/jax/libdevicemesh_jax.so
@@ -183,6 +192,10 @@ target/tools/bin/cargo-machete:
 bare-root:
 	$(PYTHON) tests/bare_root.py $(ARGS)
 
+# Installs what `make dist` has made in a bare Debian without a network, by each road (root).
+bare-dist:
+	$(PYTHON) tests/bare_dist.py $(ARGS)
+
 RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
@@ -258,4 +271,4 @@ clean:
 
 .PHONY: help build docs guide demo demo-hosts demo-elastic soak-elastic test test-all test-rest test-nccl soak soak-hosts jax interop check \
 	header examples fuzz clean bench-store bench-mesh bench-recorder instructions pictures trace-picture fuzz-abi wheel bench bench-peers \
-	install uninstall abi-record gates fuzz-all deny bare-root dist
+	install uninstall abi-record gates fuzz-all deny bare-root bare-dist dist crates release

@@ -5,7 +5,7 @@
   libdevicemesh-dev    headers, static library, CMake package and pkg-config files
   devicemesh           the tool, with its man page and completions
 
-dpkg-deb (package dpkg) packs them. It takes the times from SOURCE_DATE_EPOCH, so equal trees give
+Lintian finds neither errors nor warnings in them. dpkg-deb (package dpkg) packs them. It takes the times from SOURCE_DATE_EPOCH, so equal trees give
 equal bytes."""
 
 import gzip
@@ -39,6 +39,13 @@ License: Apache-2.0
 
 License: Expat
 """
+
+
+# What lintian is told not to say, and why.
+OVERRIDES = {
+    "initial-upload-closes-no-bugs": "These packages are made by the project, and are no upload to Debian, so there is no bug to close.",
+    "unstripped-binary-or-object": "`devicemesh why` names the functions in a stack by the symbols of the library.",
+}
 
 
 def soversion(version):
@@ -76,14 +83,17 @@ def write(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def add_documents(folder, name, version, time):
-    """Writes the two files that Debian wants in every package: copyright and changelog."""
+def add_documents(folder, name, version, time, section):
+    """Writes the files that Debian wants in every package: copyright and changelog, and what lintian
+    is told."""
     licence = (ROOT / "LICENSE-MIT").read_text().split("\n\n", 2)[2].strip()
     text = "\n".join(f" {line}" if line.strip() else " ." for line in licence.splitlines())
     write(folder / f"usr/share/doc/{name}/copyright", f"{COPYRIGHT}{text}\n")
     date = clock.strftime("%a, %d %b %Y %H:%M:%S +0000", clock.gmtime(time))
     log = f"libdevicemesh ({version}-1) unstable; urgency=medium\n\n  * New upstream release.\n\n -- {MAINTAINER}  {date}\n"
     write(folder / f"usr/share/doc/{name}/changelog.Debian.gz", gzip.compress(log.encode(), 9, mtime=0))
+    told = [tag for tag in OVERRIDES if section == "libs" or tag != "unstripped-binary-or-object"]
+    write(folder / f"usr/share/lintian/overrides/{name}", "".join(f"# {OVERRIDES[tag]}\n{name}: {tag}\n" for tag in told))
 
 
 def package(tree, name, described_as, architecture, version, time, out):
@@ -98,7 +108,7 @@ def package(tree, name, described_as, architecture, version, time, out):
     for page in folder.glob("usr/share/man/*/*"):
         write(page.with_name(f"{page.name}.gz"), gzip.compress(page.read_bytes(), 9, mtime=0))
         page.unlink()
-    add_documents(folder, name, version, time)
+    add_documents(folder, name, version, time, fields["Section"])
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     sums = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files]
     write(folder / "DEBIAN/md5sums", "".join(sums))

@@ -3,20 +3,22 @@
 
   devicemesh-VERSION.tar.gz                   the sources with all crates; builds without a network
   devicemesh-VERSION-MACHINE-linux.tar.gz     what `make install` installs, for unpacking anywhere
+  devicemesh-VERSION-x86_64-linux-musl.tar.gz the tool as one static file
   devicemesh-VERSION-py3-none-....whl         library, tool and Python package, for each machine
-  devicemesh_jax-VERSION-py3-none-....whl     the handlers for JAX, for this machine
+  devicemesh_jax-VERSION-py3-none-....whl     the handlers for JAX, for each machine
   libdevicemesh..._VERSION_ARCH.deb           Debian packages, for each machine (deb.py)
-  devicemesh-VERSION.cdx.json                 which crates the release contains (CycloneDX)
+  devicemesh-VERSION.cdx.json                 which crates the release contains (CycloneDX, sbom.py)
   SHA256SUMS
 
-The binaries run with glibc 2.27 and later (sysroot.py). Equal sources and an equal compiler give
-equal bytes: times are those of the commit, and no file has a path of this machine.
+The binaries run with glibc 2.27 and later (binaries.py, sysroot.py). Equal sources and an equal
+compiler give equal bytes: times are those of the commit, and no file has a path of this machine.
 
     dist.py [--machines x86_64,aarch64] [--parts sources,wheels,...] [--out FOLDER] [--uncommitted]
 
-It needs cargo, and for another machine than this one that machine's Rust target and C compiler
-(rustup target add aarch64-unknown-linux-gnu; Debian: gcc-aarch64-linux-gnu). deb.py says what the
-Debian packages need."""
+It needs cargo, and for another machine than this one that machine's Rust target and compilers
+(rustup target add aarch64-unknown-linux-gnu; Debian: g++-aarch64-linux-gnu). The static tool needs
+the target x86_64-unknown-linux-musl. deb.py says what the Debian packages need, and the handlers for
+JAX need pip."""
 
 import argparse
 import gzip
@@ -24,30 +26,24 @@ import hashlib
 import io
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import binaries
 import deb
+import sbom
 import sysroot
+from binaries import run
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bindings/python"))
 import build_wheel  # noqa: E402
 
 WORK = ROOT / "target/dist/work"
-PARTS = ["sources", "trees", "wheels", "jax", "debs", "sbom"]
-# The files of cargo's output that belong to a release.
-BINARIES = ["libdevicemesh.so", "libdevicemesh.a", "libhostccl.so", "devicemesh"]
-CYCLONEDX = "0.5.9"
-
-
-def run(*command, **options):
-    print("$", *command, flush=True)
-    subprocess.run([str(word) for word in command], check=True, stdin=subprocess.DEVNULL, **options)
+PARTS = ["sources", "trees", "musl", "wheels", "jax", "debs", "sbom"]
 
 
 def output(*command, **options):
@@ -100,35 +96,6 @@ def sources(out, version, time):
     pack(out / f"devicemesh-{version}.tar.gz", files_below(folder, f"devicemesh-{version}"), time)
 
 
-def c_compiler(machine):
-    return "cc" if machine == platform.machine() else f"{machine}-linux-gnu-gcc"
-
-
-def binaries(machine):
-    """Builds for a machine, and returns the folder of the binaries without debug information."""
-    target = f"{machine}-unknown-linux-gnu"
-    compiler = c_compiler(machine)
-    if shutil.which(compiler) is None:
-        sys.exit(f"dist: no {compiler} on the PATH, which links for {machine} (Debian: gcc-{machine}-linux-gnu)")
-    cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
-    flags = [f"-Clink-arg={argument}" for argument in sysroot.link_arguments(machine, ROOT / "target/dist")]
-    flags += [f"--remap-path-prefix={ROOT}=/devicemesh", f"--remap-path-prefix={cargo_home}=/cargo"]
-    name = target.upper().replace("-", "_")
-    environment = {
-        **os.environ, f"CARGO_TARGET_{name}_LINKER": compiler, f"CARGO_TARGET_{name}_RUSTFLAGS": " ".join(flags),
-        "CARGO_PROFILE_RELEASE_DEBUG": "0", "CARGO_INCREMENTAL": "0", "CARGO_TARGET_DIR": str(ROOT / "target/dist/cargo")
-    }
-    run("cargo", "build", "--release", "--locked", "--quiet", "--target", target, env=environment, cwd=ROOT)
-    made = WORK / machine
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    strip = "strip" if compiler == "cc" else f"{machine}-linux-gnu-strip"
-    for name in BINARIES:
-        shutil.copy(ROOT / f"target/dist/cargo/{target}/release/{name}", made / name)
-        run(strip, "--strip-debug", "--enable-deterministic-archives", made / name)
-    return made
-
-
 def installed(machine, made, folder, prefix, libdir):
     """Installs the binaries of a machine below a folder, as `make install` does."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -152,19 +119,14 @@ def wheel(out, made):
     print(f"{name}: {(out / name).stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def sbom(out, version):
-    """The bill of materials, which cargo-cyclonedx makes. The tool is built once in target/tools."""
-    tools = ROOT / "target/tools"
-    program = shutil.which("cargo-cyclonedx") or tools / "bin/cargo-cyclonedx"
-    if not Path(program).exists():
-        run("cargo", "install", "--quiet", "--debug", "--locked", "--root", tools, "--version", CYCLONEDX, "cargo-cyclonedx")
-    run(program, "cyclonedx", "--format", "json", "--all", "--override-filename", "devicemesh.cdx", "--quiet",
-        cwd=ROOT, env={**os.environ, "SOURCE_DATE_EPOCH": str(committed(True))})
-    # cargo-cyclonedx writes one file into the folder of each package. The file of the package
-    # `tool` has all crates.
-    shutil.move(ROOT / "tool/devicemesh.cdx.json", out / f"devicemesh-{version}.cdx.json")
-    for path in ROOT.glob("**/devicemesh.cdx.json"):
-        path.unlink()
+def jax_wheel(out, machine):
+    """The wheel of the JAX package, whose handlers are compiled for a machine."""
+    environment = {
+        **os.environ, "CXX": binaries.compiler(machine, "g++"), "LDFLAGS": " ".join(sysroot.link_arguments(machine, binaries.FOLDER)),
+        # By this name setuptools keeps the files of one machine apart from those of another.
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+    }
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax", env=environment)
 
 
 def main():
@@ -192,7 +154,7 @@ def main():
     if "sources" in parts:
         sources(out, version, time)
     for machine in machines if {"trees", "wheels", "debs"} & set(parts) else []:
-        made = binaries(machine)
+        made = binaries.build(machine, WORK / machine)
         if machine not in wanted:
             continue
         if "trees" in parts:
@@ -205,10 +167,14 @@ def main():
             libdir = f"/usr/lib/{machine}-linux-gnu"
             tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)
             deb.packages(tree, machine, version, time, out)
+    if "musl" in parts and "x86_64" in wanted:
+        name = f"devicemesh-{version}-x86_64-linux-musl"
+        pack(out / f"{name}.tar.gz", files_below(binaries.static_tool(WORK / "musl"), name), time)
     if "jax" in parts:
-        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax")
+        for machine in sorted(wanted):
+            jax_wheel(out, machine)
     if "sbom" in parts:
-        sbom(out, version)
+        (out / f"devicemesh-{version}.cdx.json").write_text(sbom.document(version, time))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("".join(sums))
     print(f"{len(sums)} files in {out}")

@@ -2,12 +2,6 @@
 //! (replicate=2, shard=4), and gets a ready communicator for every dimension of the mesh. It does
 //! so through a stable C ABI, or from Rust as below.
 //!
-//! # From Rust
-//!
-//! A Rust program needs nothing of the C ABI. [`comm::World`] is the world that this process
-//! joins, under torchrun, an MPI launcher, Slurm or `devicemesh run`, or alone ([`rendezvous`]).
-//! [`comm::View`] is a mesh with its communicators.
-//!
 //! ```
 //! use std::sync::Arc;
 //! use devicemesh::comm::{World, WorldOptions, Operator, View};
@@ -26,6 +20,10 @@
 //! mesh.root_comms().finalize()?;                                                   // collective
 //! # Ok::<(), devicemesh::error::Error>(())
 //! ```
+//!
+//! [`comm::World`] is the world that this process joins, under torchrun, an MPI launcher, Slurm or
+//! `devicemesh run`, or alone ([`rendezvous`]). [`comm::View`] is a mesh with its communicators. A
+//! Rust program needs nothing of the C ABI.
 //!
 //! | wanted | where |
 //! |---|---|

@@ -13,9 +13,10 @@ import tarfile
 import pytest
 
 from support.installing import SOVERSION, VERSION, run
-from support.paths import ROOT, TOOL
+from support.paths import LIBRARY, ROOT, TOOL
 
 sys.path.insert(0, str(ROOT / "packaging"))
+import binaries  # noqa: E402
 import deb  # noqa: E402
 import dist  # noqa: E402
 import sysroot  # noqa: E402
@@ -89,15 +90,20 @@ def test_a_file_with_another_digest_is_refused(tmp_path, monkeypatch):
         sysroot.fetched("package.deb", "00")
 
 
+def install_tree(made, tree):
+    """Installs the binaries in `made` below `tree` as Debian's packages have them."""
+    places = {"PREFIX": "/usr", "LIBDIR": "/usr/lib/x86_64-linux-gnu", "INCLUDEDIR": "/usr/include", "BINDIR": "/usr/bin",
+              "DATADIR": "/usr/share", "MANDIR": "/usr/share/man"}
+    run("sh", ROOT / "packaging/install.sh", "install", DESTDIR=str(tree), RELEASE=str(made), TOOL=str(TOOL), **places)
+    return tree
+
+
 @needs_dpkg
 def test_every_installed_file_is_in_one_debian_package(tmp_path):
     made = tmp_path / "made"
-    for name in dist.BINARIES:
+    for name in binaries.BINARIES:
         write(made / name, name, 0o755)
-    places = {"PREFIX": "/usr", "LIBDIR": "/usr/lib/x86_64-linux-gnu", "INCLUDEDIR": "/usr/include", "BINDIR": "/usr/bin",
-              "DATADIR": "/usr/share", "MANDIR": "/usr/share/man"}
-    tree = tmp_path / "tree"
-    run("sh", ROOT / "packaging/install.sh", "install", DESTDIR=str(tree), RELEASE=str(made), TOOL=str(TOOL), **places)
+    tree = install_tree(made, tmp_path / "tree")
     os.environ["SOURCE_DATE_EPOCH"] = str(TIME)
     first, second = tmp_path / "first", tmp_path / "second"
     for out in (first, second):
@@ -112,8 +118,8 @@ def test_every_installed_file_is_in_one_debian_package(tmp_path):
         path = first / f"{name}_{VERSION}-1_amd64.deb"
         files = [line.split(None, 5)[5].split(" -> ")[0].removeprefix("./")
                  for line in run("dpkg-deb", "--contents", path).splitlines() if not line.startswith("d")]
-        own = [file for file in files if file.startswith(f"usr/share/doc/{name}/")]
-        assert sorted(file.rpartition("/")[2] for file in own) == ["changelog.Debian.gz", "copyright"], files
+        own = [file for file in files if file.startswith((f"usr/share/doc/{name}/", "usr/share/lintian/"))]
+        assert sorted(file.rpartition("/")[2] for file in own) == ["changelog.Debian.gz", "copyright", name], files
         packed += [file for file in files if file not in own]
         assert run("dpkg-deb", "--field", path, "Installed-Size").strip().isdigit()
     installed = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_symlink() or path.is_file()]
@@ -121,3 +127,20 @@ def test_every_installed_file_is_in_one_debian_package(tmp_path):
     expected = [f"{file}.gz" if "/man/" in file else file for file in installed if "/doc/devicemesh/" not in file]
     assert sorted(packed) == sorted(expected)
     assert f"usr/lib/x86_64-linux-gnu/libdevicemesh.so.{VERSION}" in packed
+
+
+@needs_dpkg
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("lintian"), reason="no lintian here (Debian: apt-get install lintian)")
+def test_lintian_finds_nothing_in_the_debian_packages(tmp_path):
+    made = tmp_path / "made"
+    made.mkdir()
+    for name in binaries.BINARIES:
+        shutil.copy(LIBRARY / name, made / name)
+        run("strip", "--strip-all" if name == "devicemesh" else "--strip-debug", made / name)
+    out = tmp_path / "out"
+    out.mkdir()
+    deb.packages(install_tree(made, tmp_path / "tree"), "x86_64", VERSION, TIME, out)
+    run("lintian", "--allow-root", "--fail-on", "error,warning", *out.iterdir())
+    # Without the overrides it finds something, so it has looked.
+    assert "unstripped-binary-or-object" in run("lintian", "--allow-root", "--no-override", *out.iterdir(), code=2)

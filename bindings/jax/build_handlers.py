@@ -54,7 +54,7 @@ def compile_handlers(headers: Path, output: Path) -> None:
         *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
         "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-isystem",
         str(headers),
-        str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", "-o",
+        str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", *os.environ.get("LDFLAGS", "").split(), "-o",
         str(made)
     ], check=True)
     made.rename(output)

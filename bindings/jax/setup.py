@@ -13,8 +13,9 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 import build_handlers  # noqa: E402
+from build_wheel import oldest_glibc  # noqa: E402
 
 
 class WithHandlers(build_py):
@@ -28,8 +29,12 @@ class WithHandlers(build_py):
 
 class ForThisPlatform(bdist_wheel):
     def get_tag(self):
-        # Compiled, but against no Python.
-        return "py3", "none", super().get_tag()[2]
+        # Compiled, but against no Python. The platform says the oldest glibc that the handlers run on.
+        platform = super().get_tag()[2]
+        handlers = list(Path(self.bdist_dir).glob("**/libdevicemesh_jax.so"))
+        if platform.startswith("linux_") and handlers:
+            platform = f"{oldest_glibc(handlers)}_{platform[len('linux_'):]}"
+        return "py3", "none", platform
 
 
 class Compiled(Distribution):

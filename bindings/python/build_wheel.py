@@ -94,7 +94,7 @@ def write(folder: str, files: dict[str, bytes | Path], platform_tag: str) -> str
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: devicemesh\nRoot-Is-Purelib: false\nTag: py3-none-{platform_tag}\n".encode()
     name = f"devicemesh-{version()}-py3-none-{platform_tag}.whl"
     record = []
-    with zipfile.ZipFile(Path(folder) / name, "w", zipfile.ZIP_DEFLATED) as wheel:
+    with zipfile.ZipFile(Path(folder) / name, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for path, content in files.items():
             data = content.read_bytes() if isinstance(content, Path) else content
             program = isinstance(content, Path) and os.access(content, os.X_OK)

@@ -6,6 +6,32 @@
 //! embeds this crate exports none of them; [`symbol`] takes the place of `dlsym`. The crate
 //! `hostccl-capi` exports the functions.
 //!
+//! Two ranks of one thread:
+//!
+//! ```
+//! use hostccl::types::{DataType, ReduceOp, ncclSuccess};
+//! use hostccl::{ncclAllReduce, ncclCommDestroy, ncclCommInitAll, ncclGroupEnd, ncclGroupStart};
+//! use std::ptr::{null, null_mut};
+//!
+//! let mut comms = [null_mut(); 2];
+//! let inputs = [[1.0f32, 2.0], [10.0, 20.0]];
+//! let mut outputs = [[0.0f32; 2]; 2];
+//! // SAFETY: there are places for two communicators, and the buffers have two elements until the group has ended.
+//! unsafe {
+//!     assert_eq!(ncclCommInitAll(comms.as_mut_ptr(), 2, null()), ncclSuccess);
+//!     ncclGroupStart();
+//!     for (rank, comm) in comms.into_iter().enumerate() {
+//!         let (input, output) = (inputs[rank].as_ptr().cast(), outputs[rank].as_mut_ptr().cast());
+//!         ncclAllReduce(input, output, 2, DataType::Float32 as i32, ReduceOp::Sum as i32, comm, null_mut());
+//!     }
+//!     assert_eq!(ncclGroupEnd(), ncclSuccess);
+//!     for comm in comms {
+//!         ncclCommDestroy(comm);
+//!     }
+//! }
+//! assert_eq!(outputs, [[11.0, 22.0]; 2]);
+//! ```
+//!
 //! # Differences from NCCL
 //! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the
 //!   results of the whole group are.

@@ -71,7 +71,8 @@ const CMAKE: Template = Template {
 };
 const CARGO: Template = Template {
     files: &[
-        ("Cargo.toml", include_str!("../templates/cargo/Cargo.toml")),
+        // A folder with a file named Cargo.toml would not be packed into the crate.
+        ("Cargo.toml", include_str!("../templates/cargo/Cargo.toml.in")),
         ("src/main.rs", include_str!("../templates/cargo/main.rs")),
         (".gitignore", "/target/\n"),
     ],

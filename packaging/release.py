@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""`make release VERSION=0.2.0`: makes a release of a clean tree, and tags it.
+
+  1. It checks the tree, the version and the changelog.
+  2. It writes the version wherever it stands, gives the changelog's section Unreleased the version
+     and the date, records the C ABI, and commits that.
+  3. It packs the crates and builds each from the packed files alone (crates.py).
+  4. It builds everything else in target/dist/VERSION, with checksums (dist.py).
+  5. It tags the commit vVERSION. Nothing is pushed and nothing is published: the last lines say how.
+
+    release.py VERSION [--dry-run] [--date 2026-12-01]
+
+`--dry-run` takes steps 1 and 2 in a clone of the commit, packs the crates without building them, and
+says which tools the other steps lack here. It changes nothing, and takes seconds. When a step
+fails, the tag is not there, and the commit of step 2 may be: `git reset --hard HEAD~1` removes it."""
+
+import argparse
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+
+
+class Refused(Exception):
+    """Why there is no release."""
+
+
+def git(*arguments, cwd):
+    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Refused(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def numbers(version):
+    return tuple(int(part) for part in version.split("."))
+
+
+def series(version):
+    """The version in the SONAME: with the minor version until 1.0."""
+    return version.rpartition(".")[0] if version.startswith("0.") else version.partition(".")[0]
+
+
+def present(root):
+    """The version in Cargo.toml."""
+    return re.search(r'^version = "(.+)"$', (root / "Cargo.toml").read_text(), re.M).group(1)
+
+
+def check(root, version):
+    """Refuses a tree that is not clean, and a version that cannot follow what is there."""
+    if not VERSION.fullmatch(version):
+        raise Refused(f"{version!r} is no version such as 1.2.3")
+    if changes := git("status", "--porcelain", cwd=root):
+        raise Refused(f"these files are not committed:\n{changes}")
+    tags = git("tag", "--list", "v*", cwd=root).split()
+    if f"v{version}" in tags:
+        raise Refused(f"the tag v{version} is there already")
+    released = [tag[1:] for tag in tags if VERSION.fullmatch(tag[1:])]
+    newest = max(released, key=numbers, default=None)
+    # A fix of an older series may be released after a newer series.
+    same = [tag for tag in released if series(tag) == series(version)]
+    if same and numbers(version) < max(map(numbers, same)):
+        raise Refused(f"v{max(same, key=numbers)} is newer than {version}")
+    if numbers(version) < numbers(present(root)) and not same:
+        raise Refused(f"Cargo.toml has {present(root)}, which is newer than {version}")
+    return newest
+
+
+def places(version):
+    """Where the version stands besides CHANGELOG.md: a file, a pattern whose group is the old text,
+    and the new text."""
+    major, minor, patch = numbers(version)
+    so, code = series(version), 10_000 * major + 100 * minor + patch
+    first, after = (100 * minor, 100 * (minor + 1)) if major == 0 else (10_000 * major, 10_000 * (major + 1))
+    find = (r"find_package\(devicemesh ([\d.]+) REQUIRED", so)
+    return [
+        ("Cargo.toml", r'^version = "([\d.]+)"$', version),
+        ("Cargo.toml", r'path = "[\w./]+", version = "=([\d.]+)"', version),
+        ("include/devicemesh.h", r"^#define DEVICEMESH_VERSION (\d+)$", str(code)),
+        ("bindings/python/devicemesh/_library.py", r'^SONAME = "libdevicemesh\.so\.([\d.]+)"$', so),
+        ("bindings/python/devicemesh/_library.py", r"^VERSIONS = range\((\d+, \d+)\)$", f"{first}, {after}"),
+        ("packaging/conda/recipe.yaml", r'^  version: "([\d.]+)"$', version),
+        ("packaging/spack/package.py", r'^    version\("([\d.]+)"', version),
+        ("packaging/vcpkg/devicemesh/vcpkg.json", r'"version-semver": "([\d.]+)"', version),
+        *((file, *find) for file in ("README.md", "docs/install.md", "tests/consumer/CMakeLists.txt")),
+    ]
+
+
+def write_version(root, version):
+    """Writes the version wherever it stands."""
+    for name, pattern, new in places(version):
+        path = root / name
+        text, count = re.subn(pattern, lambda found: found[0].replace(found[1], new), path.read_text(), flags=re.M)
+        if count == 0:
+            raise Refused(f"{name} has no text like {pattern}, so the version cannot be written there")
+        path.write_text(text)
+    # Cargo.lock names the versions of the workspace's own crates.
+    run("cargo", "update", "--workspace", "--offline", "--quiet", cwd=root)
+
+
+def dated(changelog, version, date):
+    """The changelog in which the section Unreleased has become that of a version."""
+    found = re.search(r"^## \[Unreleased\]\n(.*?)(?=^## \[|\Z)", changelog, re.M | re.S)
+    if not found or not found[1].strip():
+        raise Refused("CHANGELOG.md has nothing under [Unreleased]")
+    if re.search(rf"^## \[{re.escape(version)}\]", changelog, re.M):
+        raise Refused(f"CHANGELOG.md has a section [{version}] already")
+    # The introduction may say what the unreleased changes are to become.
+    promise = re.search(r'The changes under Unreleased become ([\d.]+); "before" means ([\d.]+) there\.', changelog)
+    if promise and promise[1] != version:
+        raise Refused(f"CHANGELOG.md says that the changes under Unreleased become {promise[1]}, not {version}")
+    changelog = changelog.replace(found[0], f"## [Unreleased]\n\n## [{version}] - {date}\n{found[1]}")
+    if promise:
+        changelog = changelog.replace(promise[0], f'Under {version}, "before" means {promise[2]}.')
+    return changelog
+
+
+def prepare(root, version, date):
+    """Step 2, without the commit."""
+    write_version(root, version)
+    path = root / "CHANGELOG.md"
+    path.write_text(dated(path.read_text(), version, date))
+    if shutil.which("abidw"):
+        run(sys.executable, "tests/compatibility/record.py", cwd=root)
+
+
+def run(*command, cwd, **options):
+    done = subprocess.run([str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, **options)
+    if done.returncode != 0:
+        raise Refused(f"{' '.join(map(str, command))}: exit code {done.returncode}")
+
+
+def lacking():
+    """The tools and targets that a release needs, and this machine does not have."""
+    tools = {
+        "abidw": "abigail-tools", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+        "dpkg-deb": "dpkg", "cc": "gcc", "c++": "g++"
+    }
+    missing = [f"{tool} (Debian: {package})" for tool, package in tools.items() if not shutil.which(tool)]
+    sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
+    for target in ("aarch64-unknown-linux-gnu", "x86_64-unknown-linux-musl"):
+        if not (Path(sysroot) / "lib/rustlib" / target).exists():
+            missing.append(f"Rust's target {target} (rustup target add {target})")
+    return missing
+
+
+def dry_run(version, date):
+    check(ROOT, version)
+    with tempfile.TemporaryDirectory() as scratch:
+        clone = Path(scratch) / "clone"
+        git("clone", "--quiet", "--no-hardlinks", ROOT, clone, cwd=ROOT)
+        prepare(clone, version, date)
+        print(git("diff", "--stat", cwd=clone))
+        if git("status", "--porcelain", "--", "CHANGELOG.md", cwd=clone) == "":
+            raise Refused("the changelog did not change")
+        # Cargo compares the versions of the crates with Cargo.lock here.
+        run(sys.executable, "packaging/crates.py", "--list", "--allow-dirty", "--out", Path(scratch) / "crates", cwd=clone,
+            env={**os.environ, "CARGO_NET_OFFLINE": os.environ.get("CARGO_NET_OFFLINE", "true")})
+    for what in lacking():
+        print(f"a release here would need {what}")
+    print(f"dry run: {version} could be released from {git('rev-parse', '--short', 'HEAD', cwd=ROOT)}")
+
+
+def release(version, date):
+    check(ROOT, version)
+    if missing := lacking():
+        raise Refused("this machine lacks " + ", ".join(missing))
+    prepare(ROOT, version, date)
+    git("add", "--all", cwd=ROOT)
+    git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
+    run(sys.executable, "packaging/crates.py", cwd=ROOT)
+    run(sys.executable, "packaging/dist.py", cwd=ROOT)
+    git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", cwd=ROOT)
+    print(f"""v{version} is tagged, and its files are in target/dist/{version}. To publish it:
+  git push origin HEAD v{version}
+  cargo publish --workspace --locked
+  twine upload target/dist/{version}/*.whl""")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--date", default=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"))
+    options = parser.parse_args()
+    try:
+        (dry_run if options.dry_run else release)(options.version, options.date)
+    except Refused as why:
+        sys.exit(f"release: {why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+# A port for vcpkg, as an overlay: vcpkg install devicemesh --overlay-ports=packaging/vcpkg
+#
+# It needs cargo on the PATH, because vcpkg has no Rust. DEVICEMESH_TARBALL in the environment names
+# the tarball of `make dist`, which has all crates, so cargo needs no network. A port in vcpkg's own
+# registry has vcpkg_download_distfile with the tarball's address and SHA-512 in its place. A program
+# links devicemesh::devicemesh (dynamic triplets) or devicemesh::static (static triplets).
+set(VCPKG_KEEP_ENV_VARS PATH DEVICEMESH_TARBALL)
+if(NOT EXISTS "$ENV{DEVICEMESH_TARBALL}")
+  message(FATAL_ERROR "DEVICEMESH_TARBALL names no file: it is the tarball of the sources that `make dist` has made")
+endif()
+vcpkg_extract_source_archive(SOURCE_PATH ARCHIVE "$ENV{DEVICEMESH_TARBALL}")
+
+vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}" OPTIONS -DDEVICEMESH_INSTALL=ON -DDEVICEMESH_CARGO_FLAGS=--offline)
+vcpkg_cmake_install()
+vcpkg_cmake_config_fixup(PACKAGE_NAME devicemesh CONFIG_PATH lib/cmake/devicemesh)
+vcpkg_fixup_pkgconfig()
+vcpkg_copy_tools(TOOL_NAMES devicemesh AUTO_CLEAN)
+
+file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/debug/include" "${CURRENT_PACKAGES_DIR}/debug/share")
+file(INSTALL "${CMAKE_CURRENT_LIST_DIR}/usage" DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}")
+vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE-APACHE" "${SOURCE_PATH}/LICENSE-MIT")

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Installs what `make dist` has made as users do, in a bare Debian without a network (`make
+bare-dist`). It needs root and debootstrap, and the network for the root file system alone.
+
+    bare_dist.py [--suite trixie] [--roads deb,tree,pip,musl,sources,crates] [--dist FOLDER] [--keep]
+
+Each road gets a fresh copy of the root, installs, and trains or sums with what it has installed:
+
+  deb      dpkg installs the four packages, and a C program is compiled against them
+  tree     the tarball of the installed tree in /usr/local, and the same program
+  pip      the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
+  musl     the static tool where no C library can be found
+  sources  the tarball of the sources: `make install` builds it with its own crates
+  crates   a Rust project of `devicemesh new` that depends on the packed crates (crates.py) by version
+
+The two last roads need Rust 1.85, which Debian 13 has."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import bare_root
+from bare_root import ROOT, run
+
+sys.path.insert(0, str(ROOT / "packaging"))
+import crates  # noqa: E402
+
+VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+# tests/consumer/main.c prints the sum over two ranks.
+SUM = "cc /work/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
+TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
+
+
+def unpack(archive, folder):
+    """Unpacks a tarball without its top folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run("tar", "-xzf", archive, "-C", folder, "--strip-components=1")
+
+
+def one(dist, pattern):
+    found = list(dist.glob(pattern))
+    if len(found) != 1:
+        sys.exit(f"bare dist: {dist} has {len(found)} files like {pattern}; `make dist` makes one")
+    return found[0]
+
+
+def deb(dist, work):
+    for path in dist.glob("*_amd64.deb"):
+        shutil.copy(path, work)
+    return ["dpkg -i /work/*.deb", "dpkg -V libdevicemesh0.2 libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
+
+
+def tree(dist, work):
+    unpack(one(dist, "*-x86_64-linux.tar.gz"), work.parent / "usr/local")
+    return ["ldconfig", SUM]
+
+
+def pip(dist, work):
+    shutil.copy(one(dist, "devicemesh-*x86_64.whl"), work)
+    # The project calculates with NumPy, whose wheel is fetched for the Python of the root.
+    python = next((work.parent / "usr/lib").glob("python3.*")).name.removeprefix("python")
+    run(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps", "--python-version", python,
+        "--platform=manylinux_2_27_x86_64", "--platform=manylinux2014_x86_64", "--dest", work, "numpy")
+    return [
+        "python3 -m venv /env && /env/bin/pip install --quiet --no-index /work/*.whl",
+        "/env/bin/devicemesh new trainer --python",
+        f"cd trainer && PATH=/env/bin:$PATH devicemesh run -n 8 -- python train.py >said && {TRAINED}",
+    ]
+
+
+def musl(dist, work):
+    unpack(one(dist, "*-linux-musl.tar.gz"), work)
+    # Nothing but the tool and a folder for its memory is there.
+    return [
+        "mkdir -p /empty/proc /empty/dev/shm /empty/tmp && cp /work/devicemesh /empty && mount -t proc proc /empty/proc",
+        "chroot /empty /devicemesh show 2,4 replicate,shard --rank 6",
+        "/work/devicemesh run -n 4 -- /work/devicemesh check --bytes 1K >said; code=$?; tail -n 3 said; test $code = 0",
+    ]
+
+
+def sources(dist, work):
+    unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
+    return ["make --quiet -C /work/source install", "ldconfig", SUM]
+
+
+def crate_road(dist, work):
+    """The crates of the tarball and ours, as folders that take the place of crates.io."""
+    unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
+    registry = work / "source/vendor"
+    for name, crate in crates.pack(work / "packed", build=False, allow_changes=True).items():
+        with tarfile.open(crate) as archive:
+            archive.extractall(registry)
+        (registry / f"{name}-{VERSION}/.cargo-checksum.json").write_text(json.dumps({"files": {}, "package": sha256(crate.read_bytes()).hexdigest()}))
+    project = work / "trainer"
+    (project / ".cargo").mkdir(parents=True)
+    (project / "src").mkdir()
+    (project / ".cargo/config.toml").write_text('[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/work/source/vendor"\n')
+    shutil.copy(ROOT / "tool/templates/cargo/main.rs", project / "src/main.rs")
+    (project / "Cargo.toml").write_text(
+        f'[package]\nname = "trainer"\nversion = "0.1.0"\nedition = "2024"\n[dependencies]\ndevicemesh = "{VERSION}"\n')
+    shutil.rmtree(work / "source/src")
+    return [
+        f"cd /work/source/vendor/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /work/trainer/.cargo/config.toml",
+        "cd /work/trainer && cargo build --quiet --release --offline",
+        f"cd /work/trainer && devicemesh run -n 8 -- target/release/trainer >said && {TRAINED}",
+    ]
+
+
+ROADS = {"deb": deb, "tree": tree, "pip": pip, "musl": musl, "sources": sources, "crates": crate_road}
+
+
+def take(name, options):
+    base, root = bare_root.pristine(options.suite), bare_root.FOLDER / f"{options.suite}-{name}"
+    shutil.rmtree(root, ignore_errors=True)
+    run("cp", "-a", base, root)
+    work = root / "work"
+    work.mkdir()
+    shutil.copy(ROOT / "tests/consumer/main.c", work)
+    environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    prepare = f"ip link set lo up 2>/dev/null; mount --rbind /dev {root}/dev && mount --make-rslave {root}/dev && "
+    mounts = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && cd /root && "
+    began = time.monotonic()
+    try:
+        commands = ROADS[name](options.dist, work)
+        # Mounts and processes end with the namespaces of each command. In the new network namespace
+        # only the loopback device is there.
+        for command in commands:
+            run("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c",
+                prepare + f'exec chroot {root} sh -ec "$1"', "sh", mounts + command, env=environment)
+    finally:
+        if not options.keep:
+            shutil.rmtree(root, ignore_errors=True)
+    return time.monotonic() - began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", default="trixie")
+    parser.add_argument("--roads", default=",".join(ROADS))
+    parser.add_argument("--dist", type=Path, default=ROOT / f"target/dist/{VERSION}")
+    parser.add_argument("--keep", action="store_true", help="leave the roots that were used")
+    options = parser.parse_args()
+    options.dist = options.dist.resolve()
+    roads = options.roads.split(",")
+    if unknown := set(roads) - set(ROADS):
+        parser.error(f"no road {', '.join(sorted(unknown))}; there are {', '.join(ROADS)}")
+    if os.geteuid() or not shutil.which("debootstrap"):
+        sys.exit("bare dist: it needs root and debootstrap (Debian: apt-get install debootstrap)")
+    os.chdir(ROOT)
+    took = {name: take(name, options) for name in roads}
+    for name, seconds in took.items():
+        print(f"bare dist: {name} works in a bare Debian {options.suite} without a network ({seconds:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The bill of materials of a release (packaging/sbom.py): it has every crate that is linked into
+the library and the tool, with the checksum of Cargo.lock, and no crate of the tests alone."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "packaging"))
+import sbom  # noqa: E402
+
+TIME = 1_700_000_000
+
+
+@pytest.fixture(scope="module")
+def bill():
+    return json.loads(sbom.document("1.2.3", TIME))
+
+
+def names(bill):
+    return {component["name"] for component in bill["components"]}
+
+
+def test_it_has_what_is_linked_and_nothing_else(bill):
+    assert {"devicemesh", "hostccl", "devicemesh-recording", "devicemesh-tool", "hostccl-capi", "libc", "snow", "clap", "framehop"} <= names(bill)
+    # Tests, benchmarks, build scripts and macros are not in the files of a release.
+    assert not names(bill) & {"proptest", "criterion", "cbindgen", "arbitrary", "serde_derive", "syn", "thiserror-impl", "cudarc"}
+
+
+def test_each_crate_has_its_licence_and_its_checksum(bill):
+    lock = (ROOT / "Cargo.lock").read_text()
+    ours = {"devicemesh", "hostccl", "devicemesh-recording", "devicemesh-tool", "hostccl-capi"}
+    for component in bill["components"]:
+        assert component["licenses"][0]["expression"], component
+        assert component["purl"] == f"pkg:cargo/{component['name']}@{component['version']}"
+        if component["name"] in ours:
+            continue
+        (entry,) = component["hashes"]
+        assert re.search(rf'name = "{component["name"]}"\nversion = "{re.escape(component["version"])}"\n.*\nchecksum = "{entry["content"]}"', lock)
+
+
+def test_every_crate_is_reached_from_what_is_shipped(bill):
+    edges = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
+    reached, waiting = set(), [bill["metadata"]["component"]["bom-ref"]]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += edges[name]
+    assert reached == set(edges) == {component["bom-ref"] for component in bill["components"]} | {"pkg:generic/libdevicemesh@1.2.3"}
+    assert "pkg:cargo/snow" in " ".join(edges[next(name for name in edges if name.startswith("pkg:cargo/hostccl@"))])
+
+
+def test_equal_sources_give_equal_bytes(bill):
+    again = json.loads(sbom.document("1.2.3", TIME))
+    assert again == bill
+    assert bill["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
+    assert json.loads(sbom.document("1.2.4", TIME))["serialNumber"] != bill["serialNumber"]
