@@ -156,7 +156,7 @@ impl Wait {
         let purpose = if is_met { Purpose::Meeting } else { Purpose::Other };
         let may_continue = match wire {
             Some(_) => spin::poll_wire(purpose, changed),
-            None => spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), purpose, changed),
+            None => spin::spin_then_yield(calls.iter().any(|call| call.comm.is_crowded()), purpose, changed),
         };
         if may_continue {
             if has_progress() {
@@ -327,7 +327,13 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    let Some(wire) = wire else { return event::sleep(&watches, slice) };
+    let Some(wire) = wire else {
+        // The words of several communicators have no common doorbell. The words of one `Comm` are
+        // in its segment or in the `Comm` itself.
+        let comm = calls.first().map(|call| call.comm);
+        let comm = comm.filter(|comm| calls.iter().all(|call| Arc::ptr_eq(call.comm, comm)));
+        return event::sleep(&watches, comm.map(|comm| comm.segment.bell(comm.rank)), slice);
+    };
     if calls.iter().all(BlockedCall::waits_for_wire) {
         let seen = calls[0].seen;
         watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);
