@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::blame::Blame;
+use crate::crowd::Crowd;
 use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{Event, Watch};
 use crate::host::checksum;
@@ -43,9 +44,12 @@ pub(crate) struct Comm {
     pub(crate) rails: Option<Box<Rails>>,
     /// This rank's knowledge of the ranks on other hosts; `None` where there is no `span`.
     pub(crate) remote: Option<Remote>,
-    /// How many ranks are known to share this machine: those of this communicator, or those of the
-    /// larger one from which it was made. The wait loop compares this number with the processors.
-    pub(crate) ranks_on_machine: usize,
+    /// The ranks that are known to share this machine, and the processors that were known when this
+    /// communicator was made: those of this communicator, or those of the larger one from which it
+    /// was made.
+    born: Crowd,
+    /// The same with the processors of all ranks of this host. Empty until all have arrived.
+    crowd: OnceLock<Crowd>,
     /// How messages name the communicator and its ranks.
     pub(crate) labels: Labels,
     /// The calls of this rank that are under way, so that calls of several threads take turns.
@@ -89,7 +93,7 @@ impl Comm {
     pub(crate) fn new(
         segment: Segment,
         rank: usize,
-        ranks_on_machine: usize,
+        crowd: Crowd,
         labels: Labels,
         aborted: Arc<AtomicBool>,
         own_process: ProcessId,
@@ -103,7 +107,8 @@ impl Comm {
             rails: span.as_ref().map(|span| Box::new(Rails::new(span))),
             remote: span.as_ref().map(Remote::new),
             span,
-            ranks_on_machine: ranks_on_machine.max(nranks),
+            born: Crowd { ranks: crowd.ranks.max(nranks), ..crowd },
+            crowd: OnceLock::new(),
             labels,
             places: Places::new(nranks),
             step: AtomicU64::new(0),
@@ -120,6 +125,22 @@ impl Comm {
             own_process,
             raw_group: OwnedChannel::default(),
         }
+    }
+
+    /// The ranks that are known to share this machine, and their processors.
+    pub(crate) fn crowd(&self) -> Crowd {
+        let header = self.segment.header();
+        if self.crowd.get().is_none() && header.arrived.value() as usize != self.nranks {
+            return self.born;
+        }
+        *self
+            .crowd
+            .get_or_init(|| self.born.with_processors((0..self.nranks).map(|rank| &self.segment.seat(rank).processors)))
+    }
+
+    /// Whether the ranks on this machine outnumber their processors.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowd().is_crowded()
     }
 
     /// A number that is equal on all ranks of the communicator, and that no other communicator has.
@@ -425,7 +446,7 @@ mod tests {
         let fd = segment::create([3; 16]).unwrap();
         let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
         let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
-        let comm = Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current(), None);
+        let comm = Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None);
         assert!(comm.segment.header().failure.begin(), "as the other rank does");
         assert!(comm.check().is_ok());
         assert_eq!(comm.fail(ncclInvalidUsage, Blame::none(), "one").message(), "one");

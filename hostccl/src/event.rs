@@ -5,9 +5,33 @@
 //! then lets the kernel compare the word. The thread that changes the word first changes it, then
 //! reads the count. All four accesses are sequentially consistent, so at least one of the two
 //! threads sees the other.
+//!
+//! # Doorbells
+//! A thread can sleep on several words by `futex_waitv`, on at most 128 words, and from Linux 5.16
+//! on. In other cases it sleeps on one word in the segment, its rank's doorbell. It marks each word
+//! that it watches with its doorbell, and the thread that changes a word rings the doorbells with
+//! which the word is marked.
+//!
+//! The sleeper reads its doorbell, marks the words, and then reads the words. It sleeps only while
+//! the doorbell still holds what it read first. The thread that changes a word first changes it,
+//! and then takes the marks off the word. These accesses are sequentially consistent. So either the
+//! sleeper sees the change, or the other thread sees the mark. In the second case the doorbell
+//! changes after the sleeper has read it, so the sleeper does not fall asleep, or wakes.
+//!
+//! A mark stays until the word changes, also when its sleeper has gone on. Then the doorbell rings
+//! once for nobody, or wakes a thread of that rank that watches other words, which looks and sleeps
+//! again. No mark is taken off by the sleeper, because another thread of the same rank may rely on
+//! the mark.
+//!
+//! A process may be killed after it has taken the marks off and before it has rung. Then the
+//! sleepers wake at the end of their slices, when they look after their peers anyway, and mark the
+//! words again.
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 /// A word to sleep on, alone on its cache line.
@@ -18,6 +42,12 @@ pub(crate) struct Event {
     value: AtomicU32,
     /// How many threads of all processes sleep on the word.
     sleepers: AtomicU32,
+    /// The doorbells to ring when the word changes, as bits. A thread that watches the word sets
+    /// its bit, and the thread that rings clears the bits.
+    bells: AtomicU32,
+    /// The distance in bytes from this event to the first doorbell. It is the same in every
+    /// mapping, because the event and the doorbells are in one segment. It is set before `bells`.
+    to_bells: AtomicI64,
 }
 
 impl Event {
@@ -56,6 +86,58 @@ impl Event {
             // SAFETY: FUTEX_WAKE reads no memory, and the address belongs to `self`.
             unsafe { libc::syscall(libc::SYS_futex, self.value.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         }
+        if self.bells.load(Ordering::SeqCst) != 0 {
+            self.ring();
+        }
+    }
+
+    /// Takes the marks off this event, and rings the doorbells that they name.
+    #[cold]
+    fn ring(&self) {
+        let marks = self.bells.swap(0, Ordering::SeqCst);
+        let distance = self.to_bells.load(Ordering::Acquire) as isize;
+        let first = std::ptr::from_ref(self).addr().wrapping_add_signed(distance);
+        for number in (0..BELLS).filter(|number| marks >> number & 1 == 1) {
+            // SAFETY: a sleeper set the distance before its mark. Its doorbells are in the segment
+            // of the event, which is mapped here as a whole, or in a mapping of this process that
+            // lives as long as the event. Nobody watches a doorbell by a doorbell, so this ends.
+            let bell = unsafe { &*std::ptr::with_exposed_provenance::<Event>(first).add(number) };
+            bell.change();
+        }
+    }
+}
+
+/// How many doorbells a segment has. Ranks share them where there are more ranks.
+pub(crate) const BELLS: usize = 16;
+
+/// The doorbell of a rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bell<'a> {
+    /// All doorbells of the segment.
+    pub(crate) all: &'a [Event; BELLS],
+    /// The rank.
+    pub(crate) rank: usize,
+}
+
+impl Bell<'_> {
+    /// Sleeps until a watched word changes, somebody calls [`Event::wake`] on one, or the time is
+    /// up. The words are in the segment of the doorbell, or belong to this process and to the
+    /// [`Comm`](crate::comm::Comm) of the doorbell's mapping.
+    fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
+        let (number, first) = (self.rank % BELLS, std::ptr::from_ref(self.all).expose_provenance());
+        let bell = &self.all[number];
+        let seen = bell.value.load(Ordering::SeqCst);
+        bell.sleepers.fetch_add(1, Ordering::SeqCst);
+        for Watch { event, .. } in watches {
+            let distance = first.wrapping_sub(std::ptr::from_ref(*event).addr()) as i64;
+            event.to_bells.store(distance, Ordering::Release);
+            event.bells.fetch_or(1 << number, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        if watches.iter().all(|watch| watch.event.value.load(Ordering::SeqCst) == watch.seen) {
+            wait_one(&Watch { event: bell, seen }, timeout);
+        }
+        bell.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -70,7 +152,14 @@ pub(crate) struct Watch<'a> {
 
 /// Sleeps until a watched word differs from what was seen, somebody calls [`Event::wake`] on one,
 /// or the time is up. It may return earlier.
-pub(crate) fn sleep(watches: &[Watch<'_>], timeout: Duration) {
+///
+/// `bell` is the doorbell of this thread's rank, where it belongs to all of the words. Without a
+/// doorbell, and where the kernel cannot watch all words, the thread sleeps for at most
+/// [`POLL_SLICE`].
+pub(crate) fn sleep(watches: &[Watch<'_>], bell: Option<Bell<'_>>, timeout: Duration) {
+    if let Some(bell) = bell.filter(|_| !is_watched_by_kernel(watches.len())) {
+        return bell.sleep(watches, timeout);
+    }
     for watch in watches {
         watch.event.sleepers.fetch_add(1, Ordering::SeqCst);
     }
@@ -113,11 +202,17 @@ const FUTEX_32: u32 = 2;
 /// The most words that the kernel watches in one call.
 const FUTEX_WAITV_MAX: usize = 128;
 
-/// How long a thread sleeps on one of many words where the kernel cannot watch them all.
+/// Whether the kernel can watch that number of words in one call.
+fn is_watched_by_kernel(words: usize) -> bool {
+    words <= 1 || words <= FUTEX_WAITV_MAX && has_waitv()
+}
+
+/// How long a thread sleeps on one of many words where the kernel cannot watch them all, and where
+/// the words have no common doorbell.
 const POLL_SLICE: Duration = Duration::from_millis(1);
 
 fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
-    if watches.len() > FUTEX_WAITV_MAX || !has_waitv() {
+    if !is_watched_by_kernel(watches.len()) {
         return wait_one(&watches[0], timeout.min(POLL_SLICE));
     }
     let waiters: Vec<Waiter> = watches
@@ -170,78 +265,5 @@ fn monotonic_after(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: now.tv_sec + duration.as_secs() as libc::time_t + nanos / 1_000_000_000,
         tv_nsec: nanos % 1_000_000_000,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn a_change_wakes_the_sleeper_long_before_its_time() {
-        let (event, other) = (Event::default(), Event::default());
-        for watched in 1..=2 {
-            let before = event.value();
-            let all = [Watch { event: &event, seen: before }, Watch { event: &other, seen: 0 }];
-            let started = Instant::now();
-            std::thread::scope(|scope| {
-                scope.spawn(|| event.set(before + 1));
-                while event.value() == before {
-                    sleep(&all[..watched], Duration::from_secs(20));
-                }
-            });
-            assert!(started.elapsed() < Duration::from_secs(10), "the wake-up was lost with {watched} words");
-        }
-        assert_eq!(event.sleepers.load(Ordering::SeqCst), 0);
-    }
-
-    #[test]
-    fn no_wake_up_is_lost_in_many_handovers() {
-        let (there, back) = (Event::default(), Event::default());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for turn in 0..20_000 {
-                    while there.value() == turn {
-                        sleep(&[Watch { event: &there, seen: turn }], Duration::from_secs(20));
-                    }
-                    back.set(turn + 1);
-                }
-            });
-            let started = Instant::now();
-            for turn in 0..20_000 {
-                there.set(turn + 1);
-                while back.value() == turn {
-                    sleep(&[Watch { event: &back, seen: turn }], Duration::from_secs(20));
-                }
-            }
-            assert!(started.elapsed() < Duration::from_secs(15), "a sleeper waited out its slice");
-        });
-    }
-
-    #[test]
-    fn more_words_than_the_kernel_watches_are_looked_at_in_turn() {
-        let events: Vec<Event> = (0..FUTEX_WAITV_MAX + 2).map(|_| Event::default()).collect();
-        let watches: Vec<_> = events.iter().map(|event| Watch { event, seen: 0 }).collect();
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| events[FUTEX_WAITV_MAX + 1].set(1));
-            while events[FUTEX_WAITV_MAX + 1].value() == 0 {
-                sleep(&watches, Duration::from_secs(20));
-            }
-        });
-        assert!(started.elapsed() < Duration::from_secs(10));
-    }
-
-    #[test]
-    fn time_runs_out() {
-        let event = Event::default();
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_millis(30) {
-            sleep(&[Watch { event: &event, seen: 0 }], Duration::from_millis(10));
-        }
-        let watches = [Watch { event: &event, seen: 0 }, Watch { event: &event, seen: 0 }];
-        sleep(&watches, Duration::from_millis(10));
     }
 }

@@ -30,6 +30,7 @@ use crate::thread;
 use crate::types::*;
 
 /// One call of a group.
+#[allow(clippy::large_enum_variant, reason = "the larger ones are common, and outside a group they live on the stack")]
 pub(crate) enum Task {
     /// The call joins a communicator by a unique id, or grows one.
     Init(Init),
@@ -43,6 +44,24 @@ pub(crate) enum Task {
     Message(Message),
     /// The call is a send to a rank of another host, or a receive from one.
     Remote(RemoteMessage),
+}
+
+impl Task {
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
+    /// own. Fails when the communicator takes no more calls.
+    ///
+    /// # Safety
+    /// The buffers hold what the call says, and stay valid until the collective is dropped.
+    #[inline]
+    pub(crate) unsafe fn collective(comm: Arc<Comm>, call: Call, ragged: Option<Ragged>, name: Name) -> Result<Task> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match comm.span {
+                None => Ok(Task::Collective(Collective::new(comm, call, ragged.map(Box::new), name)?)),
+                Some(_) => Ok(Task::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
+            }
+        }
+    }
 }
 
 /// The open group of a thread.
@@ -174,49 +193,24 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
     now.map_or(Ok(ncclSuccess), perform)
 }
 
-/// A collective that was made: one on ranks that share a segment, or one over several hosts.
-#[allow(clippy::large_enum_variant, reason = "the larger one is the common one, and lives on the stack")]
-pub(crate) enum Made {
-    /// All ranks share a segment.
-    Here(Collective),
-    /// The ranks are on several hosts.
-    Spanning(Box<Spanning>),
-}
-
-impl Made {
-    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its
-    /// own. Fails when the communicator takes no more calls.
-    ///
-    /// # Safety
-    /// The buffers hold what the call says, and stay valid until the collective is dropped.
-    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Ragged>, name: Name) -> Result<Made> {
-        // SAFETY: the caller's contract.
-        unsafe {
-            match comm.span {
-                None => Ok(Made::Here(Collective::new(comm, call, ragged.map(Box::new), name)?)),
-                Some(_) => Ok(Made::Spanning(Box::new(Spanning::new(comm, call, ragged, name)?))),
-            }
-        }
-    }
-}
-
-/// Does what [`submit`] does for one collective. Outside a group it allocates no list of calls.
-pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Made>) -> Result<ncclResult_t> {
+/// Does what [`submit`] does for one collective or message. Outside a group it makes no lists and
+/// no lanes.
+#[inline]
+pub(crate) fn submit_one(make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
     if is_open() {
-        return submit(|| {
-            Ok(vec![match make()? {
-                Made::Here(collective) => Task::Collective(collective),
-                Made::Spanning(collective) => Task::Spanning(collective),
-            }])
-        });
+        return submit(|| Ok(vec![make()?]));
     }
     match make()? {
-        Made::Here(mut collective) => progress::run(&mut collective)?,
-        Made::Spanning(mut collective) => {
+        Task::Collective(mut collective) => progress::run(&mut collective)?,
+        Task::Spanning(mut collective) => {
             // The clocks of two hosts are compared by the times of such calls.
             recorder::note_begun();
             progress::run(&mut *collective)?;
         }
+        Task::Message(mut message) if !is_to_self(&message) => progress::run(&mut message)?,
+        Task::Remote(mut message) => progress::run(&mut message)?,
+        // A message to its own rank meets no other call outside a group, which is an error.
+        task @ (Task::Message(_) | Task::Init(_) | Task::Child(_)) => return perform(vec![task]),
     }
     Ok(ncclSuccess)
 }
@@ -319,10 +313,15 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     progress::run_all(&mut lanes)
 }
 
+/// Whether a rank sends the message to itself, or receives it from itself.
+fn is_to_self(message: &Message) -> bool {
+    message.peer() == message.communicator().rank
+}
+
 /// Performs the messages of ranks to themselves, and returns the other tasks. The first send
 /// belongs to the first receive, and so on.
 fn deliver_to_self(tasks: Vec<Task>) -> Result<Vec<Task>> {
-    let to_self = |task: &Task| matches!(task, Task::Message(message) if message.peer() == message.communicator().rank);
+    let to_self = |task: &Task| matches!(task, Task::Message(message) if is_to_self(message));
     if !tasks.iter().any(to_self) {
         return Ok(tasks);
     }

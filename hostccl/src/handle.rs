@@ -273,6 +273,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::crowd::Crowd;
     use crate::labels::{GlobalRanks, Labels};
     use crate::process::ProcessId;
     use crate::segment::{self, Segment};
@@ -300,7 +301,8 @@ mod tests {
             let labels =
                 Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default(), seats: Box::default() };
             let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
-            let comm = Arc::new(Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current(), None));
+            let comm =
+                Arc::new(Comm::new(segment, 0, Crowd::default(), labels, Arc::default(), ProcessId::current(), None));
             let (handle, both) = (handle(), std::sync::Barrier::new(2));
             std::thread::scope(|scope| {
                 scope.spawn(|| {

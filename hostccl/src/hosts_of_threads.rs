@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use crate::comm::Comm;
+use crate::crowd::Crowd;
 use crate::labels::Labels;
 use crate::process::ProcessId;
 use crate::rails::Limits;
@@ -51,7 +52,7 @@ pub(crate) fn communicators_with(hosts: &[&[usize]], limits: Limits) -> (Vec<Arc
                 kept: Mutex::default(),
             };
             let labels = Labels { comm_name: "it".to_owned(), seats: (*ranks).into(), ..Labels::default() };
-            let mut comm = Comm::new(segment, seat, 0, labels, Arc::default(), me, Some(span));
+            let mut comm = Comm::new(segment, seat, Crowd::default(), labels, Arc::default(), me, Some(span));
             comm.rails.as_mut().expect("a communicator with a span has rails").limits = limits;
             ends[rank] = Some(Arc::new(comm));
         }

@@ -20,6 +20,7 @@ use crate::blame::Blame;
 use crate::bootstrap::Message;
 use crate::bootstrap::client::Client;
 use crate::comm::Comm;
+use crate::crowd::Crowd;
 use crate::error::{Error, Result};
 use crate::id::{Id, Way};
 use crate::labels::{GlobalRanks, Labels};
@@ -131,7 +132,7 @@ impl Join {
         let global_ranks = GlobalRanks::default();
         Join {
             source,
-            context: Context { nranks, rank, ranks_on_machine: 0, name, global_ranks, aborted },
+            context: Context { nranks, rank, crowd: Crowd::default(), name, global_ranks, aborted },
             state: State::NotStarted,
             span: None,
             seats: (rank as usize, nranks as usize),
@@ -146,7 +147,7 @@ impl Join {
     /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in
     /// this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
-        self.context.ranks_on_machine = parent.ranks_on_machine;
+        self.context.crowd = parent.crowd();
         self.context.global_ranks = parent.labels.global_ranks_of(members);
         self
     }
@@ -223,8 +224,8 @@ impl Join {
                 if let Some(span) = &span {
                     labels.seats = span.here().into();
                 }
-                let (seats, on_machine) = (self.seats, self.context.ranks_on_machine);
-                let comm = take_seat(&fd, seats, on_machine, labels, &self.context, span)?;
+                let (seats, crowd) = (self.seats, self.context.crowd);
+                let comm = take_seat(&fd, seats, crowd, labels, &self.context, span)?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));

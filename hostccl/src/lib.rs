@@ -77,7 +77,8 @@
 //!   system, so no file can be left behind, and it is freed with its last mapping.
 //! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
-//!   five slots are enough.
+//!   five slots are enough. The parts of a split have smaller slots than their parent would have
+//!   alone, so that all of them together take as much memory as one communicator.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
@@ -88,9 +89,12 @@
 //! - Every operation is a state machine that is polled. A group polls all of its operations, so one
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
-//!   processor for each rank and no other thread wants it, the thread polls for 50 us. Then it
-//!   sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`). Ten times a
-//!   second it looks at its peers' process descriptors.
+//!   processor for each rank and no other thread wants it, the thread polls for 50 us. The
+//!   processors of all ranks count together, so ranks that are bound to one processor each have a
+//!   processor for each rank. Then the thread sleeps on the words in shared memory that it waits
+//!   for (`futex`, `futex_waitv`), or on its rank's doorbell where the kernel cannot watch all of
+//!   the words. Ten times a second it looks at its peers' process descriptors. A process keeps at
+//!   most 64 of them, and looks once a second at the processes for which it keeps none.
 //!
 //! # Layers
 //! A file imports from the layers below its own, and from its own layer without a circle. From the
@@ -98,7 +102,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
@@ -123,6 +127,7 @@ mod comm;
 mod common_name;
 mod config;
 mod copy;
+mod crowd;
 mod desk;
 mod diagnosis;
 mod error;

@@ -48,7 +48,7 @@ impl Comm {
                 ranks.push(rank);
             }
         }
-        let mut dead = self.take_dead(&mut processes, &mut ranks);
+        let mut dead = self.take_dead(&mut processes, &mut ranks, Process::first_dead_in_turn);
         if dead.is_empty() || !still_blocked() {
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl Comm {
         while !processes.is_empty() && last.elapsed() < QUIET && Instant::now() < end {
             self.check()?;
             std::thread::sleep(LOOK);
-            let more = self.take_dead(&mut processes, &mut ranks);
+            let more = self.take_dead(&mut processes, &mut ranks, Process::first_dead);
             if !more.is_empty() {
                 last = Instant::now();
                 dead.extend(more);
@@ -77,7 +77,7 @@ impl Comm {
                 ranks.push(rank);
             }
         }
-        let mut dead = self.take_dead(&mut processes, &mut ranks);
+        let mut dead = self.take_dead(&mut processes, &mut ranks, Process::first_dead);
         dead.sort_unstable();
         dead
     }
@@ -87,11 +87,16 @@ impl Comm {
         self.fail_in(ncclRemoteError, Blame::of_lost(dead.iter().copied()), &self.have_gone(dead), call)
     }
 
-    /// Takes the processes that have ended out of a list. Returns the ranks of those that have not
-    /// left the communicator in good order.
-    fn take_dead(&self, processes: &mut Vec<Arc<Process>>, ranks: &mut Vec<usize>) -> Vec<usize> {
+    /// Takes the processes that have ended, which `first_dead` finds, out of a list. Returns the
+    /// ranks of those that have not left the communicator in good order.
+    fn take_dead(
+        &self,
+        processes: &mut Vec<Arc<Process>>,
+        ranks: &mut Vec<usize>,
+        first_dead: fn(&[Arc<Process>]) -> Option<usize>,
+    ) -> Vec<usize> {
         let mut dead = Vec::new();
-        while let Some(index) = Process::first_dead(processes) {
+        while let Some(index) = first_dead(processes) {
             processes.swap_remove(index);
             let rank = ranks.swap_remove(index);
             // The peer may have left after its process was put on the list.

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use crate::fork::Private;
 
@@ -109,14 +110,34 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
     Some(Stat { state, start, exiting: flags & EXITING != 0 })
 }
 
-/// A watched process. All communicators of this process share one descriptor of it.
+/// The most descriptors of other processes that this process keeps. The other watched processes are
+/// looked at in turn ([`Process::first_dead_in_turn`]), so that a program with many ranks on one host
+/// has its descriptors for itself.
+const MOST_HELD: usize = 64;
+/// How many descriptors of other processes this process keeps.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+/// How many processes without a descriptor one look in turn looks at. With a look every 100 ms, a
+/// process is looked at once in a second if there are at most 1024.
+const MOST_IN_TURN: usize = 104;
+/// A look in turn passes over a process that was looked at within this time.
+const AGAIN: Duration = Duration::from_millis(700);
+/// A process that was not looked at for this time may have ended, and its number may belong to
+/// another process. So the next look reads the start time, too.
+const LONG_AGO: Duration = Duration::from_secs(2);
+
+/// A watched process. All communicators of this process share what is known of it.
 #[derive(Debug)]
 pub struct Process {
     /// Which process it is.
     id: ProcessId,
-    /// A descriptor that is readable once the process has ended. `None` where the kernel or the
-    /// limit of descriptors refuses one.
+    /// A descriptor that is readable once the process has ended. `None` where there are
+    /// [`MOST_HELD`] others, and where the kernel or the limit of descriptors refuses one.
     pidfd: Option<Private<OwnedFd>>,
+    /// When this process was looked at last, in milliseconds since [`since_start`] began; 0 for
+    /// never. Only processes without a descriptor have a time.
+    looked: AtomicU64,
+    /// Whether some thread has found that the process has ended.
+    is_dead: AtomicBool,
 }
 
 impl Process {
@@ -129,8 +150,11 @@ impl Process {
         }
         watched.retain(|_, process| process.strong_count() > 0);
         // The number may belong to another process since before the descriptor was opened.
-        let pidfd = Private::open(|| pidfd_open(id.pid)).ok().filter(|_| id.lives());
-        let process = Arc::new(Process { id, pidfd });
+        let may_hold = HELD.load(Ordering::Relaxed) < MOST_HELD;
+        let pidfd = may_hold.then(|| Private::open(|| pidfd_open(id.pid)).ok()).flatten().filter(|_| id.lives());
+        // Only the owner of the lock counts up.
+        HELD.fetch_add(usize::from(pidfd.is_some()), Ordering::Relaxed);
+        let process = Arc::new(Process { id, pidfd, looked: AtomicU64::new(0), is_dead: AtomicBool::new(false) });
         watched.insert(id, Arc::downgrade(&process));
         process
     }
@@ -140,9 +164,71 @@ impl Process {
         self.id
     }
 
-    /// Returns the index of the first of `processes` that has ended. One system call asks for all
-    /// that have a descriptor.
+    /// Returns the index of the first of `processes` that has ended.
     pub fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
+        let known = Process::first_known_dead(processes);
+        known.or_else(|| processes.iter().position(|process| process.pidfd.is_none() && process.has_ended()))
+    }
+
+    /// Does what [`first_dead`](Process::first_dead) does, for a caller that asks about ten times a
+    /// second. It finds the end of a process that has no descriptor within a second.
+    pub fn first_dead_in_turn(processes: &[Arc<Process>]) -> Option<usize> {
+        let known = Process::first_known_dead(processes);
+        known.or_else(|| {
+            let now = since_start();
+            let mut due: Vec<(usize, Duration)> = processes
+                .iter()
+                .enumerate()
+                .filter(|(_, process)| process.pidfd.is_none())
+                .map(|(index, process)| (index, now.saturating_sub(process.last_look())))
+                .filter(|(_, ago)| *ago >= AGAIN)
+                .collect();
+            // Those that were looked at longest ago come first.
+            due.sort_by_key(|(_, ago)| std::cmp::Reverse(*ago));
+            due.truncate(MOST_IN_TURN);
+            let dead = due.into_iter().filter(|(index, ago)| match *ago >= LONG_AGO {
+                true => processes[*index].has_ended(),
+                false => processes[*index].has_ended_lately(),
+            });
+            dead.map(|(index, _)| index).min()
+        })
+    }
+
+    /// When the process was looked at last.
+    fn last_look(&self) -> Duration {
+        match self.looked.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            millis => Duration::from_millis(millis),
+        }
+    }
+
+    /// Whether the process has ended, by its number and its start time.
+    fn has_ended(&self) -> bool {
+        self.note_look(!self.id.lives())
+    }
+
+    /// Whether the process has ended, where its number was its own a moment ago. A descriptor that
+    /// is open for this moment only costs a fifth of what reading the start time costs.
+    fn has_ended_lately(&self) -> bool {
+        let Ok(pidfd) = Private::open(|| pidfd_open(self.id.pid)) else { return self.has_ended() };
+        let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the structure is valid, and with a timeout of 0 the call returns at once.
+        match unsafe { libc::poll(&raw mut poll, 1, 0) } {
+            polled if polled >= 0 => self.note_look(poll.revents & libc::POLLIN != 0),
+            _ => self.has_ended(),
+        }
+    }
+
+    /// Notes that the process was looked at now, and whether it has ended. Returns whether it has.
+    fn note_look(&self, has_ended: bool) -> bool {
+        self.looked.store(since_start().as_millis() as u64 + 1, Ordering::Relaxed);
+        self.is_dead.fetch_or(has_ended, Ordering::Relaxed);
+        has_ended
+    }
+
+    /// Returns the index of the first of `processes` of which it is known that it has ended, or
+    /// whose descriptor says so. One system call asks for all descriptors.
+    fn first_known_dead(processes: &[Arc<Process>]) -> Option<usize> {
         let mut polls: Vec<libc::pollfd> = processes
             .iter()
             .map(|process| libc::pollfd {
@@ -156,15 +242,28 @@ impl Process {
         let polled = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) } >= 0;
         processes.iter().zip(&polls).position(|(process, poll)| match &process.pidfd {
             Some(_) if polled => poll.revents & libc::POLLIN != 0,
-            _ => !process.id.lives(),
+            Some(_) => !process.id.lives(),
+            None => process.is_dead.load(Ordering::Relaxed),
         })
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        HELD.fetch_sub(usize::from(self.pidfd.is_some()), Ordering::Relaxed);
+    }
+}
+
+/// The time since this process first asked.
+fn since_start() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    // The clock begins early, so that a process that was never looked at counts as long ago.
+    START.get_or_init(Instant::now).elapsed() + LONG_AGO
+}
+
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
-    use std::time::{Duration, Instant};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -178,12 +277,61 @@ mod tests {
         assert!(parse_stat(b"1 (x) S 1 2").is_none());
     }
 
+    fn without_descriptor(id: ProcessId) -> Arc<Process> {
+        Arc::new(Process { id, pidfd: None, looked: AtomicU64::new(0), is_dead: AtomicBool::new(false) })
+    }
+
+    fn start_sleep() -> (Child, ProcessId) {
+        let child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+        let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
+        (child, id)
+    }
+
+    #[test]
+    fn the_ends_of_more_processes_than_have_descriptors_are_seen() {
+        let mut children: Vec<(Child, ProcessId)> = (0..MOST_HELD + 8).map(|_| start_sleep()).collect();
+        let watched: Vec<Arc<Process>> = children.iter().map(|(_, id)| Process::watch(*id)).collect();
+        let held = watched.iter().filter(|process| process.pidfd.is_some()).count();
+        // Other tests of this process watch processes, too.
+        assert!(held > 0 && held <= MOST_HELD, "{held}");
+        let mut alive: Vec<usize> = (0..watched.len()).collect();
+        // The last ones have no descriptor.
+        for victim in [0, MOST_HELD + 7, MOST_HELD + 3] {
+            let list = |alive: &[usize]| alive.iter().map(|at| watched[*at].clone()).collect::<Vec<_>>();
+            assert_eq!(Process::first_dead_in_turn(&list(&alive)), None);
+            children[victim].0.kill().unwrap();
+            let started = Instant::now();
+            let found = loop {
+                if let Some(found) = Process::first_dead_in_turn(&list(&alive)) {
+                    break alive[found];
+                }
+                assert!(started.elapsed() < Duration::from_secs(10), "the end of {victim} was not seen");
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            assert_eq!(found, victim);
+            assert_eq!(Process::first_dead(&list(&alive)).map(|at| alive[at]), Some(victim), "it stays dead");
+            alive.retain(|at| *at != victim);
+        }
+        for (child, _) in &mut children {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_whose_number_was_reused_long_ago_is_dead() {
+        let (mut child, mut id) = start_sleep();
+        id.start += 1;
+        assert_eq!(Process::first_dead_in_turn(&[without_descriptor(id)]), Some(0));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     #[test]
     fn a_killed_child_is_dead_while_still_a_zombie() {
-        let mut child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
-        let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
+        let (mut child, id) = start_sleep();
         let watched = Process::watch(id);
-        let without_fd = Arc::new(Process { id, pidfd: None });
+        let without_fd = without_descriptor(id);
         assert!(Arc::ptr_eq(&watched, &Process::watch(id)), "one descriptor for each process");
         assert_eq!(Process::first_dead(&[watched.clone(), without_fd.clone()]), None);
         child.kill().unwrap();

@@ -1,7 +1,6 @@
 //! Polls and yields before a thread sleeps. The thread polls the words that it waits for, and then
 //! yields its processor.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,16 +23,15 @@ impl Purpose {
 }
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
-/// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
-/// processor. `look` is a look at a clock. Between the last look and the poll that answers true are
-/// less than [`POLLS_A_LOOK`] other polls, if there was a look.
+/// `changed` has answered true. `oversubscribed` says whether the ranks on this machine outnumber
+/// their processors. `look` is a look at a clock. Between the last look and the poll that answers
+/// true are less than [`POLLS_A_LOOK`] other polls, if there was a look.
 pub(crate) fn spin_then_yield(
-    ranks: impl IntoIterator<Item = usize>,
+    oversubscribed: bool,
     purpose: Purpose,
     changed: impl Fn() -> bool,
     look: impl Fn(),
 ) -> bool {
-    let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
     SPINNING.poll(oversubscribed, &changed, &look)
         || purpose.yielding().poll(&Limits::words(oversubscribed, purpose), || {
             look();
@@ -51,13 +49,6 @@ pub(crate) fn spin_then_yield(
 /// idle. Ranks that yield stay runnable, so the kernel spreads them.
 pub(crate) fn poll_wire(purpose: Purpose, changed: impl Fn() -> bool) -> bool {
     changed() || purpose.yielding().poll(&Limits::wire(purpose), changed)
-}
-
-/// The processors on which this thread may run. A launcher that binds each rank to one processor
-/// makes this number 1. Then the ranks outnumber the processors, and no rank polls for long.
-fn processors() -> usize {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Polls the words again and again.

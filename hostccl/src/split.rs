@@ -39,7 +39,7 @@ struct ColorAndKey {
 }
 
 /// The most bytes of the reason why there is no segment, which the first rank of a colour gives to
-/// the other ranks. The reason has to fit a slot, and the smallest slot has 64 KiB.
+/// the other ranks. The reason has to fit a slot, and the smallest slot has 48 KiB.
 const WHY_BYTES: usize = 400;
 
 /// Where the first rank of a colour has put the new segment.
@@ -176,7 +176,8 @@ impl Split {
     }
 
     fn make_segment(&mut self) -> NewSegment {
-        let made = random_token().and_then(|token| Ok((token, segment::create(token)?)));
+        let among = self.parent.crowd().ranks as u32;
+        let made = random_token().and_then(|token| Ok((token, segment::create_split(token, among)?)));
         match made {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();

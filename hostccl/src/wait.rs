@@ -164,10 +164,10 @@ impl Wait {
         let purpose = if is_met { Purpose::Meeting } else { Purpose::Other };
         let clock = recorder::quick_clock();
         let look = || clock.iter().for_each(|clock| looked.set(clock.ticks()));
-        let ranks = || calls.iter().map(|call| call.comm.ranks_on_machine);
+        let is_crowded = || calls.iter().any(|call| call.comm.is_crowded());
         let may_continue = match wire {
             Some(_) => spin::poll_wire(purpose, changed),
-            None => spin::spin_then_yield(ranks(), purpose, changed, look),
+            None => spin::spin_then_yield(is_crowded(), purpose, changed, look),
         };
         if may_continue && looked.get() != 0 {
             recorder::note_end_of_wait(looked.get());
@@ -344,7 +344,13 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
     }
-    let Some(wire) = wire else { return event::sleep(&watches, slice) };
+    let Some(wire) = wire else {
+        // The words of several communicators have no common doorbell. The words of one `Comm` are
+        // in its segment or in the `Comm` itself.
+        let comm = calls.first().map(|call| call.comm);
+        let comm = comm.filter(|comm| calls.iter().all(|call| Arc::ptr_eq(call.comm, comm)));
+        return event::sleep(&watches, comm.map(|comm| comm.segment.bell(comm.rank)), slice);
+    };
     if calls.iter().all(BlockedCall::waits_for_wire) {
         let seen = calls[0].seen;
         watches.retain(|watch| !std::ptr::eq(watch.event, wire.moved()) || watch.seen != seen);

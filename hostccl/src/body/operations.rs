@@ -8,7 +8,7 @@ use super::arguments::{check_buffer, check_overlap, check_peer, check_root, chec
 use crate::call_name::Name;
 use crate::collective::{Call, Kind};
 use crate::error::Result;
-use crate::group::{self, Made, Task};
+use crate::group::{self, Task};
 use crate::handle;
 use crate::message::{Message, Side};
 use crate::raw_record::{RawRecord, What};
@@ -43,7 +43,7 @@ impl RawCall {
     unsafe fn submit(self) -> Result<ncclResult_t> {
         let (name, is_queued) = (Name::take_next(), group::is_open());
         let mut recorded = RawRecord::NONE;
-        let outcome = group::submit_collective(|| {
+        let outcome = group::submit_one(|| {
             let handle = handle::find(self.comm)?;
             let comm = handle.for_operation()?.clone();
             let dtype = data_type(self.datatype)?;
@@ -66,7 +66,7 @@ impl RawCall {
                 What { operation: self.kind.operation(), count: self.count, dtype, reduction: self.op, peer: root };
             recorded = RawRecord::begin(&comm, &name, is_queued, what);
             // SAFETY: the caller's contract.
-            unsafe { Made::new(comm, call, None, name) }
+            unsafe { Task::collective(comm, call, None, name) }
         });
         group::settle(recorded, is_queued, outcome)
     }
@@ -212,7 +212,7 @@ unsafe fn message(
 ) -> Result<ncclResult_t> {
     let (call, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
-    let outcome = group::submit(|| {
+    let outcome = group::submit_one(|| {
         let handle = handle::find(comm)?;
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
@@ -224,13 +224,12 @@ unsafe fn message(
         recorded = RawRecord::begin(&comm, &call, is_queued, what);
         let seat = comm.span.as_ref().map_or(Some(peer), |span| span.seat_of(peer));
         // SAFETY: the caller's contract.
-        let task = unsafe {
+        unsafe {
             match seat {
-                Some(seat) => Task::Message(Message::new(comm, side, seat, count, dtype, call)?),
-                None => Task::Remote(RemoteMessage::new(comm, side, peer, count, dtype, call)?),
+                Some(seat) => Ok(Task::Message(Message::new(comm, side, seat, count, dtype, call)?)),
+                None => Ok(Task::Remote(RemoteMessage::new(comm, side, peer, count, dtype, call)?)),
             }
-        };
-        Ok(vec![task])
+        }
     });
     group::settle(recorded, is_queued, outcome)
 }

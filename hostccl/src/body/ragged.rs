@@ -7,7 +7,7 @@ use crate::blocks::{Block, Blocks, blocks, check_apart};
 use crate::call_name::Name;
 use crate::collective::{Call, Kind, Ragged};
 use crate::error::{Error, Result};
-use crate::group::{self, Made};
+use crate::group::{self, Task};
 use crate::handle;
 use crate::raw_record::{RawRecord, What};
 use crate::types::*;
@@ -58,7 +58,7 @@ unsafe fn submit(
 ) -> Result<ncclResult_t> {
     let (name, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
-    let outcome = group::submit_collective(|| {
+    let outcome = group::submit_one(|| {
         let handle = handle::find(comm)?;
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
@@ -96,7 +96,7 @@ unsafe fn submit(
             ragged.check_alone(&comm, &call)?;
         }
         // SAFETY: the caller's contract.
-        unsafe { Made::new(comm, call, Some(ragged), name) }
+        unsafe { Task::collective(comm, call, Some(ragged), name) }
     });
     group::settle(recorded, is_queued, outcome)
 }

@@ -160,7 +160,7 @@ pub(crate) fn different_names(comm: &Comm, step: u64) -> (String, Blame) {
 /// `step` is the step in which this host's seats posted their calls.
 fn difference(comm: &Comm, step: u64) -> *mut Difference {
     let slot = comm.segment.data(0, ((step + 1) % SLOTS as u64) as usize);
-    // SAFETY: a slot has at least 64 KiB.
+    // SAFETY: a slot has at least 48 KiB.
     unsafe { slot.add(LINE).cast() }
 }
 

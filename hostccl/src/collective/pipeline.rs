@@ -95,8 +95,10 @@ mod tests {
 
     #[test]
     fn chunks_cover_any_count_and_fit_their_slots() {
-        for nranks in [2, 3, 8, 64, 1024] {
-            let layout = Layout::new(nranks);
+        for (nranks, among) in
+            [(2, 0), (3, 0), (8, 0), (64, 0), (1024, 0), (2, 64), (8, 1024), (1000, 1024), (1024, 1025)]
+        {
+            let layout = Layout::split(nranks, among);
             let n = nranks as usize;
             for kind in [Kind::AllReduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll] {
                 for dtype in crate::types::DataType::ALL {

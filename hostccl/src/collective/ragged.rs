@@ -354,8 +354,8 @@ mod tests {
 
     #[test]
     fn shares_fit_the_slot_and_cover_every_block() {
-        for nranks in [2, 3, 8, 64, 300, 1024] {
-            let layout = Layout::new(nranks);
+        for (nranks, among) in [(2, 0), (3, 0), (8, 0), (64, 0), (300, 0), (1024, 0), (4, 64), (1000, 1024)] {
+            let layout = Layout::split(nranks, among);
             let n = nranks as usize;
             let mut seed = 7_u64;
             for round in 0..60 {

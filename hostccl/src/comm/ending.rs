@@ -61,7 +61,7 @@ impl Comm {
                 return Err(Error::new(ncclTimeout, message).after(began.elapsed()));
             }
             let changed = &self.places.changed;
-            event::sleep(&[Watch { event: changed, seen: changed.value() }], Duration::from_millis(1));
+            event::sleep(&[Watch { event: changed, seen: changed.value() }], None, Duration::from_millis(1));
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::blame::Blame;
 use crate::bootstrap::client::Client;
 use crate::bootstrap::{Member, Message, Stage, wire_token};
 use crate::comm::Comm;
+use crate::crowd::Crowd;
 use crate::desk;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -237,7 +238,8 @@ impl Registration {
             let contacts = members.iter().map(|member| member.contact.clone()).collect();
             Span::new(me, hosts, host_of, *number, wire, token, contacts)
         });
-        take_seat(fd, (seat, here.len()), on_machine, labels, context, span)
+        let crowd = Crowd { ranks: on_machine, processors: 0 };
+        take_seat(fd, (seat, here.len()), crowd, labels, context, span)
     }
 
     /// Fails when the time is up, or when a rank that waited in the segment of the id has ended.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::blame::Blame;
 use crate::comm::Comm;
+use crate::crowd::Crowd;
 use crate::error::{Error, Result};
 use crate::labels::{GlobalRanks, Labels};
 use crate::news;
@@ -21,9 +22,9 @@ pub(super) struct Context {
     pub(super) nranks: u32,
     /// This rank's number in the new communicator.
     pub(super) rank: u32,
-    /// [`Comm::ranks_on_machine`] of the communicator from which the new one is made; 0 where it is
-    /// made by a unique id.
-    pub(super) ranks_on_machine: usize,
+    /// The ranks and processors of the communicator from which the new one is made; zeros where it
+    /// is made by a unique id.
+    pub(super) crowd: Crowd,
     /// The communicator's name in messages.
     pub(super) name: String,
     /// The numbers by which messages name the ranks.
@@ -44,7 +45,7 @@ impl Context {
 pub(super) fn take_seat(
     fd: &OwnedFd,
     seats: (usize, usize),
-    ranks_on_machine: usize,
+    crowd: Crowd,
     labels: Labels,
     context: &Context,
     span: Option<Span>,
@@ -61,8 +62,9 @@ pub(super) fn take_seat(
     }
     seat.pid.store(me.pid, Ordering::Relaxed);
     seat.start.store(me.start, Ordering::Relaxed);
+    seat.processors.set_own();
     seat.claim.store(2, Ordering::Release);
-    let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
+    let comm = Arc::new(Comm::new(segment, seats.0, crowd, labels, context.aborted.clone(), me, span));
     news::register(&comm);
     let arrived = &comm.segment.header().arrived;
     if arrived.count() as usize == seats.1 {

@@ -16,7 +16,7 @@ use crate::types::ncclSystemError;
 
 /// The version of the layout. The version changes with the layout, so that ranks with different
 /// versions of the library refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 9;
+pub(crate) const LAYOUT_VERSION: u32 = 10;
 /// The first bytes of a segment, which tell a segment from another file.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
@@ -70,6 +70,12 @@ impl Drop for Mapping {
 
 /// Makes a new segment, which has only a header, and returns its descriptor.
 pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
+    create_split(token, 0)
+}
+
+/// Does what [`create`] does for a part of a split. [`Layout::split`](super::Layout::split) has the
+/// meaning of `among`.
+pub(crate) fn create_split(token: [u8; 16], among: u32) -> Result<OwnedFd> {
     let refused = |reason| machine::explained_call("memfd_create", &reason);
     let fd = memory_file::open(NAME);
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
@@ -82,6 +88,7 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
         (&raw mut (*header).magic).write(MAGIC);
         (&raw mut (*header).version).write(LAYOUT_VERSION);
         (&raw mut (*header).token).write(token);
+        (&raw mut (*header).among).write(among);
     }
     Ok(fd)
 }

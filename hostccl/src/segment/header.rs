@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, Name};
+use crate::crowd::Processors;
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{BELLS, Event};
 use crate::types::ncclResult_t;
 
 /// The first page of a segment, which all ranks share.
@@ -23,6 +24,9 @@ pub(crate) struct Header {
     pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
+    /// How many ranks of this machine belong to the communicator from whose split this segment
+    /// comes, and 0 where it comes from no split. See [`Layout::split`](super::Layout::split).
+    pub(super) among: u32,
     /// In the segment of a unique id, 1 means that the ranks have to leave the segment and
     /// register with the id's maker, and 2 means that the communicator which they made in this way
     /// has been started. In the segment of a communicator that a shrink over several hosts makes,
@@ -46,6 +50,8 @@ pub(crate) struct Header {
     pub(crate) verdict: Event,
     /// The tag of the name that rank 0 has decided on. This tag is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
+    /// The doorbells of the ranks.
+    pub(crate) bells: [Event; BELLS],
 }
 
 /// The first failure of a segment. Later failures are not written.
@@ -131,6 +137,8 @@ pub(crate) struct Seat {
     pub(crate) pid: AtomicU32,
     /// The start time of the rank's process, which tells it from a later one of that number.
     pub(crate) start: AtomicU64,
+    /// The processors on which the rank may run. They are set before `claim` becomes 2.
+    pub(crate) processors: Processors,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
     /// A number that is odd while this rank waits for other ranks and has waited for a moment. A

@@ -3,8 +3,8 @@
 //!
 //! | part | content | size |
 //! |---|---|---|
-//! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict | one page |
-//! | seats | the process of each rank, its steps, its tags and its offer | 384 bytes for each rank |
+//! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict, doorbells | one page |
+//! | seats | the process of each rank, its steps, its tags and its offer | 512 bytes for each rank |
 //! | descriptors | the call of each rank in a step | [`SLOTS`] lines for each rank |
 //! | slots | staging areas for the data of collectives | [`SLOTS`] for each rank |
 //! | channels | the state of the messages from one rank to another | one for each ordered pair |
@@ -26,7 +26,7 @@ use std::sync::atomic;
 use std::time::{Duration, Instant};
 
 use self::file::Mapping;
-pub(crate) use self::file::{LAYOUT_VERSION, create, open};
+pub(crate) use self::file::{LAYOUT_VERSION, create, create_split, open};
 use self::header::RankBits;
 pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
@@ -34,6 +34,7 @@ pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 pub(crate) use self::lobby::Lobby;
 use crate::blame::Blame;
 use crate::error::{Error, Result};
+use crate::event::Bell;
 use crate::labels::{self, Labels};
 use crate::memory_file::{resize, seal};
 use crate::process::ProcessId;
@@ -141,7 +142,8 @@ impl Segment {
         if let Some(error) = header.failure.error() {
             return Err(error);
         }
-        let layout = Layout::new(nranks);
+        // The segment's creator wrote `among` before any other rank could see the segment.
+        let layout = Layout::split(nranks, header.among);
         // Every rank sets the same size, so only the first resize and the first seal change
         // anything.
         let mapped = resize(fd, layout.total)
@@ -163,6 +165,11 @@ impl Segment {
 
     pub(crate) fn header(&self) -> &Header {
         self.mapping.header()
+    }
+
+    /// The doorbell of `rank`.
+    pub(crate) fn bell(&self, rank: usize) -> Bell<'_> {
+        Bell { all: &self.header().bells, rank }
     }
 
     /// The seat of `rank`.

@@ -237,6 +237,6 @@ impl Wire for Memory {
     }
 
     fn sleep(&self, watches: &[Watch<'_>], timeout: Duration) {
-        event::sleep(watches, timeout);
+        event::sleep(watches, None, timeout);
     }
 }

@@ -310,7 +310,7 @@ impl Wire for Tcp {
         if !inner.keeper_looks.load(Ordering::SeqCst) {
             inner.keeper.ring();
         }
-        event::sleep(watches, timeout);
+        event::sleep(watches, None, timeout);
         inner.others.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -321,7 +321,7 @@ impl Wire for Tcp {
         if inner.is_driven.swap(true, Ordering::SeqCst) {
             let moved = Watch { event: &inner.moved, seen };
             let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();
-            event::sleep(&watches, timeout);
+            event::sleep(&watches, None, timeout);
             inner.drivers.fetch_sub(1, Ordering::SeqCst);
             return;
         }

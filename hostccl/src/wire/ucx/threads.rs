@@ -14,7 +14,7 @@ impl Shared {
     pub(super) fn sleep_on_words(&self, watches: &[Watch<'_>], timeout: Duration) {
         self.driver.polled.store(0, Ordering::Relaxed);
         self.driver.call_thread();
-        event::sleep(watches, timeout);
+        event::sleep(watches, None, timeout);
     }
 
     /// The sleep of `Wire::sleep_on_wire`: this thread moves messages, unless another one does.
@@ -23,7 +23,7 @@ impl Shared {
         if fork::is_child() || state.taken.swap(true, Ordering::SeqCst) {
             let moved = Watch { event: &self.moved, seen };
             let watches: Vec<Watch<'_>> = std::iter::once(moved).chain(others.iter().copied()).collect();
-            return event::sleep(&watches, timeout);
+            return event::sleep(&watches, None, timeout);
         }
         let until = Instant::now() + timeout.min(Duration::from_secs(3600));
         let same = || self.moved.value() == seen && others.iter().all(|watch| watch.event.value() == watch.seen);
