@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::call::{Call, Kind, Reduction};
+use super::direct::{Direct, Piece, keep_rest, piece_of};
 use super::pipeline::{Pipeline, part};
 use super::ragged::Ragged;
 use crate::comm::Comm;
@@ -28,11 +29,19 @@ pub(super) struct Stages {
     inputs: Vec<*const u8>,
     /// The counts, where each rank has its own.
     ragged: Option<Box<Ragged>>,
+    /// The reads of the other ranks' buffers.
+    pub(super) direct: Direct,
 }
 
 // SAFETY: the buffers are the caller's, who promises that they are valid while the call is under
 // way, on whatever thread.
 unsafe impl Send for Stages {}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        self.direct.take_back(&self.comm);
+    }
+}
 
 impl Stages {
     /// Returns the work of a call in its first stage.
@@ -43,30 +52,101 @@ impl Stages {
     pub(super) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Box<Ragged>>) -> Stages {
         let pipeline = Pipeline::new(&call, comm.segment.layout());
         let inputs = Vec::with_capacity(comm.nranks);
-        Stages { comm, call, pipeline, stage: 0, first_step: 0, inputs, ragged }
+        let direct = Direct::new(&call, ragged.is_none() && pipeline.chunks < 2);
+        Stages { comm, call, pipeline, stage: 0, first_step: 0, inputs, ragged, direct }
     }
 
-    /// In a collective in which each rank has a count of its own: agrees on the counts and on the
-    /// number of chunks, in the second stage. Ends the communicator when the counts do not fit
+    /// Agrees with the other ranks, in the second stage, on whether the ranks read each other's
+    /// buffers. In a collective in which each rank has a count of its own, the ranks first agree on
+    /// the counts and on the number of chunks. Ends the communicator when the counts do not fit
     /// together.
     ///
     /// # Safety
     /// All ranks have ended the steps of the stages before this one.
     #[inline]
     pub(super) unsafe fn agree(&mut self) -> Result<()> {
-        let Some(mut ragged) = self.ragged.take() else { return Ok(()) };
+        let Some(mut ragged) = self.ragged.take() else {
+            if self.direct.is_lending() {
+                // SAFETY: this function's contract.
+                unsafe { self.decide() };
+            }
+            return Ok(());
+        };
         // SAFETY: this function's contract.
         let agreed = unsafe { ragged.agree(&self.comm, &self.call, |rank| self.slot(rank, 0)) };
+        let most = ragged.most_read();
         self.ragged = Some(ragged);
         self.pipeline.chunks = agreed?;
         self.pipeline.stages = self.pipeline.chunks + 1;
+        if self.pipeline.chunks > 1 {
+            self.direct.decide(&self.comm, most);
+        }
         Ok(())
+    }
+
+    /// Decides whether the ranks read each other's buffers, where all ranks have one count.
+    ///
+    /// # Safety
+    /// The contract of [`agree`](Stages::agree).
+    #[cold]
+    unsafe fn decide(&mut self) {
+        let pieces =
+            (0..self.comm.nranks).filter(|rank| *rank != self.comm.rank).filter_map(|rank| self.piece_of(rank));
+        self.direct.decide(&self.comm, pieces.map(|piece| piece.bytes).sum());
+        if !self.direct.is_agreed() && self.pipeline.chunks > 1 {
+            // The rank has not staged the second chunk yet.
+            // SAFETY: the rank has not ended the second step.
+            unsafe { self.stage_outgoing(1) };
+        }
+    }
+
+    /// Returns what this rank reads from the memory of `rank`: all but the first chunk.
+    fn piece_of(&self, rank: usize) -> Option<Piece> {
+        match &self.ragged {
+            Some(ragged) => Some(ragged.piece_of(rank, &self.call)),
+            None => piece_of(&self.comm, &self.call, rank, self.pipeline.chunk_len),
+        }
+    }
+
+    /// Does the work of a stage in which the ranks read each other's buffers, or of the last one.
+    /// Returns false where some rank could not read, so that the work begins again.
+    ///
+    /// # Safety
+    /// The contract of [`critical`](Stages::critical).
+    #[cold]
+    unsafe fn read(&mut self) -> bool {
+        if !self.direct.reads_in(self.stage) {
+            let is_done = self.direct.finish(&self.comm);
+            if !is_done {
+                (self.stage, self.first_step) = (0, self.comm.step());
+            }
+            return is_done;
+        }
+        // SAFETY: this function's contract; the pieces lie in this rank's receive buffer.
+        unsafe {
+            if self.stage == 1 {
+                match &self.ragged {
+                    Some(_) => self.take_ragged(0),
+                    None => self.take_incoming(0),
+                }
+                keep_rest(self.comm.rank, &self.call, self.pipeline.chunk_len, |from, to, bytes| {
+                    self.copy_result(from, to, bytes);
+                });
+            }
+            let mut direct = self.direct;
+            direct.read(&self.comm, self.stage, |rank| self.piece_of(rank));
+            self.direct = direct;
+        }
+        true
     }
 
     /// Whether the rank is in the last stage, which ends no step.
     #[inline]
     pub(super) fn is_last(&self) -> bool {
-        self.stage + 1 == self.pipeline.stages
+        match self.direct.is_agreed() {
+            true => !self.direct.reads_in(self.stage),
+            false => self.stage + 1 == self.pipeline.stages,
+        }
     }
 
     /// Does the work of this stage for which the peers wait. It comes before the end of the step.
@@ -75,12 +155,21 @@ impl Stages {
     /// All ranks have ended the steps of the stages before this one.
     #[inline]
     pub(super) unsafe fn critical(&mut self) {
+        // SAFETY: this function's contract.
+        if self.direct.is_agreed() && unsafe { self.read() } {
+            return;
+        }
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
         // SAFETY: this function's contract; each function touches the slots as the module
         // documentation says.
         unsafe {
             if self.comm.nranks == 1 {
                 return self.copy_alone();
+            }
+            if stage == 0 {
+                let (ragged, call) = (&self.ragged, &self.call);
+                let is_apart = || ragged.as_ref().is_none_or(|ragged| ragged.is_apart(call));
+                self.direct.lend(&self.comm, call, is_apart);
             }
             if self.ragged.is_some() {
                 if stage == 0 {
@@ -122,6 +211,10 @@ impl Stages {
     #[inline]
     pub(super) unsafe fn overlapped(&mut self) {
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
+        // A rank that has lent its buffer stages no second chunk before the ranks have agreed.
+        if self.direct.is_agreed() || stage == 0 && self.direct.is_lending() {
+            return;
+        }
         // SAFETY: as in `critical`.
         unsafe {
             if self.ragged.is_some() {

@@ -9,6 +9,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::labels::{GlobalRanks, Labels};
 use crate::news;
+use crate::peer_memory;
 use crate::process::ProcessId;
 use crate::segment::Segment;
 use crate::span::Span;
@@ -61,6 +62,9 @@ pub(super) fn take_seat(
     }
     seat.pid.store(me.pid, Ordering::Relaxed);
     seat.start.store(me.start, Ordering::Relaxed);
+    let (mark_at, mark) = peer_memory::own_mark();
+    seat.mark_at.store(mark_at, Ordering::Relaxed);
+    seat.mark.store(mark, Ordering::Relaxed);
     seat.claim.store(2, Ordering::Release);
     let comm = Arc::new(Comm::new(segment, seats.0, ranks_on_machine, labels, context.aborted.clone(), me, span));
     news::register(&comm);
