@@ -164,4 +164,5 @@ pub use api::*;
 pub use body::interrupt::set_interrupt;
 pub use error::FAILED_EARLIER;
 pub use interrupt::Question;
+pub use peer_memory::bytes_read_from_ranks;
 pub use wire::here::{describe_wire, set_address, set_secret};

@@ -107,7 +107,7 @@ impl Direct {
         let (Some(steps), false, n) = (self.steps, self.is_refused, comm.nranks) else { return };
         // Each rank begins with another one, so that the ranks do not all read the same memory.
         for rank in (1..n).map(|k| (comm.rank + k) % n) {
-            let Some(piece) = piece_of(rank) else { continue };
+            let Some(piece) = piece_of(rank).filter(|piece| piece.bytes > 0) else { continue };
             let each = piece.bytes.div_ceil(steps).next_multiple_of(LINE);
             let start = ((stage - 1) * each).min(piece.bytes);
             let bytes = each.min(piece.bytes - start);
