@@ -257,14 +257,21 @@ fn data_is_right_where_ranks_read_each_others_buffers_and_where_they_do_not() {
     assert!(are_apart() || bytes_read("exchange", 4, "1").iter().all(|bytes| *bytes > 0));
 }
 
+/// A rank that may not read finds out with its first message, and the others may have read their
+/// first messages by then.
+fn no_rank_reads_much(scene: &str) {
+    let read = bytes_read(scene, 3, "always");
+    assert!(read.iter().all(|bytes| *bytes < 5000), "{scene}: {read:?}");
+}
+
 #[test]
 fn no_rank_reads_where_one_rank_may_not_read() {
-    assert_eq!(bytes_read("forbidden", 3, "always"), [0; 3]);
+    no_rank_reads_much("forbidden");
 }
 
 #[test]
 fn no_rank_reads_where_one_rank_may_not_be_read() {
-    assert_eq!(bytes_read("hidden", 3, "always"), [0; 3]);
+    no_rank_reads_much("hidden");
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub(super) unsafe fn take(comm: &Comm, sender: usize, at: u64, to: *mut u8, byte
         }
         comm.check().is_ok()
     };
-    let read = match comm.reads_peers() {
+    let read = match comm.lends() && comm.reads_peers() {
         // SAFETY: this function's contract.
         true => unsafe { comm.read_from(sender, at, to, bytes, go_on) },
         false => Err(Refusal::Forbidden),
