@@ -30,6 +30,7 @@ use crate::thread;
 use crate::types::*;
 
 /// One call of a group.
+#[allow(clippy::large_enum_variant, reason = "the larger one is the common one")]
 pub(crate) enum Task {
     /// The call joins a communicator by a unique id, or grows one.
     Init(Init),

@@ -74,7 +74,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (its size), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records), `peer_memory` (reads of another process's memory), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (its size), `copy` (streaming stores), `blame`, `error`, `noise` (encrypted records), `peer_memory` (reads of another process's memory), `copy_cost` (whether they are faster than two copies), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
@@ -100,6 +100,7 @@ mod comm;
 mod common_name;
 mod config;
 mod copy;
+mod copy_cost;
 mod desk;
 mod diagnosis;
 mod error;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
+use crate::copy_cost;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::places::Place;
@@ -36,6 +37,9 @@ struct Header {
 }
 
 const _: () = assert!(size_of::<Header>() <= LINE);
+
+/// The length of a message's first pieces in bytes: half of a small first-level cache.
+const PIECE: usize = 16 << 10;
 
 /// The side of a message on which this rank is, with the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,8 +161,14 @@ impl Message {
     fn piece(&self, at: u32, free: usize) -> usize {
         let ring = self.comm.segment.layout().ring_bytes;
         let to_end = ring - at as usize % ring;
+        // The other side begins to copy after the first piece, so this one is short. Between two
+        // processors, later pieces are longer, because each one passes a word between their caches.
         // A piece is a quarter of the ring at most, so that both sides copy at one time.
-        (self.bytes() - self.done).min(free).min(to_end).min(ring / 4)
+        let most = match copy_cost::is_crowded(self.comm.ranks_on_machine) {
+            true => PIECE.min(ring / 4),
+            false => self.done.max(PIECE).min(ring / 4),
+        };
+        (self.bytes() - self.done).min(free).min(to_end).min(most)
     }
 
     fn poll_send(&mut self, from: *const u8) -> Result<Poll> {

@@ -14,7 +14,6 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache;
 use crate::error::{Error, Result};
 
 /// The variable that says when ranks read each other's memory.
@@ -172,15 +171,6 @@ fn covers(maps: &str, at: u64, bytes: usize) -> bool {
         }
     }
     next >= end
-}
-
-/// The fewest bytes of a message that the receiver reads from the sender's memory.
-pub(crate) fn least_message() -> usize {
-    match policy() {
-        Policy::Never => usize::MAX,
-        Policy::Large => (cache::last_level() / 1024).clamp(16 << 10, 64 << 10),
-        Policy::Always => 1,
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::call::{Call, Kind};
 use crate::comm::Comm;
-use crate::peer_memory::{self, Policy};
+use crate::copy_cost;
 use crate::segment::LINE;
 
 /// The most bytes that a rank reads in one step.
@@ -32,7 +32,7 @@ pub(super) struct Piece {
 /// The state of one rank's reads in a collective, and of the loan of its own buffer.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Direct {
-    /// Whether reads may be faster than the slots. All ranks know the same.
+    /// Whether reads may be faster than the slots, as far as this rank knows.
     may_be: bool,
     /// The number of this rank's loan; 0 while it lends nothing.
     loan: u64,
@@ -45,10 +45,11 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Returns the state before a call. `is_small` says that the slots are faster in any case.
+    /// Returns the state before a call. `block` is the usual length in bytes of what one rank has
+    /// for another one, where there is more than one chunk of it.
     #[inline]
-    pub(super) fn new(call: &Call, is_small: bool) -> Direct {
-        Direct { may_be: !is_small && may_be_direct(call), ..Direct::default() }
+    pub(super) fn new(comm: &Comm, call: &Call, block: usize) -> Direct {
+        Direct { may_be: may_be_direct(comm, call, block), ..Direct::default() }
     }
 
     /// Lends this rank's send buffer in the first step. `is_apart` says whether the call leaves it
@@ -103,11 +104,14 @@ impl Direct {
     ///
     /// # Safety
     /// `piece_of` gives places that are writable, and nobody else uses them.
-    pub(super) unsafe fn read(&mut self, comm: &Comm, stage: usize, piece_of: impl Fn(usize) -> Option<Piece>) {
+    pub(super) unsafe fn read(&mut self, comm: &Comm, stage: usize, piece_of: impl Fn(usize) -> Piece) {
         let (Some(steps), false, n) = (self.steps, self.is_refused, comm.nranks) else { return };
         // Each rank begins with another one, so that the ranks do not all read the same memory.
         for rank in (1..n).map(|k| (comm.rank + k) % n) {
-            let Some(piece) = piece_of(rank).filter(|piece| piece.bytes > 0) else { continue };
+            let piece = piece_of(rank);
+            if piece.bytes == 0 {
+                continue;
+            }
             let each = piece.bytes.div_ceil(steps).next_multiple_of(LINE);
             let start = ((stage - 1) * each).min(piece.bytes);
             let bytes = each.min(piece.bytes - start);
@@ -151,52 +155,23 @@ impl Direct {
 }
 
 /// Whether reads of the other ranks' buffers may be faster than the slots.
-fn may_be_direct(call: &Call) -> bool {
+fn may_be_direct(comm: &Comm, call: &Call, block: usize) -> bool {
     let may_be = match call.kind {
+        // In place, a rank overwrites what the others read.
         Kind::AllToAll => call.send != call.recv.cast_const(),
         Kind::AllToAllV => true,
         _ => false,
     };
-    may_be
-        && match peer_memory::policy() {
-            Policy::Never => false,
-            Policy::Always => true,
-            Policy::Large => call.kind.is_ragged() || call.count * call.dtype.size() >= peer_memory::least_message(),
-        }
+    may_be && copy_cost::pays_for_block(block, comm.ranks_on_machine)
 }
 
-/// Returns where this rank's data for or from `rank` lies, in elements: in that rank's send buffer
-/// and in this rank's receive buffer. Returns `None` where there is none, and in collectives in
-/// which each rank has a count of its own.
-fn places(call: &Call, me: usize, rank: usize) -> Option<(usize, usize)> {
-    match call.kind {
-        Kind::AllToAll => Some((me * call.count, rank * call.count)),
-        Kind::AllGather => Some((0, rank * call.count)),
-        Kind::Broadcast if call.root == Some(rank) => Some((0, 0)),
-        _ => None,
-    }
-}
-
-/// Returns what this rank reads from `rank` in a call in which all ranks have one count: all but the
-/// first `first` elements.
-pub(super) fn piece_of(comm: &Comm, call: &Call, rank: usize, first: usize) -> Option<Piece> {
-    let ((from, to), size) = (places(call, comm.rank, rank)?, call.dtype.size());
-    let at = comm.segment.seat(rank).loan.at.load(Ordering::Relaxed);
-    Some(Piece {
-        from: at.wrapping_add(((from + first) * size) as u64),
-        to: call.recv.wrapping_add((to + first) * size),
+/// Returns what this rank reads from `rank` in an all-to-all in which all ranks have one count: all
+/// but the first `first` elements of the block.
+pub(super) fn piece_of(comm: &Comm, call: &Call, rank: usize, first: usize) -> Piece {
+    let (size, at) = (call.dtype.size(), comm.segment.seat(rank).loan.at.load(Ordering::Relaxed));
+    Piece {
+        from: at.wrapping_add(((comm.rank * call.count + first) * size) as u64),
+        to: call.recv.wrapping_add((rank * call.count + first) * size),
         bytes: call.count.saturating_sub(first) * size,
-    })
-}
-
-/// Copies this rank's own data from its send buffer to its receive buffer in such a call: all but
-/// the first `first` elements.
-/// `copy` copies that many bytes between places that are apart.
-pub(super) fn keep_rest(me: usize, call: &Call, first: usize, copy: impl FnOnce(*const u8, *mut u8, usize)) {
-    let Some((from, to)) = places(call, me, me) else { return };
-    let size = call.dtype.size();
-    let (from, to) = (call.send.wrapping_add((from + first) * size), call.recv.wrapping_add((to + first) * size));
-    if from != to {
-        copy(from, to, call.count.saturating_sub(first) * size);
     }
 }

@@ -42,6 +42,7 @@
 mod call;
 mod descriptor;
 mod direct;
+mod moves;
 mod operation;
 mod part;
 mod pipeline;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::blame::Blame;
 use crate::comm::Comm;
+use crate::copy_cost;
 use crate::error::Result;
 use crate::peer_memory::{self, Refusal};
 use crate::segment::Fate;
@@ -21,7 +22,7 @@ const TOLD: Duration = Duration::from_millis(10);
 /// there. Returns whether it is lent.
 #[inline]
 pub(super) fn lend(comm: &Comm, receiver: usize, bytes: usize) -> bool {
-    let is_lent = bytes >= peer_memory::least_message() && comm.lends();
+    let is_lent = copy_cost::pays_for_message(bytes, comm.ranks_on_machine) && comm.lends();
     if is_lent {
         comm.segment.channel(comm.rank, receiver).lent.lend();
     }
