@@ -1,9 +1,13 @@
 //! Copies of results that are larger than the caches.
 
-/// Results that have at least this many bytes in all ranks together bypass the caches. They would
-/// not stay in the caches anyway, and an ordinary store first reads the cache line that it
-/// overwrites.
-pub(crate) const STREAM_BYTES: usize = 32 << 20;
+use crate::cache;
+
+/// Whether results that have this many bytes in all ranks together bypass the caches. They would not
+/// stay in the caches anyway, and an ordinary store first reads the cache line that it overwrites.
+#[inline]
+pub(crate) fn bypasses_caches(bytes: usize) -> bool {
+    bytes >= cache::last_level()
+}
 
 /// Copies `bytes` bytes with stores that bypass the caches.
 ///

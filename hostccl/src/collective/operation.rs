@@ -79,15 +79,18 @@ impl Operation for Collective {
     fn poll(&mut self) -> Result<Poll> {
         loop {
             if self.waiting {
-                if let Some(blocked) = self.work.comm.step_blocked() {
-                    self.work.comm.check()?;
+                if let Some(blocked) = self.work.moves.comm.step_blocked() {
+                    self.work.moves.comm.check()?;
                     return Ok(blocked);
                 }
                 self.waiting = false;
-                if self.work.stage == 1 && !self.descriptor.compare(&self.work.comm)? {
+                if self.work.stage == 1
+                    && !self.work.direct.is_again()
+                    && !self.descriptor.compare(&self.work.moves.comm)?
+                {
                     // The call has written only to slots that nobody reads, so it can begin again.
                     self.work.stage = 0;
-                    self.admission.withdraw(&self.work.comm);
+                    self.admission.withdraw(&self.work.moves.comm);
                 }
                 if self.work.stage == 1 {
                     // SAFETY: all ranks have ended the first stage's step.
@@ -96,15 +99,15 @@ impl Operation for Collective {
             }
             if self.work.stage == 0 {
                 match std::mem::replace(&mut self.has_begun, true) {
-                    false => self.work.comm.check_before_call()?,
-                    true => self.work.comm.check()?,
+                    false => self.work.moves.comm.check_before_call()?,
+                    true => self.work.moves.comm.check()?,
                 }
-                let (comm, signature) = (&self.work.comm, &self.descriptor.signature);
+                let (comm, signature) = (&self.work.moves.comm, &self.descriptor.signature);
                 if let Some(blocked) = self.admission.poll(comm, || signature.to_string())? {
                     return Ok(blocked);
                 }
-                self.work.first_step = self.work.comm.step();
-                self.descriptor.post(&self.work.comm);
+                self.work.moves.first_step = self.work.moves.comm.step();
+                self.descriptor.post(&self.work.moves.comm);
             }
             // SAFETY: all ranks have ended the steps before this stage, as the check of `waiting`
             // has shown.
@@ -112,7 +115,7 @@ impl Operation for Collective {
             if self.work.is_last() {
                 return Ok(Poll::Done);
             }
-            self.work.comm.end_step();
+            self.work.moves.comm.end_step();
             if self.work.stage == 0 {
                 recorder::note_begun();
             }
@@ -124,11 +127,11 @@ impl Operation for Collective {
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
-        Some(&self.work.comm)
+        Some(&self.work.moves.comm)
     }
 
     fn describe(&self) -> String {
-        format!("{} on {}", self.descriptor.signature, self.work.comm.own_label())
+        format!("{} on {}", self.descriptor.signature, self.work.moves.comm.own_label())
     }
 
     fn pass(&mut self) -> Option<&mut Pass> {
@@ -136,13 +139,13 @@ impl Operation for Collective {
     }
 
     fn end(&mut self) -> Result<()> {
-        self.admission.pass.leave(&self.work.comm)
+        self.admission.pass.leave(&self.work.moves.comm)
     }
 }
 
 impl Drop for Collective {
     fn drop(&mut self) {
         // A failure of this communicator has been reported already.
-        let _ = self.admission.pass.leave(&self.work.comm);
+        let _ = self.admission.pass.leave(&self.work.moves.comm);
     }
 }

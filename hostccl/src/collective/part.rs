@@ -37,7 +37,7 @@ impl Part {
     pub(crate) fn poll(&mut self) -> Result<Option<Poll>> {
         while !self.is_done {
             if self.waiting {
-                if let Some(blocked) = self.work.comm.step_blocked() {
+                if let Some(blocked) = self.work.moves.comm.step_blocked() {
                     return Ok(Some(blocked));
                 }
                 self.waiting = false;
@@ -47,7 +47,7 @@ impl Part {
                 }
             }
             if self.work.stage == 0 {
-                self.work.first_step = self.work.comm.step();
+                self.work.moves.first_step = self.work.moves.comm.step();
             }
             // SAFETY: all ranks have ended the steps before this stage, as the check of `waiting`
             // has shown.
@@ -56,7 +56,7 @@ impl Part {
                 self.is_done = true;
                 break;
             }
-            self.work.comm.end_step();
+            self.work.moves.comm.end_step();
             // SAFETY: as above.
             unsafe { self.work.overlapped() };
             self.work.stage += 1;

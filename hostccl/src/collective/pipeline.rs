@@ -1,7 +1,7 @@
 //! How a collective is cut into chunks, and how many stages it takes.
 
 use super::call::{Call, Kind};
-use crate::copy::STREAM_BYTES;
+use crate::copy;
 use crate::segment::{LINE, Layout};
 
 /// The chunks and stages of a collective.
@@ -51,8 +51,12 @@ impl Pipeline {
         let chunks = call.count.div_ceil(most).max(1);
         // Chunks of one size are better than a short last one.
         let chunk_len = call.count.div_ceil(chunks).next_multiple_of(line).min(most);
-        // The longest result is either each rank's own result or one rank's result from all ranks.
-        let stream = call.count.saturating_mul(size * n) >= STREAM_BYTES;
+        let results = match call.kind {
+            // Each rank gets something from every rank.
+            Kind::AllGather | Kind::AllToAll => call.count.saturating_mul(size * n * n),
+            _ => call.count.saturating_mul(size * n),
+        };
+        let stream = copy::bypasses_caches(results);
         Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream }
     }
 

@@ -52,6 +52,8 @@ pub(crate) struct Header {
     pub(crate) verdict_tag: AtomicU64,
     /// The doorbells of the ranks.
     pub(crate) bells: [Event; BELLS],
+    /// 1 once a rank has found that it cannot read the memory of every other rank, or may not.
+    pub(crate) unreadable: AtomicU32,
 }
 
 /// The first failure of a segment. Later failures are not written.
@@ -153,6 +155,12 @@ pub(crate) struct Seat {
     /// a communicator over several hosts writes this number. Seat 0 ends a step after all other
     /// ranks of its host, so `step` does not tell that seat 0 has begun a call.
     pub(crate) posted: AtomicU32,
+    /// The address of the mark of the rank's process (module `peer_memory`).
+    pub(crate) mark_at: AtomicU64,
+    /// The mark; 0 where nobody may read the memory of the process.
+    pub(crate) mark: AtomicU64,
+    /// The buffer that this rank lends to the other ranks.
+    pub(crate) loan: Loan,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
     /// The tags of the collectives that threads of this rank are inside or wait to enter, where
@@ -160,6 +168,19 @@ pub(crate) struct Seat {
     pub(crate) wanted: [AtomicU64; 16],
     /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
+}
+
+/// The send buffer of a collective, which the other ranks read from the memory of the rank of this
+/// seat. Only that rank writes here.
+#[repr(C)]
+pub(crate) struct Loan {
+    /// The number of the loan: the step in which the collective began, plus one. It is 0 while the
+    /// rank lends nothing. The buffer stays unchanged while the number is there.
+    pub(crate) number: AtomicU64,
+    /// The address of the buffer.
+    pub(crate) at: AtomicU64,
+    /// The number of the last loan of the other ranks from which this rank could not read.
+    pub(crate) refused: AtomicU64,
 }
 
 /// A new segment, which the rank of this seat holds open for the ranks that shrink the
@@ -224,6 +245,71 @@ pub(crate) struct Channel {
     /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
     pub(crate) expects: Expected,
+    /// What has become of the message in the ring, if it is only an address in the sender's memory.
+    pub(crate) lent: Lent,
+}
+
+/// The state of a message that the receiver reads from the sender's memory.
+///
+/// The sender lends its buffer, and leaves it unchanged until the receiver answers. A sender that
+/// gives up first takes the buffer back. Only one of the two can succeed, so a receiver that has
+/// answered "taken" knows that the buffer was unchanged while it read.
+#[repr(C)]
+pub(crate) struct Lent(AtomicU32);
+
+/// What has become of a buffer that was lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Fate {
+    /// Nothing is lent.
+    None,
+    /// The buffer is lent, and the receiver has not answered.
+    Open,
+    /// The receiver has read the whole message.
+    Taken,
+    /// The receiver cannot read the sender's memory, so the message goes through the ring.
+    Refused,
+    /// The receiver found no memory at the address that it can read. The message goes through the
+    /// ring if the sender itself can read it.
+    Unreadable,
+    /// The sender has given up.
+    Withdrawn,
+}
+
+impl Lent {
+    /// Lends the message's buffer. The sender calls this before it publishes the message.
+    pub(crate) fn lend(&self) {
+        self.0.store(Fate::Open as u32, Ordering::Release);
+    }
+
+    /// Takes back a message that the receiver has not touched. The sender calls this while the
+    /// receiver may not touch the message.
+    pub(crate) fn take_back(&self) {
+        self.0.store(Fate::None as u32, Ordering::Release);
+    }
+
+    /// Gives up the message. The sender calls this before its buffer may change.
+    pub(crate) fn withdraw(&self) {
+        self.settle(Fate::Withdrawn);
+        // No later write to the buffer comes before the change above.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The receiver's answer, or the sender's end. Returns false where the buffer was not lent any
+    /// more, so that this answer does not count.
+    pub(crate) fn settle(&self, fate: Fate) -> bool {
+        // No earlier read of the buffer comes after the change below.
+        fence(Ordering::SeqCst);
+        let open = Fate::Open as u32;
+        self.0.compare_exchange(open, fate as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// What has become of the buffer.
+    pub(crate) fn fate(&self) -> Fate {
+        let all = [Fate::Open, Fate::Taken, Fate::Refused, Fate::Unreadable, Fate::Withdrawn];
+        let value = self.0.load(Ordering::SeqCst);
+        all.into_iter().find(|fate| *fate as u32 == value).unwrap_or(Fate::None)
+    }
 }
 
 /// The names of the receives that wait at a channel whose message has another name.

@@ -1,0 +1,277 @@
+//! What one rank moves or reduces in each chunk of a collective, between the caller's buffers and the
+//! slots.
+
+use std::sync::Arc;
+
+use super::call::{Call, Kind, Reduction};
+use super::pipeline::{Pipeline, part};
+use crate::comm::Comm;
+use crate::copy;
+use crate::reduce::{self, Target};
+use crate::segment::SLOTS;
+
+/// The arguments of a collective, how it is cut, and where its slots are.
+pub(super) struct Moves {
+    /// The communicator.
+    pub(super) comm: Arc<Comm>,
+    /// The arguments, among them the caller's buffers.
+    pub(super) call: Call,
+    /// How the call is cut into chunks.
+    pub(super) pipeline: Pipeline,
+    /// The communicator's step in which the first stage took place.
+    pub(super) first_step: u64,
+    /// Where the inputs of a reduction lie. The list is kept, so that a reduction allocates
+    /// nothing.
+    pub(super) inputs: Vec<*const u8>,
+}
+
+impl Moves {
+    fn element_size(&self) -> usize {
+        self.call.dtype.size()
+    }
+
+    /// Whether this rank gets or gives the whole data. In a collective without a root, every rank
+    /// does.
+    fn is_root(&self) -> bool {
+        self.call.root.is_none_or(|root| root == self.comm.rank)
+    }
+
+    /// Returns the data of `rank`'s slot for a chunk.
+    pub(super) fn slot(&self, rank: usize, chunk: usize) -> *mut u8 {
+        self.comm.segment.data(rank, ((self.first_step + chunk as u64) % SLOTS as u64) as usize)
+    }
+
+    /// Copies this rank's elements to staging memory, scaled where the reduction says so.
+    unsafe fn stage_elements(&self, from: *const u8, to: *mut u8, elements: usize) {
+        // SAFETY: both sides hold that many elements. They do not overlap, because one is the
+        // caller's buffer and the other is in the segment.
+        unsafe {
+            match self.call.reduction {
+                Some(Reduction::PreMulSum(scalar)) => reduce::scale(self.call.dtype, scalar, from, to, elements),
+                _ => std::ptr::copy_nonoverlapping(from, to, elements * self.element_size()),
+            }
+        }
+    }
+
+    /// Copies from staging memory to the caller's buffer.
+    pub(super) unsafe fn copy_result(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
+        unsafe {
+            if self.pipeline.stream {
+                copy::stream(from, to, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
+            }
+        }
+    }
+
+    /// Copies or scales the input to the result, in a communicator of one rank.
+    pub(super) unsafe fn copy_alone(&self) {
+        let bytes = self.call.count * self.element_size();
+        // SAFETY: the caller's buffers hold that much, and are either one buffer or apart.
+        unsafe {
+            match self.call.reduction {
+                Some(Reduction::PreMulSum(scalar)) => {
+                    reduce::scale(self.call.dtype, scalar, self.call.send, self.call.recv, self.call.count);
+                }
+                _ if self.call.send != self.call.recv => std::ptr::copy(self.call.send, self.call.recv, bytes),
+                _ => {}
+            }
+        }
+    }
+
+    /// In an all-reduce or reduce: copies a chunk to this rank's slot, except the part that only
+    /// this rank reads.
+    #[inline]
+    pub(super) unsafe fn stage_for_reduction(&self, chunk: usize) {
+        let (start, length) = self.pipeline.range(chunk, self.call.count);
+        let (size, slot) = (self.element_size(), self.slot(self.comm.rank, chunk));
+        let (own, own_length) = if self.call.own_from_send() && !self.pipeline.direct {
+            part(length, self.comm.rank, self.comm.nranks, size)
+        } else {
+            (length, 0)
+        };
+        let rest = own + own_length;
+        // SAFETY: the chunk lies in the send buffer, and fits the slot.
+        unsafe {
+            let from = self.call.send.add(start * size);
+            self.stage_elements(from, slot, own);
+            self.stage_elements(from.add(rest * size), slot.add(rest * size), length - rest);
+        }
+    }
+
+    /// In a small all-reduce or reduce: reduces everything from the slots, in the order of the
+    /// ranks.
+    #[inline]
+    pub(super) unsafe fn reduce_whole(&mut self) {
+        if !self.is_root() {
+            return;
+        }
+        self.inputs.clear();
+        for rank in 0..self.comm.nranks {
+            self.inputs.push(self.slot(rank, 0));
+        }
+        // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
+        // they wrote them.
+        unsafe {
+            reduce::reduce(
+                self.call.dtype,
+                self.call.op(),
+                &self.inputs,
+                &[Target::cached(self.call.recv)],
+                self.call.count,
+            )
+        };
+    }
+
+    /// In an all-reduce or reduce: reduces this rank's part of a chunk, and leaves the result in
+    /// this rank's slot for the others.
+    pub(super) unsafe fn reduce_own_part(&mut self, chunk: usize) {
+        let (start, length) = self.pipeline.range(chunk, self.call.count);
+        let (rank, size) = (self.comm.rank, self.element_size());
+        let (own, own_length) = part(length, rank, self.comm.nranks, size);
+        if own_length == 0 {
+            return;
+        }
+        // SAFETY: the part lies inside every slot, the send buffer and, where there is one, the
+        // receive buffer. In this step only this rank touches its part in any slot.
+        unsafe {
+            let mine = self.slot(rank, chunk).add(own * size);
+            let own_input = if self.call.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
+            self.gather_inputs(chunk, own * size, own_input);
+            let result = Target { at: self.call.recv.wrapping_add((start + own) * size), stream: self.pipeline.stream };
+            let targets = match self.call.kind {
+                Kind::AllReduce => &[result, Target::cached(mine)][..],
+                _ if self.is_root() => &[result],
+                _ => &[Target::cached(mine)],
+            };
+            reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
+        }
+    }
+
+    /// Lists the inputs of a reduction: the bytes at `offset` of every rank's slot of a chunk, and
+    /// `own` in place of this rank's slot.
+    unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: *const u8) {
+        self.inputs.clear();
+        for rank in 0..self.comm.nranks {
+            // SAFETY: the caller passes an offset inside the slot.
+            let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, chunk).add(offset) } };
+            self.inputs.push(input);
+        }
+    }
+
+    /// In an all-reduce or reduce: copies out the parts that the other ranks have reduced.
+    pub(super) unsafe fn copy_reduced_parts(&self, chunk: usize) {
+        if !self.is_root() {
+            return;
+        }
+        let (start, length) = self.pipeline.range(chunk, self.call.count);
+        let (n, size) = (self.comm.nranks, self.element_size());
+        // Each rank begins with another part, so that the ranks do not all read the same cache
+        // lines at once.
+        for rank in (1..n).map(|k| (self.comm.rank + k) % n) {
+            let (first, elements) = part(length, rank, n, size);
+            // SAFETY: the part lies in the slot. It lies in the receive buffer, too, because the
+            // chunk does.
+            unsafe {
+                let to = self.call.recv.add((start + first) * size);
+                self.copy_result(self.slot(rank, chunk).add(first * size), to, elements * size);
+            }
+        }
+    }
+
+    /// In the other collectives: copies a chunk of this rank's data to the slots where the readers
+    /// look.
+    pub(super) unsafe fn stage_outgoing(&self, chunk: usize) {
+        let (start, length) = self.pipeline.range(chunk, self.call.count);
+        let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
+        let pitch = self.pipeline.chunk_len * size;
+        let (send, recv) = (self.call.send, self.call.recv);
+        // SAFETY: the pipeline's ranges lie in the caller's buffers and in the slots. A rank's own
+        // part of the two buffers is one memory or apart, and `copy` allows both. Only the owner
+        // writes a slot, and in a scatter only the root does.
+        unsafe {
+            // Copies this rank's own data from its send buffer to its receive buffer.
+            let keep = |from: usize, to: usize| {
+                let (from, to) = (send.add((from + start) * size), recv.add((to + start) * size));
+                if from != to {
+                    std::ptr::copy(from, to, length * size);
+                }
+            };
+            match self.call.kind {
+                Kind::Broadcast if self.is_root() => {
+                    self.stage_elements(send.add(start * size), self.slot(me, chunk), length);
+                    keep(0, 0);
+                }
+                Kind::AllGather => {
+                    self.stage_elements(send.add(start * size), self.slot(me, chunk), length);
+                    keep(0, me * count);
+                }
+                Kind::Gather if self.is_root() => keep(0, me * count),
+                Kind::Gather => self.stage_elements(send.add(start * size), self.slot(me, chunk), length),
+                Kind::AllToAll | Kind::ReduceScatter => {
+                    for rank in 0..n {
+                        if rank == me && self.call.own_from_send() {
+                            continue;
+                        }
+                        let from = send.add((rank * count + start) * size);
+                        self.stage_elements(from, self.slot(me, chunk).add(rank * pitch), length);
+                    }
+                    if self.call.kind == Kind::AllToAll {
+                        keep(me * count, me * count);
+                    }
+                }
+                Kind::Scatter if self.is_root() => {
+                    for rank in (0..n).filter(|&rank| rank != me) {
+                        self.stage_elements(send.add((rank * count + start) * size), self.slot(rank, chunk), length);
+                    }
+                    keep(me * count, 0);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// In an all-to-all: copies all but the first chunk of this rank's own data from its send buffer
+    /// to its receive buffer.
+    pub(super) unsafe fn keep_rest(&self) {
+        let (call, size) = (&self.call, self.element_size());
+        let first = self.pipeline.chunk_len.min(call.count);
+        let at = (self.comm.rank * call.count + first) * size;
+        // SAFETY: the block lies in both buffers, which are apart.
+        unsafe { self.copy_result(call.send.add(at), call.recv.add(at), (call.count - first) * size) };
+    }
+
+    /// In the other collectives: copies or reduces a chunk of the other ranks' data from their
+    /// slots.
+    pub(super) unsafe fn take_incoming(&mut self, chunk: usize) {
+        let (start, length) = self.pipeline.range(chunk, self.call.count);
+        let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
+        let pitch = self.pipeline.chunk_len * size;
+        let recv = self.call.recv;
+        // SAFETY: as in `stage_outgoing`, and all ranks have ended the step in which they wrote the
+        // chunk.
+        unsafe {
+            let copy = |from: *mut u8, to: usize| {
+                self.copy_result(from, recv.add((to + start) * size), length * size);
+            };
+            let others = (1..n).map(|k| (me + k) % n);
+            match self.call.kind {
+                Kind::Broadcast if !self.is_root() => copy(self.slot(self.call.root.unwrap_or(0), chunk), 0),
+                Kind::AllGather => others.for_each(|rank| copy(self.slot(rank, chunk), rank * count)),
+                Kind::Gather if self.is_root() => others.for_each(|rank| copy(self.slot(rank, chunk), rank * count)),
+                Kind::AllToAll => others.for_each(|rank| copy(self.slot(rank, chunk).add(me * pitch), rank * count)),
+                Kind::Scatter if !self.is_root() => copy(self.slot(me, chunk), 0),
+                Kind::ReduceScatter if length > 0 => {
+                    let mine = self.slot(me, chunk).add(me * pitch);
+                    let own =
+                        if self.call.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
+                    self.gather_inputs(chunk, me * pitch, own);
+                    let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
+                    reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
+                }
+                _ => {}
+            }
+        }
+    }
+}
