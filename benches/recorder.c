@@ -4,7 +4,7 @@
  *     recorder RANKS ROUNDS CALLS SCRATCH CASE,... NAME=LIBRARY...
  *     recorder count CALLS SCRATCH LIBRARY
  *
- * Each rank is a process, which loads all libraries. A library with the name "off" joins with
+ * Each rank is a process, which loads all libraries. A library with "off" in its name joins with
  * DM_RECORDER=0. A round makes a block of calls in each library, and rank 0 prints one line of JSON
  * for each block. `count` makes the calls on one rank in one library, for an instruction counter. */
 #define _GNU_SOURCE

@@ -4,13 +4,15 @@ DM_RECORDER=0, and a build without the recorder, in turn in the same processes.
 
 `make bench-recorder`. The build without the recorder is for this comparison alone: it is compiled
 with --cfg devicemesh_without_recorder, in target/without-recorder. Each round makes a block of calls
-in each library. A difference is the median of the rounds' differences, which other work on the
+in each library. The processes are started anew several times, because the addresses that they get
+decide some dozens of nanoseconds. A difference is the median of the rounds' differences, which other work on the
 machine disturbs less than the difference of two medians. --also NAME=LIBRARY adds another
 libdevicemesh.so, for example one from before a change."""
 
 import argparse
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -19,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, in_turn, machine, today
+from common import ROOT, machine, today
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = ROOT / "docs/recording.md"
@@ -108,7 +110,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 8])
     parser.add_argument("--cases", type=lambda text: text.split(","), default=list(CASES), help=", ".join(CASES))
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=12, help="how often the processes are started anew")
+    parser.add_argument("--rounds", type=int, default=25, help="the rounds of each run")
     parser.add_argument("--calls", type=int, default=2000, help="the calls of a block; large ones and dm_init are fewer")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=LIBRARY", help="another libdevicemesh.so")
     parser.add_argument("--json", type=Path, help="keep every figure here")
@@ -121,11 +124,13 @@ def main():
         found, program = libraries(options.also, folder), folder / "recorder"
         run([os.environ.get("CC", "cc"), "-std=c11", "-O2", "-Wall", "-Wextra", f"-I{ROOT}/include", HERE / "recorder.c", "-o", program, "-ldl"])
         lines = []
-        for ranks in options.ranks:
+        for ranks, run_number in ((ranks, number) for number in range(options.runs) for ranks in options.ranks):
             scratch = tempfile.mkdtemp(dir=folder)
             cases = ",".join(case for case in options.cases if case != "send_recv" or ranks > 1)
-            contestants = [f"{name}={path}" for name, path in in_turn(found.items(), ranks)]
-            lines += map(json.loads, run([program, ranks, options.rounds, options.calls, scratch, cases, *contestants]).splitlines())
+            contestants = [f"{name}={path}" for name, path in random.sample(list(found.items()), len(found))]
+            said = run([program, ranks, options.rounds, options.calls, scratch, cases, *contestants])
+            told = [json.loads(line) for line in said.splitlines()]
+            lines += [{**line, "round": run_number * options.rounds + line["round"]} for line in told]
         counted = {name: instructions(program, name, path, folder) for name, path in found.items()}
     names = [name for name in found if name != "without"]
     text = table(lines, names, counted)
@@ -133,7 +138,7 @@ def main():
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "date": today(), "lines": lines, "counted": counted}, indent=1))
     if options.update_docs:
-        about = f"{machine()}, {today()}; {options.rounds} rounds, the quarter and three-quarter points in brackets."
+        about = f"{machine()}, {today()}; {options.runs} runs of {options.rounds} rounds, the quarter and three-quarter points in brackets."
         page = DOCUMENT.read_text()
         DOCUMENT.write_text(PLACE.sub(lambda place: f"{place[1]}{about}\n\n{text}\n{place[2]}", page))
     return 0
