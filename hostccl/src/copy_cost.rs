@@ -1,10 +1,12 @@
-//! When it is faster to read another process's memory than to copy data twice, through shared memory.
+//! When it is faster to read another process's memory than to copy data twice, through shared
+//! memory.
 //!
 //! A read by the kernel takes more processor time than two copies that stay in one processor's
-//! caches. But where the two ranks run on two processors, each byte of a copy in shared memory passes
-//! between their caches, and the shared memory itself passes back when it is used again. Then a read
-//! is faster, up to the size from which on both ways wait for the machine's memory, and two copies
-//! that take place at one time are faster again. docs/performance.md has the measurements.
+//! caches. But where the two ranks run on two processors, each byte of a copy in shared memory
+//! passes between their caches, and the shared memory itself passes back when it is used again.
+//! Then a read is faster, up to the size from which on both ways wait for the machine's memory,
+//! and two copies that take place at one time are faster again. docs/performance.md has the
+//! measurements.
 
 use std::sync::OnceLock;
 
@@ -20,8 +22,8 @@ pub(crate) fn pays_for_message(bytes: usize, ranks: usize) -> bool {
     pays(bytes, ranks, cache::last_level() / 16)
 }
 
-/// Whether to read blocks of that many bytes in an all-to-all. All ranks copy at one time there, so
-/// reads pay at any size.
+/// Whether to read blocks of that many bytes in an all-to-all. All ranks copy at one time there,
+/// so reads pay at any size.
 #[inline]
 pub(crate) fn pays_for_block(bytes: usize, ranks: usize) -> bool {
     pays(bytes, ranks, usize::MAX)
@@ -35,8 +37,8 @@ fn pays(bytes: usize, ranks: usize, most: usize) -> bool {
     }
 }
 
-/// Whether so many ranks on this machine have to share processors. A launcher may bind each rank to
-/// one processor, so the processors of the machine count, and not those of this process.
+/// Whether so many ranks on this machine have to share processors. A launcher may bind each rank
+/// to one processor, so the processors of the machine count, and not those of this process.
 #[inline]
 pub(crate) fn is_crowded(ranks: usize) -> bool {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
