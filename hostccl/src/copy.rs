@@ -2,8 +2,9 @@
 
 use crate::cache;
 
-/// Whether results that have this many bytes in all ranks together bypass the caches. They would not
-/// stay in the caches anyway, and an ordinary store first reads the cache line that it overwrites.
+/// Whether results that have this many bytes in all ranks together bypass the caches. They would
+/// not stay in the caches anyway, and an ordinary store first reads the cache line that it
+/// overwrites.
 #[inline]
 pub(crate) fn bypasses_caches(bytes: usize) -> bool {
     bytes >= cache::last_level()

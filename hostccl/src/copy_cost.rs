@@ -1,10 +1,12 @@
-//! When it is faster to read another process's memory than to copy data twice, through shared memory.
+//! When it is faster to read another process's memory than to copy data twice, through shared
+//! memory.
 //!
 //! A read by the kernel takes more processor time than two copies that stay in one processor's
-//! caches. But where the two ranks run on two processors, each byte of a copy in shared memory passes
-//! between their caches, and the shared memory itself passes back when it is used again. Then a read
-//! is faster, up to the size from which on both ways wait for the machine's memory, and two copies
-//! that take place at one time are faster again. docs/performance.md has the measurements.
+//! caches. But where the two ranks run on two processors, each byte of a copy in shared memory
+//! passes between their caches, and the shared memory itself passes back when it is used again.
+//! Then a read is faster, up to the size from which on both ways wait for the machine's memory,
+//! and two copies that take place at one time are faster again. docs/performance.md has the
+//! measurements.
 
 use crate::cache;
 use crate::peer_memory::{self, Policy};
@@ -19,8 +21,8 @@ pub(crate) fn pays_for_message(bytes: usize, is_crowded: impl FnOnce() -> bool) 
     pays(bytes, is_crowded, cache::last_level() / 16)
 }
 
-/// Whether to read blocks of that many bytes in an all-to-all. All ranks copy at one time there, so
-/// reads pay at any size.
+/// Whether to read blocks of that many bytes in an all-to-all. All ranks copy at one time there,
+/// so reads pay at any size.
 #[inline]
 pub(crate) fn pays_for_block(bytes: usize, is_crowded: impl FnOnce() -> bool) -> bool {
     pays(bytes, is_crowded, usize::MAX)

@@ -1,19 +1,21 @@
-//! Lent buffers: a rank of this host reads another rank's send buffer where it lies, so the data is
-//! copied once and not twice.
+//! Lent buffers: a rank of this host reads another rank's send buffer where it lies, so the data
+//! is copied once and not twice.
 //!
 //! # When
-//! Each rank tries once, before its first read, whether it can read the mark of every other rank of
-//! the host (module `peer_memory`). A rank that cannot, or may not, tells all others in the header
-//! of the segment. From then on no rank lends, and the data goes through shared memory.
+//! Each rank tries once, before its first read, whether it can read the mark of every other rank
+//! of the host (module `peer_memory`). A rank that cannot, or may not, tells all others in the
+//! header of the segment. From then on no rank lends, and the data goes through shared memory.
 //!
 //! # What makes it safe
-//! - The owner of a buffer publishes its address together with a promise: the buffer stays unchanged
-//!   until the readers are done. The promise is a word in shared memory ([`Lent`] for a message,
-//!   [`Loan`] for a collective).
-//! - An owner that gives up, because of a deadline or an abort, takes the word back before its call
-//!   returns. A reader looks at the word after the read. So it never uses data that may have changed.
-//! - An owner that dies takes nothing back. A read of its memory then fails, because the memory goes
-//!   before the process number does. A reader also asks after the read whether the process lives.
+//! - The owner of a buffer publishes its address together with a promise: the buffer stays
+//!   unchanged until the readers are done. The promise is a word in shared memory ([`Lent`] for a
+//!   message, [`Loan`] for a collective).
+//! - An owner that gives up, because of a deadline or an abort, takes the word back before its
+//!   call returns. A reader looks at the word after the read. So it never uses data that may have
+//!   changed.
+//! - An owner that dies takes nothing back. A read of its memory then fails, because the memory
+//!   goes before the process number does. A reader also asks after the read whether the process
+//!   lives.
 //! - A reader that cannot read refuses. Then the data goes through shared memory, and whatever has
 //!   happened to the owner becomes the error that it would be without loans.
 //!
@@ -31,13 +33,14 @@ use crate::process::Process;
 const PIECE: usize = 512 << 10;
 
 impl Comm {
-    /// Whether this rank lends its buffers: no rank of this host has said that it cannot read them.
+    /// Whether this rank lends its buffers: no rank of this host has said that it cannot read
+    /// them.
     pub(crate) fn lends(&self) -> bool {
         peer_memory::policy() != Policy::Never && self.segment.header().unreadable.load(Ordering::Acquire) == 0
     }
 
-    /// Whether this rank can read the memory of every other rank of this host. The first call tries
-    /// it, after all ranks have taken their seats.
+    /// Whether this rank can read the memory of every other rank of this host. The first call
+    /// tries it, after all ranks have taken their seats.
     pub(crate) fn reads_peers(&self) -> bool {
         *self.reads_peers.get_or_init(|| {
             let mut others = (0..self.nranks).filter(|rank| *rank != self.rank);
@@ -66,8 +69,8 @@ impl Comm {
 
     /// Copies `bytes` bytes at the address `from` of the rank with the seat `owner` to `to`, in
     /// pieces. Calls `go_on` after each piece with the number of bytes that are there, and stops
-    /// early where it returns false. Returns whether all bytes were read. The caller then still has
-    /// to ask whether the owner's promise holds.
+    /// early where it returns false. Returns whether all bytes were read. The caller then still
+    /// has to ask whether the owner's promise holds.
     ///
     /// # Safety
     /// `to` is writable for `bytes` bytes, and nobody else uses them.

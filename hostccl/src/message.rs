@@ -1,10 +1,10 @@
 //! Messages from one rank to another.
 //!
-//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and
-//! its bytes, padded to whole cache lines. A long message flows through the ring piece by piece, or
-//! the header has the address of the sender's buffer, and the receiver reads the message there
-//! (module `lent`). A send ends when the receiver has taken all of it. So both sides learn of sizes
-//! that disagree, and the sender may leave afterwards.
+//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line
+//! and its bytes, padded to whole cache lines. A long message flows through the ring piece by
+//! piece, or the header has the address of the sender's buffer, and the receiver reads the message
+//! there (module `lent`). A send ends when the receiver has taken all of it. So both sides learn
+//! of sizes that disagree, and the sender may leave afterwards.
 
 mod lent;
 
@@ -49,8 +49,8 @@ pub(crate) enum Side {
     Recv(*mut u8),
 }
 
-// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
-// whatever thread.
+// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way,
+// on whatever thread.
 unsafe impl Send for Side {}
 
 /// A send or receive under way.
@@ -161,8 +161,8 @@ impl Message {
         let ring = self.comm.segment.layout().ring_bytes;
         let to_end = ring - at as usize % ring;
         // The other side begins to copy after the first piece, so this one is short. Between two
-        // processors, later pieces are longer, because each one passes a word between their caches.
-        // A piece is a quarter of the ring at most, so that both sides copy at one time.
+        // processors, later pieces are longer, because each one passes a word between their
+        // caches. A piece is a quarter of the ring at most, so that both sides copy at one time.
         let most = match self.comm.is_crowded() {
             true => PIECE.min(ring / 4),
             false => self.done.max(PIECE).min(ring / 4),
@@ -195,8 +195,8 @@ impl Message {
                     if let Some(blocked) = self.let_other_send() {
                         return Ok(blocked);
                     }
-                    // The send that was to go first has ended meanwhile, so this message is written
-                    // again.
+                    // The send that was to go first has ended meanwhile, so this message is
+                    // written again.
                     if !self.opened {
                         head = self.start;
                         continue;
@@ -233,8 +233,8 @@ impl Message {
     }
 
     /// Lets another send of this rank go first, if the receiver waits for that send's name. For
-    /// this, the function takes this message back, of which the receiver has taken nothing. Returns
-    /// `None` when this message has to wait in the ring, or has to be written again.
+    /// this, the function takes this message back, of which the receiver has taken nothing.
+    /// Returns `None` when this message has to wait in the ring, or has to be written again.
     #[cold]
     fn let_other_send(&mut self) -> Option<Poll> {
         let comm = &self.comm;
@@ -253,9 +253,9 @@ impl Message {
         self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
     }
 
-    /// The message in the ring has another name than this receive. Lets this rank's receive of that
-    /// name go first, if there is one, else tells the sender what this rank waits for. Returns
-    /// `None` when something has changed meanwhile.
+    /// The message in the ring has another name than this receive. Lets this rank's receive of
+    /// that name go first, if there is one, else tells the sender what this rank waits for.
+    /// Returns `None` when something has changed meanwhile.
     #[cold]
     fn wait_for_other(&mut self, name: &Name) -> Option<Poll> {
         let comm = &self.comm;
@@ -335,8 +335,8 @@ impl Message {
                 tail = tail.wrapping_add(LINE as u32);
             }
             let bytes = self.piece(tail, head.wrapping_sub(tail) as usize);
-            // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which the
-            // sender leaves alone.
+            // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which
+            // the sender leaves alone.
             unsafe { std::ptr::copy_nonoverlapping(memory.add(tail as usize % ring), to.add(self.done), bytes) };
             self.done += bytes;
             tail = tail.wrapping_add(bytes.next_multiple_of(LINE) as u32);

@@ -2,11 +2,11 @@
 //! them. Nothing here ever writes to the memory of another process.
 //!
 //! # Which process is read
-//! A process number may belong to another process by the time of a read: it may mean something else
-//! in another namespace, its process may have ended, or may have started another program. So every
-//! process keeps a *mark*, a random number at a fixed address. A read gets the mark of the other
-//! process in the same system call, after the data. The data counts only if the mark is the one that
-//! the process has published.
+//! A process number may belong to another process by the time of a read: it may mean something
+//! else in another namespace, its process may have ended, or may have started another program. So
+//! every process keeps a *mark*, a random number at a fixed address. A read gets the mark of the
+//! other process in the same system call, after the data. The data counts only if the mark is the
+//! one that the process has published.
 
 use std::env;
 use std::fs;
@@ -68,8 +68,8 @@ fn parse(value: &str) -> Result<Policy> {
     }
 }
 
-/// Returns the address of this process's mark, and the mark. The mark is 0 where there are no random
-/// numbers, and then nobody reads this process's memory.
+/// Returns the address of this process's mark, and the mark. The mark is 0 where there are no
+/// random numbers, and then nobody reads this process's memory.
 pub(crate) fn own_mark() -> (u64, u64) {
     if MARK.load(Ordering::Acquire) == 0 {
         let mut bytes = [0; 8];

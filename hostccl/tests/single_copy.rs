@@ -77,8 +77,8 @@ fn lose_the_right(comm: ncclComm_t, rank: usize, size: usize) {
     say(&format!("{before} {}", bytes_read_from_ranks() - before));
 }
 
-/// Messages around the ring, all-to-all and all-to-all-v, with sizes around those that matter. Says
-/// how many bytes came straight from the buffers of other ranks.
+/// Messages around the ring, all-to-all and all-to-all-v, with sizes around those that matter.
+/// Says how many bytes came straight from the buffers of other ranks.
 fn exchange(comm: ncclComm_t, rank: usize, size: usize) {
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     for (round, bytes) in [1, 63, 4096, 65_537, 300_000, 1 << 20, 5_000_001, 64, 9 << 20].into_iter().enumerate() {
@@ -355,8 +355,8 @@ fn memory_that_is_not_there_is_an_error_on_both_sides() {
     }
 }
 
-/// A receiver that is stopped in the middle of a read finds out, when it goes on, that the sender has
-/// given up and changed its buffer.
+/// A receiver that is stopped in the middle of a read finds out, when it goes on, that the sender
+/// has given up and changed its buffer.
 #[test]
 fn a_sender_that_gives_up_never_makes_its_receiver_report_other_data() {
     if are_apart() {

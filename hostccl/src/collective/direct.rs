@@ -2,11 +2,12 @@
 //!
 //! The first chunk goes through the slots as ever. Before it ends the first step, each rank lends
 //! its send buffer. If all ranks have lent theirs, each rank reads what is left in the next steps,
-//! and there is no other chunk. A step has so much work at most that a rank which waits sees progress
-//! soon enough for its deadline.
+//! and there is no other chunk. A step has so much work at most that a rank which waits sees
+//! progress soon enough for its deadline.
 //!
 //! A rank that cannot read says so before it ends its step. After the last step all ranks look for
-//! such a rank, and find the same. If there is one, they do the whole work again through the slots.
+//! such a rank, and find the same. If there is one, they do the whole work again through the
+//! slots.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -83,9 +84,9 @@ impl Direct {
         self.is_again
     }
 
-    /// Decides in the second stage whether the ranks read each other's buffers. `most` is the number
-    /// of bytes that the rank with the most data reads. All ranks have ended the first step, and
-    /// decide the same.
+    /// Decides in the second stage whether the ranks read each other's buffers. `most` is the
+    /// number of bytes that the rank with the most data reads. All ranks have ended the first
+    /// step, and decide the same.
     pub(super) fn decide(&mut self, comm: &Comm, most: usize) {
         let is_lent = |rank| comm.segment.seat(rank).loan.number.load(Ordering::Acquire) == self.loan;
         if self.loan != 0 && most > 0 && (0..comm.nranks).all(is_lent) {
@@ -165,8 +166,8 @@ fn may_be_direct(comm: &Comm, call: &Call, block: usize) -> bool {
     may_be && copy_cost::pays_for_block(block, || comm.is_crowded())
 }
 
-/// Returns what this rank reads from `rank` in an all-to-all in which all ranks have one count: all
-/// but the first `first` elements of the block.
+/// Returns what this rank reads from `rank` in an all-to-all in which all ranks have one count:
+/// all but the first `first` elements of the block.
 pub(super) fn piece_of(comm: &Comm, call: &Call, rank: usize, first: usize) -> Piece {
     let (size, at) = (call.dtype.size(), comm.segment.seat(rank).loan.at.load(Ordering::Relaxed));
     Piece {

@@ -8,8 +8,8 @@
 //!
 //! # Pipeline
 //! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the
-//! slots of the step that is `i` steps after the collective's first. The last stage of a collective
-//! and the first stage of the next one share a step.
+//! slots of the step that is `i` steps after the collective's first. The last stage of a
+//! collective and the first stage of the next one share a step.
 //!
 //! A stage has two parts. The critical work comes before the rank counts itself in: the peers wait
 //! for it. The overlapped work comes after, before the rank itself waits: the rank copies out what

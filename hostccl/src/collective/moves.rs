@@ -1,5 +1,5 @@
-//! What one rank moves or reduces in each chunk of a collective, between the caller's buffers and the
-//! slots.
+//! What one rank moves or reduces in each chunk of a collective, between the caller's buffers and
+//! the slots.
 
 use std::sync::Arc;
 
@@ -232,8 +232,8 @@ impl Moves {
         }
     }
 
-    /// In an all-to-all: copies all but the first chunk of this rank's own data from its send buffer
-    /// to its receive buffer.
+    /// In an all-to-all: copies all but the first chunk of this rank's own data from its send
+    /// buffer to its receive buffer.
     pub(super) unsafe fn keep_rest(&self) {
         let (call, size) = (&self.call, self.element_size());
         let first = self.pipeline.chunk_len.min(call.count);
@@ -249,8 +249,8 @@ impl Moves {
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
         let pitch = self.pipeline.chunk_len * size;
         let recv = self.call.recv;
-        // SAFETY: as in `stage_outgoing`, and all ranks have ended the step in which they wrote the
-        // chunk.
+        // SAFETY: as in `stage_outgoing`, and all ranks have ended the step in which they wrote
+        // the chunk.
         unsafe {
             let copy = |from: *mut u8, to: usize| {
                 self.copy_result(from, recv.add((to + start) * size), length * size);

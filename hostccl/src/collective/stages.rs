@@ -53,8 +53,8 @@ impl Stages {
     }
 
     /// Agrees with the other ranks, in the second stage, on whether the ranks read each other's
-    /// buffers. In a collective in which each rank has a count of its own, the ranks first agree on
-    /// the counts and on the number of chunks. Ends the communicator when the counts do not fit
+    /// buffers. In a collective in which each rank has a count of its own, the ranks first agree
+    /// on the counts and on the number of chunks. Ends the communicator when the counts do not fit
     /// together.
     ///
     /// # Safety

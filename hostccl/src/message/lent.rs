@@ -1,8 +1,9 @@
 //! Messages that the receiver reads from the sender's memory.
 //!
-//! The sender writes the header, which has the address of its buffer, and waits. The receiver reads
-//! the message piece by piece, then answers in the channel's word `lent`, and takes the header out of
-//! the ring. If the receiver cannot read, the sender sends the message through the ring.
+//! The sender writes the header, which has the address of its buffer, and waits. The receiver
+//! reads the message piece by piece, then answers in the channel's word `lent`, and takes the
+//! header out of the ring. If the receiver cannot read, the sender sends the message through the
+//! ring.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,8 @@ use crate::peer_memory::{self, Refusal};
 use crate::segment::Fate;
 use crate::types::ncclInvalidArgument;
 
-/// How often a receiver tells a waiting sender that it makes progress, so that the sender's deadline
-/// begins anew.
+/// How often a receiver tells a waiting sender that it makes progress, so that the sender's
+/// deadline begins anew.
 const TOLD: Duration = Duration::from_millis(10);
 
 /// Lends the buffer of a message of `bytes` bytes to the receiver, if the receiver should read it
@@ -49,9 +50,10 @@ pub(super) fn hear(comm: &Comm, receiver: usize, from: *const u8, bytes: usize) 
     }
 }
 
-/// Reads a message of `bytes` bytes at the address `at` of the sender's memory, and answers. Returns
-/// how many bytes of the message are there: all, or none where the message comes through the ring.
-/// Returns `None` when the sender has given up, and fails when the communicator has failed.
+/// Reads a message of `bytes` bytes at the address `at` of the sender's memory, and answers.
+/// Returns how many bytes of the message are there: all, or none where the message comes through
+/// the ring. Returns `None` when the sender has given up, and fails when the communicator has
+/// failed.
 ///
 /// # Safety
 /// `to` is writable for `bytes` bytes, and nobody else uses them.

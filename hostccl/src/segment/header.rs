@@ -190,7 +190,8 @@ pub(crate) struct Loan {
 pub(crate) struct Offer {
     /// The segment's descriptor in the rank's process.
     fd: AtomicI32,
-    /// The checksum of the set of excluded ranks; 0 when the rank holds the segment open no longer.
+    /// The checksum of the set of excluded ranks; 0 when the rank holds the segment open no
+    /// longer.
     pub(crate) digest: AtomicU64,
     /// The segment's token.
     token: [AtomicU64; 2],
@@ -245,7 +246,8 @@ pub(crate) struct Channel {
     /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
     pub(crate) expects: Expected,
-    /// What has become of the message in the ring, if it is only an address in the sender's memory.
+    /// What has become of the message in the ring, if it is only an address in the sender's
+    /// memory.
     pub(crate) lent: Lent,
 }
 
@@ -353,8 +355,8 @@ impl Expected {
     }
 
     /// Forbids the sender to take back its message. Returns whether the receiver may touch the
-    /// message now; it may not while the sender is just taking the message back. The receiver calls
-    /// this.
+    /// message now; it may not while the sender is just taking the message back. The receiver
+    /// calls this.
     #[inline]
     pub(crate) fn withdraw(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
@@ -376,7 +378,8 @@ impl Expected {
         self.exchange(state, TAKING_BACK).then_some(tag)
     }
 
-    /// Ends what [`take_back`](Expected::take_back) began: the receiver may look at the ring again.
+    /// Ends what [`take_back`](Expected::take_back) began: the receiver may look at the ring
+    /// again.
     pub(crate) fn took_back(&self) {
         self.state.store(0, Ordering::Release);
     }
