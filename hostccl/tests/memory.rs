@@ -61,6 +61,7 @@ fn a_mesh_of_64_ranks_keeps_at_most_64_megabytes() {
         kept
     });
     let kept = kept_by_rank[0];
+    println!("{kept} bytes of shared memory");
     assert!(kept > 20 << 20, "{kept} bytes is less than the staging memory of one dimension");
     assert!(kept <= 64_000_000, "the communicators keep {kept} bytes of shared memory");
 }
