@@ -121,11 +121,8 @@ def wheel(out, made):
 
 def jax_wheel(out, machine):
     """The wheel of the JAX package, whose handlers are compiled for a machine."""
-    # The C++ library of this compiler may be newer than that of a machine where the wheel is installed,
-    # so the handlers bring what they need of it, and show none of it to other libraries.
-    flags = [*sysroot.link_arguments(machine, binaries.FOLDER), "-static-libstdc++", "-Wl,--exclude-libs,ALL"]
     environment = {
-        **os.environ, "CXX": binaries.compiler(machine, "g++"), "LDFLAGS": " ".join(flags),
+        **os.environ, "CXX": binaries.compiler(machine, "g++"), "LDFLAGS": " ".join(sysroot.link_arguments(machine, binaries.FOLDER)),
         # By this name setuptools keeps the files of one machine apart from those of another.
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
