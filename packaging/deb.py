@@ -5,8 +5,8 @@
   libdevicemesh-dev    headers, static library, CMake package and pkg-config files
   devicemesh           the tool, with its man page and completions
 
-Lintian finds neither errors nor warnings in them. dpkg-deb (package dpkg) packs them. It takes the times from SOURCE_DATE_EPOCH, so equal trees give
-equal bytes."""
+Lintian finds neither errors nor warnings in them. dpkg-deb (package dpkg) packs them. It takes the
+times from SOURCE_DATE_EPOCH, so equal trees give equal bytes."""
 
 import gzip
 import hashlib

@@ -50,13 +50,16 @@ def compile_handlers(headers: Path, output: Path) -> None:
     if shutil.which(compiler.split()[0]) is None:
         raise SystemExit(f"devicemesh_jax: no C++ compiler {compiler!r} on the PATH (apt-get install g++, or name one in CXX)")
     print(f"devicemesh_jax: {compiler} compiles the XLA handlers", flush=True)
+    # What LDFLAGS holds is for the linker alone: it may name another C library, which has no headers
+    # of C++.
+    part = made.with_name(f"{made.name}.o")
     subprocess.run([
-        *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
-        "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-isystem",
-        str(headers),
-        str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", *os.environ.get("LDFLAGS", "").split(), "-o",
-        str(made)
+        *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",
+        f"-I{ROOT / 'include'}", "-isystem", str(headers), "-c", str(HERE / "src/handlers.cpp"), "-o", str(part)
     ], check=True)
+    flags = os.environ.get("LDFLAGS", "").split()
+    subprocess.run([*compiler.split(), "-shared", str(part), "-ldl", "-Wl,-s", *flags, "-o", str(made)], check=True)
+    part.unlink()
     made.rename(output)
 
 

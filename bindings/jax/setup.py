@@ -27,13 +27,27 @@ class WithHandlers(build_py):
         build_handlers.compile_handlers(headers, Path(self.build_lib) / "devicemesh_jax/_native/libdevicemesh_jax.so")
 
 
+# The manylinux profile (2_N) whose libstdc++ has this version (GLIBCXX_3.4.V), for each version that
+# another profile than 2_27 brings, as auditwheel has them.
+PROFILES = {25: 28, 26: 31, 27: 31, 28: 31, 29: 34, 30: 35, 31: 39, 32: 39, 33: 39}
+
+
+def oldest_platform(handlers):
+    """manylinux_2_N for the C library and the C++ library that the handlers need. Linking statically
+    to the C++ library does not help: Debian 12's asks for a glibc of its own time."""
+    (library,) = handlers
+    versions = [int(version) for version in re.findall(rb"\0GLIBCXX_3\.4\.(\d+)(?=\0)", library.read_bytes())]
+    needed = PROFILES.get(max(versions, default=0), 27 if max(versions, default=0) < 25 else max(PROFILES.values()))
+    return f"manylinux_2_{max(needed, int(oldest_glibc(handlers).rpartition('_')[2]))}"
+
+
 class ForThisPlatform(bdist_wheel):
     def get_tag(self):
-        # Compiled, but against no Python. The platform says the oldest glibc that the handlers run on.
+        # Compiled, but against no Python. The platform says on which systems the handlers run.
         platform = super().get_tag()[2]
         handlers = list(Path(self.bdist_dir).glob("**/libdevicemesh_jax.so"))
         if platform.startswith("linux_") and handlers:
-            platform = f"{oldest_glibc(handlers)}_{platform[len('linux_'):]}"
+            platform = f"{oldest_platform(handlers)}_{platform[len('linux_'):]}"
         return "py3", "none", platform
 
 
