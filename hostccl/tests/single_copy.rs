@@ -225,6 +225,7 @@ fn child() {
             let mut buffer = vec![7; LONG];
             // SAFETY: the communicator is live.
             assert_eq!(unsafe { hostcclCommSetTimeout(comm, 400) }, ncclSuccess);
+            say("sending");
             let result = send(comm, &buffer, 1);
             buffer.fill(9);
             say_result(comm, result);
@@ -366,6 +367,7 @@ fn a_sender_that_gives_up_never_makes_its_receiver_report_other_data() {
     for delay in [2, 5, 10, 15, 20] {
         let mut ranks = start("give up", 2, "always");
         let receiver = ranks[1].child.id() as libc::pid_t;
+        assert_eq!(ranks[0].hear(), "sending");
         ranks[1].tell("go");
         assert_eq!(ranks[1].hear(), "receiving");
         std::thread::sleep(Duration::from_millis(delay));
