@@ -1,12 +1,10 @@
-//! When it is faster to read another process's memory than to copy data twice, through shared
-//! memory.
+//! For which data the ranks read each other's memory where the user asks for it.
 //!
-//! A read by the kernel takes more processor time than two copies that stay in one processor's
-//! caches. But where the two ranks run on two processors, each byte of a copy in shared memory
-//! passes between their caches, and the shared memory itself passes back when it is used again.
-//! Then a read is faster, up to the size from which on both ways wait for the machine's memory,
-//! and two copies that take place at one time are faster again. docs/performance.md has the
-//! measurements.
+//! A read by the kernel takes more processor time than two copies through shared memory. But where
+//! two ranks run on two processors that share no cache, each byte of a copy passes between their
+//! caches, and the shared memory itself passes back when it is used again. Then a read is faster,
+//! up to the size from which on both ways wait for the machine's memory. docs/performance.md has
+//! the measurements.
 
 use crate::cache;
 use crate::peer_memory::{self, Policy};

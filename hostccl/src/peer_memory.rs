@@ -36,7 +36,7 @@ pub fn bytes_read_from_ranks() -> u64 {
 pub(crate) enum Policy {
     /// Never.
     Never,
-    /// Where it is faster than to copy through shared memory.
+    /// Where it is faster than to copy through shared memory, if the processors share no cache.
     Large,
     /// Wherever it is possible. Tests use this.
     Always,
@@ -61,10 +61,10 @@ fn read_once() -> &'static Result<Policy> {
 
 fn parse(value: &str) -> Result<Policy> {
     match value.trim() {
-        "" | "1" => Ok(Policy::Large),
-        "0" => Ok(Policy::Never),
+        "" | "0" => Ok(Policy::Never),
+        "1" => Ok(Policy::Large),
         "always" => Ok(Policy::Always),
-        _ => Err(Error::argument(format!("{SWITCH} is {value:?}: it must be 1 (the default), 0 or always"))),
+        _ => Err(Error::argument(format!("{SWITCH} is {value:?}: it must be 0 (the default), 1 or always"))),
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_switch_that_is_none_is_refused_with_its_value() {
-        let values = [("", Policy::Large), (" 1 ", Policy::Large), ("0", Policy::Never), ("always", Policy::Always)];
+        let values = [("", Policy::Never), (" 1 ", Policy::Large), ("0", Policy::Never), ("always", Policy::Always)];
         for (value, policy) in values {
             assert_eq!(parse(value).unwrap(), policy);
         }
