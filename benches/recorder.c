@@ -1,12 +1,14 @@
-/* What the recording of calls costs: the same calls in several builds of the library, in turn, in the
- * same processes. benches/recorder.py makes the builds and reads the lines.
+/* Measures what the recording of calls costs. It makes the same calls in several builds of the
+ * library, in turn, in the same processes. benches/recorder.py makes the builds and reads the
+ * lines.
  *
  *     recorder RANKS ROUNDS CALLS SCRATCH CASE,... NAME=LIBRARY...
  *     recorder count CALLS SCRATCH LIBRARY
  *
  * Each rank is a process, which loads all libraries. A library with "off" in its name joins with
  * DM_RECORDER=0. A round makes a block of calls in each library, and rank 0 prints one line of JSON
- * for each block. `count` makes the calls on one rank in one library, for an instruction counter. */
+ * for each block. `count` makes the calls on one rank in one library. An instruction counter runs
+ * this command. */
 #define _GNU_SOURCE
 #include <devicemesh.h>
 #include <dlfcn.h>
@@ -129,7 +131,7 @@ static int calls_of(const char *name, int calls)
 static void round_of(struct contestant *contestants, int count, const char *name, int number, int calls)
 {
   for (int index = 0; index < count; index++) {
-    /* Each contestant is first, second ... equally often. */
+    /* Each library is the first of a round, the second and so on equally often. */
     const struct contestant *one = &contestants[(index + number) % count];
     const int many = calls_of(name, calls);
     call(one, "all_reduce", WARM_UP);

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What the recording of calls costs (docs/recording.md): the usual build of the library, the same with
-DM_RECORDER=0, and a build without the recorder, in turn in the same processes.
+"""Measures what the recording of calls costs (docs/recording.md). It compares the usual build of
+the library, the same build with DM_RECORDER=0, and a build without the recorder, in turn in the
+same processes.
 
 `make bench-recorder`. The build without the recorder is for this comparison alone: it is compiled
-with --cfg devicemesh_without_recorder, in target/without-recorder. Each round makes a block of calls
-in each library. The processes are started anew several times, because the addresses that they get
-decide some dozens of nanoseconds. A difference is the median of the rounds' differences, which other work on the
-machine disturbs less than the difference of two medians. --also NAME=LIBRARY adds another
-libdevicemesh.so, for example one from before a change."""
+with --cfg devicemesh_without_recorder, in target/without-recorder. Each round makes a block of
+calls in each library. The processes are started anew several times, because the addresses that they
+get change the times by some dozens of nanoseconds. A difference is the median of the differences in
+each round, because other work on the machine disturbs this median less than the difference of two
+medians. --also NAME=LIBRARY adds another libdevicemesh.so, for example one from before a
+change."""
 
 import argparse
 import json
@@ -51,7 +53,8 @@ def build(target, flags):
 
 
 def libraries(also, folder):
-    """The libraries by name. Each is a file of its own, because the dynamic linker loads a file once."""
+    """Returns the libraries by name. Each is a file of its own, because the dynamic linker loads a
+    file once."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     usual, without = build(target, ""), build(target / "without-recorder", "--cfg devicemesh_without_recorder")
     found = {"without": without, "with": usual, "off": usual, **dict(one.split("=", 1) for one in also)}
@@ -59,7 +62,8 @@ def libraries(also, folder):
 
 
 def instructions(program, name, library, folder):
-    """The processor's instructions for one all-reduce of 4 bytes on one rank; None without valgrind."""
+    """Returns how many instructions the processor executes for one all-reduce of 4 bytes on one
+    rank; None without valgrind."""
     environment = {**os.environ, "DM_RECORDER": "0" if name == "off" else "1"}
     if not shutil.which("valgrind"):
         return None

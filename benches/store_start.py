@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn.
-The ranks make the same agreement. "devicemesh" is what the library sends to its own server, and
-"devicemesh, PyTorch's operations" what it sends to PyTorch's server, sent to ours.
+The ranks make the same agreement. "devicemesh" is what the library sends to its own server.
+"devicemesh, PyTorch's operations" is what the library sends to PyTorch's server, here sent to ours.
 
 `make bench-store` (with the PyTorch of `make interop`, fetched when it is missing). Prints medians
 with the spread and their ratio, memory of the server for each idle client, and the machine. In a

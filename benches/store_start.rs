@@ -3,11 +3,11 @@
 //! PyTorch's in turn.
 //!
 //! `serve <ranks>`: serves until its input ends; prints the port.
-//! `drive <port> <first> <end> <world> <run> <form>`: ranks first..end of world, each with a
-//! connection of its own; prints one line `<phase> <seconds>` for each phase when all its ranks are
-//! through. With the form `ours` the ranks send what this library sends to a server of its own. With
-//! `torch` they send the same agreement in the operations of PyTorch's protocol, which both servers
-//! know.
+//! `drive <port> <first> <end> <world> <run> <form>`: plays the ranks first..end of world, each
+//! with a connection of its own. It prints one line `<phase> <seconds>` for each phase when all its
+//! ranks are through. With the form `ours` the ranks send what this library sends to a server of
+//! its own. With `torch` they send the same agreement in the operations of PyTorch's protocol,
+//! which both servers know.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -118,14 +118,15 @@ impl Start {
         format!("dm_world_init(device_type=cuda, world_size={}, version=0.2.0)\n", self.world)
     }
 
-    /// Idle now, so that the server's memory can be read.
+    /// Says that the ranks are idle, and waits, so that the server's memory can be read.
     fn idle(self) {
         println!("idle");
         let _ = std::io::stdin().read(&mut [0]);
     }
 
-    /// One request has the text of a rank and waits for that of the first rank. The next one counts
-    /// the rank in and waits for the verdict. In each wait a rank also waits for two more keys.
+    /// Makes the agreement in two requests of each rank. The first one stores the rank's text and
+    /// waits for that of the first rank. The second one counts the rank in and waits for the
+    /// verdict. In each wait a rank also waits for two more keys.
     fn agree_with_ours(mut self) {
         let mut began = Instant::now();
         let (call, first, lost, left) = (self.call(), self.key("here/0"), self.key("lost/1"), self.key("left/1"));
@@ -158,8 +159,8 @@ impl Start {
         each(&mut self.ranks, |_| count(Writer::default(), &counter, &verdict), agreed);
         lap("agree", &mut began);
 
-        // The call's end: the notes, the count and the wait are one request. Then each rank says that
-        // it has read the verdict.
+        // The call's end: the note, the count and the wait are one request of each rank. Then each
+        // rank says that it has read the verdict.
         let (prefix, verdict, counter) = (self.key("end/here/"), self.key("end/verdict"), self.key("end/count"));
         let end = |rank: &Rank| {
             let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();

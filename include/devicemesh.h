@@ -904,7 +904,8 @@ typedef struct dm_event {
   /**
    * The name of a group of ranks, as `devicemesh why` shows it. SLOW: the group of the call,
    * for example "mesh/tp", or "the world" for a call like dm_init. Other kinds: the name of the
-   * mesh, for example "mesh". NULL where the event is about the world, and SLOW of dm_recover.
+   * mesh, for example "mesh". NULL where the event is about the world, and where a SLOW event is
+   * about dm_recover.
    */
   const char *group;
   /**
@@ -917,8 +918,8 @@ typedef struct dm_event {
    */
   const char *operation;
   /**
-   * SLOW: the number of the call in its group, from 1; -1 otherwise, and SLOW of dm_recover and
-   * dm_stream_wait. Sends and receives are counted apart.
+   * SLOW: the number of the call in its group, from 1; -1 for dm_recover and dm_stream_wait.
+   * Sends and receives are counted apart. Other kinds: -1.
    */
   int64_t call;
   /**
@@ -2927,11 +2928,11 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * another kind takes the place of the last SLOW.
  *
  * A slow call is found while its thread is blocked: in a collective of the host engine, in a call
- * on which the ranks agree (dm_init, dm_barrier ...), in dm_recover or in dm_stream_wait. On cuda a
- * slow collective is found where NCCL reports its kernels (NCCL_PROFILER_PLUGIN). A group that has several running calls gives events
- * for the oldest one, because the others may wait for that call. Ranks that end after dm_finalize
- * of this rank's last mesh give no event. The event of another rank's dm_abort comes within about
- * two seconds.
+ * on which the ranks agree (dm_init, dm_barrier ...), in dm_recover or in dm_stream_wait. On cuda
+ * a slow collective is found where NCCL reports its kernels (NCCL_PROFILER_PLUGIN). A group that
+ * has several running calls gives events for the oldest one, because the others may wait for that
+ * call. Ranks that end after dm_finalize of this rank's last mesh give no event. The event of
+ * another rank's dm_abort comes within about two seconds.
  *
  * The library holds no lock while the handler runs: it may call all local functions, dm_abort,
  * dm_world_abort and dm_set_event_handler among them. The handler should return soon and make no

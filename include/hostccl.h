@@ -406,11 +406,11 @@ ncclResult_t hostcclCommRefuse(ncclComm_t comm, const char *call);
 
 /* Makes the blocked calls of this rank on comm ask question(data, reason, capacity): for the first
  * time when they have waited for a quarter of a second without progress, and then ten times per
- * second. The question returns 0 while they go on waiting. To end comm for all of its ranks, with
- * ncclRemoteError, it writes the reason as a string of at most capacity bytes to reason, and returns
- * 1. The first question that is set stays. The question must answer soon, on any thread, and call no
- * function of this library. release(data) is called once, on any thread, when nobody asks any more,
- * and also where this call fails. release may be NULL. Local. */
+ * second. The question returns 0 while the calls go on waiting. To end comm for all of its ranks,
+ * with ncclRemoteError, the question writes the reason as a string of at most capacity bytes to
+ * reason, and returns 1. Only the first question that is set counts. The question must answer soon,
+ * on any thread, and call no function of this library. release(data) is called once, on any thread,
+ * when nobody asks any more, and also where this call fails. release may be NULL. Local. */
 ncclResult_t hostcclCommSetInterrupt(ncclComm_t comm, int (*question)(void *data, char *reason, size_t capacity),
                                      void (*release)(void *data), void *data);
 

@@ -1,10 +1,10 @@
-"""The binaries of a release, which `make dist` packs: the library, libhostccl and the tool for a
-machine, linked against an old C library, and the tool as one static file.
+"""Makes the binaries of a release, which `make dist` packs: the library, libhostccl and the tool
+for a machine, linked against an old C library, and the tool as one static file.
 
-Cargo's profile `dist` (Cargo.toml) makes them smaller than `cargo build --release` does. Their bytes
-follow from the sources and the compiler alone: no file has a path of this machine, and what the
-linker needs of this machine stands in a script, because cargo makes the names of symbols from the
-flags of the compiler."""
+Cargo's profile `dist` (Cargo.toml) makes them smaller than `cargo build --release` does. Their
+bytes depend on the sources and the compiler alone, because no file has a path of this machine. The
+linker's arguments, which have such paths, are in a script and not in the flags of the compiler,
+because cargo derives the names of symbols from those flags."""
 
 import os
 import platform
@@ -74,15 +74,15 @@ def build(machine, into):
     """Builds everything for a machine. `into` is a new folder for the files."""
     triple, link = f"{machine}-unknown-linux-gnu", linker(machine)
     made = cargo(triple, "build", "--package", "devicemesh-tool", "--package", "hostccl-capi", linker=link)
-    # Cargo does not optimise a library across crates where the same call also makes it for other
-    # crates. So this call comes last, and replaces the library that the tool's call has left.
+    # Cargo does not optimise a library across crates in a call that also makes the library for
+    # other crates. So this call comes last, and replaces the library that the tool's call has made.
     cargo(triple, "rustc", "--package", "devicemesh", "--lib", "--crate-type", "cdylib,staticlib", linker=link)
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     for name in BINARIES:
         shutil.copy(made / name, into / name)
         # `devicemesh why` names the functions of the shared libraries in a stack by their symbols.
-        # The tool's own would be a fifth of its size, and nothing reads them.
+        # The symbols of the tool would be a fifth of its size, and nothing reads them.
         how = "--strip-all" if name == "devicemesh" else "--strip-debug"
         run(needed(cross(machine, "strip"), machine), how, "--enable-deterministic-archives", into / name)
     return into

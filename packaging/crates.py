@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make crates`: packs the crates for crates.io, and builds each of them from the packed files alone.
+"""`make crates`: packs the crates for crates.io, and builds each from the packed files alone.
 
     crates.py [--list] [--out FOLDER]
 
@@ -7,8 +7,8 @@ The crates go into FOLDER (target/crates), one .crate file each. They depend on 
 version, and cargo resolves these versions among the packed files, so nothing of the repository is
 used in the builds. `--list` packs without building, which takes seconds.
 
-Publishing is `cargo publish --workspace --locked` by somebody with the token: cargo takes the crates
-in the order of their dependencies."""
+Somebody who has the token publishes the crates with `cargo publish --workspace --locked`. Cargo
+takes them in the order of their dependencies."""
 
 import argparse
 import json
@@ -45,7 +45,8 @@ def pack(out, build, allow_changes=False):
     command = ["cargo", "package", "--quiet", "--locked", *(word for name in names for word in ("--package", name))]
     command += [] if build else ["--no-verify"]
     command += ["--allow-dirty"] if allow_changes else []
-    # Optimised code and debug information would show nothing more.
+    # Cargo builds the packed crates only to see that they compile, so debug information is left
+    # out.
     environment = {**os.environ, "CARGO_TARGET_DIR": str(scratch), "CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_INCREMENTAL": "0"}
     environment.pop("CARGO_BUILD_TARGET", None)
     shutil.rmtree(scratch / "package", ignore_errors=True)

@@ -84,8 +84,8 @@ def write(path, content):
 
 
 def add_documents(folder, name, version, time, section):
-    """Writes the files that Debian wants in every package: copyright and changelog, and what lintian
-    is told."""
+    """Writes the files that Debian wants in every package: copyright, changelog, and the overrides
+    for lintian."""
     licence = (ROOT / "LICENSE-MIT").read_text().split("\n\n", 2)[2].strip()
     text = "\n".join(f" {line}" if line.strip() else " ." for line in licence.splitlines())
     write(folder / f"usr/share/doc/{name}/copyright", f"{COPYRIGHT}{text}\n")

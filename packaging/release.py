@@ -6,13 +6,14 @@
      and the date, records the C ABI, and commits that.
   3. It packs the crates and builds each from the packed files alone (crates.py).
   4. It builds everything else in target/dist/VERSION, with checksums (dist.py).
-  5. It tags the commit vVERSION. Nothing is pushed and nothing is published: the last lines say how.
+  5. It tags the commit vVERSION. Nothing is pushed and nothing is published: the last lines of
+     output are the commands for that.
 
     release.py VERSION [--dry-run] [--date 2026-12-01]
 
 `--dry-run` takes steps 1 and 2 in a clone of the commit, packs the crates without building them, and
-says which tools the other steps lack here. It changes nothing, and takes seconds. When a step
-fails, the tag is not there, and the commit of step 2 may be: `git reset --hard HEAD~1` removes it."""
+says which tools the other steps lack here. It changes nothing, and takes seconds. When a step of a
+real release fails, there is no tag, and the last line says how to undo what was done."""
 
 import argparse
 import datetime
@@ -35,7 +36,7 @@ class Refused(Exception):
 def git(*arguments, cwd):
     done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Refused(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+        raise Refused(f"git {' '.join(map(str, arguments))}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -124,9 +125,10 @@ def dated(changelog, version, date):
 
 def prepare(root, version, date):
     """Step 2, without the commit."""
-    write_version(root, version)
     path = root / "CHANGELOG.md"
-    path.write_text(dated(path.read_text(), version, date))
+    changelog = dated(path.read_text(), version, date)
+    write_version(root, version)
+    path.write_text(changelog)
     if shutil.which("abidw"):
         run(sys.executable, "tests/compatibility/record.py", cwd=root)
 
@@ -172,12 +174,18 @@ def release(version, date):
     check(ROOT, version)
     if missing := lacking():
         raise Refused("this machine lacks " + ", ".join(missing))
-    prepare(ROOT, version, date)
-    git("add", "--all", cwd=ROOT)
-    git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
-    run(sys.executable, "packaging/crates.py", cwd=ROOT)
-    run(sys.executable, "packaging/dist.py", cwd=ROOT)
-    git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", cwd=ROOT)
+    before = git("rev-parse", "HEAD", cwd=ROOT)
+    try:
+        prepare(ROOT, version, date)
+        git("add", "--all", cwd=ROOT)
+        git("commit", "--quiet", "--message", f"Release {version}", cwd=ROOT)
+        run(sys.executable, "packaging/crates.py", cwd=ROOT)
+        run(sys.executable, "packaging/dist.py", cwd=ROOT)
+        git("tag", "--annotate", f"v{version}", "--message", f"libdevicemesh {version}", cwd=ROOT)
+    except BaseException:
+        # The tree was clean before, so this loses nothing of the user's.
+        print(f"to undo this: git reset --hard {before}", file=sys.stderr)
+        raise
     print(f"""v{version} is tagged, and its files are in target/dist/{version}. To publish it:
   git push origin HEAD v{version}
   cargo publish --workspace --locked

@@ -21,7 +21,8 @@ TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
 
 
 def metadata(triple):
-    """What cargo says for a machine. It needs no network where the crates are there, as after any build."""
+    """Returns what cargo says of the workspace for a machine. It needs no network where the crates
+    are there, as after any build."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", triple]
     for more in (["--offline"], []):
         done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Installs what `make dist` has made as users do, in a bare Debian without a network (`make
-bare-dist`). It needs root and debootstrap, and the network for the root file system alone.
+bare-dist`). It needs root and debootstrap. It uses the network only to make the root file system
+and to fetch NumPy for the road pip.
 
     bare_dist.py [--suite trixie] [--roads deb,tree,pip,musl,sources,crates] [--dist FOLDER] [--keep]
 
@@ -11,7 +12,7 @@ Each road gets a fresh copy of the root, installs, and trains or sums with what 
   pip      the wheel from its file alone, in a virtual environment; a project of `devicemesh new`
   musl     the static tool where no C library can be found
   sources  the tarball of the sources: `make install` builds it with its own crates
-  crates   a Rust project of `devicemesh new` that depends on the packed crates (crates.py) by version
+  crates   a Rust project of `devicemesh new` that uses the packed crates (crates.py) by version
 
 The two last roads need Rust 1.85, which Debian 13 has."""
 

@@ -164,8 +164,8 @@ fn get_any_waits_for_whichever_comes_first() {
     }
 }
 
-/// Eight ranks arrive in one place. The last one to be counted stores the verdict, unless one stands
-/// there, and all ranks get the one that stands.
+/// Eight ranks arrive at one place. The last one to be counted stores the verdict, unless a verdict
+/// stands there, and all ranks get the verdict that stands.
 #[test]
 fn ranks_that_arrive_get_what_the_last_one_stores() {
     for subject in subjects() {

@@ -174,7 +174,7 @@ fn ours_beyond_pytorch() {
     other.write_all(&request(1, &["/a", "1"])).unwrap();
     in_step(&mut other);
     in_step(&mut waiter); // no late answer
-    // COUNT: the sum is the answer, and a wait that follows in the same packet is answered after it.
+    // COUNT: the sum is the answer. A wait that follows in the same packet is answered after it.
     ask(&mut waiter, &listed(5, &["/devicemesh/server/count"]), &[0]);
     let count = |amount: i64, last: i64, value: &str| {
         [request(105, &["/count"]), [number(amount), number(last)].concat(), string("/all"), string(value)].concat()

@@ -1,6 +1,6 @@
-"""The crates as crates.io would get them (packaging/crates.py): each has what its build and a reader
-need, and they depend on each other by the version that the workspace has. `make test-all` builds
-them from the packed files alone."""
+"""The crates as crates.io would get them (packaging/crates.py). Each crate has what its build and a
+reader need, and they depend on each other by the version of the workspace. `make test-all` builds
+the crates from the packed files alone."""
 
 import re
 import sys

@@ -231,7 +231,8 @@ def test_a_recovery_that_waits_is_slow_on_the_ranks_of_the_mesh_alone(watched):
 
 
 def test_a_rank_of_another_host_is_named_that_does_not_send(programs, tmp_path):
-    """Two hosts of two ranks. Rank 1 is stopped, and rank 3 on the other host waits for its message along dp."""
+    """Two hosts have two ranks each. Rank 1 is stopped, and rank 3 on the other host waits for a
+    message of rank 1 along dp."""
     program = programs.c("tests/c/programs/watch.c", "-Wall", "-Wextra", "-pthread")
     try:
         lab = Lab(["alpha", "beta"], tmp_path / "lab", own_pids=True).__enter__()

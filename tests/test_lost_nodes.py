@@ -83,7 +83,8 @@ class Nodes(Lab):
             assert code == 0, f"exit code {code} on {host}:\n{self.text()}"
 
     def done(self):
-        """The ranks that are done, with the number of replicas. A store of its own goes on, so its output does not end."""
+        """Returns the ranks that are done, with the number of replicas. A store that is a process
+        of its own does not end, so neither does its output."""
         for tool, reader in self.readers:
             if tool.poll() is not None:
                 reader.join(PATIENCE)

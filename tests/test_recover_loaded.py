@@ -1,5 +1,5 @@
-"""Calls that are blocked in a libhostccl.so that the program has loaded end when another rank has begun a recovery, as
-those of the embedded engine do (tests/c/recover_blocked.c)."""
+"""Blocked calls in a libhostccl.so that the program has loaded end when another rank has begun a
+recovery, as those of the embedded engine do (tests/c/recover_blocked.c)."""
 
 from support.paths import LIBRARY, LINK, TOOL
 from support.processes import environment, run

@@ -120,8 +120,8 @@ def test_the_version_is_written_wherever_it_stands(copy):
         assert 'SONAME = "libdevicemesh.so.0.7"' in python and "VERSIONS = range(700, 800)" in python
         assert (copy / "Cargo.toml").read_text().count('version = "=0.7.3"') == 4
         run("cargo", "metadata", "--locked", "--offline", "--format-version", "1", "--no-deps", cwd=copy)
-        # No other file that users build with names the series of this version. git grep ends with 1 when
-        # it finds nothing.
+        # No other file that users build with names the series of this version. git grep exits with
+        # 1 when it finds nothing.
         old = rf"devicemesh(\.so)?[ .]{re.escape(release.series(VERSION))}\b"
         found = run("git", "grep", "-nE", old, "--", "*.py", "*.cmake", "*.in", "CMakeLists.txt", "README.md", cwd=copy, code=None).stdout
         left = [line for line in found.splitlines() if not re.match(r"(tests|cmake|packaging)/|.*#", line)]

@@ -50,8 +50,8 @@ def compile_handlers(headers: Path, output: Path) -> None:
     if shutil.which(compiler.split()[0]) is None:
         raise SystemExit(f"devicemesh_jax: no C++ compiler {compiler!r} on the PATH (apt-get install g++, or name one in CXX)")
     print(f"devicemesh_jax: {compiler} compiles the XLA handlers", flush=True)
-    # What LDFLAGS holds is for the linker alone: it may name another C library, which has no headers
-    # of C++.
+    # LDFLAGS is for the linker alone, because it may name another C library that has no C++
+    # headers.
     part = made.with_name(f"{made.name}.o")
     subprocess.run([
         *compiler.split(), "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",

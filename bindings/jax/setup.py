@@ -27,14 +27,14 @@ class WithHandlers(build_py):
         build_handlers.compile_handlers(headers, Path(self.build_lib) / "devicemesh_jax/_native/libdevicemesh_jax.so")
 
 
-# The manylinux profile (2_N) whose libstdc++ has this version (GLIBCXX_3.4.V), for each version that
-# another profile than 2_27 brings, as auditwheel has them.
+# For each version V of libstdc++'s symbols (GLIBCXX_3.4.V), the N of the manylinux profile 2_N from
+# which on systems have them, as auditwheel lists it. Versions below 25 need no more than 2_27.
 PROFILES = {25: 28, 26: 31, 27: 31, 28: 31, 29: 34, 30: 35, 31: 39, 32: 39, 33: 39}
 
 
 def oldest_platform(handlers):
-    """manylinux_2_N for the C library and the C++ library that the handlers need. Linking statically
-    to the C++ library does not help: Debian 12's asks for a glibc of its own time."""
+    """Returns manylinux_2_N for the C library and the C++ library that the handlers need. Static
+    linking of the C++ library does not help, because Debian 12's needs a new glibc itself."""
     (library,) = handlers
     versions = [int(version) for version in re.findall(rb"\0GLIBCXX_3\.4\.(\d+)(?=\0)", library.read_bytes())]
     needed = PROFILES.get(max(versions, default=0), 27 if max(versions, default=0) < 25 else max(PROFILES.values()))

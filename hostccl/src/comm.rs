@@ -44,11 +44,12 @@ pub(crate) struct Comm {
     pub(crate) rails: Option<Box<Rails>>,
     /// This rank's knowledge of the ranks on other hosts; `None` where there is no `span`.
     pub(crate) remote: Option<Remote>,
-    /// The ranks that are known to share this machine, and the processors that were known when this
-    /// communicator was made: those of this communicator, or those of the larger one from which it
-    /// was made.
+    /// The ranks that are known to share this machine, and their processors, as known when this
+    /// communicator was made. They are those of this communicator, or those of the larger one from
+    /// which it was made.
     born: Crowd,
-    /// The same with the processors of all ranks of this host. Empty until all have arrived.
+    /// What `born` says, with the processors of all ranks of this host. Empty until all of these
+    /// ranks have arrived.
     crowd: OnceLock<Crowd>,
     /// How messages name the communicator and its ranks.
     pub(crate) labels: Labels,

@@ -1,15 +1,15 @@
 //! For which data the ranks read each other's memory where the user asks for it.
 //!
 //! A read by the kernel takes more processor time than two copies through shared memory. But where
-//! two ranks run on two processors that share no cache, each byte of a copy passes between their
-//! caches, and the shared memory itself passes back when it is used again. Then a read is faster,
-//! up to the size from which on both ways wait for the machine's memory. docs/performance.md has
-//! the measurements.
+//! two ranks run on two processors that share no cache, each byte of a copy passes between the
+//! caches of the two processors. The shared memory itself passes back when it is used again. So a
+//! read is faster there, up to the size from which on the machine's memory limits both ways.
+//! docs/performance.md has measurements.
 
 use crate::cache;
 use crate::peer_memory::{self, Policy};
 
-/// The fewest bytes that are read. Below, the two ways take equally long.
+/// The fewest bytes that are read. Below, a read gains nothing anywhere.
 const LEAST: usize = 32 << 10;
 
 /// Whether to read a message of that many bytes. `is_crowded` says whether the ranks outnumber the
@@ -19,8 +19,8 @@ pub(crate) fn pays_for_message(bytes: usize, is_crowded: impl FnOnce() -> bool) 
     pays(bytes, is_crowded, cache::last_level() / 16)
 }
 
-/// Whether to read blocks of that many bytes in an all-to-all. All ranks copy at one time there,
-/// so reads pay at any size.
+/// Whether to read blocks of that many bytes in an all-to-all. Blocks have no largest size, because
+/// all ranks of an all-to-all copy at the same time.
 #[inline]
 pub(crate) fn pays_for_block(bytes: usize, is_crowded: impl FnOnce() -> bool) -> bool {
     pays(bytes, is_crowded, usize::MAX)

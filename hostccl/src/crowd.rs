@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The words of a set of processors.
+/// The number of words in a set of processors: enough for 1024 processors.
 const WORDS: usize = 16;
 
 /// The processors on which a rank may run, as bits, in shared memory. The set is empty where the
@@ -40,7 +40,8 @@ impl Crowd {
         self.ranks > self.processors.max(own_number())
     }
 
-    /// Returns the crowd with the processors of these ranks, which are all known.
+    /// Returns the crowd with the processors of all these ranks together. Where the set of any rank
+    /// is unknown, returns the crowd unchanged.
     pub(crate) fn with_processors<'a>(self, sets: impl Iterator<Item = &'a Processors>) -> Crowd {
         let mut all = [0; WORDS];
         for set in sets {
@@ -55,8 +56,8 @@ impl Crowd {
     }
 }
 
-/// The processors that this process may use. A quota of the process's control group limits the
-/// number, too.
+/// Returns the number of processors that this process may use. A quota of the process's control
+/// group lowers this number.
 fn own_number() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -65,8 +66,14 @@ fn own_number() -> usize {
 /// Returns the number of processors that ranks get out of `together`. Where a quota leaves this
 /// process fewer processors than its mask has, the other ranks most likely share the quota.
 fn within_quota(together: usize) -> usize {
-    let masked: u32 = own_mask().iter().map(|word| word.count_ones()).sum();
-    if own_number() < masked as usize { together.min(own_number()) } else { together }
+    static QUOTA: OnceLock<Option<usize>> = OnceLock::new();
+    // Both numbers are of this thread at one moment, because threads may be bound apart.
+    let quota = QUOTA.get_or_init(|| {
+        let masked: u32 = own_mask().iter().map(|word| word.count_ones()).sum();
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        (available < masked as usize).then_some(available)
+    });
+    quota.map_or(together, |quota| together.min(quota))
 }
 
 /// Returns the processors on which the calling thread may run, or an empty set where the kernel

@@ -198,7 +198,9 @@ pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Re
 
 /// Whether a function uses nothing that may belong to the parent of a forked child.
 fn is_free(function: &str) -> bool {
-    ["ncclGetVersion", "ncclGetErrorString", "ncclGetLastError", "ncclMemAlloc", "ncclMemFree"].contains(&function)
+    let free = ["ncclGetVersion", "ncclGetErrorString", "ncclGetLastError", "ncclMemAlloc", "ncclMemFree"];
+    // hostcclCommSetInterrupt looks for the fork itself, because it has to release its data.
+    free.contains(&function) || function == "hostcclCommSetInterrupt"
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

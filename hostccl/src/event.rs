@@ -7,24 +7,25 @@
 //! threads sees the other.
 //!
 //! # Doorbells
-//! A thread can sleep on several words by `futex_waitv`, on at most 128 words, and from Linux 5.16
-//! on. In other cases it sleeps on one word in the segment, its rank's doorbell. It marks each word
-//! that it watches with its doorbell, and the thread that changes a word rings the doorbells with
-//! which the word is marked.
+//! A thread sleeps on several words by `futex_waitv`, which takes at most 128 words and needs Linux
+//! 5.16. Where this call cannot be used, the thread sleeps on one word in the segment, the doorbell
+//! of its rank. The thread marks each word that it watches with its doorbell. A thread that changes
+//! a word rings the doorbells with which that word is marked.
 //!
 //! The sleeper reads its doorbell, marks the words, and then reads the words. It sleeps only while
-//! the doorbell still holds what it read first. The thread that changes a word first changes it,
-//! and then takes the marks off the word. These accesses are sequentially consistent. So either the
-//! sleeper sees the change, or the other thread sees the mark. In the second case the doorbell
-//! changes after the sleeper has read it, so the sleeper does not fall asleep, or wakes.
+//! the doorbell still holds the value that the sleeper has read. The thread that changes a word
+//! first changes the word, and then takes the marks off. These accesses are sequentially
+//! consistent. So either the sleeper sees the change, or the other thread sees the mark. In the
+//! second case the other thread changes the doorbell after the sleeper has read it. Then the
+//! sleeper does not fall asleep, or it wakes.
 //!
-//! A mark stays until the word changes, also when its sleeper has gone on. Then the doorbell rings
-//! once for nobody, or wakes a thread of that rank that watches other words, which looks and sleeps
-//! again. No mark is taken off by the sleeper, because another thread of the same rank may rely on
-//! the mark.
+//! A mark stays until the word changes, also when its sleeper no longer waits. Then the change
+//! rings the doorbell for nobody, or wakes a thread of that rank that watches other words and
+//! sleeps again. The sleeper takes no marks off, because another thread of the same rank may rely
+//! on them.
 //!
 //! A process may be killed after it has taken the marks off and before it has rung. Then the
-//! sleepers wake at the end of their slices, when they look after their peers anyway, and mark the
+//! sleepers wake at the ends of their slices, when they check their peers anyway, and mark the
 //! words again.
 
 #[cfg(test)]
@@ -99,8 +100,9 @@ impl Event {
         let first = std::ptr::from_ref(self).addr().wrapping_add_signed(distance);
         for number in (0..BELLS).filter(|number| marks >> number & 1 == 1) {
             // SAFETY: a sleeper set the distance before its mark. Its doorbells are in the segment
-            // of the event, which is mapped here as a whole, or in a mapping of this process that
-            // lives as long as the event. Nobody watches a doorbell by a doorbell, so this ends.
+            // of this event, which is mapped here as a whole, or in a mapping of this process that
+            // lives as long as the event. A doorbell is never marked with a doorbell, so `ring`
+            // does not call itself again.
             let bell = unsafe { &*std::ptr::with_exposed_provenance::<Event>(first).add(number) };
             bell.change();
         }
@@ -153,8 +155,8 @@ pub(crate) struct Watch<'a> {
 /// Sleeps until a watched word differs from what was seen, somebody calls [`Event::wake`] on one,
 /// or the time is up. It may return earlier.
 ///
-/// `bell` is the doorbell of this thread's rank, where it belongs to all of the words. Without a
-/// doorbell, and where the kernel cannot watch all words, the thread sleeps for at most
+/// `bell` is the doorbell of this thread's rank, where that doorbell serves all of the words. Where
+/// there is none and the kernel cannot watch all words, the thread sleeps for at most
 /// [`POLL_SLICE`].
 pub(crate) fn sleep(watches: &[Watch<'_>], bell: Option<Bell<'_>>, timeout: Duration) {
     if let Some(bell) = bell.filter(|_| !is_watched_by_kernel(watches.len())) {

@@ -128,13 +128,13 @@ macro_rules! for_each_function {
             /// collective that this rank has not begun and does not begin, because it is in `call`
             /// instead. Both sides get `ncclInvalidUsage`. Local.
             fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
-            /// Extension: makes the blocked calls of this rank on `comm` ask `question`, for the first
-            /// time when they have waited for a quarter of a second without progress, and then ten
-            /// times per second. With a reason the communicator ends for all of its ranks, with
-            /// `ncclRemoteError` and the reason as the message. The first question that is set
-            /// stays. The question must answer soon, and call no function of this library. Once
-            /// nobody asks any more, and also where this call fails, `release` is called with `data`
-            /// once, on any thread. Local.
+            /// Extension: makes the blocked calls of this rank on `comm` ask `question`, for the
+            /// first time when they have waited for a quarter of a second without progress, and
+            /// then ten times per second. When the answer is a reason, the communicator ends for
+            /// all of its ranks, with `ncclRemoteError` and the reason as the message. Only the
+            /// first question that is set counts. The question must answer soon, and call no
+            /// function of this library. `release` is called with `data` once, on any thread, when
+            /// nobody asks any more, and also where this call fails. Local.
             fn hostcclCommSetInterrupt(
                 comm: ncclComm_t, question: hostcclQuestion_t, release: hostcclRelease_t, data: *mut c_void
             ) -> ncclResult_t;

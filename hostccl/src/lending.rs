@@ -2,22 +2,23 @@
 //! is copied once and not twice.
 //!
 //! # When
-//! Each rank tries once, before its first read, whether it can read the mark of every other rank
-//! of the host (module `peer_memory`). A rank that cannot, or may not, tells all others in the
-//! header of the segment. From then on no rank lends, and the data goes through shared memory.
+//! Each rank tries once, before its first read, whether it can read the mark of every other rank of
+//! the host (module `peer_memory`). A rank that cannot read one of them, or whose environment
+//! forbids reads, says so in the header of the segment. From then on no rank of the communicator
+//! lends, and the data goes through shared memory.
 //!
 //! # What makes it safe
 //! - The owner of a buffer publishes its address together with a promise: the buffer stays
 //!   unchanged until the readers are done. The promise is a word in shared memory ([`Lent`] for a
 //!   message, [`Loan`] for a collective).
 //! - An owner that gives up, because of a deadline or an abort, takes the word back before its
-//!   call returns. A reader looks at the word after the read. So it never uses data that may have
-//!   changed.
-//! - An owner that dies takes nothing back. A read of its memory then fails, because the memory
-//!   goes before the process number does. A reader also asks after the read whether the process
-//!   lives.
-//! - A reader that cannot read refuses. Then the data goes through shared memory, and whatever has
-//!   happened to the owner becomes the error that it would be without loans.
+//!   call returns. A reader checks the word after the read. So a reader never uses data that may
+//!   have changed.
+//! - An owner that dies takes nothing back. A read of its memory then fails, because the kernel
+//!   frees the memory of a process before the process number. A reader also checks after the read
+//!   whether the process still lives.
+//! - A reader that cannot read the buffer says so. Then the data goes through shared memory, and
+//!   a failure of the owner gives the same error as without loans.
 //!
 //! [`Lent`]: crate::segment::Channel::lent
 //! [`Loan`]: crate::segment::Seat::loan
@@ -68,9 +69,10 @@ impl Comm {
     }
 
     /// Copies `bytes` bytes at the address `from` of the rank with the seat `owner` to `to`, in
-    /// pieces. Calls `go_on` after each piece with the number of bytes that are there, and stops
-    /// early where it returns false. Returns whether all bytes were read. The caller then still
-    /// has to ask whether the owner's promise holds.
+    /// pieces. Between two pieces it calls `go_on` with the number of bytes that are there, and
+    /// stops when `go_on` returns false. Returns whether all bytes were read. Fails where the
+    /// memory cannot be read, and where the owner has ended. The caller still has to check whether
+    /// the owner's promise holds.
     ///
     /// # Safety
     /// `to` is writable for `bytes` bytes, and nobody else uses them.

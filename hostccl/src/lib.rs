@@ -16,7 +16,8 @@
 //! let mut comms = [null_mut(); 2];
 //! let inputs = [[1.0f32, 2.0], [10.0, 20.0]];
 //! let mut outputs = [[0.0f32; 2]; 2];
-//! // SAFETY: there are places for two communicators, and the buffers have two elements until the group has ended.
+//! // SAFETY: there are places for two communicators, and the buffers have two elements until the
+//! // group has ended.
 //! unsafe {
 //!     assert_eq!(ncclCommInitAll(comms.as_mut_ptr(), 2, null()), ncclSuccess);
 //!     ncclGroupStart();
@@ -92,11 +93,11 @@
 //!   thread can drive several ranks.
 //! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
 //!   processor for each rank and no other thread wants it, the thread polls for 50 us. The
-//!   processors of all ranks count together, so ranks that are bound to one processor each have a
-//!   processor for each rank. Then the thread sleeps on the words in shared memory that it waits
-//!   for (`futex`, `futex_waitv`), or on its rank's doorbell where the kernel cannot watch all of
-//!   the words. Ten times a second it looks at its peers' process descriptors. A process keeps at
-//!   most 64 of them, and looks once a second at the processes for which it keeps none.
+//!   processors of all ranks count together, because a launcher may bind each rank to a processor
+//!   of its own. Then the thread sleeps on the words in shared memory for which it waits (`futex`,
+//!   `futex_waitv`), or on its rank's doorbell where the kernel cannot watch all of the words. Ten
+//!   times a second the thread checks the process descriptors of its peers. A process keeps at most
+//!   64 descriptors, and checks once a second each peer process for which it keeps none.
 //!
 //! # Layers
 //! A file imports from the layers below its own, and from its own layer without a circle. From the
@@ -104,7 +105,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (its size), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `peer_memory` (reads of another process's memory), `copy_cost` (whether they are faster than two copies), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `peer_memory` (reads of another process's memory), `copy_cost` (whether a read is faster than two copies), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |

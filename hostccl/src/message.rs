@@ -1,10 +1,10 @@
 //! Messages from one rank to another.
 //!
-//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line
-//! and its bytes, padded to whole cache lines. A long message flows through the ring piece by
-//! piece, or the header has the address of the sender's buffer, and the receiver reads the message
-//! there (module `lent`). A send ends when the receiver has taken all of it. So both sides learn
-//! of sizes that disagree, and the sender may leave afterwards.
+//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and
+//! its bytes, padded to whole cache lines. Either a long message flows through the ring piece by
+//! piece, or its header has the address of the sender's buffer, from which the receiver reads the
+//! message (module `lent`). A send ends when the receiver has taken the whole message. So both
+//! sides learn of sizes that disagree, and the sender may leave the communicator afterwards.
 
 mod lent;
 
@@ -160,9 +160,10 @@ impl Message {
     fn piece(&self, at: u32, free: usize) -> usize {
         let ring = self.comm.segment.layout().ring_bytes;
         let to_end = ring - at as usize % ring;
-        // The other side begins to copy after the first piece, so this one is short. Between two
-        // processors, later pieces are longer, because each one passes a word between their
-        // caches. A piece is a quarter of the ring at most, so that both sides copy at one time.
+        // The other side begins to copy after the first piece, so the first pieces are short. Where
+        // each rank has a processor, later pieces are longer, because each piece costs one exchange
+        // of a word between two caches. A piece is a quarter of the ring at most, so that both
+        // sides copy at the same time.
         let most = match self.comm.is_crowded() {
             true => PIECE.min(ring / 4),
             false => self.done.max(PIECE).min(ring / 4),
@@ -232,8 +233,8 @@ impl Message {
         }
     }
 
-    /// Lets another send of this rank go first, if the receiver waits for that send's name. For
-    /// this, the function takes this message back, of which the receiver has taken nothing.
+    /// Lets another send of this rank go first, if the receiver waits for that send's name. To do
+    /// so, the function takes this message back, from which the receiver has taken nothing yet.
     /// Returns `None` when this message has to wait in the ring, or has to be written again.
     #[cold]
     fn let_other_send(&mut self) -> Option<Poll> {
@@ -253,9 +254,9 @@ impl Message {
         self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
     }
 
-    /// The message in the ring has another name than this receive. Lets this rank's receive of
-    /// that name go first, if there is one, else tells the sender what this rank waits for.
-    /// Returns `None` when something has changed meanwhile.
+    /// Handles a message in the ring that has another name than this receive. Lets this rank's
+    /// receive of that name go first, if there is one. Otherwise tells the sender for what this
+    /// rank waits. Returns `None` when something has changed meanwhile.
     #[cold]
     fn wait_for_other(&mut self, name: &Name) -> Option<Poll> {
         let comm = &self.comm;

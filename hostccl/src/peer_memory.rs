@@ -2,10 +2,10 @@
 //! them. Nothing here ever writes to the memory of another process.
 //!
 //! # Which process is read
-//! A process number may belong to another process by the time of a read: it may mean something
-//! else in another namespace, its process may have ended, or may have started another program. So
-//! every process keeps a *mark*, a random number at a fixed address. A read gets the mark of the
-//! other process in the same system call, after the data. The data counts only if the mark is the
+//! By the time of a read, a process number may mean another process than before: in another
+//! namespace, or because the process has ended, or because it has started another program. So every
+//! process keeps a *mark*, which is a random number at a fixed address. A read gets the mark of the
+//! other process in the same system call, after the data. The data counts only if this mark is the
 //! one that the process has published.
 
 use std::env;

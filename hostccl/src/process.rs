@@ -110,19 +110,19 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
     Some(Stat { state, start, exiting: flags & EXITING != 0 })
 }
 
-/// The most descriptors of other processes that this process keeps. The other watched processes are
-/// looked at in turn ([`Process::first_dead_in_turn`]), so that a program with many ranks on one host
-/// has its descriptors for itself.
+/// The most descriptors of other processes that this process keeps. This process checks the
+/// processes without a descriptor in turn ([`Process::first_dead_in_turn`]), so that a program with
+/// many ranks on one host has most of its descriptors for itself.
 const MOST_HELD: usize = 64;
 /// How many descriptors of other processes this process keeps.
 static HELD: AtomicUsize = AtomicUsize::new(0);
-/// How many processes without a descriptor one look in turn looks at. With a look every 100 ms, a
-/// process is looked at once in a second if there are at most 1024.
+/// How many processes without a descriptor one call of [`Process::first_dead_in_turn`] checks at
+/// most. With a call every 100 ms, each of up to 1024 processes is checked once a second.
 const MOST_IN_TURN: usize = 104;
 /// A look in turn passes over a process that was looked at within this time.
 const AGAIN: Duration = Duration::from_millis(700);
-/// A process that was not looked at for this time may have ended, and its number may belong to
-/// another process. So the next look reads the start time, too.
+/// When a process was not checked for this time, its number may belong to another process by now.
+/// So the next check reads the start time, too.
 const LONG_AGO: Duration = Duration::from_secs(2);
 
 /// A watched process. All communicators of this process share what is known of it.
@@ -152,7 +152,7 @@ impl Process {
         // The number may belong to another process since before the descriptor was opened.
         let may_hold = HELD.load(Ordering::Relaxed) < MOST_HELD;
         let pidfd = may_hold.then(|| Private::open(|| pidfd_open(id.pid)).ok()).flatten().filter(|_| id.lives());
-        // Only the owner of the lock counts up.
+        // Only the thread that holds the lock counts up, so the number does not pass the limit.
         HELD.fetch_add(usize::from(pidfd.is_some()), Ordering::Relaxed);
         let process = Arc::new(Process { id, pidfd, looked: AtomicU64::new(0), is_dead: AtomicBool::new(false) });
         watched.insert(id, Arc::downgrade(&process));
@@ -167,7 +167,11 @@ impl Process {
     /// Returns the index of the first of `processes` that has ended.
     pub fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
         let known = Process::first_known_dead(processes);
-        known.or_else(|| processes.iter().position(|process| process.pidfd.is_none() && process.has_ended()))
+        known.or_else(|| {
+            // All are looked at. So when many have ended together, the next call knows them.
+            let others = processes.iter().enumerate().filter(|(_, process)| process.pidfd.is_none());
+            others.filter(|(_, process)| process.has_ended()).map(|(index, _)| index).min()
+        })
     }
 
     /// Does what [`first_dead`](Process::first_dead) does, for a caller that asks about ten times a
@@ -207,8 +211,8 @@ impl Process {
         self.note_look(!self.id.lives())
     }
 
-    /// Whether the process has ended, where its number was its own a moment ago. A descriptor that
-    /// is open for this moment only costs a fifth of what reading the start time costs.
+    /// Whether the process has ended, where the process still had its number a moment ago. A
+    /// descriptor that is open only for this check costs a fifth of a read of the start time.
     fn has_ended_lately(&self) -> bool {
         let Ok(pidfd) = Private::open(|| pidfd_open(self.id.pid)) else { return self.has_ended() };
         let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -254,10 +258,10 @@ impl Drop for Process {
     }
 }
 
-/// The time since this process first asked.
+/// Returns the time since this process first asked, plus [`LONG_AGO`].
 fn since_start() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
-    // The clock begins early, so that a process that was never looked at counts as long ago.
+    // Because of `LONG_AGO`, a process that was never checked counts as one checked long ago.
     START.get_or_init(Instant::now).elapsed() + LONG_AGO
 }
 

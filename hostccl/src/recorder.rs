@@ -34,7 +34,7 @@ use recording::place::{NAME, file_name};
 use recording::{Channel, ChannelState, Recorder, layout};
 
 pub use self::this_thread::{begin, remote_of, take_wait};
-pub(crate) use self::this_thread::{note_begun, note_end_of_wait, note_remote, note_wait, quick_clock};
+pub(crate) use self::this_thread::{note_begun, note_end_of_wait, note_remote, note_sleep, note_wait, quick_clock};
 use crate::error::{Error, Result};
 use crate::fork::{Closed, map_apart};
 use crate::machine;
@@ -82,7 +82,8 @@ pub fn get() -> Option<&'static Recorder> {
     (page.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*page.recorder.get()).assume_init_ref() })
 }
 
-/// There is no recorder in a build that benches/recorder.py compares with the usual one.
+/// Returns `None`: this build, which benches/recorder.py compares with the usual one, has no
+/// recorder.
 #[cfg(devicemesh_without_recorder)]
 #[inline]
 pub fn get() -> Option<&'static Recorder> {

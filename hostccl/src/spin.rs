@@ -24,8 +24,8 @@ impl Purpose {
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
 /// `changed` has answered true. `oversubscribed` says whether the ranks on this machine outnumber
-/// their processors. `look` is a look at a clock. Between the last look and the poll that answers
-/// true are less than [`POLLS_A_LOOK`] other polls, if there was a look.
+/// their processors. `look` looks at a clock. If it was called, fewer than [`POLLS_A_LOOK`] polls
+/// lie between its last call and the poll that answers true.
 pub(crate) fn spin_then_yield(
     oversubscribed: bool,
     purpose: Purpose,
@@ -66,8 +66,8 @@ struct Spinning {
 static SPINNING: Spinning = Spinning { polls: AtomicU32::new(MAX_POLLS) };
 const MIN_POLLS: u32 = 20;
 const MAX_POLLS: u32 = 200;
-/// A look at a clock takes about as long as a poll with its pause. So there are many polls for each
-/// look: a rank that waits would otherwise slow down a rank that runs on the same core.
+/// The number of polls for each look at a clock. A look takes about as long as a poll with its
+/// pause, so a rank that looked at every poll would slow down a rank that runs on the same core.
 const POLLS_A_LOOK: u32 = 8;
 
 impl Spinning {

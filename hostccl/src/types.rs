@@ -36,8 +36,9 @@ pub(crate) fn failure_of_another(code: ncclResult_t) -> ncclResult_t {
     if is_error { code } else { ncclRemoteError }
 }
 
-/// A question of `hostcclCommSetInterrupt`. It returns 0 while blocked calls go on waiting. To end
-/// them it writes the reason as a C string of at most `capacity` bytes to `reason`, and returns 1.
+/// A question of `hostcclCommSetInterrupt`. The question returns 0 while blocked calls go on
+/// waiting. To end the calls, the question writes the reason as a C string of at most `capacity`
+/// bytes to `reason`, and returns 1.
 pub type hostcclQuestion_t =
     Option<unsafe extern "C" fn(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int>;
 /// The function of `hostcclCommSetInterrupt` that frees the data of the question.

@@ -169,8 +169,10 @@ impl Wait {
             Some(_) => spin::poll_wire(purpose, changed),
             None => spin::spin_then_yield(is_crowded(), purpose, changed, look),
         };
-        if may_continue && looked.get() != 0 {
-            recorder::note_end_of_wait(looked.get());
+        match may_continue {
+            true if clock.is_some() && looked.get() != 0 => recorder::note_end_of_wait(looked.get()),
+            true => {}
+            false => recorder::note_sleep(),
         }
         if may_continue {
             if has_progress() {

@@ -1,5 +1,6 @@
-//! Ranks that read large data straight from each other's buffers: the data is right in either way,
-//! and a rank that dies, gives up or may not be read never makes another rank report wrong data.
+//! Ranks that read large data straight from each other's buffers. The data is right whether they
+//! read or copy. A rank that dies, gives up or may not be read never makes another rank report
+//! wrong data.
 //!
 //! The ranks are child processes, which play a scene (child_ranks).
 
@@ -77,8 +78,8 @@ fn lose_the_right(comm: ncclComm_t, rank: usize, size: usize) {
     say(&format!("{before} {}", bytes_read_from_ranks() - before));
 }
 
-/// Messages around the ring, all-to-all and all-to-all-v, with sizes around those that matter.
-/// Says how many bytes came straight from the buffers of other ranks.
+/// Sends messages around the ring, and makes all-to-all and all-to-all-v, with sizes around the
+/// limits of the engine. Then says how many bytes came straight from the buffers of other ranks.
 fn exchange(comm: ncclComm_t, rank: usize, size: usize) {
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     for (round, bytes) in [1, 63, 4096, 65_537, 300_000, 1 << 20, 5_000_001, 64, 9 << 20].into_iter().enumerate() {

@@ -236,9 +236,9 @@ impl Recorder {
     }
 
     /// Records that a call begins, without a look at the clock where the call is
-    /// [brief](Call::is_brief). The other ranks wait for this one until it is in the call, and the
-    /// look would take most of the time of this function. [`set_begun`](Recorder::set_begun) adds
-    /// the time if the call waits, and otherwise its end does.
+    /// [brief](Call::is_brief). The other ranks wait until this rank is in the call, and the look
+    /// would take most of the time of this function. [`set_begun`](Recorder::set_begun) adds the
+    /// time if it is called while the call runs. Otherwise the end of the call adds it.
     #[inline]
     pub fn begin_untimed(&self, channel: Channel, call: &Call) -> Entry {
         let ticks = if call.is_brief() { NOT_LOOKED } else { self.clock.ticks() };
@@ -282,23 +282,16 @@ impl Recorder {
         self.write_call(channel, call, state, digest, ticks)
     }
 
-    /// Writes a call that begins at `ticks` into the ring. `digest` is that of the channel after the
-    /// call.
+    /// Writes a call that begins at `ticks` into the ring. `digest` is the channel's digest after
+    /// the call.
     #[inline(always)]
     fn write_call(&self, channel: Channel, call: &Call, state: EntryState, digest: u64, ticks: u64) -> Entry {
         let base = channel_base(channel.place.into());
         let is_message = call.operation.is_message();
         let number = self.words[header::NEXT_CALL].fetch_add(1, Relaxed);
         let counter = if is_message { channel::MESSAGES_BEGUN } else { channel::CALLS_BEGUN };
-        let in_channel = match is_message {
-            true => self.words[base + counter].fetch_add(1, Relaxed) + 1,
-            // These calls begin one after the other, so nobody else counts now.
-            false => {
-                let in_channel = self.get(base + counter) + 1;
-                self.set(base + counter, in_channel);
-                in_channel
-            }
-        };
+        // Several threads may begin calls on one communicator before these take turns.
+        let in_channel = self.words[base + counter].fetch_add(1, Relaxed) + 1;
         let slot = slot_base(number);
         let stamp = (number + 1) * 2;
         self.set(slot + call::STAMP, stamp - 1);

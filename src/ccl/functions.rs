@@ -26,8 +26,8 @@ impl RawComm {
     }
 }
 
-/// A question that the blocked calls of a communicator of the host engine ask: it writes a reason to
-/// end them, and returns 1, or returns 0.
+/// A question that the blocked calls of a communicator of the host engine ask. To end them, the
+/// question writes a reason and returns 1. Otherwise it returns 0.
 pub(super) type Question = unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> c_int;
 /// Frees the data of a question.
 pub(super) type Release = unsafe extern "C" fn(*mut c_void);

@@ -23,8 +23,8 @@ impl Library {
         }
     }
 
-    /// Whether a call of this thread has waited for another rank since the last question. Only the
-    /// embedded engine knows.
+    /// Whether a call of this thread has waited for another rank since the last call of this
+    /// function. Only the embedded engine knows.
     #[inline]
     pub(crate) fn take_wait(&self) -> Wait {
         if self.is_embedded() { hostccl::recorder::take_wait() } else { Wait::Unknown }
@@ -49,8 +49,8 @@ impl Library {
         }
         if let Some(set) = self.functions.host_set_interrupt {
             let data = Box::into_raw(Box::new(question)).cast();
-            // SAFETY: the data is a question, which both functions expect. A communicator that has
-            // ended meanwhile is refused, and the data is released then, too.
+            // SAFETY: both functions expect a question as their data. Where the communicator has
+            // ended meanwhile, the engine refuses the question and releases the data.
             unsafe { set(comm, Some(ask), Some(release), data) };
         }
     }

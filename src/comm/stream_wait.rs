@@ -52,6 +52,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const LAST_LOOK: Duration = Duration::from_secs(2);
 /// The pause between two questions to the store while a loss is known or suspected.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long the thread of the events looks for ranks that are behind, over all dimensions.
+const MOST_SEARCHED: Duration = Duration::from_millis(500);
 
 impl View {
     /// Returns when all work on `stream` is done and no communicator along `dim` has failed.
@@ -199,8 +201,12 @@ impl WaitedFor<'_> {
         let (event, dim, me) = (root.event(Kind::Slow, String::new()), self.dim.clone(), mesh.rank());
         move |waited| {
             let along = dim.as_ref().map_or_else(String::new, |dim| format!(" along {dim}"));
-            // As in the error at the deadline, the first dimension along which ranks are behind counts.
-            let mut found = groups.iter().map(|group| (group, recorder::behind(group)));
+            // The first dimension along which ranks are behind counts, as in the error at the
+            // deadline.
+            // The search ends after half a second, because other events wait for it.
+            let began = Instant::now();
+            let groups_in_time = groups.iter().take_while(|_| began.elapsed() < MOST_SEARCHED);
+            let mut found = groups_in_time.map(|group| (group, recorder::behind(group)));
             let found = found.find(|(_, (ranks, _))| !ranks.is_empty());
             let group = found.as_ref().map_or_else(|| groups.first(), |(group, _)| Some(*group));
             let (ranks, places) = found.map(|(_, behind)| behind).unwrap_or_default();

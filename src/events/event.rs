@@ -46,9 +46,8 @@ pub struct Event {
     /// ranks that this process knows (docs/events.md), and may be empty.
     pub ranks: Vec<i32>,
     /// For a slow call, the name of its group (`mesh/tp`, or `the world`); `None` for `dm_recover`.
-    /// Otherwise the name of
-    /// the mesh that was aborted or with which the job goes on. `None` where the event is about
-    /// the world.
+    /// For other events, the name of the mesh that was aborted or with which the job goes on;
+    /// `None` where the event is about the world.
     pub group: Option<String>,
     /// The name of the dimension along which a slow call was made.
     pub dimension: Option<String>,

@@ -2,7 +2,8 @@
 //! waits that are noted in waits.rs.
 //!
 //! So a slow call is found while its thread is blocked in the host engine, in an agreement of the
-//! ranks or in NCCL, and the calls themselves do nothing for it.
+//! ranks or in NCCL, and such a call does nothing for it. dm_stream_wait and dm_recover note their
+//! waits themselves.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Calls that wait and are in no recording: dm_stream_wait, and the ranks that wait in dm_recover.
 //!
-//! A call notes its wait here when it has waited for a moment. The thread `dm-events` then finds the
-//! wait while the thread of the call sleeps.
+//! A call notes its wait here when it has waited for a moment. Then the thread `dm-events` finds
+//! the wait while the thread of the call sleeps.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -121,9 +121,9 @@ pub(crate) fn describe(number: u64, time: Duration) -> Option<WaitingCall> {
     })
 }
 
-/// The ranks that have begun fewer calls of a group than this process, in ascending order, and the
-/// sentences that say where they are. The ranks are as far as the recordings of this host show
-/// them. This may take half a second.
+/// Returns the ranks that have begun fewer calls of a group than this process, in ascending order,
+/// and the sentences that say where they are. It knows only the ranks whose recordings are on this
+/// host. It may take half a second.
 pub(crate) fn behind(group: &Group) -> (Vec<i32>, Vec<String>) {
     let Some(own) = Found::own() else { return Default::default() };
     let is_mine = |channel: &&RecordedChannel| {

@@ -20,6 +20,8 @@ use crate::wait::{Deadline, Wait};
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// The longest pause of rank 0 between two looks for tokens.
 const LAST_LOOK: Duration = Duration::from_millis(20);
+/// The pause of rank 0 between a token that has come and the look that reads it.
+const ROOM: Duration = Duration::from_micros(100);
 /// The most new tokens that one look expects.
 const TOKENS: i64 = 4096;
 /// How long late ranks can still learn of a mismatch.
@@ -120,13 +122,16 @@ impl NonceServer {
     }
 
     /// Waits for the token after token `count`. Once each rank may have left a token, the thread
-    /// sleeps in place of waiting, so it ends at once when all ranks have come.
+    /// only sleeps, because a sleep ends at once when all ranks have come, and a wait at the store
+    /// does not.
     fn pause(&self, count: i64, longest: Duration, wait: &Wait) {
         if count + 1 < self.size as i64 {
             let soon = wait.with_deadline(Deadline::after(longest));
             match self.store.get_any(&[&format!("{}/token/{}", self.prefix, count + 1)], &soon) {
-                Err(error) if error.status() != Status::Timeout => {}
-                _ => return,
+                Err(error) if error.status() == Status::Timeout => return,
+                // The next look finds the token, unless the count of tokens cannot be read.
+                Ok(_) => return std::thread::park_timeout(ROOM),
+                Err(_) => {}
             }
         }
         std::thread::park_timeout(longest);

@@ -129,7 +129,8 @@ static void *reduce_along_tp(void *mesh)
   return NULL;
 }
 
-/* Whether the event is about a dm_stream_wait along that dimension; NULL for one without a dimension. */
+/* Whether the event is about a dm_stream_wait along that dimension. dim is NULL for a wait
+ * without a dimension. */
 static int is_of_wait(const dm_event *event, const char *dim)
 {
   if (event->kind != DM_EVENT_SLOW || event->operation == NULL || strcmp(event->operation, "dm_stream_wait") != 0) return 0;

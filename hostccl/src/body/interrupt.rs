@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::handle;
 use crate::interrupt::{Interrupt, Question};
 use crate::types::*;
@@ -34,8 +35,11 @@ pub(crate) unsafe fn hostcclCommSetInterrupt(
     release: hostcclRelease_t,
     data: *mut c_void,
 ) -> Result<ncclResult_t> {
-    // The data is released in whatever way the call ends.
+    // `data` is released when nobody uses it any more. Where this call fails, that is at once.
     let data = Data { data, release };
+    if fork::is_child() {
+        return Err(Error::usage(fork::refusal()));
+    }
     let Some(question) = question else { return Err(Error::argument("question is NULL")) };
     set(comm, Arc::new(move || data.ask(question)))?;
     Ok(ncclSuccess)
@@ -59,8 +63,8 @@ impl Data {
         question: unsafe extern "C" fn(data: *mut c_void, reason: *mut c_char, capacity: usize) -> c_int,
     ) -> Option<String> {
         let mut reason = [0 as c_char; REASON];
-        // SAFETY: the function is the caller's, the data is not released yet, and the reason has that
-        // much room, apart from the last byte, which stays 0.
+        // SAFETY: the function is the caller's, and the data is not released yet. The reason has
+        // that much room, and its last byte stays 0.
         let has_reason = unsafe { question(self.data, reason.as_mut_ptr(), REASON - 1) } != 0;
         // SAFETY: the last byte is 0.
         has_reason.then(|| unsafe { CStr::from_ptr(reason.as_ptr()) }.to_string_lossy().into_owned())

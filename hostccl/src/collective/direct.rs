@@ -1,13 +1,13 @@
 //! Collectives whose ranks read each other's send buffers (module `lending`).
 //!
-//! The first chunk goes through the slots as ever. Before it ends the first step, each rank lends
-//! its send buffer. If all ranks have lent theirs, each rank reads what is left in the next steps,
-//! and there is no other chunk. A step has so much work at most that a rank which waits sees
-//! progress soon enough for its deadline.
+//! The first chunk goes through the slots. Before a rank ends the first step, it lends its send
+//! buffer. If all ranks have lent theirs, each rank reads the rest of its data in the next steps,
+//! and there is no other chunk. A step has a limited amount of work, so that the ranks that wait
+//! see progress before their deadlines.
 //!
-//! A rank that cannot read says so before it ends its step. After the last step all ranks look for
-//! such a rank, and find the same. If there is one, they do the whole work again through the
-//! slots.
+//! A rank that cannot read says so before it ends its step. After the last step each rank checks
+//! whether any rank has said so, and all ranks find the same. If a rank has, all ranks do the whole
+//! work again through the slots.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -100,8 +100,8 @@ impl Direct {
         self.steps.is_some_and(|steps| stage <= steps)
     }
 
-    /// Reads the part of this stage, which is 1 or more, of what this rank reads from each other
-    /// rank.
+    /// Reads the data of this stage from each other rank. The stages of reads have the numbers 1, 2
+    /// and so on.
     ///
     /// # Safety
     /// `piece_of` gives places that are writable, and nobody else uses them.
@@ -136,7 +136,7 @@ impl Direct {
         if !(0..comm.nranks).any(is_refused) {
             return true;
         }
-        // Nobody reads any more.
+        // No rank reads any more, because all ranks have ended the last step of reads.
         self.take_back(comm);
         (self.steps, self.is_again) = (None, true);
         false

@@ -242,7 +242,8 @@ impl Ragged {
         sent.is_empty() || filled.is_empty() || sent.end <= filled.start || filled.end <= sent.start
     }
 
-    /// Returns what this rank reads from the memory of `rank`: all but the first chunk of the block.
+    /// Returns what this rank reads from the memory of `rank`: all but the first chunk of the
+    /// block.
     pub(super) fn piece_of(&self, rank: usize, call: &Call) -> Piece {
         let (size, block) = (call.dtype.size(), self.recv[rank]);
         let (_, first) = self.sources[rank].chunk(0, block.count);

@@ -90,7 +90,7 @@ impl Stages {
         let most = others.map(|rank| self.piece_of(rank).bytes).sum();
         self.direct.decide(&self.moves.comm, most);
         if !self.direct.is_agreed() {
-            // The rank has not staged the second chunk yet.
+            // The rank has not staged its second chunk yet, because its buffer was lent.
             // SAFETY: the rank has not ended the second step.
             unsafe { self.moves.stage_outgoing(1) };
         }

@@ -15,8 +15,8 @@ use crate::peer_memory::{self, Refusal};
 use crate::segment::Fate;
 use crate::types::ncclInvalidArgument;
 
-/// How often a receiver tells a waiting sender that it makes progress, so that the sender's
-/// deadline begins anew.
+/// How often a receiver tells the waiting sender that the read makes progress. Each time, the
+/// sender's deadline begins anew.
 const TOLD: Duration = Duration::from_millis(10);
 
 /// Lends the buffer of a message of `bytes` bytes to the receiver, if the receiver should read it
@@ -30,9 +30,9 @@ pub(super) fn lend(comm: &Comm, receiver: usize, bytes: usize) -> bool {
     is_lent
 }
 
-/// Hears the receiver's answer, once the receiver has taken the header out of the ring. Returns
-/// whether the receiver has the message; otherwise the message has to go through the ring. Fails
-/// when the receiver found no memory at the address `from`, and there is none.
+/// Takes the receiver's answer, once the receiver has taken the header out of the ring. Returns
+/// whether the receiver has the message. Otherwise the message has to go through the ring. Fails
+/// when the receiver could not read memory at the address `from`, and this rank cannot either.
 #[cold]
 pub(super) fn hear(comm: &Comm, receiver: usize, from: *const u8, bytes: usize) -> Result<bool> {
     let at = from.addr() as u64;

@@ -1,5 +1,5 @@
-//! What the recorder has to know of the calling thread's call: whether the beginning of the call has
-//! a time, whether the call has waited, and for which rank of another host.
+//! What the recorder has to know of the call that the calling thread makes: whether the beginning
+//! of the call has a time, whether the call has waited, and for which rank of another host.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,8 +19,8 @@ static REMOTE: Mutex<VecDeque<(u64, i32)>> = Mutex::new(VecDeque::new());
 
 /// The calling thread's call.
 struct ThisCall {
-    /// The number of the call in the recording; that of [`Entry::NONE`] for none, and for calls of a
-    /// group.
+    /// The number of the call in the recording. It is that of [`Entry::NONE`] where there is no
+    /// call, and for the calls of a group.
     number: Cell<u64>,
     /// Whether the beginning of the call has a time.
     is_timed: Cell<bool>,
@@ -42,8 +42,8 @@ thread_local! {
     };
 }
 
-/// Records that a call of this thread begins, which is not inside a group. The beginning of a brief
-/// call gets its time when the call waits, or when the other ranks can see it.
+/// Records that this thread begins a call outside a group. The beginning of a brief call gets its
+/// time when the call waits, or when the other ranks can see the call.
 #[inline]
 pub fn begin(recorder: &Recorder, channel: Channel, call: &Call) -> Entry {
     let entry = recorder.begin_untimed(channel, call);
@@ -68,8 +68,8 @@ pub(crate) fn note_begun() {
 /// at the clock in this call, in ticks; 0 where that is not known.
 #[inline]
 pub(crate) fn note_wait() -> u64 {
-    // Without thread-local variables, `take_wait` returns `Unknown`, so the calls of the thread get
-    // the exact time.
+    // Without thread-local variables, `take_wait` returns `Unknown`, so the end of the call gets
+    // its exact time.
     with(|this| {
         this.wait.set(Wait::Unknown);
         time(this);
@@ -85,6 +85,13 @@ pub(crate) fn note_end_of_wait(ticks: u64) {
         this.wait.set(Wait::Until(ticks));
         this.looked.set(ticks);
     });
+}
+
+/// Notes that this thread's call is going to sleep. The last look at the clock does not tell when
+/// its next wait begins.
+#[inline]
+pub(crate) fn note_sleep() {
+    with(|this| this.looked.set(0));
 }
 
 /// Notes that this thread's call has waited for long for that rank of another host.
@@ -120,7 +127,7 @@ pub(crate) fn quick_clock() -> Option<Clock> {
     get().and_then(Recorder::quick_clock)
 }
 
-/// Runs `work` with the calling thread's call. `None` on a thread that is ending and has no
+/// Runs `work` with the calling thread's call. Returns `None` on a thread that is ending and has no
 /// thread-local variables any more, and in a build without a recorder.
 #[inline]
 fn with<T>(work: impl FnOnce(&ThisCall) -> T) -> Option<T> {

@@ -52,7 +52,7 @@ pub(crate) struct Header {
     pub(crate) verdict_tag: AtomicU64,
     /// The doorbells of the ranks.
     pub(crate) bells: [Event; BELLS],
-    /// 1 once a rank has found that it cannot read the memory of every other rank, or may not.
+    /// 1 once a rank has found that it cannot read another rank's memory, or may not.
     pub(crate) unreadable: AtomicU32,
 }
 
@@ -241,7 +241,8 @@ pub(crate) struct Channel {
     /// How many bytes the receiver has taken.
     pub(crate) tail: Event,
     /// Changes when one more call of either side waits for its turn at this channel, when the
-    /// receiver has written `expects`, and when the sender has taken back its message.
+    /// receiver has written `expects`, when the sender has taken back its message, and while the
+    /// receiver reads a lent buffer, to tell the sender of its progress.
     pub(crate) order: Event,
     /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
@@ -254,8 +255,9 @@ pub(crate) struct Channel {
 /// The state of a message that the receiver reads from the sender's memory.
 ///
 /// The sender lends its buffer, and leaves it unchanged until the receiver answers. A sender that
-/// gives up first takes the buffer back. Only one of the two can succeed, so a receiver that has
-/// answered "taken" knows that the buffer was unchanged while it read.
+/// gives up takes the buffer back before the buffer may change. Only one of the two, the answer or
+/// the taking back, can succeed. So a receiver that has answered "taken" knows that the buffer was
+/// unchanged while it read.
 #[repr(C)]
 pub(crate) struct Lent(AtomicU32);
 
@@ -271,8 +273,8 @@ pub(crate) enum Fate {
     Taken,
     /// The receiver cannot read the sender's memory, so the message goes through the ring.
     Refused,
-    /// The receiver found no memory at the address that it can read. The message goes through the
-    /// ring if the sender itself can read it.
+    /// The receiver found no readable memory at the address. The message goes through the ring if
+    /// the sender itself can read the memory.
     Unreadable,
     /// The sender has given up.
     Withdrawn,
@@ -297,8 +299,8 @@ impl Lent {
         fence(Ordering::SeqCst);
     }
 
-    /// The receiver's answer, or the sender's end. Returns false where the buffer was not lent any
-    /// more, so that this answer does not count.
+    /// Stores the receiver's answer, or that the sender has given up. Returns false where the
+    /// buffer was no longer lent, so that this answer does not count.
     pub(crate) fn settle(&self, fate: Fate) -> bool {
         // No earlier read of the buffer comes after the change below.
         fence(Ordering::SeqCst);

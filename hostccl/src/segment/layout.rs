@@ -16,7 +16,8 @@ const PAGE: usize = 4096;
 const SLOT_BUDGET: usize = 12 << 20;
 /// The smallest slot in bytes, unless the ranks' parts need more.
 const SMALLEST_SLOT: usize = 64 << 10;
-/// [`SMALLEST_SLOT`] in a communicator of a split. There may be many such communicators.
+/// The smallest slot in a communicator of a split. It is smaller than [`SMALLEST_SLOT`], because
+/// there may be many such communicators.
 const SMALLEST_SPLIT_SLOT: usize = 48 << 10;
 /// The largest slot in bytes.
 const LARGEST_SLOT: usize = 1 << 20;
@@ -59,9 +60,10 @@ impl Layout {
     /// Returns the layout for a communicator of `nranks` ranks, whose parent was split and has at
     /// least `among` ranks on this machine. `among` is 0 where there is no parent.
     ///
-    /// All parts of a split are used at one time, and they share the processors' cache. So their
-    /// slots together take as much memory as the slots of their parent. Without this, a mesh of 64
-    /// ranks in three dimensions of 4 would take 190 MB for each dimension.
+    /// All parts of a split may be in use at the same time, and they share the processors' cache.
+    /// So the slots of all parts together take about as much memory as the slots of their parent.
+    /// Without this limit, a mesh of 64 ranks in three dimensions of 4 would take 190 MB for each
+    /// dimension.
     pub(crate) fn split(nranks: u32, among: u32) -> Layout {
         let (nranks, sharing) = (nranks as usize, nranks.max(among) as usize);
         // The slots of all ranks stay in a last-level cache of common size. A slot is large enough

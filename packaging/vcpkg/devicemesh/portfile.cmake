@@ -1,9 +1,9 @@
 # A port for vcpkg, as an overlay: vcpkg install devicemesh --overlay-ports=packaging/vcpkg
 #
 # It needs cargo on the PATH, because vcpkg has no Rust. DEVICEMESH_TARBALL in the environment names
-# the tarball of `make dist`, which has all crates, so cargo needs no network. A port in vcpkg's own
-# registry has vcpkg_download_distfile with the tarball's address and SHA-512 in its place. A program
-# links devicemesh::devicemesh (dynamic triplets) or devicemesh::static (static triplets).
+# the tarball of `make dist`, which has all crates, so cargo needs no network. In vcpkg's own
+# registry, the port calls vcpkg_download_distfile with the tarball's address and SHA-512 instead. A
+# program links devicemesh::devicemesh (dynamic triplets) or devicemesh::static (static triplets).
 set(VCPKG_KEEP_ENV_VARS PATH DEVICEMESH_TARBALL)
 if(NOT EXISTS "$ENV{DEVICEMESH_TARBALL}")
   message(FATAL_ERROR "DEVICEMESH_TARBALL names no file: it is the tarball of the sources that `make dist` has made")

@@ -1,8 +1,8 @@
 //! The ends of calls, and the times of brief ones.
 //!
-//! A look at the clock takes as long as all the rest of a record: 21 ns on an AMD EPYC. While a rank
-//! looks, the ranks that wait for it lose this time, too. So a brief call that goes through has one
-//! look, which comes when the rank waits itself or is through.
+//! A look at the clock takes as long as all the rest of a record: 21 ns on an AMD EPYC. While a
+//! rank looks, the ranks that wait for it lose this time, too. So a brief call has one look, which
+//! comes when the rank itself waits, when the other ranks can see its call, or when the call ends.
 
 use std::sync::atomic::Ordering::Relaxed;
 

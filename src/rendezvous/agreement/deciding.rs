@@ -167,7 +167,7 @@ impl Round {
 
     /// Stores the note, counts this rank in, and waits for the verdict. The last rank to be counted
     /// makes the verdict. Where the first rank offers nothing in its text, the verdict is known
-    /// before, so the store can write it.
+    /// beforehand, so the store itself can write it.
     fn count_in(
         &self,
         phase: &str,
@@ -180,7 +180,8 @@ impl Round {
         let ranks = self.membership.members.len() as i64;
         let (counter, key) = (self.key(phase, "count"), self.key(phase, "verdict"));
         let agreed = Verdict::agreed_on(String::new()).encode();
-        // A sum that no rank can reach, where the last rank is to look for objections.
+        // No sum is -1, so the store writes no verdict where the last rank has to look for
+        // objections.
         let last = if offers_nothing { ranks } else { -1 };
         let count = Count { counter: &counter, amount: 1, last, key: &key, value: &agreed };
         let mut is_to_decide = false;

@@ -37,8 +37,8 @@ impl Round {
         self.arrive_and_await(&Arrival::default(), &mut |_| Ok(()), key, phase, wait)
     }
 
-    /// Does what [`Round::await_value`] does, after this rank has arrived: what `arrival` holds is
-    /// stored and counted before the wait begins. `counted` gets the sum.
+    /// Does what [`Round::await_value`] does, but first stores and counts what `arrival` holds.
+    /// `counted` gets the sum.
     pub(super) fn arrive_and_await(
         &self,
         arrival: &Arrival<'_>,
@@ -51,7 +51,8 @@ impl Round {
         let mut arrival = Some(arrival);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
-            let is_over = self.has_lost() || self.departure().is_some() || self.turn().is_some();
+            let epoch = self.membership.check_epoch();
+            let is_over = self.has_lost() || epoch.is_err() || self.departure().is_some() || self.turn().is_some();
             if let Some(arrival) = arrival.take_if(|_| is_over) {
                 store.arrive(arrival, &[], counted, wait)?;
             }
@@ -66,7 +67,7 @@ impl Round {
                 let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
-            self.membership.check_epoch()?;
+            epoch?;
             if let Some(end) = self.departure().or_else(|| self.turn()) {
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));

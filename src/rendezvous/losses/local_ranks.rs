@@ -103,7 +103,8 @@ impl LocalRanks {
         Ok(are_more)
     }
 
-    /// Returns the ranks of this host whose processes have ended since the last call.
+    /// Returns the ranks of this host whose processes have ended since the last call. Where there
+    /// are many ranks, a rank that has ended may be in the list up to a second later.
     pub(super) fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<Incarnation> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         // The ranks join in the beginning only, but not all at once.
@@ -113,7 +114,7 @@ impl LocalRanks {
         loop {
             let alive: Vec<usize> = (0..ranks.len()).filter(|index| !ranks[*index].told).collect();
             let processes: Vec<Arc<Process>> = alive.iter().map(|index| Arc::clone(&ranks[*index].process)).collect();
-            let Some(first) = Process::first_dead(&processes) else { return dead };
+            let Some(first) = Process::first_dead_in_turn(&processes) else { return dead };
             let local_rank = &mut ranks[alive[first]];
             local_rank.told = true;
             dead.push(local_rank.name);

@@ -31,8 +31,8 @@ pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// had the wrong secret or none. The key exists once there is such a connection, and is not listed
 /// or counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
-/// The key by which a client knows a server that carries out [`op::COUNT`]. This key is not listed
-/// or counted, and is no nonce.
+/// The key that shows a client that the server carries out [`op::COUNT`]. The server does not list
+/// or count this key, and the key is no nonce.
 pub const COUNT_KEY: &[u8] = b"/devicemesh/server/count";
 /// A request that lists no more keys than this counts as short.
 const FEW: usize = 16;

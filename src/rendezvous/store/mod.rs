@@ -75,10 +75,11 @@ pub trait Store: Send + Sync {
     /// not empty.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
-    /// Does what a rank does when it comes to a place where ranks meet: stores a note, counts itself
-    /// in, and waits for any of the keys. Returns what [`get_any`](Store::get_any) returns, or
-    /// `None` where no keys are given. `counted` gets the sum before the wait begins, and its error
-    /// ends the call. It may use the store. This is one round trip at a server of this library.
+    /// Does what a rank does at a place where ranks meet: stores a note, counts itself in, and
+    /// waits for any of the keys. Returns what [`get_any`](Store::get_any) returns, or `None` where
+    /// no keys are given. `counted` gets the sum before the wait begins. An error of `counted` ends
+    /// the call, and `counted` may use the store. With a server of this library this method takes
+    /// one round trip.
     fn arrive(
         &self,
         arrival: &Arrival<'_>,

@@ -56,8 +56,9 @@ const END: Duration = Duration::from_secs(10);
 /// Whether the front has ended, so that this process is ending everything.
 static FRONT_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Held while a command is started that reaches a host, and for good once the front has ended. A
-/// command that is just being started could not be told from this process.
+/// This lock is held while a command is started that reaches a host, and for good once the front
+/// has ended. Without it, the thread that ends everything could not tell such a command, while it
+/// starts, from this process.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// The text that the keeper writes to standard error when the front was killed.

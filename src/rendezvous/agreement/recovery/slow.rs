@@ -1,8 +1,8 @@
 //! Tells the watchers of slow calls for whom a rank waits in a turn.
 //!
-//! While there is a handler or a queue of events, a rank that has waited for a quarter of a second
-//! reads in the store which ranks have come, and again whenever the time has doubled. The thread
-//! `dm-events` makes the event.
+//! While there is a handler or a queue of events, a rank reads in the store which ranks have come:
+//! first when it has waited for a quarter of a second, and again whenever its waiting time has
+//! doubled. The thread `dm-events` makes the event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -39,8 +39,8 @@ impl SlowTurn {
         }
     }
 
-    /// Reads which ranks of the mesh have not come to turn `number`, where that is due. A store that
-    /// does not answer has told nothing.
+    /// Reads which ranks of the mesh have not come to turn `number`, where that is due. Where the
+    /// store does not answer, the ranks that were known to be absent stay so.
     pub(super) fn look(&mut self, recovery: &Recovery, number: u64, call: &str, wait: &Wait) {
         if self.since.elapsed() < self.next || !is_due(recovery) {
             return;

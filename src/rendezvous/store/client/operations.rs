@@ -188,7 +188,7 @@ impl Store for TcpStore {
         for key in keys {
             self.check(key, &[])?;
         }
-        // A note alone has no answer, by which this rank would know that the store has it.
+        // A note alone gets no answer, so this rank could not know whether the store has it.
         let is_answered = arrival.count.is_some() || !keys.is_empty();
         if is_answered && self.counts.load(Ordering::SeqCst) {
             return self.arrive_at_once(arrival, keys, counted, wait);
