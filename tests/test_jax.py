@@ -134,7 +134,8 @@ def test_the_wheel_trains_the_example(tmp_path):
     # were fetched.
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, PACKAGE, cwd=tmp_path, timeout=LIMIT)
     (made,) = tmp_path.glob("*.whl")
-    machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    # The tag says on which systems the handlers run (PyPA's manylinux).
+    machine = re.sub(r"[-.]", "_", sysconfig.get_platform()).replace("linux_", r"manylinux_2_\d+_")
     assert re.fullmatch(rf"devicemesh_jax-\d+\.\d+\.\d+-py3-none-{machine}\.whl", made.name), made.name
     run(*pip, "install", "--no-deps", "--target", tmp_path / "site", made, cwd=tmp_path, timeout=LIMIT)
     clean = environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{tmp_path}/site", DM_LIBRARY=LIBRARY / "libdevicemesh.so", **BYTECODE)
