@@ -131,6 +131,8 @@ def test_every_installed_file_is_in_one_debian_package(tmp_path):
 
 @needs_dpkg
 @pytest.mark.long
+@pytest.mark.lengthy
+@pytest.mark.timeout(1200)  # lintian unpacks and reads every binary, twice: minutes
 @pytest.mark.skipif(not shutil.which("lintian"), reason="no lintian here (Debian: apt-get install lintian)")
 def test_lintian_finds_nothing_in_the_debian_packages(tmp_path):
     made = tmp_path / "made"
