@@ -40,8 +40,9 @@ def published():
 
 def pack(out, build, allow_changes=False):
     """Packs all crates into `out`, and returns their files by package name."""
-    names = published()
-    scratch = ROOT / "target/crates-build"
+    names, out = published(), out.resolve()
+    # What is built is kept for the next time. Without a build, several calls may run at one time.
+    scratch = ROOT / "target/crates-build" if build else out / "scratch"
     command = ["cargo", "package", "--quiet", "--locked", *(word for name in names for word in ("--package", name))]
     command += [] if build else ["--no-verify"]
     command += ["--allow-dirty"] if allow_changes else []

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::store::{self, Arrival, Store, arrive_for_any, refused_connections};
+use super::store::{self, Arrival, Store, refused_connections};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
@@ -192,8 +192,10 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait
     let text = [std::slice::from_ref(&token), tried].concat().join(" ");
     let (left, nonce) = (format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}"));
     let arrival = Arrival { note: Some((&left, text.as_bytes())), count: None };
-    let said = arrive_for_any(store, &arrival, &[&nonce], &mut |_| Ok(()), wait);
-    let received = said.map_err(|error| never_came(error, store, wait)).map(|(_, said)| Session::of(prefix, &said));
+    // A store that gives a wrong index is told of in the agreement that follows, on all ranks.
+    let said = store.arrive(&arrival, &[&nonce], &mut |_| Ok(()), wait);
+    let said = said.map(|found| found.unwrap_or_default().1).map_err(|error| never_came(error, store, wait));
+    let received = said.map(|said| Session::of(prefix, &said));
     // Rank 0 has answered this token, or never will.
     store.forget(vec![left, nonce], wait);
     received
