@@ -144,9 +144,13 @@ impl Start {
         let arrive = |rank: &Rank| {
             let here = [&prefix[..], rank.number.to_string().as_bytes()].concat();
             let set = Writer::new(op::SET).string(&here).string(call.as_bytes());
-            wait(set, &[&first, &verdict, &lost, &left])
+            wait(set.then(op::PING).word(0), &[&first, &verdict, &lost, &left])
         };
-        each(&mut self.ranks, arrive, |rank| found(rank, call.as_bytes()));
+        let arrived = |rank: &mut Rank| {
+            assert_eq!(rank.bytes(), 0u32.to_le_bytes());
+            found(rank, call.as_bytes());
+        };
+        each(&mut self.ranks, arrive, arrived);
         let world = self.world as i64;
         let count = |writer: Writer, counter: &[u8], verdict: &[u8]| {
             let count = writer.then(op::COUNT).string(counter).number(1).number(world);

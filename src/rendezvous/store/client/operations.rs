@@ -69,11 +69,20 @@ impl TcpStore {
             let last = counter.number(count.amount).number(count.last);
             request.extend(last.string(&full(count.key)).string(count.value).finish());
         }
+        // The answer before that of the wait says that the server answers at all. Where it does not,
+        // the wait need not be cancelled at the deadline.
+        let pings = count.is_none() && note.is_some();
+        if pings {
+            request.extend(Writer::new(op::PING).word(0).finish());
+        }
         if !keys.is_empty() {
             request.extend(wait_any_of(keys));
         }
         let talk = |connection: &mut Connection| {
             connection.send(&request, wait)?;
+            if pings {
+                connection.receive(&mut [0; 4], wait)?;
+            }
             if count.is_some() {
                 let sum = connection.number(wait)?;
                 counted(sum).map_err(ExchangeError::Ended)?;
