@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::rendezvous::store::{
-    Arrival, CallbackStore, Callbacks, Count, MemoryStore, Secret, Server, Store, TcpStore,
+    Arrival, CallbackStore, Callbacks, Count, Last, MemoryStore, Secret, Server, Store, TcpStore,
 };
 use devicemesh::wait::{Wait, Watch};
 use every_store::{Table, callbacks, soon, subjects};
@@ -175,7 +175,11 @@ fn ranks_that_arrive_get_what_the_last_one_stores() {
             let (counter, verdict) = (format!("{place}/count"), format!("{place}/verdict"));
             let arrive = |rank: usize| {
                 let note = (format!("{place}/here/{rank}"), rank.to_string());
-                let count = Count { counter: &counter, amount: 1, last: 8, key: &verdict, value: b"agreed" };
+                let count = Count {
+                    counter: &counter,
+                    amount: 1,
+                    last: Some(Last { sum: 8, key: &verdict, value: b"agreed" }),
+                };
                 let arrival = Arrival { note: Some((&note.0, note.1.as_bytes())), count: Some(count) };
                 let (mut sums, keys) = (Vec::new(), ["never", &verdict]);
                 let mut counted = |sum| {
@@ -204,7 +208,7 @@ fn ranks_that_arrive_get_what_the_last_one_stores() {
 fn an_arrival_may_end_early_or_wait_for_nothing() {
     for subject in subjects() {
         let store = &subject.store;
-        let count = Count { counter: "count", amount: 2, last: 4, key: "all", value: b"1" };
+        let count = Count { counter: "count", amount: 2, last: Some(Last { sum: 4, key: "all", value: b"1" }) };
         let arrival = Arrival { note: Some(("here", b"me")), count: Some(count) };
         let refuse = &mut |_| Err(Error::new(Status::Mismatch, "no"));
         let error = store.arrive(&arrival, &["all"], refuse, &soon()).unwrap_err();

@@ -198,9 +198,16 @@ pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Re
 
 /// Whether a function uses nothing that may belong to the parent of a forked child.
 fn is_free(function: &str) -> bool {
-    let free = ["ncclGetVersion", "ncclGetErrorString", "ncclGetLastError", "ncclMemAlloc", "ncclMemFree"];
-    // hostcclCommSetInterrupt looks for the fork itself, because it has to release its data.
-    free.contains(&function) || function == "hostcclCommSetInterrupt"
+    [
+        "ncclGetVersion",
+        "ncclGetErrorString",
+        "ncclGetLastError",
+        "ncclMemAlloc",
+        "ncclMemFree",
+        // It looks for the fork itself, because it has to release its data.
+        "hostcclCommSetInterrupt",
+    ]
+    .contains(&function)
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

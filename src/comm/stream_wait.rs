@@ -191,19 +191,27 @@ impl WaitedFor<'_> {
         }
     }
 
+    /// Returns the groups for which the wait waits: that of its dimension, or those of the
+    /// dimensions of the view for whose number `concerns` is true.
+    fn groups(&self, concerns: impl Fn(usize) -> bool) -> Vec<&Arc<Group>> {
+        match &self.group {
+            Some(group) => vec![group],
+            None => (0..self.view.mesh().ndim())
+                .filter(|index| concerns(*index))
+                .filter_map(|index| self.view.recorded_group(index))
+                .collect(),
+        }
+    }
+
     /// Describes a wait that lasts for long, on the thread of the events.
     fn slow(&self) -> impl Fn(Duration) -> Option<Event> + Send + Sync + use<> {
         let (root, mesh) = (self.view.root_comms(), self.view.mesh());
-        let groups: Vec<Arc<Group>> = match &self.group {
-            Some(group) => vec![Arc::clone(group)],
-            None => (0..mesh.ndim()).filter_map(|index| self.view.recorded_group(index)).cloned().collect(),
-        };
+        let groups: Vec<Arc<Group>> = self.groups(|_| true).into_iter().cloned().collect();
         let (event, dim, me) = (root.event(Kind::Slow, String::new()), self.dim.clone(), mesh.rank());
         move |waited| {
             let along = dim.as_ref().map_or_else(String::new, |dim| format!(" along {dim}"));
             // The first dimension along which ranks are behind counts, as in the error at the
-            // deadline.
-            // The search ends after half a second, because other events wait for it.
+            // deadline. The search ends after half a second, because other events wait for it.
             let began = Instant::now();
             let groups_in_time = groups.iter().take_while(|_| began.elapsed() < MOST_SEARCHED);
             let mut found = groups_in_time.map(|group| (group, recorder::behind(group)));
@@ -247,14 +255,7 @@ impl WaitedFor<'_> {
             let group = self.view.mesh().group_ranks(index);
             error.ranks().is_empty() || group.is_ok_and(|group| error.ranks().iter().any(|rank| group.contains(rank)))
         };
-        let groups: Vec<&Arc<Group>> = match &self.group {
-            Some(group) => vec![group],
-            None => (0..self.view.mesh().ndim())
-                .filter(|index| concerns(*index))
-                .filter_map(|index| self.view.recorded_group(index))
-                .collect(),
-        };
-        let said = groups.into_iter().map(explained).find(|said| said.message() != error.message());
+        let said = self.groups(concerns).into_iter().map(explained).find(|said| said.message() != error.message());
         let error = said.unwrap_or(error);
         match &self.dim {
             Some(dim) => error.along(dim),

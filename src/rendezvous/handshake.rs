@@ -21,7 +21,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// The longest pause of rank 0 between two looks for tokens.
 const LAST_LOOK: Duration = Duration::from_millis(20);
 /// The pause of rank 0 between a token that has come and the look that reads it.
-const ROOM: Duration = Duration::from_micros(100);
+const BEFORE_LOOK: Duration = Duration::from_micros(100);
 /// The most new tokens that one look expects.
 const TOKENS: i64 = 4096;
 /// How long late ranks can still learn of a mismatch.
@@ -130,7 +130,7 @@ impl NonceServer {
             match self.store.get_any(&[&format!("{}/token/{}", self.prefix, count + 1)], &soon) {
                 Err(error) if error.status() == Status::Timeout => return,
                 // The next look finds the token, unless the count of tokens cannot be read.
-                Ok(_) => return std::thread::park_timeout(ROOM),
+                Ok(_) => return std::thread::park_timeout(BEFORE_LOOK),
                 Err(_) => {}
             }
         }

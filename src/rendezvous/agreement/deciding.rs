@@ -10,7 +10,7 @@ use super::suspects::TakenForLost;
 use super::verdict::{Reason, Verdict, function_of, split_mesh, with_mesh};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
-use crate::rendezvous::store::{Arrival, Count};
+use crate::rendezvous::store::{Arrival, Count, Last};
 use crate::wait::{Deadline, Wait};
 
 /// Returns how long after its deadline a rank may take to find out which ranks it missed.
@@ -176,40 +176,27 @@ impl Round {
         wait: &Wait,
     ) -> Result<Verdict> {
         let offers = of_first.filter(|text| self.offers.is_some() && offered(text).next().is_some());
-        let offers_nothing = offers.is_none();
         let ranks = self.membership.members.len() as i64;
         let (counter, key) = (self.key(phase, "count"), self.key(phase, "verdict"));
         let agreed = Verdict::agreed_on(String::new()).encode();
-        // No sum is -1, so the store writes no verdict where the last rank has to look for
-        // objections.
-        let last = if offers_nothing { ranks } else { -1 };
-        let count = Count { counter: &counter, amount: 1, last, key: &key, value: &agreed };
-        let mut is_to_decide = false;
+        let last = offers.is_none().then_some(Last { sum: ranks, key: &key, value: &agreed });
+        let mut is_last = false;
         let mut counted = |sum: i64| {
             if sum == 1 {
                 self.membership.left.note([counter.clone()]);
             }
-            if sum % DISSENT != ranks {
-                return Ok(());
-            }
-            if sum > DISSENT {
-                return self.put(self.key(phase, "all"), b"1", wait);
-            }
-            if offers_nothing {
+            is_last = sum == ranks;
+            if is_last && last.is_some() {
                 self.membership.left.note([key.clone()]);
             }
-            is_to_decide = true;
-            Ok(())
+            if sum > DISSENT && sum % DISSENT == ranks { self.put(self.key(phase, "all"), b"1", wait) } else { Ok(()) }
         };
-        let arrival = Arrival { note, count: Some(count) };
+        let arrival = Arrival { note, count: Some(Count { counter: &counter, amount: 1, last }) };
         let Some(offers) = offers else {
-            return match self.arrive_and_await(&arrival, &mut counted, None, phase, wait)? {
-                Found::Verdict(verdict) => Ok(verdict),
-                Found::Value(_) => Err(Error::internal("a value that nobody asked for")),
-            };
+            return self.arrive_and_await_verdict(&arrival, &mut counted, phase, wait);
         };
         self.membership.store.arrive(&arrival, &[], &mut counted, wait)?;
-        if is_to_decide {
+        if is_last {
             let verdict = Verdict::agreed_on(self.what_is_shared(offers, phase, wait)?);
             return self.decide(phase, &verdict, wait);
         }

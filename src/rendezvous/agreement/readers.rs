@@ -8,7 +8,7 @@ use super::comparing::MOMENT;
 use super::round::{HURRIED, Membership, Round};
 use super::verdict::Verdict;
 use crate::error::{Result, Status};
-use crate::rendezvous::store::{Arrival, Count, any_of};
+use crate::rendezvous::store::{Arrival, Count, Last, any_of};
 use crate::wait::{Deadline, Wait};
 
 /// How long the verdict of an aborted rank may take to be written, while the rank itself waits for
@@ -87,10 +87,11 @@ impl Round {
         let all = self.all_have_read(phase);
         let Membership { store, members, left, .. } = &*self.membership;
         left.note([mine.clone()]);
-        let last = members.len() as i64 - 1;
-        let count = Count { counter: &counter, amount: 1, last, key: &all, value: b"1" };
-        let mut counted = |sum| {
-            let written = [(1, &counter), (last, &all)].into_iter().filter(|(number, _)| *number == sum);
+        let sum = members.len() as i64 - 1;
+        let last = Last { sum, key: &all, value: b"1" };
+        let count = Count { counter: &counter, amount: 1, last: Some(last) };
+        let mut counted = |number| {
+            let written = [(1, &counter), (sum, &all)].into_iter().filter(|(writer, _)| *writer == number);
             left.note(written.map(|(_, key)| key.clone()));
             Ok(())
         };

@@ -24,7 +24,18 @@ pub(super) enum Found {
 
 impl Round {
     pub(super) fn await_verdict(&self, phase: &str, wait: &Wait) -> Result<Verdict> {
-        match self.await_value(None, phase, wait)? {
+        self.arrive_and_await_verdict(&Arrival::default(), &mut |_| Ok(()), phase, wait)
+    }
+
+    /// Does what [`Round::await_verdict`] does, after this rank has arrived.
+    pub(super) fn arrive_and_await_verdict(
+        &self,
+        arrival: &Arrival<'_>,
+        counted: &mut dyn FnMut(i64) -> Result<()>,
+        phase: &str,
+        wait: &Wait,
+    ) -> Result<Verdict> {
+        match self.arrive_and_await(arrival, counted, None, phase, wait)? {
             Found::Verdict(verdict) => Ok(verdict),
             Found::Value(_) => Err(Error::internal("a value that nobody asked for")),
         }
@@ -51,12 +62,13 @@ impl Round {
         let mut arrival = Some(arrival);
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
-            let epoch = self.membership.check_epoch();
-            let is_over = self.has_lost() || epoch.is_err() || self.departure().is_some() || self.turn().is_some();
+            let (has_lost, epoch) = (self.has_lost(), self.membership.check_epoch());
+            let end = self.departure().or_else(|| self.turn());
+            let is_over = has_lost || epoch.is_err() || end.is_some();
             if let Some(arrival) = arrival.take_if(|_| is_over) {
                 store.arrive(arrival, &[], counted, wait)?;
             }
-            if self.has_lost() {
+            if has_lost {
                 // A value that was published before the loss still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));
@@ -68,7 +80,7 @@ impl Round {
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
             epoch?;
-            if let Some(end) = self.departure().or_else(|| self.turn()) {
+            if let Some(end) = end {
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));
                 }

@@ -147,7 +147,7 @@ pub trait Store: Send + Sync {
     fn name(&self) -> &str;
 }
 
-/// What a rank stores and counts when it [arrives](Store::arrive).
+/// The things that a rank stores and counts when it [arrives](Store::arrive).
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Arrival<'a> {
     /// A key that only this rank writes, and its value.
@@ -163,12 +163,18 @@ pub struct Count<'a> {
     pub counter: &'a str,
     /// The number that is added to the counter.
     pub amount: i64,
-    /// The sum of the rank that comes last. That rank stores `value` under `key`, unless a value
-    /// stands there.
-    pub last: i64,
-    /// The key that the last rank stores.
+    /// The thing that the rank which is counted last stores, if it stores anything.
+    pub last: Option<Last<'a>>,
+}
+
+/// The pair that the rank which is counted last stores, unless a value stands under the key.
+#[derive(Debug, Clone, Copy)]
+pub struct Last<'a> {
+    /// The sum of that rank.
+    pub sum: i64,
+    /// The key.
     pub key: &'a str,
-    /// The value that the last rank stores. It is not empty.
+    /// The value. It is not empty.
     pub value: &'a [u8],
 }
 
@@ -214,9 +220,9 @@ fn arrive_in_steps<S: Store + ?Sized>(
     if let Some(count) = &arrival.count {
         let sum = store.add(count.counter, count.amount, wait)?;
         counted(sum)?;
-        if sum == count.last {
-            let stands = store.set_once(count.key, count.value, wait)?;
-            if let Some(index) = keys.iter().position(|key| *key == count.key) {
+        if let Some(Last { key, value, .. }) = count.last.filter(|last| last.sum == sum) {
+            let stands = store.set_once(key, value, wait)?;
+            if let Some(index) = keys.iter().position(|other| *other == key) {
                 return Ok(Some((index, stands)));
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
 use super::super::frame::{Writer, op};
-use super::super::{Arrival, KeyWatch, Store, arrive_in_steps, no_key};
+use super::super::{Arrival, KeyWatch, Last, Store, arrive_in_steps, no_key};
 use super::{TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
@@ -64,10 +64,12 @@ impl TcpStore {
         }
         if let Some(count) = count {
             self.check(count.counter, &[])?;
-            self.check(count.key, count.value)?;
-            let counter = Writer::new(op::COUNT).string(&full(count.counter));
-            let last = counter.number(count.amount).number(count.last);
-            request.extend(last.string(&full(count.key)).string(count.value).finish());
+            let op = if count.last.is_some() { op::COUNT } else { op::ADD };
+            request.extend(Writer::new(op).string(&full(count.counter)).number(count.amount).finish());
+            if let Some(Last { sum, key, value }) = count.last {
+                self.check(key, value)?;
+                request.extend(Writer::default().number(sum).string(&full(key)).string(value).finish());
+            }
         }
         // The answer before that of the wait says that the server answers at all. Where it does not,
         // the wait need not be cancelled at the deadline.
