@@ -41,7 +41,7 @@ def published():
 def pack(out, build, allow_changes=False):
     """Packs all crates into `out`, and returns their files by package name."""
     names, out = published(), out.resolve()
-    # What is built is kept for the next time. Without a build, several calls may run at one time.
+    # A build is kept for the next time. Without a build, several calls may run at one time.
     scratch = ROOT / "target/crates-build" if build else out / "scratch"
     command = ["cargo", "package", "--quiet", "--locked", *(word for name in names for word in ("--package", name))]
     command += [] if build else ["--no-verify"]

@@ -41,7 +41,7 @@ License: Expat
 """
 
 
-# What lintian is told not to say, and why.
+# The tags that lintian is told not to report, and why.
 OVERRIDES = {
     "initial-upload-closes-no-bugs": "These packages are made by the project, and are no upload to Debian, so there is no bug to close.",
     "unstripped-binary-or-object": "`devicemesh why` names the functions in a stack by the symbols of the library.",

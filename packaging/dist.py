@@ -123,7 +123,7 @@ def jax_wheel(out, machine):
     """The wheel of the JAX package, whose handlers are compiled for a machine."""
     environment = {
         **os.environ, "CXX": binaries.compiler(machine, "g++"), "LDFLAGS": " ".join(sysroot.link_arguments(machine, binaries.FOLDER)),
-        # By this name setuptools keeps the files of one machine apart from those of another.
+        # The name keeps setuptools' files of one machine apart from those of another.
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT / "bindings/jax", env=environment)

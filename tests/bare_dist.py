@@ -35,7 +35,7 @@ import crates  # noqa: E402
 
 VERSION = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
 # tests/consumer/main.c prints the sum over two ranks.
-SUM = "cc /work/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
+SUM = "cc /made/main.c -ldevicemesh -o sum && devicemesh run -n 2 -- ./sum >said && cat said && test $(grep -c '^sum 1$' said) = 2"
 TRAINED = "grep -q 'step 200: loss' said && tail -n 1 said"
 
 
@@ -55,7 +55,7 @@ def one(dist, pattern):
 def deb(dist, work):
     for path in dist.glob("*_amd64.deb"):
         shutil.copy(path, work)
-    return ["dpkg -i /work/*.deb", "dpkg -V libdevicemesh0.2 libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
+    return ["dpkg -i /made/*.deb", "dpkg -V libdevicemesh0.2 libdevicemesh-dev devicemesh", SUM, "cat /usr/share/man/man1/devicemesh.1.gz | gzip -t"]
 
 
 def tree(dist, work):
@@ -70,7 +70,7 @@ def pip(dist, work):
     run(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps", "--python-version", python,
         "--platform=manylinux_2_27_x86_64", "--platform=manylinux2014_x86_64", "--dest", work, "numpy")
     return [
-        "python3 -m venv /env && /env/bin/pip install --quiet --no-index /work/*.whl",
+        "python3 -m venv /env && /env/bin/pip install --quiet --no-index /made/*.whl",
         "/env/bin/devicemesh new trainer --python",
         f"cd trainer && PATH=/env/bin:$PATH devicemesh run -n 8 -- python train.py >said && {TRAINED}",
     ]
@@ -80,15 +80,15 @@ def musl(dist, work):
     unpack(one(dist, "*-linux-musl.tar.gz"), work)
     # Nothing but the tool and a folder for its memory is there.
     return [
-        "mkdir -p /empty/proc /empty/dev/shm /empty/tmp && cp /work/devicemesh /empty && mount -t proc proc /empty/proc",
+        "mkdir -p /empty/proc /empty/dev/shm /empty/tmp && cp /made/devicemesh /empty && mount -t proc proc /empty/proc",
         "chroot /empty /devicemesh show 2,4 replicate,shard --rank 6",
-        "/work/devicemesh run -n 4 -- /work/devicemesh check --bytes 1K >said; code=$?; tail -n 3 said; test $code = 0",
+        "/made/devicemesh run -n 4 -- /made/devicemesh check --bytes 1K >said; code=$?; tail -n 3 said; test $code = 0",
     ]
 
 
 def sources(dist, work):
     unpack(one(dist, f"devicemesh-{VERSION}.tar.gz"), work / "source")
-    return ["make --quiet -C /work/source install", "ldconfig", SUM]
+    return ["make --quiet -C /made/source install", "ldconfig", SUM]
 
 
 def crate_road(dist, work):
@@ -102,15 +102,15 @@ def crate_road(dist, work):
     project = work / "trainer"
     (project / ".cargo").mkdir(parents=True)
     (project / "src").mkdir()
-    (project / ".cargo/config.toml").write_text('[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/work/source/vendor"\n')
+    (project / ".cargo/config.toml").write_text('[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/made/source/vendor"\n')
     shutil.copy(ROOT / "tool/templates/cargo/main.rs", project / "src/main.rs")
     (project / "Cargo.toml").write_text(
         f'[package]\nname = "trainer"\nversion = "0.1.0"\nedition = "2024"\n[dependencies]\ndevicemesh = "{VERSION}"\n')
     shutil.rmtree(work / "source/src")
     return [
-        f"cd /work/source/vendor/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /work/trainer/.cargo/config.toml",
-        "cd /work/trainer && cargo build --quiet --release --offline",
-        f"cd /work/trainer && devicemesh run -n 8 -- target/release/trainer >said && {TRAINED}",
+        f"cd /made/source/vendor/devicemesh-tool-{VERSION} && cargo install --quiet --offline --locked --path . --root /usr/local --config /made/trainer/.cargo/config.toml",
+        "cd /made/trainer && cargo build --quiet --release --offline",
+        f"cd /made/trainer && devicemesh run -n 8 -- target/release/trainer >said && {TRAINED}",
     ]
 
 
@@ -121,7 +121,7 @@ def take(name, options):
     base, root = bare_root.pristine(options.suite), bare_root.FOLDER / f"{options.suite}-{name}"
     shutil.rmtree(root, ignore_errors=True)
     run("cp", "-a", base, root)
-    work = root / "work"
+    work = root / "made"
     work.mkdir()
     shutil.copy(ROOT / "tests/consumer/main.c", work)
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}

@@ -48,8 +48,8 @@ pub(crate) struct Comm {
     /// communicator was made. They are those of this communicator, or those of the larger one from
     /// which it was made.
     born: Crowd,
-    /// What `born` says, with the processors of all ranks of this host. Empty until all of these
-    /// ranks have arrived.
+    /// The same ranks as in `born`, with the processors of all ranks of this host. It is empty until
+    /// all of these ranks have arrived.
     crowd: OnceLock<Crowd>,
     /// How messages name the communicator and its ranks.
     pub(crate) labels: Labels,

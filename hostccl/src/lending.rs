@@ -2,12 +2,12 @@
 //! is copied once and not twice.
 //!
 //! # When
-//! Each rank tries once, before its first read, whether it can read the mark of every other rank of
-//! the host (module `peer_memory`). A rank that cannot read one of them, or whose environment
-//! forbids reads, says so in the header of the segment. From then on no rank of the communicator
-//! lends, and the data goes through shared memory.
+//! Ranks lend where `DM_HOSTCCL_SINGLE_COPY` asks for it (module `peer_memory`). Each rank tries
+//! once, before its first read, whether it can read the mark of every other rank of the host. A rank
+//! that cannot read one of them, or whose environment forbids reads, says so in the header of the
+//! segment. From then on no rank of the communicator lends, and the data goes through shared memory.
 //!
-//! # What makes it safe
+//! # Safety of the reads
 //! - The owner of a buffer publishes its address together with a promise: the buffer stays
 //!   unchanged until the readers are done. The promise is a word in shared memory ([`Lent`] for a
 //!   message, [`Loan`] for a collective).

@@ -80,9 +80,9 @@
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
 //!   five slots are enough. The parts of a split have smaller slots than their parent would have
 //!   alone, so that all of them together take as much memory as one communicator.
-//! - Messages flow through a ring buffer for each ordered pair of ranks. Where the ranks of a host
-//!   may read each other's memory, the receiver of a large message reads it straight from the
-//!   sender's buffer (module `lending`).
+//! - Messages flow through a ring buffer for each ordered pair of ranks. With
+//!   `DM_HOSTCCL_SINGLE_COPY=1`, the receiver of a large message reads it straight from the sender's
+//!   buffer, if the ranks of the host may read each other's memory (module `lending`).
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads

@@ -2,7 +2,7 @@
 //! them. Nothing here ever writes to the memory of another process.
 //!
 //! # Which process is read
-//! By the time of a read, a process number may mean another process than before: in another
+//! A process number may mean another process when it is read than when it was published: in another
 //! namespace, or because the process has ended, or because it has started another program. So every
 //! process keeps a *mark*, which is a random number at a fixed address. A read gets the mark of the
 //! other process in the same system call, after the data. The data counts only if this mark is the

@@ -50,7 +50,7 @@ impl Drop for Waiting {
         let mut waits = lock();
         let ended = waits.iter().position(|known| known.number == self.0).map(|at| waits.swap_remove(at));
         drop(waits);
-        // What the wait holds is dropped without the lock.
+        // The description may hold much, so it is dropped without the lock.
         drop(ended);
     }
 }

@@ -19,7 +19,7 @@ use crate::segment::LINE;
 /// The most bytes that a rank reads in one step.
 const STEP_BYTES: usize = 32 << 20;
 
-/// What a rank reads from the memory of another one.
+/// A piece of data that a rank reads from the memory of another one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     /// The address in the other rank's memory.

@@ -1,5 +1,5 @@
-//! What one rank moves or reduces in each chunk of a collective, between the caller's buffers and
-//! the slots.
+//! Moves and reduces one rank's data in each chunk of a collective, between the caller's buffers
+//! and the slots.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 
 /// The work of one rank in a collective.
 pub(super) struct Stages {
-    /// What the rank moves and reduces in each chunk.
+    /// The rank moves and reduces its data by these.
     pub(super) moves: Moves,
     /// The number of the stage in which the rank is.
     pub(super) stage: usize,

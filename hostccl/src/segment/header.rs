@@ -247,7 +247,7 @@ pub(crate) struct Channel {
     /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
     pub(crate) expects: Expected,
-    /// What has become of the message in the ring, if it is only an address in the sender's
+    /// The fate of the message in the ring, if the message is only an address in the sender's
     /// memory.
     pub(crate) lent: Lent,
 }
@@ -261,7 +261,7 @@ pub(crate) struct Channel {
 #[repr(C)]
 pub(crate) struct Lent(AtomicU32);
 
-/// What has become of a buffer that was lent.
+/// The fate of a buffer that was lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Fate {
@@ -308,7 +308,7 @@ impl Lent {
         self.0.compare_exchange(open, fate as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// What has become of the buffer.
+    /// Returns the fate of the buffer.
     pub(crate) fn fate(&self) -> Fate {
         let all = [Fate::Open, Fate::Taken, Fate::Refused, Fate::Unreadable, Fate::Withdrawn];
         let value = self.0.load(Ordering::SeqCst);
