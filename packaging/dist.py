@@ -167,6 +167,7 @@ def main():
             libdir = f"/usr/lib/{machine}-linux-gnu"
             tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)
             deb.packages(tree, machine, version, time, out)
+            deb.lint(out.glob(f"*_{deb.ARCHITECTURES[machine]}.deb"))
     if "musl" in parts and "x86_64" in wanted:
         name = f"devicemesh-{version}-x86_64-linux-musl"
         pack(out / f"{name}.tar.gz", files_below(binaries.static_tool(WORK / "musl"), name), time)

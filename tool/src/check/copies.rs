@@ -16,6 +16,11 @@ const OF_HOST: (usize, usize) = (4 << 20, 150);
 /// GPU's caches.
 const OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
+/// The time of a batch in seconds, where a rank copies so slowly that a whole batch would take
+/// longer, and the copies that a batch has nevertheless.
+const BATCH: f64 = 0.25;
+const LEAST: usize = 30;
+
 /// The number of times that rank 0 looks whether ranks are slow, and has all ranks copy again.
 const LOOKS: usize = 2;
 /// The most batches after each look.
@@ -37,14 +42,15 @@ pub fn measure(
     exchange: &Exchange<'_>,
 ) -> Result<Vec<f64>> {
     let (send, recv) = buffers;
-    let (bytes, copies) = batch(memory.is_on_device());
-    let one = || {
+    let (bytes, most) = batch(memory.is_on_device());
+    let timed = |copies: usize| {
         exchange.alive()?;
         let began = Instant::now();
         recv.copy_from(send, bytes, copies)?;
         Ok(began.elapsed().as_secs_f64() / copies as f64)
     };
-    recv.copy_from(send, bytes, copies / 10)?;
+    let copies = copies_of(timed(most / 10)?, most);
+    let one = || timed(copies);
     let mut seconds = (0..repeats).map(|_| one()).collect::<Result<Vec<f64>>>()?;
     for look in 0..LOOKS {
         let mine = [&[ranks_per_core], &seconds[..]].concat();
@@ -52,7 +58,7 @@ pub fn measure(
         let left = exchange.left().as_secs_f64();
         let plan = all.map(|all| {
             let all: Vec<Vec<f64>> = all.iter().map(|numbers| decode(numbers)).collect();
-            encode(&[rounds(&all, factor, copies, left)])
+            encode(&[rounds(&all, factor, most, left)])
         });
         let rounds = decode(&exchange.share(&format!("rounds-{look}"), plan)?).first().copied().unwrap_or(0.0);
         if rounds < 1.0 {
@@ -67,16 +73,24 @@ pub fn measure(
 }
 
 /// The number of further batches: none where no rank looks slow, or where `left` seconds are too
-/// short. `all` has for each rank its number of ranks per core and then its seconds per copy.
-fn rounds(all: &[Vec<f64>], factor: f64, copies: usize, left: f64) -> f64 {
+/// short. `all` has for each rank its number of ranks per core and then its seconds per copy, and
+/// `most` is the number of copies in a whole batch.
+fn rounds(all: &[Vec<f64>], factor: f64, most: usize, left: f64) -> f64 {
     let ranks_per_core = all.iter().filter_map(|numbers| numbers.first().copied()).fold(0.0, f64::max);
     let batches: Vec<&[f64]> = all.iter().map(|numbers| numbers.get(1..).unwrap_or_default()).collect();
     if slow(&batches, factor, ranks_per_core).is_empty() {
         return 0.0;
     }
-    let longest = batches.iter().copied().flatten().copied().fold(0.0, f64::max) * copies as f64 + PAUSE;
+    let slowest = batches.iter().copied().flatten().copied().fold(0.0, f64::max);
+    let longest = slowest * copies_of(slowest, most) as f64 + PAUSE;
     let fitting = (LOOK / longest).clamp(1.0, ROUNDS).floor();
     if fitting * longest > left / 4.0 { 0.0 } else { fitting }
+}
+
+/// The number of copies in a batch of a rank that takes this many seconds for a copy. `most` is the
+/// number in a whole batch.
+fn copies_of(seconds: f64, most: usize) -> usize {
+    ((BATCH / seconds) as usize).clamp(LEAST.min(most), most)
 }
 
 /// The ranks that copy slowly, from the seconds per copy of each rank, by batch.
@@ -93,15 +107,23 @@ pub fn batch(on_device: bool) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::rounds;
+    use super::{copies_of, rounds};
 
     #[test]
     fn all_ranks_copy_again_where_one_looks_slow() {
         let well = || vec![0.5, 1e-3, 1e-3];
-        let of = |third: f64, left| rounds(&[well(), vec![0.5, 9e-3, third], well()], 1.5, 150, left);
+        let of = |third: f64, left| rounds(&[well(), vec![0.5, 45e-3, third], well()], 1.5, 150, left);
         assert_eq!(of(1e-3, 100.0), 0.0, "one quick batch clears it");
-        assert_eq!(of(9e-3, 100.0), 1.0, "a batch takes 1.35 s");
-        assert_eq!(of(9e-3, 2.0), 0.0, "there is no time for it");
-        assert_eq!(rounds(&[well(), vec![0.5, 2e-3, 2e-3]], 1.5, 150, 100.0), 2.0);
+        assert_eq!(of(45e-3, 100.0), 1.0, "a batch of 30 copies takes 1.35 s");
+        assert_eq!(of(45e-3, 2.0), 0.0, "there is no time for it");
+        assert_eq!(rounds(&[well(), vec![0.5, 2e-3, 2e-3]], 1.5, 150, 100.0), 3.0);
+    }
+
+    #[test]
+    fn a_batch_has_fewer_copies_where_they_are_slow() {
+        assert_eq!(copies_of(1e-3, 150), 150);
+        assert_eq!(copies_of(2.5e-3, 150), 100);
+        assert_eq!(copies_of(28e-3, 150), 30);
+        assert_eq!(copies_of(28e-3, 20), 20);
     }
 }
