@@ -57,3 +57,14 @@ def test_a_job_grows(run, tmp_path):
         check(root and "size=6" in made[0], f"rank {rank}: {made}")
         check(len(made) == 3 and all(line.startswith(f"split {root.group(1)} ") for line in made[1:]), f"rank {rank}: {made}")
         check(rank >= 4 or any("size=4" in line for line in before), f"rank {rank}: {lines}")
+
+
+def test_a_newcomer_that_fails_comes_again(run):
+    """A newcomer whose communicator fails is a member of the job all the same: the recovery fails on
+    all ranks, and the newcomer's next dm_init takes part in the next recovery."""
+    script = 'test $RANK = 3 || exec "$@"; "$@" && export DM_JOIN=running RECORDER_FAIL="3 1 3" && exec "$@"'
+    for rank, lines in run("come again", ranks=4, wrapper=("sh", "-c", script, "sh"))[1].items():
+        made = [line for line in lines if line.startswith("init c")]
+        # The failed one of rank 3 has no number. The others abort theirs.
+        check(len(made) == (2 if rank == 3 else 3) and all("size=4" in line for line in made), f"rank {rank}: {lines}")
+        check(("failing init with 3" in lines) == (rank == 3), f"rank {rank}: {lines}")

@@ -118,7 +118,39 @@ static void grow(void)
   dm_free(mesh);
 }
 
-static const rank_case kCases[] = {{"lose", lose}, {"spare", spare}, {"grow", grow}};
+/* (dp=2, tp=2) loses rank 3. The first communicator of the process that comes in its place fails, so
+ * the recovery fails on all ranks. The second dm_init of that process takes part in the next one. */
+static void come_again(void)
+{
+  const bool is_new = getenv("DM_JOIN") != NULL;
+  const int32_t shape[] = {2, 2};
+  dm_recover_options wishes = DM_RECOVER_OPTIONS_INIT;
+  dm_recovery recovery = DM_RECOVERY_INIT;
+  dm_mesh *mesh = NULL, *next = NULL;
+  if (is_new) {
+    FAILS(DM_STATUS_CCL, "ncclCommInitRankConfig", dm_init("cuda", shape, 2, kNames, &options, &mesh));
+    CHECK(mesh == NULL);
+    mesh = made(shape, 2, kNames);
+  } else {
+    mesh = made(shape, 2, kNames);
+    CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
+    OK(dm_world_barrier(world, 0));
+    if (rank == 3) _exit(0);
+    wishes.replace_ms = 30000;
+    FAILS(DM_STATUS_CCL, "rank 3", dm_recover(mesh, &wishes, &next, NULL));
+    CHECK(next == NULL && living() == 0);
+    mesh = gone_on(mesh, 30000, &recovery);
+  }
+  REQUIRE(dm_get_recovery(mesh, &recovery));
+  CHECK(recovery.epoch == 2 && recovery.has_joined == is_new && recovery.num_joined == 1);
+  CHECK(recovery.new_coordinate[0] == rank / 2 && recovery.new_coordinate[1] == rank % 2);
+  CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
+  OK(dm_world_finalize(world, 0));
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+static const rank_case kCases[] = {{"lose", lose}, {"spare", spare}, {"grow", grow}, {"come again", come_again}};
 
 int main(int count, char **arguments)
 {
