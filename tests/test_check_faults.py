@@ -149,6 +149,7 @@ def test_a_rank_that_never_comes(job):
     assert (told["verdict"], told["error"]["status"]) == ("error", "TIMEOUT"), told
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_the_time_limit_is_that_of_the_rank_that_began_first(job):
     """The measurement would take an hour. The last rank joins when much of the time has passed. The
@@ -182,8 +183,8 @@ __attribute__((constructor)) static void prepare(void)
   slow = atol(getenv("SLOW_COPIES"));
 }
 """
-# The large copies of two batches, with those before the first batch.
-TWO_BATCHES = 15 + 2 * 150
+# The large copies of two batches, with those before the first batch. A batch takes 250 ms.
+TWO_BATCHES = 15 + 2 * 48
 
 
 @pytest.mark.alone

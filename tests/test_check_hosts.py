@@ -62,6 +62,7 @@ class Hobbled:
         self.thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_slow_host_is_named(job):
     ranks = job(4, *SMALL, "--sizes", "1MiB", "--json", "--fail-slow", more=lambda rank: {HOST: HOSTS[rank]})

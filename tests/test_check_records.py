@@ -60,6 +60,7 @@ def test_a_record_is_the_report(record):
     assert len(rows) == 6 and all(len(row["batch_seconds"]) >= 2 + 10 for row in rows), rows
 
 
+@pytest.mark.long
 def test_what_takes_longer_is_slow(job, record):
     """The record's times are a small part of what was measured, so no noise hides the difference."""
     file = scaled(record[0], 1e-5)
@@ -103,7 +104,7 @@ __attribute__((constructor)) static void prepare(void)
 """
 
 
-@pytest.mark.parametrize("lasts", [False, True], ids=["for a moment", "always"])
+@pytest.mark.parametrize("lasts", [False, pytest.param(True, marks=pytest.mark.long)], ids=["for a moment", "always"])
 def test_what_looks_slower_is_measured_again(job, tmp_path, lasts):
     """A slowness of 0.15 s a call, which ends with the first measurement or does not end. It is many
     times the record's time, however busy the machine is. Takes up to

@@ -143,6 +143,7 @@ def test_with_the_race_detector(tests_with_race, ranks):
     on_ranks(tests_with_race, ranks)
 
 
+@pytest.mark.long
 def test_example(go, tmp_path):
     run(go, "build", "-o", tmp_path / "dataparallel", "./examples/dataparallel")
     output = run(TOOL, "run", "-n", 4, "--", tmp_path / "dataparallel", **library())
@@ -151,6 +152,7 @@ def test_example(go, tmp_path):
     assert len(losses) == 4 and losses == sorted(losses, reverse=True) and losses[-1] < 0.001, output
 
 
+@pytest.mark.long
 def test_example_that_heals(go, tmp_path):
     run(go, "build", "-o", tmp_path / "recover", "./examples/recover")
     check_comes_back([tmp_path / "recover"], **library())

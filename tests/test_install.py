@@ -155,6 +155,7 @@ def test_pkg_config_where_the_static_library_is_alone(moved, tmp_path):
 INCLUDED = [f"-DDEVICEMESH_SOURCE={ROOT}", f"-DDEVICEMESH_CARGO_TARGET_DIR={TARGET}", "-DCMAKE_BUILD_TYPE=Debug"]
 
 
+@pytest.mark.long
 def test_add_subdirectory(tmp_path):
     build_consumer(tmp_path / "build", "-DHOW=add_subdirectory", *INCLUDED, linked_to=LIBRARY)
     cmake("--install", tmp_path / "build", "--prefix", tmp_path / "installed")
