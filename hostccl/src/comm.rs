@@ -83,9 +83,6 @@ pub(crate) struct Comm {
     interrupt: OnceLock<Interrupt>,
     /// For each rank, its process. An entry is filled when this rank first looks at the peer.
     pub(crate) peer_processes: Vec<OnceLock<Arc<Process>>>,
-    /// Whether this rank can read the memory of every other rank of this host; empty until it has
-    /// tried.
-    pub(crate) reads_peers: OnceLock<bool>,
     /// The process of this rank.
     pub(crate) own_process: ProcessId,
     /// The communicator in the recording of this process, for calls without a name.
@@ -126,7 +123,6 @@ impl Comm {
             timeout_millis: AtomicU64::new(0),
             interrupt: OnceLock::new(),
             peer_processes: (0..nranks).map(|_| OnceLock::new()).collect(),
-            reads_peers: OnceLock::new(),
             own_process,
             raw_group: OwnedChannel::default(),
         }

@@ -80,9 +80,7 @@
 //!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
 //!   five slots are enough. The parts of a split have smaller slots than their parent would have
 //!   alone, so that all of them together take as much memory as one communicator.
-//! - Messages flow through a ring buffer for each ordered pair of ranks. With
-//!   `DM_HOSTCCL_SINGLE_COPY=1`, the receiver of a large message reads it straight from the sender's
-//!   buffer, if the ranks of the host may read each other's memory (module `lending`).
+//! - Messages flow through a ring buffer for each ordered pair of ranks.
 //! - Between hosts there is the wire (module `wire`): messages with tags over TCP or UCX, one
 //!   connection for each pair of processes that need one. A collective over several hosts combines
 //!   inside each host, exchanges between the hosts on the connections of all ranks, and spreads
@@ -105,11 +103,11 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `peer_memory` (reads of another process's memory), `copy_cost` (whether a read is faster than two copies), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
 //! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
-//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `lending` (who reads whose buffers), `raw_record` (calls without a name in the recording), `waiting` (who waits for others), `news` (which ranks of other hosts have left or are lost) |
+//! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `raw_record` (calls without a name in the recording), `waiting` (who waits for others), `news` (which ranks of other hosts have left or are lost) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `hosts` (collectives over several hosts), `message`, `remote_message` (to other hosts), `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `outside` (waiting for connections), `wait`, `progress` |
@@ -131,7 +129,6 @@ mod comm;
 mod common_name;
 mod config;
 mod copy;
-mod copy_cost;
 mod crowd;
 mod desk;
 mod diagnosis;
@@ -152,7 +149,6 @@ mod id;
 mod interrupt;
 mod join;
 mod labels;
-mod lending;
 pub mod machine;
 mod memory_file;
 mod message;
@@ -163,7 +159,6 @@ mod notice;
 mod operation;
 mod operators;
 mod outside;
-mod peer_memory;
 mod peers;
 mod places;
 mod poll;
@@ -197,5 +192,4 @@ pub use api::*;
 pub use body::interrupt::set_interrupt;
 pub use error::FAILED_EARLIER;
 pub use interrupt::Question;
-pub use peer_memory::bytes_read_from_ranks;
 pub use wire::here::{describe_wire, set_address, set_secret};

@@ -1,12 +1,9 @@
 //! Messages from one rank to another.
 //!
 //! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and
-//! its bytes, padded to whole cache lines. Either a long message flows through the ring piece by
-//! piece, or its header has the address of the sender's buffer, from which the receiver reads the
-//! message (module `lent`). A send ends when the receiver has taken the whole message. So both
-//! sides learn of sizes that disagree, and the sender may leave the communicator afterwards.
-
-mod lent;
+//! its bytes, padded to whole cache lines. A long message flows through the ring piece by piece. A
+//! send ends when the receiver has taken the whole message. So both sides learn of sizes that
+//! disagree, and the sender may leave the communicator afterwards.
 
 use std::sync::Arc;
 
@@ -31,8 +28,6 @@ struct Header {
     dtype: i32,
     /// The name under which the sender sends.
     name: Name,
-    /// Where the message lies in the sender's memory; 0 where it follows in the ring.
-    at: u64,
 }
 
 const _: () = assert!(size_of::<Header>() <= LINE);
@@ -77,8 +72,6 @@ pub(crate) struct Message {
     asked: Option<u32>,
     /// How many bytes of the message this side has written or read.
     done: usize,
-    /// Whether this send has lent its buffer, and has not seen the receiver's answer.
-    is_lent: bool,
 }
 
 impl Message {
@@ -97,19 +90,7 @@ impl Message {
         comm.check_open()?;
         let place = if matches!(side, Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
         let pass = Pass::new(place, name);
-        Ok(Message {
-            comm,
-            side,
-            peer,
-            count,
-            dtype,
-            pass,
-            opened: false,
-            start: 0,
-            asked: None,
-            done: 0,
-            is_lent: false,
-        })
+        Ok(Message { comm, side, peer, count, dtype, pass, opened: false, start: 0, asked: None, done: 0 })
     }
 
     pub(crate) fn communicator(&self) -> &Arc<Comm> {
@@ -171,7 +152,7 @@ impl Message {
         (self.bytes() - self.done).min(free).min(to_end).min(most)
     }
 
-    fn poll_send(&mut self, from: *const u8) -> Result<Poll> {
+    fn poll_send(&mut self, from: *const u8) -> Poll {
         let memory = self.comm.segment.ring(self.comm.rank, self.peer);
         let ring = self.comm.segment.layout().ring_bytes;
         // Only this rank moves the head.
@@ -181,20 +162,14 @@ impl Message {
             let order = channel.order.value();
             let tail = channel.tail.value();
             let free = ring - head.wrapping_sub(tail) as usize;
-            if self.is_lent && head == tail {
-                self.is_lent = false;
-                if lent::hear(&self.comm, self.peer, from, self.bytes())? {
-                    self.done = self.bytes();
-                }
-            }
-            let is_written = self.opened && (self.is_lent || self.done == self.bytes());
+            let is_written = self.opened && self.done == self.bytes();
             if is_written && head == tail {
-                return Ok(Poll::Done);
+                return Poll::Done;
             }
             if is_written || free < LINE {
                 if self.opened && tail == self.start {
                     if let Some(blocked) = self.let_other_send() {
-                        return Ok(blocked);
+                        return blocked;
                     }
                     // The send that was to go first has ended meanwhile, so this message is
                     // written again.
@@ -203,24 +178,18 @@ impl Message {
                         continue;
                     }
                 }
-                return Ok(Poll::Blocked { seen: tail, blocker: Blocker::To { peer: self.peer, order } });
+                return Poll::Blocked { seen: tail, blocker: Blocker::To { peer: self.peer, order } };
             }
             let start = head;
             let mut room = free;
             if !self.opened {
-                self.is_lent = lent::lend(&self.comm, self.peer, self.bytes());
-                let at = if self.is_lent { from.addr() as u64 } else { 0 };
-                let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name(), at };
+                let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
                 // SAFETY: a line is free at the head. The head is a multiple of the line's size,
                 // and the ring's size is, too.
                 unsafe { memory.add(head as usize % ring).cast::<Header>().write(header) };
                 (self.opened, self.start) = (true, head);
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
-                if self.is_lent {
-                    channel.head.set(head);
-                    continue;
-                }
             }
             let bytes = self.piece(head, room);
             // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the
@@ -245,9 +214,6 @@ impl Message {
         let waiting = self.pass.waiting_tags(comm);
         let tag = channel.expects.take_back(|tag| waiting.contains(&tag))?;
         channel.head.store(self.start);
-        if std::mem::take(&mut self.is_lent) {
-            channel.lent.take_back();
-        }
         (self.opened, self.done) = (false, 0);
         channel.expects.took_back();
         channel.order.change();
@@ -321,17 +287,6 @@ impl Message {
                 if (header.count, header.dtype) != (self.count as u64, self.dtype as i32) {
                     return Err(self.mismatch(header.count, header.dtype));
                 }
-                if header.at != 0 {
-                    // SAFETY: the buffer has room for the message, as `new` requires.
-                    let taken = unsafe { lent::take(&self.comm, self.peer, header.at, to, self.bytes())? };
-                    let Some(bytes) = taken else {
-                        return Ok(Poll::Blocked { seen: head, blocker: Blocker::From(self.peer) });
-                    };
-                    (self.opened, self.done) = (true, bytes);
-                    tail = tail.wrapping_add(LINE as u32);
-                    channel.tail.set(tail);
-                    continue;
-                }
                 self.opened = true;
                 tail = tail.wrapping_add(LINE as u32);
             }
@@ -357,7 +312,7 @@ impl Operation for Message {
             }
         }
         let poll = match self.side {
-            Side::Send(from) => self.poll_send(from)?,
+            Side::Send(from) => self.poll_send(from),
             Side::Recv(to) => self.poll_recv(to)?,
         };
         if poll != Poll::Done {
@@ -385,10 +340,6 @@ impl Operation for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        if self.is_lent {
-            // The caller may change the buffer after this.
-            self.comm.segment.channel(self.comm.rank, self.peer).lent.withdraw();
-        }
         // A failure of this communicator has been reported already.
         let _ = self.pass.leave(&self.comm);
     }

@@ -15,9 +15,6 @@ ON_HOSTS = {
     "apart": {"DM_HOSTCCL_SHM": "0"},
     "two hosts": {"before": ["/bin/sh", "-c", 'DM_HOSTCCL_HOST=host$((RANK % 2)) exec "$0" "$@"']},
 }
-# The C tests that also run with reads of the other ranks' buffers forced on, and without them.
-COPIES = {"copied once": {"DM_HOSTCCL_SINGLE_COPY": "always"}, "copied twice": {"DM_HOSTCCL_SINGLE_COPY": "0"}}
-OF_DATA = {"abort_calls", "collectives", "mismatch", "open_group", "ragged", "threads"}
 # `make test` runs each C test of several ranks on two hosts, with one number of ranks, and these
 # apart. `make test-all` runs all of them in both ways, with all their numbers of ranks.
 APART_QUICK = {("collectives", 4), ("ragged", 4), ("reductions", 4), ("lazy", 4), ("group_abort", 2), ("mismatch", 4),
@@ -86,7 +83,7 @@ def add_variant(runner, path, variant, compiler, link, is_long=False):
 
 
 def add_on_hosts(runner, path, program):
-    """The program of a C test of several ranks, on several hosts, and with each way to copy."""
+    """The program of a C test of several ranks, on several hosts."""
     several = [count for count in comments(path)[0] if count > 1]
     if "/* one host */" in path.read_text()[:2000] or not several:
         return
@@ -100,9 +97,6 @@ def add_on_hosts(runner, path, program):
     for count in several:
         for way, how in ON_HOSTS.items():
             runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), (way, count) not in quick)
-        for way, how in COPIES.items() if path.stem in OF_DATA else ():
-            is_long = count != several[0] or way == "copied twice"
-            runner.add(f"{path.relative_to(ROOT)} {way} x{count}", case(count, how), is_long)
 
 
 def add_examples(runner):

@@ -21,9 +21,6 @@ BUILD_DEADLINE = 1800
 LENGTHY = ["src/lib.rs", "hostccl/src/lib.rs", "tool/tests/run.rs", "tests/store_attack.rs"]
 # The test programs whose ranks are processes: each process is a host of its own, too.
 OF_PROCESSES = ["hostccl/tests/c_library.rs", "hostccl/tests/faults.rs", "hostccl/tests/processes.rs"]
-# The test programs of the engine's data paths. They also run with reads of the other ranks' buffers
-# forced on, and without them.
-OF_DATA = ["hostccl/tests/groups.rs", "hostccl/tests/names/main.rs", "hostccl/tests/processes.rs", "hostccl/tests/ragged.rs", "hostccl/tests/reference.rs"]
 
 
 def sources():
@@ -95,10 +92,6 @@ def add(runner):
     for source in OF_PROCESSES:
         case = programs.case(source, variables=lambda: {"DM_HOSTCCL_SHM": "0"})
         runner.add(f"rust {source} apart", case, is_long=source != OF_PROCESSES[-1])
-    for source in OF_DATA:
-        for way, value in (("copied once", "always"), ("copied twice", "0")):
-            case = programs.case(source, variables=lambda value=value: {"DM_HOSTCCL_SINGLE_COPY": value})
-            runner.add(f"rust {source} {way}", case, is_long=source not in OF_DATA[:1])
     # The other tests take the machine's UCX, where there is one.
     runner.add("rust wire_ucx over the wheel's UCX", programs.case("hostccl/src/lib.rs", "wire::ucx", variables=wheels_ucx), is_long=True)
     runner.add("rust the model of recovery, four ranks", programs.case("tests/recovery_model/tests/four.rs", "--ignored"), is_long=True)

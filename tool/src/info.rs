@@ -34,7 +34,7 @@ Exit codes:
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
 /// The variables that the library itself reads, beside those of the launchers.
-const OWN: [&str; 22] = [
+const OWN: [&str; 21] = [
     "DM_CCL_LIBRARY",
     "DM_STORE_SECRET",
     "DM_LOG",
@@ -51,7 +51,6 @@ const OWN: [&str; 22] = [
     "DM_HOST_TIMEOUT_MS",
     "DM_HOSTCCL_SHM",
     "DM_HOSTCCL_HOST",
-    "DM_HOSTCCL_SINGLE_COPY",
     STARTED_BY_RUN,
     "DM_MESH_SIZE",
     "DM_JOIN",

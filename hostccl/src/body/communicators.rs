@@ -15,7 +15,6 @@ use crate::group::{self, Task};
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
-use crate::peer_memory;
 use crate::recorder;
 use crate::revoked_split::RevokedSplit;
 use crate::segment::MAX_RANKS;
@@ -55,7 +54,6 @@ pub(super) unsafe fn prepare(name: &str, comm: *mut ncclComm_t, nranks: c_int) -
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { comm.write(std::ptr::null_mut()) };
     timeout::check_environment()?;
-    peer_memory::check_environment()?;
     recorder::open().map_err(Error::argument)?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));

@@ -31,7 +31,6 @@
 //! | all-gather, all-to-all, gather | copies its own data in; copies the other ranks' data out |
 //! | broadcast, scatter | the root copies the chunk in; the others copy it out |
 //! | all-to-all-v, all-gather-v, reduce-scatter-v | see the module `ragged` |
-//! | large all-to-all and all-to-all-v | where the ranks may read each other's memory, only the first chunk goes through the slots; see the module `direct` |
 //!
 //! # Agreement
 //! In the first step, every rank posts a description of its call. In the second step, every rank
@@ -41,7 +40,6 @@
 
 mod call;
 mod descriptor;
-mod direct;
 mod moves;
 mod operation;
 mod part;

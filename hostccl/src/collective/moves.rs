@@ -54,7 +54,7 @@ impl Moves {
     }
 
     /// Copies from staging memory to the caller's buffer.
-    pub(super) unsafe fn copy_result(&self, from: *const u8, to: *mut u8, bytes: usize) {
+    unsafe fn copy_result(&self, from: *const u8, to: *mut u8, bytes: usize) {
         // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
         unsafe {
             if self.pipeline.stream {
@@ -230,16 +230,6 @@ impl Moves {
                 _ => {}
             }
         }
-    }
-
-    /// In an all-to-all: copies all but the first chunk of this rank's own data from its send
-    /// buffer to its receive buffer.
-    pub(super) unsafe fn keep_rest(&self) {
-        let (call, size) = (&self.call, self.element_size());
-        let first = self.pipeline.chunk_len.min(call.count);
-        let at = (self.comm.rank * call.count + first) * size;
-        // SAFETY: the block lies in both buffers, which are apart.
-        unsafe { self.copy_result(call.send.add(at), call.recv.add(at), (call.count - first) * size) };
     }
 
     /// In the other collectives: copies or reduces a chunk of the other ranks' data from their

@@ -84,10 +84,7 @@ impl Operation for Collective {
                     return Ok(blocked);
                 }
                 self.waiting = false;
-                if self.work.stage == 1
-                    && !self.work.direct.is_again()
-                    && !self.descriptor.compare(&self.work.moves.comm)?
-                {
+                if self.work.stage == 1 && !self.descriptor.compare(&self.work.moves.comm)? {
                     // The call has written only to slots that nobody reads, so it can begin again.
                     self.work.stage = 0;
                     self.admission.withdraw(&self.work.moves.comm);

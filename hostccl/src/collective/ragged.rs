@@ -18,7 +18,6 @@
 mod tests;
 
 use super::call::{Call, Kind, Reduction};
-use super::direct::Piece;
 use crate::blame::Blame;
 use crate::blocks::Block;
 use crate::comm::Comm;
@@ -38,10 +37,6 @@ pub(crate) struct Ragged {
     shares: Vec<Share>,
     /// For each rank, where that rank's slot holds the data for this rank.
     sources: Vec<Share>,
-    /// For each rank, where the data for this rank lies in that rank's memory.
-    lent: Vec<u64>,
-    /// How many bytes the rank that gets the most gets from other ranks.
-    most_incoming: usize,
 }
 
 /// A part of the room in a slot.
@@ -63,16 +58,12 @@ struct Head {
     sent: u64,
     /// The fingerprint of the counts that this rank expects.
     expected: u64,
-    /// How many bytes this rank gets from the other ranks.
-    incoming: u64,
 }
 
 /// The part of a table about one rank.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Entry {
-    /// Where the block for that rank begins in the memory of the table's owner.
-    at: u64,
     /// How many elements the table's owner sends there.
     sent: u64,
     /// How many elements the table's owner expects from there.
@@ -128,7 +119,7 @@ fn share_out(counts: impl Iterator<Item = usize> + Clone, size: usize, layout: &
 impl Ragged {
     /// Returns the counts of a call that has not begun.
     pub(crate) fn new(send: Vec<Block>, recv: Vec<Block>) -> Ragged {
-        Ragged { send, recv, shares: Vec::new(), sources: Vec::new(), lent: Vec::new(), most_incoming: 0 }
+        Ragged { send, recv, shares: Vec::new(), sources: Vec::new() }
     }
 
     /// For each rank, the block of the send buffer that goes there and the block of the receive
@@ -168,18 +159,14 @@ impl Ragged {
             shares.fill(whole);
         }
         self.shares = shares;
-        let size = call.dtype.size();
-        let others = self.recv.iter().enumerate().filter(|(rank, _)| *rank != me);
-        let incoming: usize = others.map(|(_, block)| block.count * size).sum();
-        let mut head = Head { chunks: chunks as u64, sent: 0, expected: 0, incoming: incoming as u64 };
+        let mut head = Head { chunks: chunks as u64, sent: 0, expected: 0 };
         for rank in 0..comm.nranks {
             let (sent, expected) = (self.send[rank].count, self.recv[rank].count);
             head.sent = head.sent.wrapping_add(fingerprint(me, rank, sent));
             head.expected = head.expected.wrapping_add(fingerprint(rank, me, expected));
             let Share { offset, each } = self.shares[rank];
-            let at = call.send.wrapping_add(self.send[rank].start * size).addr() as u64;
-            let (sent, expected, offset, each) = (sent as u64, expected as u64, offset as u64, each as u64);
-            let entry = Entry { at, sent, expected, offset, each };
+            let entry =
+                Entry { sent: sent as u64, expected: expected as u64, offset: offset as u64, each: each as u64 };
             // SAFETY: the table fits the slot, which is aligned to a line and belongs to this rank.
             unsafe { slot.add(ENTRIES).cast::<Entry>().add(rank).write(entry) };
         }
@@ -201,15 +188,11 @@ impl Ragged {
         let entry = |of: usize, rank: usize| unsafe { slot(of).add(ENTRIES).cast::<Entry>().add(rank).read() };
         let (mut chunks, mut sent, mut expected, mut is_same) = (1, 0_u64, 0_u64, true);
         self.sources.clear();
-        self.lent.clear();
-        self.most_incoming = 0;
         for rank in 0..comm.nranks {
-            let Head { chunks: theirs, sent: out, expected: into, incoming } = head(rank);
+            let Head { chunks: theirs, sent: out, expected: into } = head(rank);
             chunks = chunks.max(theirs as usize);
-            self.most_incoming = self.most_incoming.max(incoming as usize);
             (sent, expected) = (sent.wrapping_add(out), expected.wrapping_add(into));
-            let Entry { at, sent: out, expected: into, offset, each } = entry(rank, me);
-            self.lent.push(at);
+            let Entry { sent: out, expected: into, offset, each } = entry(rank, me);
             is_same &= out == self.recv[rank].count as u64 && into == self.send[rank].count as u64;
             self.sources.push(Share { offset: offset as usize, each: each as usize });
         }
@@ -221,35 +204,6 @@ impl Ragged {
         let first = differing.into_iter().find(|(_, _, sent, expected)| sent != expected);
         let (from, to, sent, expected) = first.unwrap_or((me, me, 0, 0));
         Err(fail_different_counts(comm, call, (from, sent), (to, expected)))
-    }
-
-    /// How many bytes the rank that gets the most gets from other ranks. All ranks know this number
-    /// once they have agreed.
-    pub(super) fn most_read(&self) -> usize {
-        self.most_incoming
-    }
-
-    /// Whether this rank's blocks to send and its blocks to fill lie apart from each other.
-    pub(super) fn is_apart(&self, call: &Call) -> bool {
-        let size = call.dtype.size();
-        let range = |base: usize, blocks: &[Block]| {
-            let blocks = || blocks.iter().filter(|block| block.count > 0);
-            let first = blocks().map(|block| block.start).min().unwrap_or(0);
-            let last = blocks().map(|block| block.start + block.count).max().unwrap_or(0);
-            base + first * size..base + last * size
-        };
-        let (sent, filled) = (range(call.send.addr(), &self.send), range(call.recv.addr(), &self.recv));
-        sent.is_empty() || filled.is_empty() || sent.end <= filled.start || filled.end <= sent.start
-    }
-
-    /// Returns what this rank reads from the memory of `rank`: all but the first chunk of the
-    /// block.
-    pub(super) fn piece_of(&self, rank: usize, call: &Call) -> Piece {
-        let (size, block) = (call.dtype.size(), self.recv[rank]);
-        let (_, first) = self.sources[rank].chunk(0, block.count);
-        let to = call.recv.wrapping_add((block.start + first) * size);
-        let from = self.lent[rank].wrapping_add((first * size) as u64);
-        Piece { from, to, bytes: (block.count - first) * size }
     }
 
     /// Fails when this rank, which is alone, does not expect what it sends.

@@ -10,7 +10,6 @@ use crate::crowd::Crowd;
 use crate::error::{Error, Result};
 use crate::labels::{GlobalRanks, Labels};
 use crate::news;
-use crate::peer_memory;
 use crate::process::ProcessId;
 use crate::segment::Segment;
 use crate::span::Span;
@@ -64,9 +63,6 @@ pub(super) fn take_seat(
     seat.pid.store(me.pid, Ordering::Relaxed);
     seat.start.store(me.start, Ordering::Relaxed);
     seat.processors.set_own();
-    let (mark_at, mark) = peer_memory::own_mark();
-    seat.mark_at.store(mark_at, Ordering::Relaxed);
-    seat.mark.store(mark, Ordering::Relaxed);
     seat.claim.store(2, Ordering::Release);
     let comm = Arc::new(Comm::new(segment, seats.0, crowd, labels, context.aborted.clone(), me, span));
     news::register(&comm);

@@ -52,8 +52,6 @@ pub(crate) struct Header {
     pub(crate) verdict_tag: AtomicU64,
     /// The doorbells of the ranks.
     pub(crate) bells: [Event; BELLS],
-    /// 1 once a rank has found that it cannot read another rank's memory, or may not.
-    pub(crate) unreadable: AtomicU32,
 }
 
 /// The first failure of a segment. Later failures are not written.
@@ -155,12 +153,6 @@ pub(crate) struct Seat {
     /// a communicator over several hosts writes this number. Seat 0 ends a step after all other
     /// ranks of its host, so `step` does not tell that seat 0 has begun a call.
     pub(crate) posted: AtomicU32,
-    /// The address of the mark of the rank's process (module `peer_memory`).
-    pub(crate) mark_at: AtomicU64,
-    /// The mark; 0 where nobody may read the memory of the process.
-    pub(crate) mark: AtomicU64,
-    /// The buffer that this rank lends to the other ranks.
-    pub(crate) loan: Loan,
     /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
     /// The tags of the collectives that threads of this rank are inside or wait to enter, where
@@ -168,19 +160,6 @@ pub(crate) struct Seat {
     pub(crate) wanted: [AtomicU64; 16],
     /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
-}
-
-/// The send buffer of a collective, which the other ranks read from the memory of the rank of this
-/// seat. Only that rank writes here.
-#[repr(C)]
-pub(crate) struct Loan {
-    /// The number of the loan: the step in which the collective began, plus one. It is 0 while the
-    /// rank lends nothing. The buffer stays unchanged while the number is there.
-    pub(crate) number: AtomicU64,
-    /// The address of the buffer.
-    pub(crate) at: AtomicU64,
-    /// The number of the last loan of the other ranks from which this rank could not read.
-    pub(crate) refused: AtomicU64,
 }
 
 /// A new segment, which the rank of this seat holds open for the ranks that shrink the
@@ -241,79 +220,11 @@ pub(crate) struct Channel {
     /// How many bytes the receiver has taken.
     pub(crate) tail: Event,
     /// Changes when one more call of either side waits for its turn at this channel, when the
-    /// receiver has written `expects`, when the sender has taken back its message, and while the
-    /// receiver reads a lent buffer, to tell the sender of its progress.
+    /// receiver has written `expects`, and when the sender has taken back its message.
     pub(crate) order: Event,
     /// The messages for which the receiver waits, while the message in the ring is for none of its
     /// calls.
     pub(crate) expects: Expected,
-    /// The fate of the message in the ring, if the message is only an address in the sender's
-    /// memory.
-    pub(crate) lent: Lent,
-}
-
-/// The state of a message that the receiver reads from the sender's memory.
-///
-/// The sender lends its buffer, and leaves it unchanged until the receiver answers. A sender that
-/// gives up takes the buffer back before the buffer may change. Only one of the two, the answer or
-/// the taking back, can succeed. So a receiver that has answered "taken" knows that the buffer was
-/// unchanged while it read.
-#[repr(C)]
-pub(crate) struct Lent(AtomicU32);
-
-/// The fate of a buffer that was lent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Fate {
-    /// Nothing is lent.
-    None,
-    /// The buffer is lent, and the receiver has not answered.
-    Open,
-    /// The receiver has read the whole message.
-    Taken,
-    /// The receiver cannot read the sender's memory, so the message goes through the ring.
-    Refused,
-    /// The receiver found no readable memory at the address. The message goes through the ring if
-    /// the sender itself can read the memory.
-    Unreadable,
-    /// The sender has given up.
-    Withdrawn,
-}
-
-impl Lent {
-    /// Lends the message's buffer. The sender calls this before it publishes the message.
-    pub(crate) fn lend(&self) {
-        self.0.store(Fate::Open as u32, Ordering::Release);
-    }
-
-    /// Takes back a message that the receiver has not touched. The sender calls this while the
-    /// receiver may not touch the message.
-    pub(crate) fn take_back(&self) {
-        self.0.store(Fate::None as u32, Ordering::Release);
-    }
-
-    /// Gives up the message. The sender calls this before its buffer may change.
-    pub(crate) fn withdraw(&self) {
-        self.settle(Fate::Withdrawn);
-        // No later write to the buffer comes before the change above.
-        fence(Ordering::SeqCst);
-    }
-
-    /// Stores the receiver's answer, or that the sender has given up. Returns false where the
-    /// buffer was no longer lent, so that this answer does not count.
-    pub(crate) fn settle(&self, fate: Fate) -> bool {
-        // No earlier read of the buffer comes after the change below.
-        fence(Ordering::SeqCst);
-        let open = Fate::Open as u32;
-        self.0.compare_exchange(open, fate as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// Returns the fate of the buffer.
-    pub(crate) fn fate(&self) -> Fate {
-        let all = [Fate::Open, Fate::Taken, Fate::Refused, Fate::Unreadable, Fate::Withdrawn];
-        let value = self.0.load(Ordering::SeqCst);
-        all.into_iter().find(|fate| *fate as u32 == value).unwrap_or(Fate::None)
-    }
 }
 
 /// The names of the receives that wait at a channel whose message has another name.

@@ -4,7 +4,7 @@
 //! | part | content | size |
 //! |---|---|---|
 //! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict, doorbells | one page |
-//! | seats | the process of each rank, its steps, its tags, its offer and its loan | 576 bytes for each rank |
+//! | seats | the process of each rank, its steps, its tags and its offer | 512 bytes for each rank |
 //! | descriptors | the call of each rank in a step | [`SLOTS`] lines for each rank |
 //! | slots | staging areas for the data of collectives | [`SLOTS`] for each rank |
 //! | channels | the state of the messages from one rank to another | one for each ordered pair |
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use self::file::Mapping;
 pub(crate) use self::file::{LAYOUT_VERSION, create, create_split, open};
 use self::header::RankBits;
-pub(crate) use self::header::{Channel, Fate, Header, Offer, Seat};
+pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 pub(crate) use self::lobby::Lobby;
