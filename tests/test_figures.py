@@ -29,3 +29,13 @@ def test_rows_in_which_a_peer_is_ahead_are_counted():
     ahead = sum(ratio < 1 for ratio in ratios)
     assert f"In {ahead} of {len(ratios)} measured rows" in README, f"README.md: {ahead} of {len(ratios)} rows"
     assert f"In {ahead} of the {len(ratios)} rows of bench.txt" in (ROOT / "docs/performance.md").read_text()
+
+
+def test_rows_of_the_second_machine_are_bold_where_a_peer_is_ahead():
+    page = (ROOT / "docs/performance.md").read_text()
+    section = page[page.index("### On an Intel Xeon"):]
+    section = section[:section.index("\n### ", 4)]
+    cells = re.findall(r", (\**)([\d.]+)\** (?:Open MPI|MPICH|Gloo|PyTorch) \|", section)
+    ahead = sum(float(ratio) < 1 for _, ratio in cells)
+    assert all(bool(bold) == (float(ratio) < 1) for bold, ratio in cells), "docs/performance.md: bold where a peer takes less time"
+    assert f"In {ahead} of the {len(cells)} rows" in section and f"in {ahead} of {len(cells)} rows" in README
