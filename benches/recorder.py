@@ -106,7 +106,7 @@ def table(lines, names, counted):
     body = list(rows(lines, names))
     if counted["without"] is not None:
         added = [f"{counted[name] - counted['without']:+.0f}" for name in names]
-        body.append(["all-reduce of 4 bytes, instructions", "1", f"{counted['without']:.0f}", *added])
+        body.append(["all-reduce of 4 bytes (instructions, not ns)", "1", f"{counted['without']:.0f}", *added])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body])
 
 
@@ -142,7 +142,7 @@ def main():
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "date": today(), "lines": lines, "counted": counted}, indent=1))
     if options.update_docs:
-        about = f"{machine()}, {today()}; {options.runs} runs of {options.rounds} rounds, the quarter and three-quarter points in brackets."
+        about = f"{machine()}, {today()}; {options.runs} runs of {options.rounds} rounds, the quartiles in brackets."
         page = DOCUMENT.read_text()
         DOCUMENT.write_text(PLACE.sub(lambda place: f"{place[1]}{about}\n\n{text}\n{place[2]}", page))
     return 0

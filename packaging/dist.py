@@ -151,6 +151,7 @@ def main():
     elif out.exists() and any(out.iterdir()):
         parser.error(f"{out} has files already; --out takes a folder that is empty or not there")
     out.mkdir(parents=True, exist_ok=True)
+    unchecked = ""
     if "sources" in parts:
         sources(out, version, time)
     for machine in machines if {"trees", "wheels", "debs"} & set(parts) else []:
@@ -167,7 +168,7 @@ def main():
             libdir = f"/usr/lib/{machine}-linux-gnu"
             tree = installed(machine, made, WORK / f"deb-{machine}", "/usr", libdir)
             deb.packages(tree, machine, version, time, out)
-            deb.lint(out.glob(f"*_{deb.ARCHITECTURES[machine]}.deb"))
+            unchecked = deb.lint(out.glob(f"*_{deb.ARCHITECTURES[machine]}.deb"))
     if "musl" in parts and "x86_64" in wanted:
         name = f"devicemesh-{version}-x86_64-linux-musl"
         pack(out / f"{name}.tar.gz", files_below(binaries.static_tool(WORK / "musl"), name), time)
@@ -179,6 +180,8 @@ def main():
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("".join(sums))
     print(f"{len(sums)} files in {out}")
+    if unchecked:
+        print(f"dist: {unchecked}")
 
 
 if __name__ == "__main__":

@@ -183,8 +183,9 @@ __attribute__((constructor)) static void prepare(void)
   slow = atol(getenv("SLOW_COPIES"));
 }
 """
-# The large copies of two batches, with those before the first batch. A batch takes 250 ms.
-TWO_BATCHES = 15 + 2 * 48
+# The large copies of two batches of the slow rank, and the 15 before its first batch. A batch takes
+# 250 ms, and a copy more than 5 ms.
+TWO_BATCHES = 15 + 2 * 50
 
 
 @pytest.mark.alone

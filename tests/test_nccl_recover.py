@@ -60,11 +60,12 @@ def test_a_job_grows(run, tmp_path):
 
 
 def test_a_newcomer_that_fails_comes_again(run):
-    """A newcomer whose communicator fails is a member of the job all the same: the recovery fails on
-    all ranks, and the newcomer's next dm_init takes part in the next recovery."""
+    """A newcomer's communicator fails, and so the recovery fails on all ranks. The newcomer stays a
+    member of the job. Its next dm_init takes part in the next recovery."""
     script = 'test $RANK = 3 || exec "$@"; "$@" && export DM_JOIN=running RECORDER_FAIL="3 1 3" && exec "$@"'
     for rank, lines in run("come again", ranks=4, wrapper=("sh", "-c", script, "sh"))[1].items():
         made = [line for line in lines if line.startswith("init c")]
-        # The failed one of rank 3 has no number. The others abort theirs.
+        # The failed init of rank 3 has no number in the log. The other ranks have made a communicator
+        # in that recovery, and abort it.
         check(len(made) == (2 if rank == 3 else 3) and all("size=4" in line for line in made), f"rank {rank}: {lines}")
         check(("failing init with 3" in lines) == (rank == 3), f"rank {rank}: {lines}")

@@ -105,8 +105,9 @@ impl Spinning {
 /// Where there is a processor for each rank, a yield that no other thread takes returns at once.
 /// Then polling for about as long as a wake-up from an idle processor takes delays nobody. Once
 /// another thread has run, this rank sleeps, and the kernel wakes it on a processor that is free.
-/// Where the ranks outnumber the processors, the rank sleeps early, so that an idle processor can
-/// take a waiting rank.
+/// Where the ranks outnumber the processors, a rank in a collective sleeps early, so that an idle
+/// processor can take a waiting rank. A rank that waits for a message yields more often, because
+/// it waits for one rank only.
 ///
 /// In a meeting of several hosts, a rank that shares its processor yields more often before it
 /// sleeps. The other ranks need several turns until the messages have come, and each of their
@@ -124,13 +125,13 @@ static YIELDING: Yielding = Yielding::new();
 /// The yields in meetings have a counter of their own. Yields are slow while ranks move much data,
 /// and such slow yields must not count for the next meeting.
 static YIELDING_IN_MEETINGS: Yielding = Yielding::new();
-/// A wait for words in memory ends after this number of yields in which other threads ran.
-const MAX_TAKEN: u32 = 2;
-/// A wait for a message in memory ends after this number of yields in which other threads ran. The
-/// other rank needs only its turn on the processor, which comes within as many yields as ranks
-/// share a processor. With 4 ranks on each, 2 yields were too few: most messages of 4 bytes then
-/// waited for a wake-up, and took 30 us in place of 4.
+/// A wait for a message in memory ends after this number of yields, where ranks share processors.
+/// The other rank only needs its turn on the processor. The turn comes after about as many yields
+/// as there are ranks on that processor. With 4 ranks on each processor, 2 yields were too few:
+/// most messages of 4 bytes waited for a wake-up, and took more than twice as long.
 const MAX_TAKEN_BY_MESSAGES: u32 = 16;
+/// Any other wait for words in memory ends after this number of yields in which other threads ran.
+const MAX_TAKEN: u32 = 2;
 /// A wait for a message of a large call ends after this number of yields in which other threads
 /// ran.
 const MAX_TAKEN_ON_WIRE: u32 = 20;
@@ -160,7 +161,7 @@ struct Limits {
 impl Limits {
     const MEETING: Limits = Limits { counts_others: false, taken: MAX_TAKEN_IN_MEETINGS, is_each_taken: false };
 
-    /// The limits of a wait for a message.
+    /// The limits of a wait for bytes from a wire.
     fn wire(purpose: Purpose) -> Limits {
         match purpose {
             Purpose::Meeting => Limits::MEETING,
@@ -175,7 +176,8 @@ impl Limits {
         match purpose {
             Purpose::Meeting if oversubscribed => Limits { is_each_taken: true, ..Limits::MEETING },
             _ => {
-                let taken = if purpose == Purpose::Message { MAX_TAKEN_BY_MESSAGES } else { MAX_TAKEN };
+                let is_message = oversubscribed && purpose == Purpose::Message;
+                let taken = if is_message { MAX_TAKEN_BY_MESSAGES } else { MAX_TAKEN };
                 Limits { counts_others: !oversubscribed, taken, is_each_taken: oversubscribed }
             }
         }

@@ -2,6 +2,7 @@
 
 The first line of each test's documentation is its row in docs/interop.md (table.py)."""
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,8 +23,9 @@ def launcher(request):
 def mpi(tmp_path):
     """Runs a launcher to its end and gives what it and its ranks wrote."""
     def to_its_end(launcher, *arguments, code=0):
-        # Open MPI leaves its folder in TMPDIR.
-        variables = environment(**ROOT_MAY, TMPDIR=tmp_path)
+        # Open MPI leaves its folder in TMPDIR. Jobs that begin at the same time and make one folder
+        # there fail now and then, so each job has a TMPDIR of its own.
+        variables = environment(**ROOT_MAY, TMPDIR=tempfile.mkdtemp(dir=tmp_path))
         return run(*launcher.command, *arguments, env=variables, timeout=150, code=code, merged=True).stdout
     return to_its_end
 

@@ -118,8 +118,9 @@ static void grow(void)
   dm_free(mesh);
 }
 
-/* (dp=2, tp=2) loses rank 3. The first communicator of the process that comes in its place fails, so
- * the recovery fails on all ranks. The second dm_init of that process takes part in the next one. */
+/* (dp=2, tp=2) loses rank 3, and a new process takes the place of rank 3. The first communicator
+ * of the new process fails, so the recovery fails on all ranks. The second dm_init of the new
+ * process takes part in the next recovery. */
 static void come_again(void)
 {
   const bool is_new = getenv("DM_JOIN") != NULL;
@@ -135,7 +136,7 @@ static void come_again(void)
     mesh = made(shape, 2, kNames);
     CHECK(sum_along(mesh, "dp") == 2 && sum_along(mesh, "tp") == 2);
     OK(dm_world_barrier(world, 0));
-    if (rank == 3) _exit(0);
+    if (rank == 3) _exit(finish());
     wishes.replace_ms = 30000;
     FAILS(DM_STATUS_CCL, "rank 3", dm_recover(mesh, &wishes, &next, NULL));
     CHECK(next == NULL && living() == 0);

@@ -9,17 +9,19 @@ use devicemesh::error::Result;
 use super::slow::{Rule, Slow};
 use super::team::{Exchange, decode, encode};
 
-/// The bytes of one copy, and the number of copies in a batch. A batch takes several milliseconds,
-/// so that on a rank with frequent short pauses each batch contains a pause.
+/// The bytes of one copy, and the number of copies in a batch. A batch takes some tens of
+/// milliseconds, so that on a rank with frequent short pauses each batch contains a pause.
 const OF_HOST: (usize, usize) = (4 << 20, 150);
 /// The bytes of one copy and the number of copies in a batch, on a GPU. A copy is larger than the
 /// GPU's caches.
 const OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
-/// The time of a batch in seconds, where a rank copies so slowly that a whole batch would take
-/// longer, and the copies that a batch has nevertheless.
+/// The seconds after which a batch ends early, on a rank that copies slowly.
 const BATCH: f64 = 0.25;
+/// The least number of copies in a batch, however slow they are. The rule in [`slow`] needs it.
 const LEAST: usize = 30;
+/// A batch looks at the clock after this number of copies.
+const COPIES_A_LOOK: usize = 10;
 
 /// The number of times that rank 0 looks whether ranks are slow, and has all ranks copy again.
 const LOOKS: usize = 2;
@@ -43,14 +45,11 @@ pub fn measure(
 ) -> Result<Vec<f64>> {
     let (send, recv) = buffers;
     let (bytes, most) = batch(memory.is_on_device());
-    let timed = |copies: usize| {
+    let one = || {
         exchange.alive()?;
-        let began = Instant::now();
-        recv.copy_from(send, bytes, copies)?;
-        Ok(began.elapsed().as_secs_f64() / copies as f64)
+        batch_within(BATCH, most, |copies| recv.copy_from(send, bytes, copies))
     };
-    let copies = copies_of(timed(most / 10)?, most);
-    let one = || timed(copies);
+    recv.copy_from(send, bytes, most / 10)?;
     let mut seconds = (0..repeats).map(|_| one()).collect::<Result<Vec<f64>>>()?;
     for look in 0..LOOKS {
         let mine = [&[ranks_per_core], &seconds[..]].concat();
@@ -82,22 +81,28 @@ fn rounds(all: &[Vec<f64>], factor: f64, most: usize, left: f64) -> f64 {
         return 0.0;
     }
     let slowest = batches.iter().copied().flatten().copied().fold(0.0, f64::max);
-    let longest = slowest * copies_of(slowest, most) as f64 + PAUSE;
+    let longest = (slowest * most as f64).min(BATCH).max(slowest * LEAST.min(most) as f64) + PAUSE;
     let fitting = (LOOK / longest).clamp(1.0, ROUNDS).floor();
     if fitting * longest > left / 4.0 { 0.0 } else { fitting }
 }
 
-/// The number of copies in a batch of a rank that takes this many seconds for a copy. `most` is the
-/// number in a whole batch.
-fn copies_of(seconds: f64, most: usize) -> usize {
-    ((BATCH / seconds) as usize).clamp(LEAST.min(most), most)
+/// Makes a batch of `most` copies, which ends early once it has taken `limit` seconds and has
+/// [`LEAST`] copies. `copy` makes that many copies. Returns the seconds for a copy.
+fn batch_within(limit: f64, most: usize, mut copy: impl FnMut(usize) -> Result<()>) -> Result<f64> {
+    let (began, mut done) = (Instant::now(), 0);
+    while done < most && (done < LEAST || began.elapsed().as_secs_f64() < limit) {
+        let some = COPIES_A_LOOK.min(most - done);
+        copy(some)?;
+        done += some;
+    }
+    Ok(began.elapsed().as_secs_f64() / done as f64)
 }
 
 /// The ranks that copy slowly, from the seconds per copy of each rank, by batch.
 pub fn slow(copies: &[&[f64]], factor: f64, ranks_per_core: f64) -> Vec<Slow> {
     // The copies of a batch take long enough for several turns of the scheduler, so a turn is
     // spread over them.
-    Rule::new(factor, ranks_per_core, 30).slow(copies)
+    Rule::new(factor, ranks_per_core, LEAST as u32).slow(copies)
 }
 
 /// The bytes of one copy, and the copies of a batch.
@@ -107,23 +112,32 @@ pub fn batch(on_device: bool) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::{copies_of, rounds};
+    use super::{LEAST, batch_within, rounds};
 
     #[test]
     fn all_ranks_copy_again_where_one_looks_slow() {
         let well = || vec![0.5, 1e-3, 1e-3];
         let of = |third: f64, left| rounds(&[well(), vec![0.5, 45e-3, third], well()], 1.5, 150, left);
         assert_eq!(of(1e-3, 100.0), 0.0, "one quick batch clears it");
-        assert_eq!(of(45e-3, 100.0), 1.0, "a batch of 30 copies takes 1.35 s");
+        assert_eq!(of(45e-3, 100.0), 1.0, "a batch of 30 copies and its pause take 1.75 s");
         assert_eq!(of(45e-3, 2.0), 0.0, "there is no time for it");
         assert_eq!(rounds(&[well(), vec![0.5, 2e-3, 2e-3]], 1.5, 150, 100.0), 3.0);
     }
 
     #[test]
-    fn a_batch_has_fewer_copies_where_they_are_slow() {
-        assert_eq!(copies_of(1e-3, 150), 150);
-        assert_eq!(copies_of(2.5e-3, 150), 100);
-        assert_eq!(copies_of(28e-3, 150), 30);
-        assert_eq!(copies_of(28e-3, 20), 20);
+    fn a_batch_ends_early_where_copies_are_slow() {
+        let copies_of = |limit: f64, most: usize| {
+            let mut made = 0;
+            let seconds = batch_within(limit, most, |copies| {
+                made += copies;
+                Ok(())
+            });
+            assert!(seconds.is_ok_and(|seconds| seconds >= 0.0));
+            made
+        };
+        assert_eq!(copies_of(60.0, 150), 150, "the batch is quick");
+        assert_eq!(copies_of(60.0, 15), 15);
+        assert_eq!(copies_of(0.0, 150), LEAST, "the batch is late from the beginning");
+        assert_eq!(copies_of(0.0, 25), 25);
     }
 }
