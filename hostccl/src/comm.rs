@@ -294,9 +294,11 @@ impl Comm {
         }
     }
 
-    /// The failure, with the message of the rank that found it. `None` while there is none.
+    /// The failure, with the message of the rank that found it. `None` while there is none. A rank
+    /// that has failed while another one wrote its failure goes on with its own, so all its errors
+    /// tell of one failure.
     pub(crate) fn written_failure(&self) -> Option<Error> {
-        self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())
+        self.local_failure.get().cloned().or_else(|| self.segment.header().failure.error())
     }
 
     /// How long a wait without any progress may last, where `hostcclCommSetTimeout` has set it.
