@@ -19,7 +19,7 @@ pytest is installed into target/pytest-venv (tests/requirements.txt). Python tes
 seconds (marked `alone`) run after the others, one at a time. No test is tried twice.
 
 The last line is "N passed, N failed" (", N skipped" may follow) and counts each test of Rust and
-each case of pytest.
+each case of pytest. The lines before it name the cases that failed.
 """
 
 import argparse
@@ -50,7 +50,9 @@ class Runner:
         self.options = options
         # The level says which cases run: "quick", "rest" (the long ones) or "all".
         self.level = "all" if options.all or options.k else "rest" if options.rest else "quick"
-        self.passed, self.failed, self.skipped = 0, 0, 0
+        self.passed, self.skipped = 0, 0
+        # The name of each case that failed.
+        self.failed = []
         self.lock = threading.Lock()
         # (name, body) of the cases that were added and have not run.
         self.cases = []
@@ -86,12 +88,14 @@ class Runner:
             elif verdict == "skip":
                 self.skipped += count
             else:
-                self.failed += count
+                self.failed.append(name)
             print(f"{verdict} {name} ({time.monotonic() - began:.1f} s){text}", flush=True)
 
     def close(self):
-        """The last line."""
-        print(f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
+        """The failed cases, a line each, and the last line."""
+        for name in self.failed:
+            print(f"failed: {name}")
+        print(f"{self.passed} passed, {len(self.failed)} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
 
 
 def pytest(runner):
@@ -126,16 +130,20 @@ def python_tests(runner, command, what, marks, *arguments):
     with runner.lock:
         if not report.exists():
             print(f"FAIL pytest, {what}: exit code {done.returncode}, and no report", flush=True)
-            runner.failed += 1
+            runner.failed.append(f"pytest, {what}")
             return
         for suite in ElementTree.parse(report).getroot().iter("testsuite"):
-            failed, skipped = int(suite.get("failures")) + int(suite.get("errors")), int(suite.get("skipped"))
-            runner.failed += failed
+            # A test may have a failure, and an error of a fixture besides.
+            cases = [case for case in suite.iter("testcase") for end in case if end.tag in ("failure", "error")]
+            failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases]
+            runner.failed.extend(failed)
+            skipped = int(suite.get("skipped"))
             runner.skipped += skipped
-            runner.passed += max(int(suite.get("tests")) - failed - skipped, 0)
+            runner.passed += max(int(suite.get("tests")) - len(failed) - skipped, 0)
         # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code
         # alone tells of anything else.
-        runner.failed += done.returncode not in (0, 1, 5)
+        if done.returncode not in (0, 1, 5):
+            runner.failed.append(f"pytest, {what}: exit code {done.returncode}")
     report.unlink()
 
 

@@ -51,7 +51,7 @@ def test_cargo(tmp_path):
     shutil.copy(ROOT / "Cargo.lock", folder)
     with open(folder / "Cargo.toml", "a") as manifest:
         manifest.write("[workspace]\n")
-    # The compiler takes a third of the time where it optimises nothing, and few steps are trained.
+    # The compiler is quicker where it optimises nothing, and few steps are trained.
     quick = environment(CARGO_PROFILE_RELEASE_OPT_LEVEL=0)
     run("sh", "-c", build.replace("--release", "--release --offline --quiet"), cwd=folder, timeout=800, env=quick)
     trains(folder, start)

@@ -275,9 +275,8 @@ impl Comm {
         call: &str,
         told_by: Option<Peer>,
     ) -> Error {
-        let header = self.segment.header();
-        header.fail(code, &blame, message, call);
-        let error = header.failure.error().unwrap_or_else(|| {
+        self.segment.header().fail(code, &blame, message, call);
+        let error = self.written_failure().unwrap_or_else(|| {
             // Another rank is writing its failure now, or has died while it wrote.
             self.local_failure.get_or_init(|| Error::new(code, message).by(blame)).clone()
         });

@@ -175,11 +175,10 @@ impl Limits {
     fn words(oversubscribed: bool, purpose: Purpose) -> Limits {
         match purpose {
             Purpose::Meeting if oversubscribed => Limits { is_each_taken: true, ..Limits::MEETING },
-            _ => {
-                let is_message = oversubscribed && purpose == Purpose::Message;
-                let taken = if is_message { MAX_TAKEN_BY_MESSAGES } else { MAX_TAKEN };
-                Limits { counts_others: !oversubscribed, taken, is_each_taken: oversubscribed }
+            Purpose::Message if oversubscribed => {
+                Limits { counts_others: false, taken: MAX_TAKEN_BY_MESSAGES, is_each_taken: true }
             }
+            _ => Limits { counts_others: !oversubscribed, taken: MAX_TAKEN, is_each_taken: oversubscribed },
         }
     }
 }

@@ -161,11 +161,12 @@ impl Wait {
             self.end(calls);
         }
         let is_met = calls.iter().all(|call| call.comm.rails.as_deref().is_some_and(Rails::is_meeting));
-        let is_message = || calls.iter().all(|call| matches!(call.blocker, Blocker::From(_) | Blocker::To { .. }));
-        let purpose = match is_met {
-            true => Purpose::Meeting,
-            false if is_message() => Purpose::Message,
-            false => Purpose::Other,
+        let purpose = if is_met {
+            Purpose::Meeting
+        } else if calls.iter().all(|call| matches!(call.blocker, Blocker::From(_) | Blocker::To { .. })) {
+            Purpose::Message
+        } else {
+            Purpose::Other
         };
         let clock = recorder::quick_clock();
         let look = || clock.iter().for_each(|clock| looked.set(clock.ticks()));

@@ -84,7 +84,8 @@ static void crossed_on_four(const dm_mesh *four)
   OK(sum(four, "dp", 2));
 }
 
-/* A collective that differs, alone and in a group. */
+/* A collective that differs, alone and in a group. The message compares with the lowest rank that
+   has come, which is any of 4, 5 and 7, and rank 6 where it came before 7 and the others are late. */
 static void different(const dm_mesh *mesh)
 {
   const int in_group = rank == 6;
@@ -93,7 +94,8 @@ static void different(const dm_mesh *mesh)
   const dm_status ended = in_group ? dm_group_end(mesh) : status;
   if (rank >= 4) {
     CHECK(ended == DM_STATUS_MISMATCH);
-    CHECK(strstr(dm_last_error(), "rank 6 called all-reduce of 9 float32 (sum) along mesh/tp as call") != NULL);
+    CHECK(strstr(dm_last_error(), "rank 6 called all-reduce of 9 float32 (sum) along mesh/tp") != NULL);
+    CHECK(strstr(dm_last_error(), " called all-reduce of 8 float32 (sum) along mesh/tp") != NULL);
   } else {
     CHECK(status == DM_STATUS_OK);
   }

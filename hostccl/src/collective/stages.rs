@@ -44,12 +44,11 @@ impl Stages {
     /// All ranks have ended the steps of the stages before this one.
     #[inline]
     pub(super) unsafe fn agree(&mut self) -> Result<()> {
-        let Some(mut ragged) = self.ragged.take() else { return Ok(()) };
+        let Some(ragged) = &mut self.ragged else { return Ok(()) };
+        let moves = &mut self.moves;
         // SAFETY: this function's contract.
-        let agreed = unsafe { ragged.agree(&self.moves.comm, &self.moves.call, |rank| self.moves.slot(rank, 0)) };
-        self.ragged = Some(ragged);
-        self.moves.pipeline.chunks = agreed?;
-        self.moves.pipeline.stages = self.moves.pipeline.chunks + 1;
+        let chunks = unsafe { ragged.agree(&moves.comm, &moves.call, |rank| moves.slot(rank, 0)) }?;
+        (moves.pipeline.chunks, moves.pipeline.stages) = (chunks, chunks + 1);
         Ok(())
     }
 
