@@ -134,8 +134,11 @@ static void at_the_end(void *events)
   GIVES(DM_STATUS_INVALID_STATE, dm_events_next((dm_events *)events, 0, &event));
 }
 
+/* The thread fails once before it ends, so that its last error exists and ends with it. A last error
+ * that comes to be after the thread's other values have ended is never freed. */
 static void *ask_and_end(void *events)
 {
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_events_next((dm_events *)events, -1, NULL));
   CHECK(next((dm_events *)events, 0).kind == DM_EVENT_JOINED && pthread_setspecific(ends, events) == 0);
   return NULL;
 }
