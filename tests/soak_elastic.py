@@ -34,6 +34,8 @@ def main():
     parser.add_argument("--hosts", action="store_true", help="on four hosts, which also fall silent; without restarts")
     parser.add_argument("--folder", type=Path, help="keeps what failed runs have said")
     options = parser.parse_args()
+    # A process that enters a host's namespaces stands in the root folder.
+    options.program = Path(options.program).resolve()
     print(f"seed {options.seed}", flush=True)
     expected = undisturbed(TOOL, options.program)
     counts, failed, lock, began = Counter(), [], threading.Lock(), time.monotonic()
