@@ -37,6 +37,32 @@ fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
     }
 }
 
+/// Sends large messages from rank 0 to rank 1 until a call fails. Each message is filled with a value
+/// of its own, which rank 1 checks. Rank 0 changes its buffer as soon as a call has failed.
+fn stream(comm: ncclComm_t, rank: usize) -> ncclResult_t {
+    let (started, mut buffer) = (Instant::now(), vec![0_u8; 64 << 20]);
+    let (count, dtype) = (buffer.len(), DataType::Uint8 as c_int);
+    for value in (0..=u8::MAX).cycle() {
+        assert!(started.elapsed() < PATIENCE);
+        if rank == 0 {
+            buffer.fill(value);
+        }
+        // SAFETY: the buffer has that many bytes.
+        let result = unsafe {
+            match rank {
+                0 => ncclSend(buffer.as_ptr().cast(), count, dtype, 1, comm, null_mut()),
+                _ => ncclRecv(buffer.as_mut_ptr().cast(), count, dtype, 0, comm, null_mut()),
+            }
+        };
+        if result != ncclSuccess {
+            buffer.fill(!value);
+            return result;
+        }
+        assert!(buffer.iter().all(|byte| *byte == value), "message {value} is wrong");
+    }
+    unreachable!("the values have no end")
+}
+
 /// Whether each process is a host of its own. Ranks of other hosts do not know a rank's process.
 fn are_apart() -> bool {
     env::var("DM_HOSTCCL_SHM").is_ok_and(|value| value == "0")
@@ -95,6 +121,7 @@ fn child() {
             };
             say_result(comm, result);
         }
+        "stream" => say_result(comm, stream(comm, rank)),
         // Rank 0 leaves in the way that the test writes, and the others reduce once.
         "leave" if rank == 0 => leave_as_told(comm),
         "leave" => say_result(comm, all_reduce(comm, &mut [0.0; 4])),
@@ -155,6 +182,32 @@ fn a_rank_killed_in_an_all_reduce_fails_all_others_within_two_seconds() {
 #[test]
 fn a_rank_killed_while_others_wait_for_messages_fails_also_those_that_wait_for_another() {
     kill_and_hear("message", 4, 1);
+}
+
+#[test]
+fn a_rank_killed_in_the_middle_of_a_large_message_fails_the_other_side() {
+    kill_and_hear("stream", 2, 0);
+    kill_and_hear("stream", 2, 1);
+}
+
+#[test]
+fn a_receiver_that_comes_back_after_its_sender_has_given_up_gets_an_error_and_no_wrong_data() {
+    let id = unique_id();
+    let start = |rank| Rank::start_with("stream", rank, 2, &id, &[("HOSTCCL_TIMEOUT_MS", "300")]);
+    let mut ranks = [start(0), start(1)];
+    for rank in &mut ranks {
+        assert_eq!(rank.hear(), "ready");
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let receiver = ranks[1].child.id() as libc::pid_t;
+    // SAFETY: the process is a child of this one that was not waited for.
+    assert_eq!(unsafe { libc::kill(receiver, libc::SIGSTOP) }, 0);
+    let said = ranks[0].hear();
+    assert!(said.starts_with(&format!("{ncclTimeout} 1 ")), "{said}");
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(receiver, libc::SIGCONT) }, 0);
+    let said = ranks[1].hear();
+    assert!(!said.starts_with(&format!("{ncclSuccess} ")), "{said}");
 }
 
 #[test]
