@@ -78,6 +78,7 @@ def test_a_slow_host_is_named(job):
     assert min(told["hosts"], key=lambda host: host["pair_gbps"])["name"] == "gamma", told["hosts"]
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_slow_link_is_named(tmp_path):
     """Packets between two of four hosts take 20 ms. The report names both ends of the link."""
