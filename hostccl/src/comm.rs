@@ -164,7 +164,24 @@ impl Comm {
 
     /// Fails with the error that ended the communicator. It costs three loads while there is none.
     /// In a communicator over several hosts it takes the news first.
+    #[inline]
     pub(crate) fn check(&self) -> Result<()> {
+        match self.is_sound() {
+            true => Ok(()),
+            false => self.check_whole(),
+        }
+    }
+
+    /// Whether nothing has ended the communicator. On several hosts the answer is `false`, because
+    /// the news have to be looked at.
+    #[inline]
+    fn is_sound(&self) -> bool {
+        let has_failed = self.local_failure.get().is_some() || self.segment.header().failure.is_set();
+        !has_failed && self.remote.is_none() && !self.aborted.load(Ordering::Acquire)
+    }
+
+    /// Does what [`check`](Comm::check) does where something may have ended the communicator.
+    fn check_whole(&self) -> Result<()> {
         self.check_aborted()?;
         if let Some(remote) = &self.remote {
             remote.desk.take();
@@ -198,8 +215,16 @@ impl Comm {
 
     /// Fails as [`check`](Comm::check) does, for a call that has not begun: the error says that an
     /// earlier call failed.
+    #[inline]
     pub(crate) fn check_before_call(&self) -> Result<()> {
-        self.check().map_err(|error| match self.failure() {
+        match self.is_sound() {
+            true => Ok(()),
+            false => self.check_whole_before_call(),
+        }
+    }
+
+    fn check_whole_before_call(&self) -> Result<()> {
+        self.check_whole().map_err(|error| match self.failure() {
             None => error,
             Some(_) => {
                 let call = self.segment.header().failure.call();
@@ -212,6 +237,7 @@ impl Comm {
 
     /// Handles the news of other hosts that have arrived at this machine. Every call does this
     /// when it begins, because a call must not succeed after another rank's call has failed.
+    #[inline]
     pub(crate) fn catch_up(&self) {
         if let Some(remote) = &self.remote {
             remote.desk.catch_up();
@@ -219,6 +245,7 @@ impl Comm {
     }
 
     /// Fails unless new operations may start.
+    #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.is_revoked() {
             return Err(Error::usage(format!(

@@ -193,11 +193,11 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
     now.map_or(Ok(ncclSuccess), perform)
 }
 
-/// Does what [`submit`] does for one collective or message. Outside a group it makes no lists and
-/// no lanes.
+/// Does what [`submit`] does for one collective or message. Outside a group (`is_queued` is
+/// `false`) it makes no lists and no lanes.
 #[inline]
-pub(crate) fn submit_one(make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
-    if is_open() {
+pub(crate) fn submit_one(is_queued: bool, make: impl FnOnce() -> Result<Task>) -> Result<ncclResult_t> {
+    if is_queued {
         return submit(|| Ok(vec![make()?]));
     }
     match make()? {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub(crate) use self::table::{find, insert, remove};
+pub(crate) use self::table::{find, insert, remove, with};
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -119,11 +119,12 @@ impl Handle {
     }
 
     /// Fails when a call in the background has failed.
+    #[inline]
     fn check(&self) -> Result<()> {
-        if self.failed.load(Ordering::Acquire) {
-            return Err(lock(&self.error).clone().unwrap_or_else(Error::aborted));
+        match self.failed.load(Ordering::Acquire) {
+            true => Err(lock(&self.error).clone().unwrap_or_else(Error::aborted)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns the rank and the number of ranks.

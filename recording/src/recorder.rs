@@ -23,7 +23,7 @@ const NOT_LOOKED: u64 = 0;
 
 /// Writes the recording of this process. All threads may use it at the same time.
 pub struct Recorder {
-    words: &'static [AtomicU64],
+    words: &'static [AtomicU64; layout::WORDS],
     clock: Clock,
     /// Held while a world or a channel is opened, changed or closed, and while the second moment of
     /// the clock is renewed.
@@ -126,7 +126,9 @@ impl Recorder {
     /// Begins a recording in `words`, which are [`layout::WORDS`] words of zeros. `pid` is this
     /// process, and `version` that of the library.
     pub fn new(words: &'static [AtomicU64], pid: u32, host: &str, version: &str) -> Recorder {
-        assert!(words.len() >= layout::WORDS, "a recording needs {} words, not {}", layout::WORDS, words.len());
+        let Some(words) = words.first_chunk() else {
+            panic!("a recording needs {} words, not {}", layout::WORDS, words.len())
+        };
         let clock = Clock::of_this_machine();
         let recorder = Recorder { words, clock, opening: Mutex::new(()) };
         recorder.set(header::CLOCK, clock as u64);
@@ -464,10 +466,15 @@ fn world_base(place: usize) -> usize {
     header::WORLDS + place * header::WORLD_WORDS
 }
 
+/// The first word of a channel. The remainder lets the compiler see that the word is in the
+/// recording. Places are below the number of channels anyway, except that of [`Channel::NONE`],
+/// whose calls are not recorded.
+#[inline]
 pub(crate) fn channel_base(place: usize) -> usize {
-    layout::CHANNELS + place * layout::CHANNEL_WORDS
+    layout::CHANNELS + place % layout::CHANNEL_COUNT * layout::CHANNEL_WORDS
 }
 
+#[inline]
 fn slot_base(number: u64) -> usize {
     layout::RING + number as usize % layout::CALL_COUNT * layout::CALL_WORDS
 }

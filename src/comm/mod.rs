@@ -92,7 +92,7 @@ pub use options::{CallOptions, DimOptions, MeshOptions, RecoverOptions};
 pub(crate) use ragged::{Counts, Exchange};
 pub use recovered::Recovered;
 pub use root::RootComms;
-pub(crate) use view::DimComms;
 pub use view::View;
+pub(crate) use view::{Along, DimComms};
 pub use world::World;
 pub use world_options::WorldOptions;

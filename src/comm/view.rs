@@ -1,6 +1,7 @@
 //! A mesh view with its communicators. A mesh handle names such a view.
 
 use std::ffi::c_void;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
@@ -47,6 +48,26 @@ pub struct View {
     /// How the view was taken from its root mesh. `None` for a range and its views, which another
     /// root mesh does not have, and where the job cannot recover (an offline world, or none).
     path: Option<Path>,
+}
+
+/// The view in which a dimension of a view is.
+pub(crate) enum Along<'v> {
+    /// The view itself.
+    This(&'v View),
+    /// The view of a flattened dimension.
+    Flattened(Box<View>),
+}
+
+impl Deref for Along<'_> {
+    type Target = View;
+
+    #[inline]
+    fn deref(&self) -> &View {
+        match self {
+            Along::This(view) => view,
+            Along::Flattened(view) => view,
+        }
+    }
 }
 
 impl View {
@@ -168,12 +189,12 @@ impl View {
 
     /// The view in which the dimension of that name is, and its index there: this view, or the view
     /// of a flattened dimension of this one.
-    pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
+    pub(crate) fn along(&self, name: Option<&str>) -> Result<(Along<'_>, usize)> {
         match self.mesh.dim_index_or_only(name) {
-            Ok(index) => Ok((Arc::clone(self), index)),
+            Ok(index) => Ok((Along::This(self), index)),
             Err(_) => {
                 let along = self.mesh.along(name).inspect_err(|_| self.space.note_refused_first_use())?;
-                Ok((Arc::new(self.with(along.0)), along.1))
+                Ok((Along::Flattened(Box::new(self.with(along.0))), along.1))
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The raw communicators and the library they belong to.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 
 use super::arguments::{optional_text, text};
 use super::dim::dim_text;
@@ -10,8 +9,6 @@ use super::make::{MESHES, find};
 use super::pointers::out;
 use super::types::{dm_mesh, dm_status, ncclComm_t};
 use crate::ccl::{self, Resolver};
-use crate::comm::View;
-use crate::error::Result;
 use crate::logging;
 
 /// Gives the raw communicator of this rank's group along a dimension. A process's rank in it is the
@@ -49,9 +46,10 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
         let raw = match quick {
             Some(raw) => raw,
             None => {
+                let view = find(mesh)?;
                 // SAFETY: the caller's contract.
-                let (view, index) = unsafe { view_along(mesh, dim)? };
-                view.comm(index)?
+                let (along, index) = view.along(unsafe { dim_text(dim)? })?;
+                along.comm(index)?
             }
         };
         // SAFETY: not NULL, and writable by the caller's word.
@@ -145,15 +143,4 @@ pub unsafe extern "C" fn dm_set_ccl_resolver(
 ) -> dm_status {
     // SAFETY: the caller's contract.
     guard(|| ccl::set_resolver(resolve.map(|resolve| unsafe { Resolver::new(resolve, user_data) })))
-}
-
-/// The view in which the dimension of that name is, with its communicators, and the dimension's
-/// index there.
-///
-/// # Safety
-/// `dim` is NULL or NUL-terminated.
-pub(super) unsafe fn view_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Arc<View>, usize)> {
-    let view = find(mesh)?;
-    // SAFETY: the caller's contract.
-    view.along(unsafe { dim_text(dim)? })
 }

@@ -7,15 +7,15 @@ use super::guard::guard;
 use super::make::find;
 use super::types::{dm_mesh, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, View, refuse_in_group};
+use crate::comm::{Along, Operands, refuse_in_group};
 use crate::error::Result;
 
 /// An operation that a program calls.
-pub(super) struct Operation {
+pub(super) struct Operation<'v> {
     /// The name of the C function, for messages.
     pub(super) name: &'static str,
     /// The view in which the operation's dimension is.
-    pub(super) view: Arc<View>,
+    pub(super) view: Along<'v>,
 }
 
 /// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that
@@ -24,20 +24,19 @@ pub(super) fn operation<'a>(
     name: &'static str,
     mesh: *const dm_mesh,
     dim: impl FnOnce() -> Result<Option<&'a str>>,
-    body: impl FnOnce(&Operation, usize) -> Result<()>,
+    body: impl FnOnce(&Operation<'_>, usize) -> Result<()>,
 ) -> dm_status {
     guard(|| {
         let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
-        let library = view.library().ok().cloned();
         let run = || {
             let (view, index) = view.along(dim()?)?;
             body(&Operation { name, view }, index)
         };
-        run().inspect_err(|error| refuse_in_group(library.as_deref(), error))
+        run().inspect_err(|error| refuse_in_group(view.library().ok().map(Arc::as_ref), error))
     })
 }
 
-impl Operation {
+impl Operation<'_> {
     /// Checks the buffers and has the library issue the operation.
     pub(super) fn run(
         &self,

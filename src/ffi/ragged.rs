@@ -148,7 +148,7 @@ pub unsafe extern "C" fn dm_reduce_scatterv(
     })
 }
 
-impl Operation {
+impl Operation<'_> {
     /// The counts and displacements that the caller passed for the ranks of dimension `index`.
     ///
     /// # Safety

@@ -43,11 +43,13 @@ impl RawCall {
     unsafe fn submit(self) -> Result<ncclResult_t> {
         let (name, is_queued) = (Name::take_next(), group::is_open());
         let mut recorded = RawRecord::NONE;
-        let outcome = group::submit_one(|| {
-            let handle = handle::find(self.comm)?;
-            let comm = handle.for_operation()?.clone();
-            let dtype = data_type(self.datatype)?;
-            let reduction = self.op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
+        let outcome = group::submit_one(is_queued, || {
+            let (comm, dtype, reduction) = handle::with(self.comm, |handle| {
+                let comm = handle.for_operation()?.clone();
+                let dtype = data_type(self.datatype)?;
+                let reduction = self.op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
+                Ok((comm, dtype, reduction))
+            })?;
             let (rank, nranks) = comm.whole();
             let root = self.root.map(|root| check_root(root, nranks)).transpose()?;
             check_size(self.count, nranks, dtype)?;
@@ -212,9 +214,8 @@ unsafe fn message(
 ) -> Result<ncclResult_t> {
     let (call, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
-    let outcome = group::submit_one(|| {
-        let handle = handle::find(comm)?;
-        let comm = handle.for_operation()?.clone();
+    let outcome = group::submit_one(is_queued, || {
+        let comm = handle::with(comm, |handle| handle.for_operation().cloned())?;
         let dtype = data_type(datatype)?;
         check_size(count, 1, dtype)?;
         let peer = check_peer(peer, comm.whole().1)?;

@@ -58,11 +58,13 @@ unsafe fn submit(
 ) -> Result<ncclResult_t> {
     let (name, is_queued) = (Name::take_next(), group::is_open());
     let mut recorded = RawRecord::NONE;
-    let outcome = group::submit_one(|| {
-        let handle = handle::find(comm)?;
-        let comm = handle.for_operation()?.clone();
-        let dtype = data_type(datatype)?;
-        let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
+    let outcome = group::submit_one(is_queued, || {
+        let (comm, dtype, reduction) = handle::with(comm, |handle| {
+            let comm = handle.for_operation()?.clone();
+            let dtype = data_type(datatype)?;
+            let reduction = op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
+            Ok((comm, dtype, reduction))
+        })?;
         let (me, n) = comm.whole();
         // SAFETY: this function's contract.
         let read = |lists: Option<Lists>| unsafe { lists.map(|lists| lists.read(n, dtype)).transpose() };

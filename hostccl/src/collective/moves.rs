@@ -10,6 +10,9 @@ use crate::copy;
 use crate::reduce::{self, Target};
 use crate::segment::SLOTS;
 
+/// A small all-reduce of at most so many ranks allocates nothing.
+const FEW: usize = 16;
+
 /// The arguments of a collective, how it is cut, and where its slots are.
 pub(super) struct Moves {
     /// The communicator.
@@ -20,8 +23,8 @@ pub(super) struct Moves {
     pub(super) pipeline: Pipeline,
     /// The communicator's step in which the first stage took place.
     pub(super) first_step: u64,
-    /// Where the inputs of a reduction lie. The list is kept, so that a reduction allocates
-    /// nothing.
+    /// Where the inputs of a reduction lie. The list is kept, so that only the first reduction of
+    /// a call allocates.
     pub(super) inputs: Vec<*const u8>,
 }
 
@@ -103,24 +106,24 @@ impl Moves {
     /// In a small all-reduce or reduce: reduces everything from the slots, in the order of the
     /// ranks.
     #[inline]
-    pub(super) unsafe fn reduce_whole(&mut self) {
+    pub(super) unsafe fn reduce_whole(&self) {
         if !self.is_root() {
             return;
         }
-        self.inputs.clear();
-        for rank in 0..self.comm.nranks {
-            self.inputs.push(self.slot(rank, 0));
-        }
+        let nranks = self.comm.nranks;
+        let (mut few, mut many) = ([std::ptr::null::<u8>(); FEW], Vec::new());
+        let inputs = match few.get_mut(..nranks) {
+            Some(few) => few,
+            None => {
+                many.resize(nranks, std::ptr::null());
+                &mut many[..]
+            }
+        };
+        inputs.iter_mut().enumerate().for_each(|(rank, input)| *input = self.slot(rank, 0));
         // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
         // they wrote them.
         unsafe {
-            reduce::reduce(
-                self.call.dtype,
-                self.call.op(),
-                &self.inputs,
-                &[Target::cached(self.call.recv)],
-                self.call.count,
-            )
+            reduce::reduce(self.call.dtype, self.call.op(), inputs, &[Target::cached(self.call.recv)], self.call.count)
         };
     }
 
@@ -153,6 +156,7 @@ impl Moves {
     /// `own` in place of this rank's slot.
     unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: *const u8) {
         self.inputs.clear();
+        self.inputs.reserve_exact(self.comm.nranks);
         for rank in 0..self.comm.nranks {
             // SAFETY: the caller passes an offset inside the slot.
             let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, chunk).add(offset) } };

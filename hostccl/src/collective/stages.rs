@@ -31,8 +31,7 @@ impl Stages {
     #[inline(always)]
     pub(super) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Box<Ragged>>) -> Stages {
         let pipeline = Pipeline::new(&call, comm.segment.layout());
-        let inputs = Vec::with_capacity(comm.nranks);
-        let moves = Moves { comm, call, pipeline, first_step: 0, inputs };
+        let moves = Moves { comm, call, pipeline, first_step: 0, inputs: Vec::new() };
         Stages { moves, stage: 0, ragged }
     }
 

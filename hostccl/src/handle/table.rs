@@ -55,11 +55,21 @@ pub(crate) fn insert(handle: Arc<Handle>) -> Result<ncclComm_t> {
 
 /// Returns the handle of a token.
 pub(crate) fn find(token: ncclComm_t) -> Result<Arc<Handle>> {
+    with(token, |handle| Ok(Arc::clone(handle)))
+}
+
+/// Runs `work` with the handle of a token. No handle is made and none is removed meanwhile, so
+/// `work` makes no call that waits, makes a communicator or ends one.
+#[inline]
+pub(crate) fn with<T>(token: ncclComm_t, work: impl FnOnce(&Arc<Handle>) -> Result<T>) -> Result<T> {
     let slots = slots().read().unwrap_or_else(PoisonError::into_inner);
-    parse(token)
+    let found = parse(token)
         .and_then(|(index, generation)| slots.get(index).filter(|slot| slot.generation == generation))
-        .and_then(|slot| slot.handle.clone())
-        .ok_or_else(|| unknown(token))
+        .and_then(|slot| slot.handle.as_ref());
+    match found {
+        Some(handle) => work(handle),
+        None => Err(unknown(token)),
+    }
 }
 
 /// Takes a token out of use, and returns its handle.

@@ -334,6 +334,7 @@ impl Failure {
     }
 
     /// Whether the segment has failed. This check costs one load.
+    #[inline]
     pub(crate) fn is_set(&self) -> bool {
         self.state.load(Ordering::Acquire) == 2
     }

@@ -57,7 +57,7 @@ impl Recorder {
     }
 
     fn copy(&self) -> Vec<u8> {
-        self.words[..layout::WORDS].iter().flat_map(|word| word.load(Acquire).to_ne_bytes()).collect()
+        self.words.iter().flat_map(|word| word.load(Acquire).to_ne_bytes()).collect()
     }
 
     /// The moment at which the recording began.
