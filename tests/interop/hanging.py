@@ -48,7 +48,8 @@ def right(output, host=socket.gethostname()):
     """Checks the text of `devicemesh why`. Rank 3 is on this host. A launcher may add lines of its own."""
     first = re.findall(rf"^\S+: {re.escape(SENTENCE)} [0-9.]+ s; 4 more ranks wait for these in other groups$", output, re.M)
     assert len(first) == 1 and output.count("rank 3 has not called") == 1, output
-    cause = rf"^  rank 3 \(pid \d+ on {re.escape(host)}\) sleeps; its last call, all-reduce 3 of mesh/dp \(ranks 3, 7\), ended [0-9.]+ s ago$"
+    last = r"its last call, all-reduce 3 of mesh/dp \(ranks 3, 7\), ended [0-9.]+ s ago"
+    cause = rf"^  rank 3 \(pid \d+ on {re.escape(host)}\) sleeps; {last}$"
     assert len(re.findall(cause, output, re.M)) == 1, output
     assert output.count("main at programs/hang.c:") == 1 or "no stacks: " in output, output
     assert "did not answer" not in output, output

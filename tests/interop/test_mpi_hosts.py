@@ -70,7 +70,8 @@ def test_mpi_why_on_four_hosts(lab, variables, programs, tmp_path, launcher, job
         return out
 
     with open(log, "wb") as file:
-        started = lab.spawn("alpha", words([*job.split(), program, "sleep"]), env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        command = words([*job.split(), program, "sleep"])
+        started = lab.spawn("alpha", command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
     def hangs():
         assert started.poll() is None, log.read_text()
