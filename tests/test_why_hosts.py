@@ -84,14 +84,22 @@ def test_one_job_asked_in_every_way(jobs, tmp_path):
     alone, _ = jobs.why("--after", "0.3s", "--timeout", "0", host="alpha")
     assert [rank["state"] for rank in alone["jobs"][0]["ranks"]].count("elsewhere") == 6, alone
 
-    # One process on each host, as srun starts them.
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NODELIST": "alpha,beta,gamma,delta",
-             "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
-    asked = [
-        jobs.lab.spawn(host, words([TOOL, "why", "--after", "0.3s"]),
-                       env=environment(**slurm, SLURM_PROCID=number, SLURM_NODEID=number, SLURM_LOCALID=0),
-                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for number, host in enumerate(HOSTS)
-    ]
+    def by_srun(hosts, *options):
+        """Starts one process on each of these hosts, as srun does."""
+        step = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 1, "SLURM_STEP_NODELIST": ",".join(hosts), "SLURM_STEP_NUM_TASKS": len(hosts),
+                "SLURM_STEP_NUM_NODES": len(hosts), "SLURM_LOCALID": 0}
+        return [
+            jobs.lab.spawn(host, words([TOOL, "why", "--after", "0.3s", *options]),
+                           env=environment(**step, SLURM_PROCID=number, SLURM_NODEID=number),
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for number, host in enumerate(hosts)
+        ]
+
+    # srun starts one process alone where it gets --jobid and no number of nodes.
+    (one,) = by_srun(["alpha"], "--timeout", "0")
+    out, err = one.communicate(timeout=60)
+    assert one.returncode == 1 and "`srun --jobid=7 --overlap -N NODES --ntasks-per-node=1 devicemesh why`" in err, (out, err)
+
+    asked = by_srun(HOSTS)
     outputs = [process.communicate(timeout=60) for process in asked]
     assert [process.returncode for process in asked] == [1, 0, 0, 0], outputs
     assert outputs[0][0].startswith("hang: rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3)"), outputs

@@ -41,8 +41,8 @@ class Launcher:
     command: tuple
     # The option that sends a variable to the ranks, and what stands between name and value.
     export: tuple
-    # Gives the options for two ranks on two hosts. Any other host is this machine too: what would
-    # run there by ssh is run here by the program that it takes.
+    # Gives the options for two hosts with `each` ranks on each. Any other host is this machine too: what
+    # would run there by ssh is run here by the program that it takes.
     two_hosts: object
 
     def __str__(self):
@@ -57,10 +57,10 @@ class Launcher:
 HERE = socket.gethostname()
 OPEN_MPI = Launcher(
     "Open MPI", ("mpirun.openmpi", "--oversubscribe"), ("-x", "="),
-    lambda ssh: ["-mca", "plm_rsh_agent", ssh, "-host", f"{HERE}:1,127.0.0.5:1", "-n", 2])
+    lambda ssh, each=1: ["-mca", "plm_rsh_agent", ssh, "-host", f"{HERE}:{each},127.0.0.5:{each}", "-n", 2 * each])
 MPICH = Launcher(
     "MPICH", ("mpiexec.mpich",), ("-genv", " "),
-    lambda ssh: ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", f"{HERE},127.0.0.5", "-n", 2])
+    lambda ssh, each=1: ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", f"{HERE},127.0.0.5", "-ppn", each, "-n", 2 * each])
 
 
 def fine(output, ranks, line="mesh fine: rank"):

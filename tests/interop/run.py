@@ -24,6 +24,7 @@ from support.machine import forget_machine  # noqa: E402
 # The Debian packages that the tests of each file need.
 PACKAGES = {
     "test_mpi.py": ["openmpi-bin", "mpich"],
+    "test_mpi_hosts.py": ["openmpi-bin", "mpich", "openssh-server", "openssh-client"],
     "test_slurm.py": ["slurm-wlm", "munge", "libnss-wrapper", "libpmix-dev", "openmpi-bin"],
 }
 

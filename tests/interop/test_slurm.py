@@ -7,11 +7,12 @@ import re
 
 import pytest
 
+from hanging import Hanging, right, right_in_json
 from launchers import OPEN_MPI, ROOT_MAY, fine, needs
 from slurm import PROGRAMS, Slurm
 from torch_ranks import HERE, SIDE, found_torch
 from support.paths import LIBRARY, ROOT, TOOL
-from support.processes import environment, run
+from support.processes import environment, run, wait_until
 
 # One worker of pytest-xdist runs all these tests, because they share one Slurm cluster. They mostly
 # wait.
@@ -35,9 +36,9 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def slurm(cluster, tmp_path):
     """Runs a command of Slurm's to its end and gives what it wrote."""
-    def to_its_end(*command):
+    def to_its_end(*command, code=0, merged=True):
         variables = environment(**cluster.environment, **ROOT_MAY, TMPDIR=tmp_path)
-        return run(*command, env=variables, timeout=150, merged=True).stdout
+        return run(*command, env=variables, timeout=150, code=code, merged=merged).stdout
     return to_its_end
 
 
@@ -113,6 +114,21 @@ def test_srun_of_torchrun(slurm, tmp_path, free_port):
 def test_srun_of_devicemesh_run(slurm, mesh, resolving):
     """srun of devicemesh run without options for the meeting: 2 nodes of 2 ranks"""
     fine(slurm("srun", "-N", 2, "--ntasks-per-node", 1, *resolving, TOOL, "run", "-n", 2, "--", mesh, 2, 2), 4)
+
+
+def test_srun_of_devicemesh_why(cluster, slurm, programs, resolving, tmp_path):
+    """srun of devicemesh why on both nodes of a job of 8 ranks that hangs"""
+    program = programs.c("tests/c/programs/hang.c", "-Wall", "-Wextra")
+    command = ["srun", "-J", "hangs", "-N", 2, "-n", 8, *resolving, program, "sleep"]
+    with Hanging(*command, env=environment(**cluster.environment, TMPDIR=tmp_path), output=tmp_path / "job.out") as job:
+        wait_until(lambda: slurm("squeue", "-h", "-n", "hangs", "-t", "running"), "the job runs")
+        number = slurm("squeue", "-h", "-n", "hangs", "-o", "%i").strip()
+        job.name = f"slurm-{number}"
+        job.wait()
+        why = ["srun", f"--jobid={number}", "--overlap", "-N", 2, "--ntasks-per-node=1", *resolving, TOOL, "why"]
+        right(slurm(*why, job.name, code=1))
+        right_in_json(slurm(*why, "--json", job.name, code=1, merged=False), 2)
+        slurm("scancel", number)
 
 
 def test_the_batch_script_of_the_examples(slurm, mesh, resolving, tmp_path, record_property):

@@ -40,17 +40,18 @@ use serde::Serialize;
 pub use self::answer::answer_for_parent;
 use self::exit_code::{NOT_MADE, STUCK};
 use self::find::Found;
-use self::job::{Job, Rank, jobs};
+use self::job::{Job, Rank, Seen, jobs};
 use self::json::JobReport;
 use self::judge::{Verdict, judge};
-use self::launched::Launched;
+use self::launched::{Launched, advice_for_one, variable};
 use self::lines::Lines;
 use self::metrics::metrics;
+use self::process::Process;
 use self::stack::Stacks;
 use crate::duration::{duration, limit};
 use crate::failure::Failure;
 use crate::proc;
-use crate::ps::jobs::{MADE_ID, NO_ID, program};
+use crate::ps::jobs::{MADE_ID, NO_ID};
 use crate::stdio::{print, say};
 use crate::style::{Style, When};
 use crate::terminal;
@@ -67,8 +68,8 @@ Examples:
   devicemesh why traces/
   # counters for Prometheus, for example for node_exporter's textfile collector
   devicemesh why --metrics > /var/lib/node_exporter/devicemesh.prom
-  # ranks that srun has started on several hosts
-  srun --jobid=JOB --overlap --ntasks-per-node=1 devicemesh why
+  # ranks that srun has started on two hosts
+  srun --jobid=JOB --overlap -N 2 --ntasks-per-node=1 devicemesh why
 
 Columns:
   group  a mesh and its dimension, or what the ranks agree in
@@ -179,9 +180,11 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
     let style = Style::new(options.color, &stdout);
     let mut report = Report { host: host_name(), jobs: Vec::new() };
     let mut texts = Vec::new();
-    let mut is_stuck = false;
+    let (mut is_stuck, mut is_partial) = (false, false);
     for job in &jobs {
         let verdict = judge(job, after);
+        let unseen = |rank: &Rank| matches!(rank.seen, Seen::Elsewhere);
+        is_partial |= !verdict.findings.is_empty() && job.ranks.iter().any(unseen);
         let name = name(job);
         let stacks = stacks(&verdict, !options.no_stacks && options.watch.is_none(), lines);
         is_stuck |= !verdict.findings.is_empty();
@@ -210,6 +213,9 @@ fn look(options: &Options, named: &Named<'_>, lines: &Lines) -> Result<u8, Failu
         (false, false) => texts.join("\n"),
     };
     print(text).map_err(|failure| Failure { code: NOT_MADE, ..failure })?;
+    if let Some(advice) = advice_for_one(&variable).filter(|_| is_partial) {
+        say(&format!("devicemesh why: {advice}"));
+    }
     Ok(if is_stuck { STUCK } else { 0 })
 }
 
@@ -270,7 +276,7 @@ fn chosen(named: &Named<'_>, lines: &Lines) -> Result<Vec<Job>, Failure> {
     let running = warned(found);
     for name in names {
         if !running.iter().any(|job| is_named(job, name)) {
-            let known = listed(running.iter().map(self::name), 8);
+            let known = listed(running.iter().map(self::name).filter(|name| !name.is_empty()), 8);
             let known =
                 if known.is_empty() { "no job has a recording here".to_owned() } else { format!("there are {known}") };
             return Err(Failure::new(NOT_MADE, format!("no job and no process {name:?} with a recording; {known}")));
@@ -289,8 +295,9 @@ fn warned(found: Found) -> Vec<Job> {
 /// Whether the job has this name, or a process with this number: a rank, or an ancestor of one.
 fn is_named(job: &Job, wanted: &str) -> bool {
     let Ok(pid) = wanted.parse::<u32>() else { return name(job) == wanted };
-    let mut pids = job.ranks.iter().filter_map(|rank| Some(rank.process()?.pid));
-    pids.any(|rank| proc::descends(rank, pid)) || name(job) == wanted
+    // The ancestors of a process of another host are not known.
+    let is_meant = |process: &Process| process.pid == pid || process.runs_here() && proc::descends(process.pid, pid);
+    job.ranks.iter().filter_map(Rank::process).any(is_meant) || name(job) == wanted
 }
 
 /// The job's name, as `devicemesh ps` has it: its id, or the program where no user has given an id.
@@ -298,10 +305,8 @@ fn name(job: &Job) -> String {
     if ![String::new(), NO_ID.to_owned()].contains(&job.id) && !job.id.starts_with(MADE_ID) {
         return job.id.clone();
     }
-    let mut processes = job.ranks.iter().filter_map(Rank::process).filter(|process| process.runs_here());
-    let command = processes.find_map(|process| proc::words(process.pid, "cmdline")).unwrap_or_default();
-    let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    if command.is_empty() { job.id.clone() } else { program(&command) }
+    let mut programs = job.ranks.iter().filter_map(|rank| Some(&rank.process()?.program));
+    programs.find(|program| !program.is_empty()).unwrap_or(&job.id).clone()
 }
 
 /// The stacks of the ranks that are the cause of what is wrong.

@@ -71,6 +71,10 @@ struct Header {
 struct Told {
     pid: u32,
     seat: Option<Seat>,
+    /// The name of its program. The hosts of a job may have tools of different versions, and older
+    /// ones do not send it.
+    #[serde(default)]
+    program: String,
     /// The number of bytes of its packed recording, which stand behind the header.
     bytes: usize,
 }
@@ -181,7 +185,7 @@ fn framed_found(
     header.left_out = all - packed.len();
     let told = |(process, packed): (&&Process, &Vec<u8>)| {
         let seat = process.place.as_ref().map(Seat::of);
-        Told { pid: process.pid, seat, bytes: packed.len() }
+        Told { pid: process.pid, seat, program: process.program.clone(), bytes: packed.len() }
     };
     header.processes = processes.iter().zip(&packed).map(told).collect();
     framed(&header, &packed)
@@ -216,13 +220,14 @@ impl Answer {
         if header.left_out > 0 {
             found.unreadable.push(format!("{host} has {} more processes than fit into its answer", header.left_out));
         }
-        for Told { pid, seat, bytes } in &header.processes {
+        for Told { pid, seat, program, bytes } in &header.processes {
             let (own, rest) = packed.split_at_checked(*bytes).ok_or_else(wrong)?;
             packed = rest;
             match unpack(own).and_then(|memory| Snapshot::of_bytes(&memory, &memory, &memory)) {
                 Ok(snapshot) => {
                     let process = Process::of_copy(snapshot, Vec::new(), origin).ok_or_else(wrong)?;
-                    found.processes.push(Process { pid: *pid, place: seat.as_ref().map(Seat::place), ..process });
+                    let (place, program) = (seat.as_ref().map(Seat::place), program.clone());
+                    found.processes.push(Process { pid: *pid, place, program, ..process });
                 }
                 Err(error) => found.unreadable.push(format!("{host}: the recording of process {pid}: {error}")),
             }

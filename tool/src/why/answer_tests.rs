@@ -22,6 +22,7 @@ fn sent(ranks: std::ops::Range<usize>, ahead: u64) -> Vec<u8> {
         // The launcher has said nothing of hosts.
         process.place = None;
         process.state = if rank == 3 { State::Stopped } else { State::Sleeps };
+        process.program = "pretrain".to_owned();
         process
     };
     let found = Found { processes: ranks.map(process).collect(), ..Found::default() };
@@ -42,6 +43,14 @@ fn hosts_whose_clocks_differ_by_an_hour_say_how_long_ranks_wait() {
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("rank 3 (pid 103 on alpha) is stopped; its last call, all-reduce 1 of mesh/tp (ranks 0-3), ended 12 s ago"), "{text}");
     }
+}
+
+#[test]
+fn a_job_without_an_id_has_the_name_of_the_program_on_another_host() {
+    let found = Answer::read(&sent(0..8, 0), Origin::Sent(0, 0)).unwrap().found;
+    let mut job = super::super::job::jobs(found).remove(0);
+    job.id.clear();
+    assert_eq!(super::super::name(&job), "pretrain");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::exit_code::NOT_MADE;
 use super::process::{Origin, Process, State, Timeline};
 use crate::failure::Failure;
 use crate::proc::{self, Stat};
+use crate::ps::jobs::program;
 use crate::recordings::{files, length_of_tick};
 
 /// The list of processes is read at most this many times.
@@ -65,8 +66,8 @@ pub fn live() -> Found {
             match read(&file) {
                 Ok((snapshot, bytes, now)) if innermost(pid) == Some(snapshot.process.pid) => {
                     let (timeline, state) = (Timeline::new(&snapshot, Some(now), now.real, None), state(pid));
-                    let (place, origin) = (place.clone(), Origin::Here);
-                    found.processes.push(Process { pid, state, snapshot, bytes, timeline, place, origin });
+                    let (place, program, origin) = (place.clone(), program_of(pid), Origin::Here);
+                    found.processes.push(Process { pid, state, snapshot, bytes, timeline, place, program, origin });
                     folders.extend(path.and_then(|path| Some(path.parent()?.to_owned())));
                 }
                 // A forked child may have its parent's descriptors.
@@ -145,7 +146,8 @@ pub fn of_files(paths: &[PathBuf]) -> Result<Found, Failure> {
                 let moment = (is_here && state != State::Gone).then_some(now);
                 let timeline = Timeline::new(&snapshot, moment, now.real, usual.filter(|_| is_here));
                 let origin = if is_here { Origin::Here } else { Origin::File };
-                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None, origin });
+                let program = if state.is_alive() { program_of(pid) } else { String::new() };
+                found.processes.push(Process { pid, state, snapshot, bytes, timeline, place: None, program, origin });
             }
             Err(error) => found.unreadable.push(format!("{}: {error}", path.display())),
         }
@@ -165,6 +167,13 @@ fn innermost(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_whitespace().last()?.parse().ok()
+}
+
+/// The name of the program of a process of this host. It is empty where it cannot be read.
+fn program_of(pid: u32) -> String {
+    let command = proc::words(pid, "cmdline").unwrap_or_default();
+    let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    program(&command)
 }
 
 /// The place that the launcher gave a process.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use devicemesh::rendezvous::launcher::Place;
 
 use super::find::{Found, Node, Started};
-use super::process::{Process, State};
+use super::process::{Origin, Process, State};
 
 /// The most ranks of a job or a group that are looked at. A recording may say any number, and each
 /// rank takes memory.
@@ -103,7 +103,12 @@ impl Job {
 /// The jobs of the processes. Processes that have joined no world yet belong to the job in whose
 /// place the launcher has started them.
 pub fn jobs(found: Found) -> Vec<Job> {
-    let Found { processes, started, nodes, .. } = found;
+    let Found { mut processes, started, nodes, .. } = found;
+    // Two tools on one machine find the same processes, for example two containers that share the
+    // process ids, or two nodes of Slurm that are one machine. What this tool has found itself
+    // comes first.
+    let mut known = BTreeSet::new();
+    processes.retain(|process| known.insert(process.identity()) || !matches!(process.origin, Origin::Sent(..)));
     let mut parts: Vec<Part> = Vec::new();
     for process in processes {
         let groups = process.joining().into_iter().chain(process.communicators());

@@ -8,33 +8,60 @@ use recording::{Call, ChannelFacts, EntryState, NO_PEER, Operation, Recorder, Sn
 use super::super::find::Found;
 use super::super::judge_tests::text_of;
 use super::super::process::{Origin, Process, State, Timeline};
+use super::{Rank, jobs};
 
-#[test]
-fn programs_that_use_nccl_alone_are_a_job_by_their_communicator() {
-    let process = |rank: u32, calls: usize| {
-        let words: &'static [AtomicU64] = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
-        let recorder = Recorder::new(words, 200 + rank, "alpha", "0.2.0");
-        let facts =
-            ChannelFacts { kind: 2, key: 5, world: None, rank: rank as usize, members: &[], size: 2, name: "tp" };
+/// A process of a program that uses NCCL alone, with its rank in each of these communicators. In
+/// each it has made `calls` calls.
+fn process(number: u32, communicators: &[(u64, usize)], calls: usize) -> Process {
+    let words: &'static [AtomicU64] = Vec::leak((0..layout::WORDS).map(|_| AtomicU64::new(0)).collect());
+    let recorder = Recorder::new(words, 200 + number, "alpha", "0.2.0");
+    for (key, rank) in communicators {
+        let facts = ChannelFacts { kind: 2, key: *key, world: None, rank: *rank, members: &[], size: 2, name: "tp" };
         let channel = recorder.open_channel(&facts);
         let all_reduce =
             Call { operation: Operation::AllReduce, dtype: 7, reduction: 0, count: 4, peer: NO_PEER, stream: 0 };
         for _ in 0..calls {
             recorder.end(recorder.begin(channel, &all_reduce), EntryState::Issued);
         }
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
-        let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
-        let mut now = snapshot.process.clock.moment();
-        now.monotonic += 12_500_000_000;
-        now.real += 12_500_000_000;
-        now.ticks += 12_500_000_000;
-        let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
-        let (pid, state, origin) = (200 + rank, State::Sleeps, Origin::Here);
-        Process { pid, state, snapshot, bytes, timeline, place: None, origin }
-    };
-    let text = text_of(Found { processes: vec![process(0, 3), process(1, 2)], ..Found::default() });
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+    let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
+    let mut now = snapshot.process.clock.moment();
+    now.monotonic += 12_500_000_000;
+    now.real += 12_500_000_000;
+    now.ticks += 12_500_000_000;
+    let timeline = Timeline::new(&snapshot, Some(now), now.real, None);
+    let (pid, program) = (200 + number, "train".to_owned());
+    Process { pid, state: State::Sleeps, snapshot, bytes, timeline, place: None, program, origin: Origin::Here }
+}
+
+#[test]
+fn programs_that_use_nccl_alone_are_a_job_by_their_communicator() {
+    let processes = vec![process(0, &[(5, 0)], 3), process(1, &[(5, 1)], 2)];
+    let text = text_of(Found { processes, ..Found::default() });
     assert!(
         text.starts_with("train: rank 1 has not called all-reduce 3 of tp; rank 0 has waited in it for 12 s"),
         "{text}"
     );
+}
+
+/// Process 200 is not in the largest communicator, so no number tells that it is one rank.
+#[test]
+fn a_process_that_another_host_has_found_too_is_one_rank() {
+    let mut processes = vec![process(0, &[(5, 0)], 2), process(1, &[(5, 1), (6, 0)], 2), process(2, &[(6, 1)], 2)];
+    let sent = |peer: usize, process: &Process| {
+        let bytes = process.copy(usize::MAX);
+        let snapshot = Snapshot::of_bytes(&bytes, &bytes, &bytes).unwrap();
+        Process::of_copy(snapshot, Vec::new(), Origin::Sent(0, peer)).unwrap()
+    };
+    let others: Vec<Process> =
+        (1..3).flat_map(|peer| processes.iter().map(move |process| sent(peer, process))).collect();
+    processes.extend(others);
+    let jobs = jobs(Found { processes, ..Found::default() });
+    let [job] = &jobs[..] else { panic!("{} jobs", jobs.len()) };
+    let known = job.ranks.iter().filter_map(Rank::process).map(|process| (process.pid, process.origin));
+    // Those that this host has found itself stay, with the names of their programs.
+    let mut known: Vec<(u32, Origin)> = known.collect();
+    known.sort_unstable_by_key(|(pid, _)| *pid);
+    assert_eq!(known, [200, 201, 202].map(|pid| (pid, Origin::Here)));
 }

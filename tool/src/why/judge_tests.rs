@@ -95,7 +95,7 @@ impl Rank {
         let mut place = Place::new("devicemesh run", rank, 8, Some(rank % self.local_size));
         place.local_size = Some(self.local_size);
         let (pid, place, origin) = (100 + self.rank, Some(place), Origin::Here);
-        Process { pid, state: self.state, snapshot, bytes, timeline, place, origin }
+        Process { pid, state: self.state, snapshot, bytes, timeline, place, program: String::new(), origin }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::launcher::{Place, detect};
 use devicemesh::rendezvous::store::{Secret, Server, TcpStore};
 use devicemesh::wait::Wait;
@@ -33,15 +34,14 @@ pub struct Launched {
 impl Launched {
     /// The part of this process. `None` where it was started alone.
     pub fn here(patience: Option<Duration>) -> Result<Option<Launched>, Failure> {
-        let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         // Where variables contradict each other, this process is alone.
-        let place = detect(&get).ok().filter(|place| place.size > 1 && LAUNCHERS.contains(&place.launcher));
+        let place = detect(&variable).ok().filter(|place| place.size > 1 && LAUNCHERS.contains(&place.launcher));
         let Some(place) = place else { return Ok(None) };
         let Some(address) = place.address.clone() else {
-            let Place { launcher, size, advice, .. } = place;
+            let Place { launcher, size, .. } = place;
             return Err(Failure::new(
                 NOT_MADE,
-                format!("{launcher} has started {size} of these, and nothing says where they meet: {advice}"),
+                format!("{launcher} has started {size} of these, and nothing says where they meet: {}", advice(&place)),
             ));
         };
         let secret = Secret::from_environment().map_err(|error| Failure::new(NOT_MADE, error.message()))?;
@@ -57,8 +57,14 @@ impl Launched {
     pub fn serve(&self) -> Result<(Server, Line), Failure> {
         let (host, port) = &self.address;
         let failed = |error: devicemesh::error::Error| {
-            let advice = "; the processes need a MASTER_PORT that is not the job's";
-            Failure::new(NOT_MADE, format!("{}{advice}", self.place.taken(error).message()))
+            let advice = match self.place.job {
+                0 => "the processes need a MASTER_PORT that is free and not the job's".to_owned(),
+                _ => {
+                    let launcher = self.place.launcher;
+                    format!("the address was made from the variables of {launcher}: {}", advice(&self.place))
+                }
+            };
+            Failure::new(NOT_MADE, format!("{}; {advice}", error.message()))
         };
         let server = Server::at(host, *port, self.secret.clone()).map_err(failed)?;
         let peer = |rank: usize| Peer {
@@ -95,5 +101,66 @@ impl Launched {
             )
         };
         Ok(Board::new(store.map_err(failed)?, None))
+    }
+}
+
+/// A variable of the environment that is not empty.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What to set so that the processes meet. The advice for programs also names an option that this
+/// tool does not have.
+fn advice(place: &Place) -> &'static str {
+    place.advice.split_once(", or ").map_or(place.advice, |(variables, _)| variables)
+}
+
+/// What to do where srun has started one process alone, and ranks are not seen: without -N, srun
+/// takes one node of a job that it is given by --jobid.
+pub fn advice_for_one(get: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let place = detect(get).ok().filter(|place| place.launcher == "Slurm" && place.size == 1)?;
+    let job = get("SLURM_JOB_ID")?;
+    Some(format!(
+        "{} has started one of these, which sees the ranks of this host; `srun --jobid={} --overlap -N NODES \
+         --ntasks-per-node=1 devicemesh why` with the job's number of nodes starts one on each host",
+        place.launcher,
+        printable(&job)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_of_srun_is_told_how_to_ask_all_hosts() {
+        let said = |tasks: &str| {
+            let tasks = tasks.to_owned();
+            advice_for_one(&move |name| match name {
+                "SLURM_JOB_ID" => Some("7".to_owned()),
+                "SLURM_STEP_ID" | "SLURM_PROCID" | "SLURM_LOCALID" => Some("0".to_owned()),
+                "SLURM_STEP_NODELIST" => Some("node001".to_owned()),
+                "SLURM_STEP_NUM_TASKS" | "SLURM_STEP_NUM_NODES" => Some(tasks.clone()),
+                _ => None,
+            })
+        };
+        assert!(said("1").unwrap().contains("`srun --jobid=7 --overlap -N NODES --ntasks-per-node=1 devicemesh why`"));
+        assert_eq!(said("2"), None);
+        assert_eq!(advice_for_one(&|_| None), None);
+    }
+
+    #[test]
+    fn the_advice_is_what_a_user_of_the_tool_can_set() {
+        let cases = [("OMPI_COMM_WORLD", "mpirun -x MASTER_ADDR=HOST"), ("PMI", "mpiexec -genv MASTER_ADDR HOST")];
+        for (prefix, expected) in cases {
+            let get = |name: &str| match name.strip_prefix(prefix)? {
+                "_RANK" => Some("0".to_owned()),
+                "_SIZE" => Some("2".to_owned()),
+                _ => None,
+            };
+            let place = detect(&get).unwrap();
+            assert!(place.address.is_none() && advice(&place).contains(expected), "{}", advice(&place));
+            assert!(!advice(&place).contains("dm_world_options"), "{}", advice(&place));
+        }
     }
 }

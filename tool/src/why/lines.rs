@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use devicemesh::rendezvous::host_name;
+
 use super::answer::{Answer, Request};
 use super::find::{Found, Node};
 use super::process::Origin;
@@ -92,16 +94,18 @@ impl Lines {
                 let Peer { name, ranks, .. } = line.peers[peer].clone();
                 Node { name, address: line.address.clone(), ranks, silence }
             };
-            found.nodes.extend(own.into_iter().map(|peer| node(peer, None)));
+            // A process of srun or mpirun has the name of its host, where that is known.
+            let named = |node: Node, host: String| match line.address {
+                Some(_) => node,
+                None => Node { name: host, ..node },
+            };
+            found.nodes.extend(own.into_iter().map(|peer| named(node(peer, None), host_name())));
             let peers: Vec<Peer> = others.iter().map(|peer| line.peers[*peer].clone()).collect();
             let answers = ask(&line.board, &peers, &Request::recordings().text(), self.patience);
             for (peer, answer) in others.into_iter().zip(answers) {
                 match answer.and_then(|bytes| Answer::read(&bytes, Origin::Sent(at, peer))) {
                     Ok(answer) => {
-                        let known = node(peer, None);
-                        // A process of srun or mpirun has the name of its host from now on.
-                        let name = if line.address.is_some() { known.name } else { answer.host };
-                        found.nodes.push(Node { name, ..known });
+                        found.nodes.push(named(node(peer, None), answer.host));
                         found.processes.extend(answer.found.processes);
                         found.started.extend(answer.found.started);
                         found.unreadable.extend(answer.found.unreadable);

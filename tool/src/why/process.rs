@@ -26,6 +26,8 @@ pub struct Process {
     pub timeline: Timeline,
     /// The place in the job that the launcher gave. `None` where the environment cannot be read.
     pub place: Option<Place>,
+    /// The name of its program. It is empty where nobody knows it.
+    pub program: String,
     /// Where the recording comes from.
     pub origin: Origin,
 }
@@ -100,6 +102,13 @@ impl Process {
         &self.snapshot.process.host
     }
 
+    /// What no two recordings have in common: the host, the process's own number, and the moment at
+    /// which the recording began.
+    pub fn identity(&self) -> (String, u32, u64, u64) {
+        let facts = &self.snapshot.process;
+        (facts.host.clone(), facts.pid, facts.began.real, facts.began.ticks)
+    }
+
     /// Whether the process runs on this host.
     pub fn runs_here(&self) -> bool {
         self.origin == Origin::Here && self.state.is_alive()
@@ -131,7 +140,7 @@ impl Process {
         // All times are those of the copy's own host, so the clocks of the hosts need not agree.
         let timeline = Timeline::new(&snapshot, None, snapshot.process.later.real, None);
         let pid = snapshot.process.pid;
-        Some(Process { pid, state, snapshot, bytes, timeline, place: None, origin })
+        Some(Process { pid, state, snapshot, bytes, timeline, place: None, program: String::new(), origin })
     }
 
     /// The group in which the process joins a world, where it is in no world yet.

@@ -101,8 +101,8 @@ pub fn text(
     width: Option<usize>,
     style: Style,
 ) -> String {
-    let headline = format!("{name}: {}\n", verdict.headline(after));
-    let headline = terminal::wrap(&headline, width);
+    let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
+    let headline = terminal::wrap(&format!("{name}{}\n", verdict.headline(after)), width);
     let mut out = match verdict.findings.is_empty() {
         true => headline,
         false => style.wrong(headline.trim_end()) + "\n",
