@@ -43,6 +43,14 @@ def test_ours_alone(tmp_path):
     assert len(lines) == 1 and len(lines[0].get("points").split()) == 3, "one line through three sizes"
 
 
+def test_quick(tmp_path):
+    report = tmp_path / "bench.json"
+    run(sys.executable, "benches/peers/bench.py", "--quick", "--libraries", "ours", "--sizes", "4,1K", "--budget", "1",
+        "--scheduling", "none", "--json", report)
+    cases = [(run["operation"], run["dtype"], run["ranks"], run["bytes"]) for run in json.loads(report.read_text())["collectives"]]
+    assert len(cases) == 24 and {(dtype, ranks) for _, dtype, ranks, _ in cases} == {("float32", 2), ("float32", 8)}, cases
+
+
 def test_limit_of_the_memory(monkeypatch):
     """The table's column of what memory allows, for a report that is made up."""
     monkeypatch.syspath_prepend(str(ROOT / "benches/peers"))
