@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use hostccl_reduce::{Target, reduce, scale, stream};
+
 use super::call::{Call, Kind, Reduction};
 use super::pipeline::{Pipeline, part};
 use crate::comm::Comm;
-use crate::copy;
-use crate::reduce::{self, Target};
 use crate::segment::SLOTS;
 
 /// The arguments of a collective, how it is cut, and where its slots are.
@@ -47,7 +47,7 @@ impl Moves {
         // caller's buffer and the other is in the segment.
         unsafe {
             match self.call.reduction {
-                Some(Reduction::PreMulSum(scalar)) => reduce::scale(self.call.dtype, scalar, from, to, elements),
+                Some(Reduction::PreMulSum(scalar)) => scale(self.call.dtype, scalar, from, to, elements),
                 _ => std::ptr::copy_nonoverlapping(from, to, elements * self.element_size()),
             }
         }
@@ -58,7 +58,7 @@ impl Moves {
         // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
         unsafe {
             if self.pipeline.stream {
-                copy::stream(from, to, bytes);
+                stream(from, to, bytes);
             } else {
                 std::ptr::copy_nonoverlapping(from, to, bytes);
             }
@@ -72,7 +72,7 @@ impl Moves {
         unsafe {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => {
-                    reduce::scale(self.call.dtype, scalar, self.call.send, self.call.recv, self.call.count);
+                    scale(self.call.dtype, scalar, self.call.send, self.call.recv, self.call.count);
                 }
                 _ if self.call.send != self.call.recv => std::ptr::copy(self.call.send, self.call.recv, bytes),
                 _ => {}
@@ -114,13 +114,7 @@ impl Moves {
         // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
         // they wrote them.
         unsafe {
-            reduce::reduce(
-                self.call.dtype,
-                self.call.op(),
-                &self.inputs,
-                &[Target::cached(self.call.recv)],
-                self.call.count,
-            )
+            reduce(self.call.dtype, self.call.op(), &self.inputs, &[Target::cached(self.call.recv)], self.call.count)
         };
     }
 
@@ -145,7 +139,7 @@ impl Moves {
                 _ if self.is_root() => &[result],
                 _ => &[Target::cached(mine)],
             };
-            reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
+            reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
         }
     }
 
@@ -258,7 +252,7 @@ impl Moves {
                         if self.call.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
                     self.gather_inputs(chunk, me * pitch, own);
                     let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
-                    reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
+                    reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
                 }
                 _ => {}
             }
