@@ -235,7 +235,7 @@ examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAM
 
 # make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
 # files, because cargo goes by their times.
-CORE = $(shell find src hostccl/src recording/src -name '*.rs') Cargo.toml build.rs
+CORE = $(shell find src hostccl/src hostccl/reduce/src recording/src -name '*.rs') Cargo.toml build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
 $(RELEASE)/libhostccl.so: $(shell find hostccl recording/src -name '*.rs') Cargo.toml
 $(RELEASE)/devicemesh: $(CORE) $(shell find tool/src -name '*.rs') tool/Cargo.toml

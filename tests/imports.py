@@ -320,7 +320,7 @@ def problems(root):
 
     crates = [root / "src/lib.rs"]
     crates += [
-        path for place in ("recording", "hostccl", "hostccl/capi", "tool", "tests/recovery_model")
+        path for place in ("recording", "hostccl/reduce", "hostccl", "hostccl/tests/plain", "hostccl/capi", "tool", "tests/recovery_model")
         for path in (root / place / "src/lib.rs", root / place / "src/main.rs")
     ]
     for crate in filter(Path.exists, crates):

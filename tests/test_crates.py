@@ -14,7 +14,7 @@ import crates  # noqa: E402
 
 WORKSPACE = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
 pytestmark = pytest.mark.skipif(crates.lacks() is not None, reason=str(crates.lacks()))
-NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi"}
+NAMES = {"devicemesh", "devicemesh-recording", "devicemesh-tool", "hostccl", "hostccl-capi", "hostccl-reduce"}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,6 @@ def test_they_depend_on_each_other_by_the_version_of_the_workspace(packed):
             assert "path =" not in section and "git =" not in section, f"{name}: {section}"
     assert sorted(found) == [
         ("devicemesh", "devicemesh-recording"), ("devicemesh", "hostccl"), ("devicemesh-tool", "devicemesh"), ("devicemesh-tool", "devicemesh-recording"),
-        ("hostccl", "devicemesh-recording"), ("hostccl-capi", "hostccl")
+        ("hostccl", "devicemesh-recording"), ("hostccl", "hostccl-reduce"), ("hostccl-capi", "hostccl")
     ]
 

@@ -9,9 +9,17 @@ const UNKNOWN: usize = 32 << 20;
 
 /// Returns how many bytes the largest cache of the first processor holds. Processors that share a
 /// last-level cache share these bytes.
-pub(crate) fn last_level() -> usize {
+fn last_level() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| largest(Path::new("/sys/devices/system/cpu/cpu0/cache")).or_else(by_libc).unwrap_or(UNKNOWN))
+}
+
+/// Whether results that have this many bytes in all ranks together do not stay in the last-level
+/// cache. Such results are written with stores that bypass the caches, because an ordinary store
+/// first reads the cache line that it overwrites.
+#[inline]
+pub(crate) fn is_too_small_for(results: usize) -> bool {
+    results >= last_level()
 }
 
 /// Returns the size of the largest data cache in a folder of the kernel's description.

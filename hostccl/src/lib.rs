@@ -98,14 +98,14 @@
 //!   64 descriptors, and checks once a second each peer process for which it keeps none.
 //!
 //! # Layers
-//! A file imports from the layers below its own, and from its own layer without a circle. From the
-//! bottom up:
+//! The crate `hostccl_reduce` below these layers has the arithmetic of the reductions. A file imports
+//! from the layers below its own, and from its own layer without a circle. From the bottom up:
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `copy` (streaming stores), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `cache` (the size of the last-level cache), `crowd` (processors and ranks), `blame`, `error`, `noise` (encrypted records), `memory_file` (anonymous files), `recorder` (the recording of this process) |
 //! | other hosts | `wire` (messages between processes), `span` (who is where), `notice` (what processes tell each other), `desk` (who gets a notice), `remote` (what a rank knows of other hosts) |
-//! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
+//! | values | `host` (which processes share memory), `token`, `config`, `timeout`, `interrupt` (reasons from outside that end a wait), `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer) |
 //! | shared memory | `segment`, `bootstrap` (the join over several hosts), `id` |
 //! | the communicator | `scratch` and `rails` (what calls over several hosts keep, and who serves whom), `places` (calls that take turns), `comm`, `peers` (who lives, who is missing), `raw_record` (calls without a name in the recording), `waiting` (who waits for others), `news` (which ranks of other hosts have left or are lost) |
 //! | taking turns | `turn` on one rank, `flow` (operations as `async` functions), `transfers` (messages of an operation), `gathering` and `common_name` (the hosts agree), `admission` among the ranks, `operation` (the trait of all operations) |
@@ -128,7 +128,6 @@ mod collective;
 mod comm;
 mod common_name;
 mod config;
-mod copy;
 mod crowd;
 mod desk;
 mod diagnosis;
@@ -167,7 +166,6 @@ mod progress;
 mod rails;
 mod raw_record;
 pub mod recorder;
-pub mod reduce;
 mod remote;
 mod remote_message;
 mod revoked_split;

@@ -15,6 +15,8 @@ use child_ranks::{Part, Rank, leave_as_told, listen, say, say_result, start_on_h
 use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
+use plain::numbers::{are_all, floats};
+use plain::pattern;
 
 /// How long an error may take to reach a rank of another host. It takes a tenth of that where
 /// nothing else runs.
@@ -45,17 +47,17 @@ fn exchange(comm: ncclComm_t, sent: &[Vec<u8>], got: &mut [Vec<u8>]) -> ncclResu
 fn bytes(from: usize, to: usize, round: usize) -> Vec<u8> {
     const LENGTHS: [usize; 7] = [1, 0, 4096, 5000, 100_000, 65_536, 300_000];
     let length = LENGTHS[(3 * from + 5 * to + round) % LENGTHS.len()];
-    (0..length).map(|at| (at * 3 + from * 31 + to * 7 + round) as u8).collect()
+    pattern((from * 31 + to * 7 + round) as u64, length)
 }
 
 /// Adds ones over all ranks, and checks the sums.
 fn reduce(comm: ncclComm_t, size: usize, count: usize) -> ncclResult_t {
-    let mut data = vec![1.0_f32; count];
+    let mut data = floats(1.0, count);
     let (dtype, op) = (DataType::Float32 as c_int, ReduceOp::Sum as c_int);
     // SAFETY: the buffer holds what the call says.
     let result =
         unsafe { ncclAllReduce(data.as_ptr().cast(), data.as_mut_ptr().cast(), count, dtype, op, comm, null_mut()) };
-    assert!(result != ncclSuccess || data.iter().all(|sum| *sum == size as f32), "a wrong result");
+    assert!(result != ncclSuccess || are_all(&data, size as f32), "a wrong result");
     result
 }
 

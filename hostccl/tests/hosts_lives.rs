@@ -17,6 +17,7 @@ use child_ranks::{Part, listen, say, start_on_hosts};
 use common::{init, last_error};
 use hostccl::types::*;
 use hostccl::*;
+use plain::pattern;
 
 /// The length of the data that the rank broadcasts before it ends, in bytes. The sockets' buffers
 /// are full while it travels.
@@ -78,8 +79,7 @@ fn child() {
     let Some(Part { scene, rank, size, id }) = Part::of_this_process() else { return };
     let (result, comm) = init(size as c_int, id, rank as c_int);
     assert_eq!(result, ncclSuccess, "{}", last_error());
-    let mut long = vec![0; LONG];
-    long.chunks_mut(8).enumerate().for_each(|(number, bytes)| bytes.fill(number as u8));
+    let long = pattern(0, LONG);
     if scene == "stop" {
         return go_on_over_a_stop(comm, rank, &long);
     }

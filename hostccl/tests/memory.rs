@@ -9,6 +9,7 @@ use std::ptr::null_mut;
 use common::{Comm, ok, ranks, sum};
 use hostccl::types::*;
 use hostccl::*;
+use plain::numbers::{are_all, floats};
 
 /// Returns how many bytes of shared memory the communicators of this process keep.
 ///
@@ -49,12 +50,12 @@ fn a_mesh_of_64_ranks_keeps_at_most_64_megabytes() {
             world.split((rank - coordinate * stride) as c_int, coordinate as c_int).unwrap()
         });
         // More than five chunks, so each staging slot is used whole.
-        let mut data = vec![1.0_f32; 1 << 20];
+        let mut data = floats(1.0, 1 << 20);
         for comm in &along {
             assert_eq!(comm.size(), 4);
             all_reduce(comm, &mut data);
         }
-        assert!(data.iter().all(|value| *value == 64.0));
+        assert!(are_all(&data, 64.0));
         sum(world, 1);
         let kept = if rank == 0 { kept() } else { 0 };
         sum(world, 1);

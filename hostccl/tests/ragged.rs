@@ -8,10 +8,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use common::call::Buffer;
-use common::reference::{reduced, sample};
 use common::{Comm, last_error, ok, ranks};
 use hostccl::types::*;
 use hostccl::*;
+use plain::{reduced, sample};
 
 struct Xorshift(u64);
 

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use hostccl_reduce::{Target, reduce, scale, stream};
+
 use super::call::{Call, Kind, Reduction};
 use super::pipeline::{Pipeline, part};
 use crate::comm::Comm;
-use crate::copy;
-use crate::reduce::{self, Target};
 use crate::segment::SLOTS;
 
 /// A small all-reduce of at most so many ranks allocates nothing.
@@ -50,7 +50,7 @@ impl Moves {
         // caller's buffer and the other is in the segment.
         unsafe {
             match self.call.reduction {
-                Some(Reduction::PreMulSum(scalar)) => reduce::scale(self.call.dtype, scalar, from, to, elements),
+                Some(Reduction::PreMulSum(scalar)) => scale(self.call.dtype, scalar, from, to, elements),
                 _ => std::ptr::copy_nonoverlapping(from, to, elements * self.element_size()),
             }
         }
@@ -61,7 +61,7 @@ impl Moves {
         // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
         unsafe {
             if self.pipeline.stream {
-                copy::stream(from, to, bytes);
+                stream(from, to, bytes);
             } else {
                 std::ptr::copy_nonoverlapping(from, to, bytes);
             }
@@ -75,7 +75,7 @@ impl Moves {
         unsafe {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => {
-                    reduce::scale(self.call.dtype, scalar, self.call.send, self.call.recv, self.call.count);
+                    scale(self.call.dtype, scalar, self.call.send, self.call.recv, self.call.count);
                 }
                 _ if self.call.send != self.call.recv => std::ptr::copy(self.call.send, self.call.recv, bytes),
                 _ => {}
@@ -122,9 +122,7 @@ impl Moves {
         inputs.iter_mut().enumerate().for_each(|(rank, input)| *input = self.slot(rank, 0));
         // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
         // they wrote them.
-        unsafe {
-            reduce::reduce(self.call.dtype, self.call.op(), inputs, &[Target::cached(self.call.recv)], self.call.count)
-        };
+        unsafe { reduce(self.call.dtype, self.call.op(), inputs, &[Target::cached(self.call.recv)], self.call.count) };
     }
 
     /// In an all-reduce or reduce: reduces this rank's part of a chunk, and leaves the result in
@@ -148,7 +146,7 @@ impl Moves {
                 _ if self.is_root() => &[result],
                 _ => &[Target::cached(mine)],
             };
-            reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
+            reduce(self.call.dtype, self.call.op(), &self.inputs, targets, own_length);
         }
     }
 
@@ -262,7 +260,7 @@ impl Moves {
                         if self.call.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
                     self.gather_inputs(chunk, me * pitch, own);
                     let out = Target { at: recv.add(start * size), stream: self.pipeline.stream };
-                    reduce::reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
+                    reduce(self.call.dtype, self.call.op(), &self.inputs, &[out], length);
                 }
                 _ => {}
             }

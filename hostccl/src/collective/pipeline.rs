@@ -1,7 +1,7 @@
 //! How a collective is cut into chunks, and how many stages it takes.
 
 use super::call::{Call, Kind};
-use crate::copy;
+use crate::cache;
 use crate::segment::{LINE, Layout};
 
 /// The chunks and stages of a collective.
@@ -56,7 +56,7 @@ impl Pipeline {
             Kind::AllGather | Kind::AllToAll => call.count.saturating_mul(size * n * n),
             _ => call.count.saturating_mul(size * n),
         };
-        let stream = copy::bypasses_caches(results);
+        let stream = cache::is_too_small_for(results);
         Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream }
     }
 

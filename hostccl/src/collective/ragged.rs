@@ -17,12 +17,13 @@
 #[cfg(test)]
 mod tests;
 
+use hostccl_reduce::{Target, reduce, scale};
+
 use super::call::{Call, Kind, Reduction};
 use crate::blame::Blame;
 use crate::blocks::Block;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
-use crate::reduce::{self, Target};
 use crate::segment::{LINE, Layout};
 use crate::types::{ReduceOp, ncclInvalidUsage};
 
@@ -226,7 +227,7 @@ impl Ragged {
         unsafe {
             let (from, to) = (call.send.add(from), call.recv.add(to));
             match call.reduction {
-                Some(Reduction::PreMulSum(scalar)) => reduce::scale(call.dtype, scalar, from, to, count),
+                Some(Reduction::PreMulSum(scalar)) => scale(call.dtype, scalar, from, to, count),
                 _ if from == to => {}
                 _ => std::ptr::copy(from, to, count * size),
             }
@@ -265,7 +266,7 @@ impl Ragged {
                 let from = call.send.add((self.send[rank].start + first) * size);
                 let to = slot.add(self.shares[rank].offset);
                 match call.reduction {
-                    Some(Reduction::PreMulSum(scalar)) => reduce::scale(call.dtype, scalar, from, to, len),
+                    Some(Reduction::PreMulSum(scalar)) => scale(call.dtype, scalar, from, to, len),
                     _ => std::ptr::copy_nonoverlapping(from, to, len * size),
                 }
             }
@@ -306,7 +307,7 @@ impl Ragged {
                     _ => ReduceOp::Sum,
                 };
                 let target = Target::cached(call.recv.add(first * size));
-                return reduce::reduce(call.dtype, op, inputs, &[target], len);
+                return reduce(call.dtype, op, inputs, &[target], len);
             }
             if chunk == 0 {
                 self.copy_own(me, call);

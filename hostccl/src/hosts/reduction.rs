@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 
+use hostccl_reduce::{Target, reduce, scale};
+
 use super::work::{FIRST, SECOND, Temporary, Work, chunks, uniform};
 use crate::blocks::Block;
 use crate::collective::{Reduction, part};
 use crate::error::Result;
-use crate::reduce::{self, Target};
 use crate::span::Span;
 use crate::transfers::Transfers;
 use crate::types::ReduceOp;
@@ -66,7 +67,7 @@ impl<'a> Reducing<'a> {
         match self.reduction {
             Reduction::PreMulSum(scalar) => {
                 // SAFETY: this function's contract.
-                unsafe { reduce::scale(self.work.dtype, scalar, send, room, elements) };
+                unsafe { scale(self.work.dtype, scalar, send, room, elements) };
                 room
             }
             Reduction::Plain(_) => send,
@@ -251,7 +252,7 @@ impl<'a> Reducing<'a> {
             // SAFETY: all pieces have come, and the result has room for the chunk.
             unsafe {
                 let target = Target::cached(chunk.result.add(start * size));
-                reduce::reduce(work.dtype, self.op(), &inputs, &[target], count);
+                reduce(work.dtype, self.op(), &inputs, &[target], count);
             }
         }
         for rail in self.served() {
@@ -326,7 +327,7 @@ impl<'a> Reducing<'a> {
             let inputs: Vec<*const u8> =
                 (0..n).map(|rank| pieces.at().add(rank * blocks[me].count * size).cast_const()).collect();
             let mine = result.add(blocks[me].start * size);
-            reduce::reduce(work.dtype, self.op(), &inputs, &[Target::cached(mine)], blocks[me].count);
+            reduce(work.dtype, self.op(), &inputs, &[Target::cached(mine)], blocks[me].count);
             let Some(root) = root else {
                 return work.spread(mine, recv.add(range.start * size), &blocks).await;
             };

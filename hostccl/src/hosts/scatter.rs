@@ -6,12 +6,13 @@
 
 use std::ops::Range;
 
+use hostccl_reduce::{Target, reduce, scale};
+
 use super::reduction::Reducing;
 use super::work::{FIRST, Temporary, chunks, cut, uniform};
 use crate::blocks::Block;
 use crate::collective::Reduction;
 use crate::error::Result;
-use crate::reduce::{self, Target};
 use crate::transfers::Transfers;
 
 /// One chunk of a reduce-scatter under way.
@@ -152,7 +153,7 @@ impl<'a> Reducing<'a> {
             }
         }
         // SAFETY: all pieces have come.
-        unsafe { reduce::reduce(work.dtype, self.op(), &inputs, &[Target::cached(chunk.result)], chunk.count) };
+        unsafe { reduce(work.dtype, self.op(), &inputs, &[Target::cached(chunk.result)], chunk.count) };
         Ok(())
     }
 
@@ -184,7 +185,7 @@ impl<'a> Reducing<'a> {
                     let mut packed = Vec::with_capacity(n);
                     for block in &sends {
                         let (from, to) = (send.add(block.start * size), room.at().add(start * size));
-                        reduce::scale(work.dtype, scalar, from, to, block.count);
+                        scale(work.dtype, scalar, from, to, block.count);
                         packed.push(Block { start, count: block.count });
                         start += block.count;
                     }
@@ -196,7 +197,7 @@ impl<'a> Reducing<'a> {
             let inputs: Vec<*const u8> =
                 (0..n).map(|rank| pieces.at().add(rank * mine.count * size).cast_const()).collect();
             let to = recv.add((mine.start - blocks[me].start) * size);
-            reduce::reduce(work.dtype, self.op(), &inputs, &[Target::cached(to)], mine.count);
+            reduce(work.dtype, self.op(), &inputs, &[Target::cached(to)], mine.count);
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use hostccl_reduce::{Target, reduce, scale};
+
 use super::plan::{Parcels, Small, is_flat};
 use super::work::SECOND;
 use crate::blocks::Block;
@@ -12,7 +14,6 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::flow::wait;
 use crate::gathering::{Records, span_of};
-use crate::reduce::{self, Target};
 use crate::transfers::Transfers;
 
 /// Writes what this rank contributes to a call.
@@ -24,7 +25,7 @@ pub(super) unsafe fn contribute(call: &Call, small: &Small, to: *mut u8) {
     unsafe {
         match call.reduction {
             Some(Reduction::PreMulSum(scalar)) => {
-                reduce::scale(call.dtype, scalar, call.send, to, small.contribution / call.dtype.size());
+                scale(call.dtype, scalar, call.send, to, small.contribution / call.dtype.size());
             }
             _ => std::ptr::copy_nonoverlapping(call.send, to, small.contribution),
         }
@@ -59,7 +60,7 @@ pub(super) unsafe fn pack(
         unsafe {
             if small.reduces {
                 let inputs: Vec<*const u8> = contributions.iter().map(|from| from.add(start)).collect();
-                reduce::reduce(call.dtype, call.op(), &inputs, &[Target::cached(at.add(place))], bytes / size);
+                reduce(call.dtype, call.op(), &inputs, &[Target::cached(at.add(place))], bytes / size);
                 continue;
             }
             for (index, from) in contributions.iter().enumerate() {
@@ -104,7 +105,7 @@ pub(super) unsafe fn finish(call: &Call, small: &Small, comm: &Comm, records: &R
                     true => (0..span.nranks).map(|rank| of(rank).add(offset)).collect(),
                     false => (0..span.hosts.len()).map(|host| records.of(host).1.as_ptr().add(offset)).collect(),
                 };
-                reduce::reduce(call.dtype, call.op(), &inputs, &[Target::cached(to)], call.count);
+                reduce(call.dtype, call.op(), &inputs, &[Target::cached(to)], call.count);
             }
             (Kind::Broadcast, Some(root)) => std::ptr::copy(of(root), to, bytes),
             (Kind::Scatter, Some(root)) => std::ptr::copy(of(root).add(own), to, bytes),
@@ -145,7 +146,7 @@ pub(super) async unsafe fn finish_pieces(
     let mut transfers = Transfers::new(comm, descriptor);
     // SAFETY: this function's contract; the pieces lie in the result, apart from each other.
     unsafe {
-        reduce::reduce(call.dtype, call.op(), &inputs, &[Target::cached(mine)], bytes / size);
+        reduce(call.dtype, call.op(), &inputs, &[Target::cached(mine)], bytes / size);
         let others = || (1..hosts).map(|step| (me + step) % hosts);
         for host in others() {
             transfers.send(span.hosts[host][0], SECOND, mine, bytes);

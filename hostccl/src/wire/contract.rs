@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(super) use plain::pattern;
+
 use super::{Broken, EAGER_BYTES, Lost, Notice, Peer, Request, Tag, Wire};
 
 /// Makes a wire.
@@ -72,11 +74,6 @@ pub(super) fn send<W: Wire + ?Sized>(wire: &Arc<W>, peer: Peer, tag: Tag, data: 
 pub(super) fn receive<W: Wire + ?Sized>(wire: &Arc<W>, peer: Peer, tag: Tag, data: &mut [u8]) -> Request {
     // SAFETY: the tests keep their buffers until the request is over.
     unsafe { wire.irecv(peer, tag, data.as_mut_ptr(), data.len()) }
-}
-
-/// Returns bytes that depend on `seed` and the place.
-pub(super) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    (0..bytes as u64).map(|at| (at.wrapping_mul(31).wrapping_add(seed * 7) >> 3) as u8 ^ seed as u8).collect()
 }
 
 /// Messages of all sizes arrive, whichever side is early.

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::fmt::Display;
 use std::ptr::null_mut;
 
-use super::reference::{reduced, sample};
 use super::{Comm, ok};
 use hostccl::types::*;
 use hostccl::*;
+use plain::{reduced, sample};
 
 /// How many guard bytes there are before and after a buffer. Nobody may write there.
 const GUARD: usize = 64;
@@ -224,7 +224,7 @@ impl Case {
     }
 
     fn all_gather(&self, comm: &Comm, rank: usize) {
-        let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, 0)).copied().collect();
+        let expected = self.inputs.iter().map(|input| self.part(input, 0)).collect::<Vec<_>>().concat();
         let call = |send, recv| {
             // SAFETY: the send buffer has one part, and the receive buffer has a part for every
             // rank.
@@ -251,7 +251,7 @@ impl Case {
     }
 
     fn all_to_all(&self, comm: &Comm, rank: usize) {
-        let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, rank)).copied().collect();
+        let expected = self.inputs.iter().map(|input| self.part(input, rank)).collect::<Vec<_>>().concat();
         let call = |send, recv| {
             // SAFETY: both buffers have a part for every rank.
             ok(unsafe { ncclAlltoAll(send, recv, self.count, self.dtype as c_int, **comm, null_mut()) });
@@ -282,7 +282,7 @@ impl Case {
     }
 
     fn gather(&self, comm: &Comm, rank: usize, root: usize) {
-        let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, 0)).copied().collect();
+        let expected = self.inputs.iter().map(|input| self.part(input, 0)).collect::<Vec<_>>().concat();
         let context = |how: &str| self.context(how, rank, format!("root {root}"));
         let call = |send, recv| {
             // SAFETY: the send buffer has one part, and on the root the receive buffer has a part

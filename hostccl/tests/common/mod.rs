@@ -4,7 +4,6 @@
 #![allow(dead_code, reason = "no test program uses all of the helpers")]
 
 pub mod call;
-pub mod reference;
 
 use std::ffi::{CStr, c_int};
 use std::ops::Deref;

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::{Comm, ok, ranks};
-use crate::named::{I64, Numbers, call_and_check, input, name};
+use crate::named::{I64, Numbers, call_and_check, name};
 use hostccl::*;
+use plain::numbers::{input, unset};
 
 #[test]
 fn messages_of_two_names_between_two_ranks_find_their_receivers() {
@@ -16,13 +17,13 @@ fn messages_of_two_names_between_two_ranks_find_their_receivers() {
                 scope.spawn(move || {
                     for turn in 0..100 {
                         let seed = under * 1000 + turn;
-                        let mut data = input(seed, rank, 1 + turn * 37);
+                        let mut data = input(seed, rank, 0, 1 + turn * 37);
                         let (at, count) = (data.as_mut_ptr(), data.len());
                         if rank == 0 {
                             ok(called!(under, ncclSend(at.cast(), count, I64, 1, **comm, null_mut())));
                         } else {
                             ok(called!(under, ncclRecv(at.cast(), count, I64, 0, **comm, null_mut())));
-                            assert_eq!(data, input(seed, 0, count));
+                            assert_eq!(data, input(seed, 0, 0, count));
                         }
                     }
                 });
@@ -33,14 +34,14 @@ fn messages_of_two_names_between_two_ranks_find_their_receivers() {
 
 /// Sends `count` elements to rank 1, or receives them from rank 0 and checks them.
 fn message(comm: &Comm, rank: usize, under: usize, seed: usize, count: usize) {
-    let mut data = if rank == 0 { input(seed, 0, count) } else { vec![-1; count] };
+    let mut data = if rank == 0 { input(seed, 0, 0, count) } else { unset(count) };
     let at = data.as_mut_ptr().cast();
     if rank == 0 {
         ok(called!(under, ncclSend(at, count, I64, 1, **comm, null_mut())));
     } else {
         ok(called!(under, ncclRecv(at, count, I64, 0, **comm, null_mut())));
     }
-    assert_eq!(data, input(seed, 0, count), "{count} elements under name {under}");
+    assert_eq!(data, input(seed, 0, 0, count), "{count} elements under name {under}");
 }
 
 /// How many elements fill the ring between two ranks (256 KiB) several times.

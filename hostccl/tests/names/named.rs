@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::common::{Comm, group, ok};
 use hostccl::types::*;
 use hostccl::*;
+use plain::numbers::{gathered, input, sums, unset};
 
 pub const I64: c_int = DataType::Int64 as c_int;
 pub const SUM: c_int = ReduceOp::Sum as c_int;
@@ -41,48 +42,19 @@ impl Numbers {
     }
 }
 
-/// Returns element `i` of the input of `rank` in the call of that seed.
-pub fn element(seed: usize, rank: usize, i: usize) -> i64 {
-    (seed * 1_000_003 + rank * 10_007 + i) as i64
-}
-
-/// Returns the values that `of` gives to their places. Tests make millions of them, so the loop
-/// calls no function of the standard library, which the tests' builds do not inline.
-fn made(count: usize, of: impl Fn(usize) -> i64) -> Vec<i64> {
-    let mut values = vec![0; count];
-    let (all, mut at) = (&mut values[..], 0);
-    while at < count {
-        all[at] = of(at);
-        at += 1;
-    }
-    values
-}
-
-pub fn input(seed: usize, rank: usize, count: usize) -> Vec<i64> {
-    made(count, |i| element(seed, rank, i))
-}
-
 /// Makes one call of any kind under a name, and checks every element. All ranks pass one seed.
 pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count: usize) {
     let (size, rank, root) = (comm.size(), comm.rank(), (seed % comm.size()) as c_int);
     let (whole, is_root) = (count * size, rank == root as usize);
-    let sum = |i: usize| {
-        let (mut total, mut rank) = (0, 0);
-        while rank < size {
-            total += element(seed, rank, i);
-            rank += 1;
-        }
-        total
-    };
-    let send = input(seed, rank, whole);
-    let mut recv = vec![-1; whole];
+    let send = input(seed, rank, 0, whole);
+    let mut recv = unset(whole);
     let (from, to) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
     // A block of the inputs of all ranks, one after the other.
-    let gathered = |block: usize| made(whole, |i| element(seed, i / count, block * count + i % count));
+    let gathered = |block: usize| gathered(seed, size, block * count, count);
     let expected: Vec<i64> = match kind {
         0 => {
             ok(called!(under, ncclAllReduce(from, to, whole, I64, SUM, **comm, null_mut())));
-            made(whole, sum)
+            sums(seed, size, 0, whole)
         }
         1 => {
             ok(called!(under, ncclAllGather(from, to, count, I64, **comm, null_mut())));
@@ -90,15 +62,15 @@ pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count
         }
         2 => {
             ok(called!(under, ncclReduceScatter(from, to, count, I64, SUM, **comm, null_mut())));
-            made(count, |i| sum(rank * count + i))
+            sums(seed, size, rank * count, count)
         }
         3 => {
             ok(called!(under, ncclBroadcast(from, to, whole, I64, root, **comm, null_mut())));
-            input(seed, root as usize, whole)
+            input(seed, root as usize, 0, whole)
         }
         4 => {
             ok(called!(under, ncclScatter(from, to, count, I64, root, **comm, null_mut())));
-            made(count, |i| element(seed, root as usize, rank * count + i))
+            input(seed, root as usize, rank * count, count)
         }
         5 => {
             ok(called!(under, ncclGather(from, to, count, I64, root, **comm, null_mut())));
@@ -110,21 +82,24 @@ pub fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count
         }
         7 => {
             ok(called!(under, ncclReduce(from, to, whole, I64, SUM, root, **comm, null_mut())));
-            if is_root { made(whole, sum) } else { Vec::new() }
+            if is_root { sums(seed, size, 0, whole) } else { Vec::new() }
         }
         _ => {
             // Two sums and a ring of messages in one group.
             let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-            let (mut sums, mut more) = (vec![0; count], vec![0; count]);
+            let (mut first, mut second) = (vec![0; count], vec![0; count]);
             group(|| {
-                ok(called!(under, ncclAllReduce(from, sums.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
+                ok(called!(under, ncclAllReduce(from, first.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
                 ok(called!(under, ncclSend(from, whole, I64, next as c_int, **comm, null_mut())));
                 ok(called!(under, ncclRecv(to, whole, I64, before as c_int, **comm, null_mut())));
-                ok(called!(under, ncclAllReduce(from, more.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
+                ok(called!(
+                    under,
+                    ncclAllReduce(from, second.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())
+                ));
             });
-            assert_eq!(sums, made(count, sum), "sums in a group under name {under}");
-            assert_eq!(more, sums, "the second sums in a group under name {under}");
-            input(seed, before, whole)
+            assert_eq!(first, sums(seed, size, 0, count), "sums in a group under name {under}");
+            assert_eq!(second, first, "the second sums in a group under name {under}");
+            input(seed, before, 0, whole)
         }
     };
     assert_eq!(recv[..expected.len()], expected, "kind {kind}, {count} elements, under name {under}, rank {rank}");

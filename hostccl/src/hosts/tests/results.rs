@@ -1,11 +1,16 @@
 //! The results of all collectives.
 
-use super::data::{Case, case, decode, encode, is_float, random_hosts};
+use plain::small;
+
+use super::data::{Case, case, random_hosts};
 use super::{Args, Random, Ranks, call};
 use crate::call_name::Name;
 use crate::collective::{Kind, Reduction};
 use crate::rails::Limits;
 use crate::types::{DataType, ReduceOp};
+
+/// The byte that fills a receive buffer before the call.
+const UNSET: u8 = 0x5a;
 
 const KINDS: [Kind; 11] = [
     Kind::AllReduce,
@@ -28,7 +33,7 @@ pub(super) fn random_args(random: &mut Random, n: usize) -> Args {
     let rooted = matches!(kind, Kind::Reduce | Kind::Broadcast | Kind::Gather | Kind::Scatter);
     let reduces = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::ReduceScatterV);
     let mut scalar = [0; 8];
-    scalar[..dtype.size()].copy_from_slice(&encode(dtype, 2.0));
+    scalar[..dtype.size()].copy_from_slice(&small::encode(dtype, 2.0));
     let reduction = match random.next(6) {
         5 => Reduction::PreMulSum(scalar),
         op => Reduction::Plain(ReduceOp::ALL[op]),
@@ -51,7 +56,7 @@ pub(super) fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, cas
     let before = place.map_or(0, |place| place.max(0) as usize);
     let behind = place.map_or(0, |place| (-place).max(0) as usize);
     let len = case.recv_len.max(case.send.len() / size) + before + behind;
-    let mut memory = vec![0x5a_u8; (len + 1) * size];
+    let mut memory = vec![UNSET; (len + 1) * size];
     let recv = memory.as_mut_ptr().wrapping_add(behind * size);
     let mut own = case.send.clone();
     let send = match place {
@@ -68,22 +73,10 @@ pub(super) fn perform(comm: &std::sync::Arc<crate::comm::Comm>, args: &Args, cas
 
 /// Compares a result with that of a plain loop.
 pub(super) fn check(args: &Args, case: &Case, got: &[u8], in_place: bool, what: &str) {
-    let size = args.dtype.size();
-    let is_average = matches!(args.reduction, Some(Reduction::Plain(ReduceOp::Avg))) && is_float(args.dtype);
-    for (index, (bytes, expected)) in got.chunks(size).zip(&case.expected).enumerate() {
-        let Some(expected) = expected else {
-            let untouched = in_place || bytes.iter().all(|byte| *byte == 0x5a);
-            assert!(untouched, "{what}: element {index} between the blocks was written");
-            continue;
-        };
-        let got = decode(args.dtype, bytes);
-        let expected = match is_float(args.dtype) {
-            true => *expected,
-            false => decode(args.dtype, &encode(args.dtype, *expected)),
-        };
-        // An average that no binary fraction holds is rounded.
-        let error = if is_average { expected * if size == 1 { 0.08 } else { 0.01 } } else { 0.0 };
-        assert!((got - expected).abs() <= error, "{what}: element {index} is {got} and not {expected}");
+    let is_average = matches!(args.reduction, Some(Reduction::Plain(ReduceOp::Avg)));
+    let unset = (!in_place).then_some(UNSET);
+    if let Some(complaint) = small::complaint(args.dtype, got, &case.expected, unset, is_average) {
+        panic!("{what}: {complaint}");
     }
 }
 

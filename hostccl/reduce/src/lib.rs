@@ -12,13 +12,21 @@
 //! * The maximum and minimum of floating-point numbers are NaN where an input is NaN, and order -0
 //!   below +0.
 //!
-//! The files, from the bottom up: `isa` (what differs between instruction sets), `element` (the
-//! traits of the types), `wide`, `float8`, `float16` and `native` (the types), `block` (the loops),
-//! `avx2` (the loops compiled for AVX2), and `neon` (what 64-bit ARM has).
+//! [`stream`] copies a result that is larger than the caches.
+//!
+//! The crate is apart from `hostccl` because `make test` compiles this crate with optimisation and
+//! `hostccl` without: unoptimised, the tests' reductions of millions of elements take minutes.
+//!
+//! The files, from the bottom up: `types` (element types and reductions), `copy` (streaming
+//! stores), `target` (where a result goes), `isa` (what differs between instruction sets),
+//! `element` (the traits of the types), `wide`, `float8`, `float16` and `native` (how each type
+//! computes), `block` (the loops), `avx2` (the loops compiled for AVX2), and `neon` (what 64-bit
+//! ARM has).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod block;
+mod copy;
 mod element;
 mod float16;
 mod float8;
@@ -29,15 +37,17 @@ mod neon;
 mod target;
 #[cfg(test)]
 mod tests;
+mod types;
 mod wide;
 
 use self::block::{reduce_all, scale_all};
+pub use self::copy::stream;
 #[cfg(not(target_arch = "aarch64"))]
 use self::isa::Plain as Always;
 #[cfg(target_arch = "aarch64")]
 use self::neon::Neon as Always;
-pub(crate) use self::target::Target;
-use crate::types::{DataType, ReduceOp};
+pub use self::target::Target;
+pub use self::types::{DataType, ReduceOp};
 
 /// Computes `target[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count` and every
 /// target, strictly from left to right. [`ReduceOp::Avg`] divides the sum by `inputs.len()`. A
@@ -49,7 +59,7 @@ use crate::types::{DataType, ReduceOp};
 /// nobody else writes to them meanwhile. A target may have the address of one or more inputs. A
 /// target must not overlap an input in another way, and must not overlap another target. No
 /// alignment is needed.
-pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], targets: &[Target], count: usize) {
+pub unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], targets: &[Target], count: usize) {
     if let [] | [_] = inputs {
         if let Some(&only) = inputs.first() {
             for target in targets {
@@ -77,7 +87,7 @@ pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8],
 /// # Safety
 ///
 /// The contract of [`reduce`] with one input and one target.
-pub(crate) unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
+pub unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
     #[cfg(target_arch = "x86_64")]
     if avx2::is_available() {
         // SAFETY: the processor has AVX2 and F16C, and the pointers fulfil this function's

@@ -2,16 +2,17 @@
 
 /// A place for the result of a reduction.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Target {
+pub struct Target {
     /// The first byte of the result.
-    pub(crate) at: *mut u8,
+    pub at: *mut u8,
     /// Whether the result is written with stores that bypass the caches.
-    pub(crate) stream: bool,
+    pub stream: bool,
 }
 
 impl Target {
     /// Returns a place that is written with ordinary stores.
-    pub(crate) fn cached(at: *mut u8) -> Target {
+    #[inline]
+    pub fn cached(at: *mut u8) -> Target {
         Target { at, stream: false }
     }
 }

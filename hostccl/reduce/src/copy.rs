@@ -1,20 +1,10 @@
-//! Copies of results that are larger than the caches.
-
-use crate::cache;
-
-/// Whether results that have this many bytes in all ranks together bypass the caches. They would
-/// not stay in the caches anyway, and an ordinary store first reads the cache line that it
-/// overwrites.
-#[inline]
-pub(crate) fn bypasses_caches(bytes: usize) -> bool {
-    bytes >= cache::last_level()
-}
+//! Copies with stores that bypass the caches.
 
 /// Copies `bytes` bytes with stores that bypass the caches.
 ///
 /// # Safety
 /// `from` is readable and `to` is writable for `bytes` bytes, and they do not overlap.
-pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: this function's contract.
     unsafe { stream_unordered(from, to, bytes) };
     order_streams();
@@ -60,6 +50,7 @@ pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize
 /// # Safety
 /// The contract of [`stream`].
 #[cfg(not(target_arch = "x86_64"))]
+#[inline]
 pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
@@ -67,6 +58,7 @@ pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize
 
 /// Makes what [`stream_unordered`] has written visible before any later store. The processor does
 /// not order streamed stores by itself.
+#[inline]
 pub(crate) fn order_streams() {
     // SAFETY: a fence touches no memory, and SSE is part of every x86-64 processor.
     #[cfg(target_arch = "x86_64")]

@@ -2,7 +2,7 @@
 //! order of the ranks.
 
 use half::{bf16, f16};
-use hostccl::types::{DataType, ReduceOp};
+use hostccl_reduce::{DataType, ReduceOp};
 
 /// Returns a number in 0..2^64 that depends on both.
 fn mix(state: u64, part: u64) -> u64 {
@@ -10,16 +10,9 @@ fn mix(state: u64, part: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
 }
 
-/// Returns elements that `make` makes of their numbers. Tests make millions of elements, so the
-/// loop calls no function of the standard library, which the tests' builds do not inline.
+/// Returns elements that `make` makes of their numbers.
 fn made<const SIZE: usize>(count: usize, make: impl Fn(usize) -> [u8; SIZE]) -> Vec<u8> {
-    let mut elements = vec![[0; SIZE]; count];
-    let (all, mut at) = (&mut elements[..], 0);
-    while at < count {
-        all[at] = make(at);
-        at += 1;
-    }
-    elements.into_flattened()
+    (0..count).map(make).collect::<Vec<_>>().into_flattened()
 }
 
 /// Returns `count` elements of one rank. Integers have any value, so that sums wrap. Floats are in
@@ -149,14 +142,7 @@ fn reduced_as<T: Copy, const SIZE: usize>(
 ) -> Vec<u8> {
     let inputs: Vec<&[[u8; SIZE]]> = inputs.iter().map(|input| elements(input)).collect();
     let (first, others) = (inputs[0], &inputs[1..]);
-    made(first.len(), |at| {
-        let (mut total, mut rank) = (load(first[at]), 0);
-        while rank < others.len() {
-            total = apply(total, load(others[rank][at]));
-            rank += 1;
-        }
-        store(total)
-    })
+    made(first.len(), |at| store(others.iter().fold(load(first[at]), |total, other| apply(total, load(other[at])))))
 }
 
 /// Returns the bytes as elements of that size.

@@ -1,0 +1,15 @@
+//! The data that the tests of hostccl send, and the results that they expect, computed by plain
+//! loops.
+//!
+//! The crate is apart from the tests because `make test` compiles this crate with optimisation, and
+//! the tests without: they make hundreds of millions of elements. No public function of this crate
+//! is generic or takes a closure, because such a function would be compiled with the test that
+//! calls it.
+
+mod bytes;
+pub mod numbers;
+mod reference;
+pub mod small;
+
+pub use bytes::pattern;
+pub use reference::{reduced, sample};
