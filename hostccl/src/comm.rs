@@ -387,11 +387,7 @@ impl Comm {
     pub(crate) fn end_step(&self) {
         let step = self.step() + 1;
         self.step.store(step, Ordering::Relaxed);
-        let own = &self.segment.seat(self.rank).step;
-        if self.is_pair() {
-            return own.set(step as u32);
-        }
-        own.store(step as u32);
+        self.segment.seat(self.rank).step.store(step as u32);
         let header = self.segment.header();
         let count = header.barrier_count.count() as usize;
         if count == self.nranks {
@@ -416,25 +412,16 @@ impl Comm {
     /// and `None` once all have.
     pub(crate) fn step_blocked(&self) -> Option<Poll> {
         let step = self.step();
-        let seen = self.event(Blocker::Step(step)).value();
-        // The word of the other rank of a pair may be a step ahead. The 32 bits may wrap.
-        let is_behind = (seen.wrapping_sub(step as u32) as i32) < 0;
-        is_behind.then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
-    }
-
-    /// Whether the communicator has two ranks, which share memory. Each of them looks at the step of
-    /// the other one. More ranks count themselves in at the barrier, so that a rank that sleeps
-    /// wakes once and not for each of the others.
-    #[inline]
-    pub(crate) fn is_pair(&self) -> bool {
-        self.nranks == 2 && self.span.is_none()
+        // No rank can be a step ahead of this one, so it is enough to compare for equality, and the
+        // 32 bits may wrap.
+        let seen = self.segment.header().barrier.value();
+        (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
     }
 
     /// The word that changes when the blocker goes away.
     pub(crate) fn event(&self, blocker: Blocker) -> &Event {
         match blocker {
             Blocker::Arrivals => &self.segment.header().arrived,
-            Blocker::Step(_) if self.is_pair() => &self.segment.seat(1 - self.rank).step,
             Blocker::Step(_) => &self.segment.header().barrier,
             Blocker::OtherSeats(_) => &self.segment.header().barrier_count,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,

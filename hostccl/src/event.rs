@@ -4,8 +4,7 @@
 //! which nobody sleeps costs no system call. No wake-up is lost: a sleeper first counts itself,
 //! then lets the kernel compare the word. The thread that changes the word first changes it, then
 //! reads the count. All four accesses are sequentially consistent, so at least one of the two
-//! threads sees the other. Where the word was changed by a weaker access, a fence stands between
-//! the change and the reading of the count ([`Event::wake`]).
+//! threads sees the other.
 //!
 //! # Doorbells
 //! A thread sleeps on several words by `futex_waitv`, which takes at most 128 words and needs Linux
@@ -61,7 +60,7 @@ impl Event {
     /// Sets the word and wakes the threads that sleep on it.
     pub(crate) fn set(&self, value: u32) {
         self.value.store(value, Ordering::SeqCst);
-        self.wake_after_change();
+        self.wake();
     }
 
     /// Sets the word and wakes nobody.
@@ -77,20 +76,13 @@ impl Event {
     /// Adds one to the word, wakes the threads that sleep on it, and returns the new value.
     pub(crate) fn change(&self) -> u32 {
         let value = self.count();
-        self.wake_after_change();
+        self.wake();
         value
     }
 
     /// Wakes every sleeper of any process, whether or not the word has changed.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
-        self.wake_after_change();
-    }
-
-    /// Wakes every sleeper after a sequentially consistent change of the word, which needs no fence.
-    /// A fence would take longer than the change itself.
-    #[inline]
-    fn wake_after_change(&self) {
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             // SAFETY: FUTEX_WAKE reads no memory, and the address belongs to `self`.
             unsafe { libc::syscall(libc::SYS_futex, self.value.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

@@ -336,24 +336,18 @@ fn sleep(calls: &[BlockedCall<'_>], wire: Option<&dyn Wire>, slice: Duration) {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
         watches.extend(call.comm.second_event(call.blocker));
         // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
-        // the sleepers of each one, so threads that sleep on a channel, or on the step of another
-        // rank, watch the alarm as well.
+        // the sleepers of each one, so threads that sleep on a channel watch the alarm as well.
         let alarm = &call.comm.segment.header().alarm;
-        let pairwise = match call.blocker {
-            Blocker::Step(_) => call.comm.is_pair(),
+        let pairwise = matches!(
+            call.blocker,
             Blocker::From(_)
-            | Blocker::OtherSeats(_)
-            | Blocker::To { .. }
-            | Blocker::Turn
-            | Blocker::OtherCall(_)
-            | Blocker::Wire { .. }
-            | Blocker::RemoteMessage { .. } => true,
-            Blocker::Arrivals
-            | Blocker::CommonName(_)
-            | Blocker::Decision(_)
-            | Blocker::HostNames { .. }
-            | Blocker::NewSegment(_) => false,
-        };
+                | Blocker::OtherSeats(_)
+                | Blocker::To { .. }
+                | Blocker::Turn
+                | Blocker::OtherCall(_)
+                | Blocker::Wire { .. }
+                | Blocker::RemoteMessage { .. }
+        );
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }

@@ -4,8 +4,7 @@
 //! A rank numbers its steps from the communicator's first collective to its last. In a step, the
 //! rank works on staging slots in shared memory. To end the step, it counts itself in at the
 //! barrier; the rank that comes last opens the next step for all. So each step costs one wait and
-//! at most one wake-up. Two ranks of one host need no barrier: each of them looks at the number of
-//! steps that the other one has ended, which saves the way over a word that both change.
+//! at most one wake-up.
 //!
 //! # Pipeline
 //! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the
