@@ -42,6 +42,28 @@ static void flatten(int i) { REQUIRE(dm_flatten(fresh[i], NULL, NULL, &given[i])
 static void unflatten(int i) { REQUIRE(dm_unflatten(flat, "dp_cp", sizes, 2, parts, NULL, &given[i])); }
 static void free_one(int i) { dm_free(given[i]); given[i] = NULL; }
 
+/* The operations on data, along a dimension of this rank alone: what each costs before the ranks
+ * meet. A send meets its receive in a group, because no other rank takes it. */
+static float from[4] = {1, 2, 3, 4}, to[4];
+static const size_t four[] = {4};
+static void all_reduce(int i) { (void)i; REQUIRE(dm_all_reduce(alone, "cp", from, to, 4, DM_FLOAT32, DM_SUM, NULL)); }
+static void reduce(int i) { (void)i; REQUIRE(dm_reduce(alone, "cp", from, to, 4, DM_FLOAT32, DM_SUM, 0, NULL)); }
+static void broadcast(int i) { (void)i; REQUIRE(dm_broadcast(alone, "cp", from, to, 4, DM_FLOAT32, 0, NULL)); }
+static void all_gather(int i) { (void)i; REQUIRE(dm_all_gather(alone, "cp", from, to, 4, DM_FLOAT32, NULL)); }
+static void reduce_scatter(int i) { (void)i; REQUIRE(dm_reduce_scatter(alone, "cp", from, to, 4, DM_FLOAT32, DM_SUM, NULL)); }
+static void all_to_all(int i) { (void)i; REQUIRE(dm_all_to_all(alone, "cp", from, to, 4, DM_FLOAT32, NULL)); }
+static void all_to_allv(int i) { (void)i; REQUIRE(dm_all_to_allv(alone, "cp", from, four, NULL, to, four, NULL, DM_FLOAT32, NULL)); }
+static void all_gatherv(int i) { (void)i; REQUIRE(dm_all_gatherv(alone, "cp", from, to, four, NULL, DM_FLOAT32, NULL)); }
+static void reduce_scatterv(int i) { (void)i; REQUIRE(dm_reduce_scatterv(alone, "cp", from, four, NULL, to, DM_FLOAT32, DM_SUM, NULL)); }
+static void send_recv(int i)
+{
+  (void)i;
+  REQUIRE(dm_group_start(alone));
+  REQUIRE(dm_send(alone, "cp", from, 4, DM_FLOAT32, 0, NULL));
+  REQUIRE(dm_recv(alone, "cp", to, 4, DM_FLOAT32, 0, NULL));
+  REQUIRE(dm_group_end(alone));
+}
+
 /* Each root gets the name for the first time, as in a program. */
 static void fresh_pair(int i)
 {
@@ -110,6 +132,16 @@ int main(void)
   count("dm_flatten", kMost, fresh_pair, flatten);
   count("dm_unflatten", kMost, NULL, unflatten);
   count("dm_free", kMost, slice, free_one);
+  count("dm_all_reduce", kMost, NULL, all_reduce);
+  count("dm_reduce", kMost, NULL, reduce);
+  count("dm_broadcast", kMost, NULL, broadcast);
+  count("dm_all_gather", kMost, NULL, all_gather);
+  count("dm_reduce_scatter", kMost, NULL, reduce_scatter);
+  count("dm_all_to_all", kMost, NULL, all_to_all);
+  count("dm_all_to_allv", kMost, NULL, all_to_allv);
+  count("dm_all_gatherv", kMost, NULL, all_gatherv);
+  count("dm_reduce_scatterv", kMost, NULL, reduce_scatterv);
+  count("dm_send,dm_recv", kMost, NULL, send_recv);
   free(listed);
   return finish();
 }
