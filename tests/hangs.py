@@ -30,7 +30,8 @@ WAYS = {
     "sleep": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
     "spin": ("behind", [3], "rank 3 has not called all-reduce 6 of mesh/tp (ranks 0-3); the other 3 ranks have waited in it for"),
     "stop": ("stopped", [3], "the other 3 ranks have waited in all-reduce 6 of mesh/tp (ranks 0-3) for"),
-    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks failed in all-reduce 6 of mesh/tp (ranks 0-3)"),
+    # The other ranks have failed in all-reduce 6, or still wait in it on a busy machine.
+    "die": ("gone", [3], "rank 3 has died: its process is gone; the other 3 ranks "),
     "store": ("behind", [3], "rank 3 has not called dm_flatten(dims=(dp, tp), name=all); the other 7 ranks have waited in it for"),
     "group": ("queued", [3], "rank 3 has put all-reduce 6 of mesh/tp (ranks 0-3) into a group of calls and has not ended the group"),
     "count": ("differs", [3], "rank 3 calls all-reduce of 8 float32 (sum) as call 6 of mesh/tp (ranks 0-3), "

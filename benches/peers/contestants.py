@@ -62,9 +62,10 @@ def prefer(kind):
 
 @functools.cache
 def built(name, *options):
-    """A C program of this folder."""
-    program = BUILT / name
-    run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", program])
+    """A C program of this folder. Another bench may execute an earlier one of that name meanwhile."""
+    program, fresh = BUILT / name, BUILT / f"{name}-{os.getpid()}"
+    run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", fresh])
+    fresh.replace(program)
     return program
 
 
@@ -97,8 +98,9 @@ class Contestant:
         folder.mkdir(exist_ok=True)
         soname = run(["readelf", "-d", library]).split("soname: [")[1].split("]")[0]
         for link in (folder / soname, folder / "libdevicemesh.so"):
-            link.unlink(missing_ok=True)
-            link.symlink_to(library)
+            fresh = folder / f"{link.name}-{os.getpid()}"
+            fresh.symlink_to(library)
+            fresh.replace(link)
         program = built("ours", f"-I{ROOT}/include", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}")
         self.under_the_tool(executed(), program)
         return "" if library == LIBRARY else str(library)

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from support.paths import TOOL
-from support.processes import end_group, environment, state_and_parent, words
+from support.processes import end_group, environment, rest_of, state_and_parent, words
 
 # The job must not be done before the ranks are killed.
 STEPS = 2000
@@ -54,10 +54,10 @@ class Job:
     def end(self, killed):
         """Waits for the end. Returns what each rank that was not killed has said last."""
         try:
-            output, _ = self.process.communicate(timeout=150)
+            output, _ = rest_of(self.process, 150)
         except subprocess.TimeoutExpired:
-            output, _ = end_group(self.process)
-            raise AssertionError("".join(self.lines) + output + "\nnot done after 150 s") from None
+            self.process.terminate()
+            raise AssertionError("".join(self.lines) + "\nnot done after 150 s") from None
         self.lines.append(output)
         said = "".join(self.lines)
         last = {rank: re.findall(rf"^rank {rank}:? (.*)$", said, re.M)[-1] for rank in range(self.size) if rank not in killed}

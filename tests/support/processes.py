@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -60,6 +61,28 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
     if code is not None and process.returncode != code:
         raise Failed(f"{shown}\n{out}{err or ''}\nexit code {process.returncode}, expected {code}")
     return subprocess.CompletedProcess(command, process.returncode, out, err or "")
+
+
+def rest_of(process, timeout):
+    """Waits for the end of a process, and gives the rest of its outputs; None for one that is no pipe
+    or is closed. Raises subprocess.TimeoutExpired where the process does not end in time.
+
+    Threads read, because Popen.communicate() with a timeout loses what the test's last readline() has
+    read ahead."""
+    pipes, rest = (process.stdout, process.stderr), [None, None]
+
+    def read(at):
+        with pipes[at] as pipe:
+            rest[at] = pipe.read()
+
+    readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
+    for reader in readers:
+        reader.start()
+    process.wait(timeout)
+    for reader in readers:
+        reader.join(timeout)
+        assert not reader.is_alive(), f"the process has ended, and an output is still open: {process.args}"
+    return tuple(rest)
 
 
 def end_group(process):

@@ -4,9 +4,8 @@ import array
 import fcntl
 import socket
 import termios
-import threading
 
-from .processes import gone, wait_until
+from .processes import gone, rest_of, wait_until
 
 # A job, and each step of it, is done within this many seconds. The machine may be busy.
 PATIENCE = 60
@@ -18,21 +17,7 @@ HERE = socket.gethostname()
 
 def ends(process, code):
     """Waits for the end of a process, which must have this exit code. Gives the rest of its outputs."""
-    # Threads read, because communicate() loses what the test's last readline() has read ahead.
-    pipes, rest = (process.stdout, process.stderr), [None, None]
-
-    def read(at):
-        with pipes[at] as pipe:
-            rest[at] = pipe.read()
-
-    readers = [threading.Thread(target=read, args=(at,), daemon=True) for at in (0, 1) if pipes[at] and not pipes[at].closed]
-    for reader in readers:
-        reader.start()
-    process.wait(PATIENCE)
-    for reader in readers:
-        reader.join(PATIENCE)
-        assert not reader.is_alive(), f"the process has ended, and an output is still open: {process.args}"
-    out, err = rest
+    out, err = rest_of(process, PATIENCE)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
     return out, err
 
